@@ -1,0 +1,11 @@
+"""Table 3, rows (A): how many heads, at the same amount of computation?
+
+    transformer-jax params configs/heads.py
+    transformer-jax train configs/heads.py:A1
+
+The paper: one head is 0.9 BLEU worse than eight; 32 are too many as well.
+"""
+
+from configs.table3 import SWEEP as TABLE3
+
+SWEEP = {name: TABLE3[name] for name in ("base", "A1", "A2", "A3", "A4")}

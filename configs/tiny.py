@@ -1,0 +1,27 @@
+"""The paper's model in small, on the embedded corpus: minutes on a laptop.
+
+    make demo
+    transformer-jax train configs/tiny.py
+"""
+
+from transformer_jax.config import Config
+
+CONFIG = Config().change(
+    model={
+        "num_layers": 2,
+        "d_model": 128,
+        "d_ff": 512,
+        "num_heads": 4,
+        "d_k": 32,
+        "d_v": 32,
+        "max_length": 64,
+    },
+    data={"vocab_size": 128, "max_length": 64, "batch_tokens": 4096},
+    train={
+        "steps": 1500,
+        "warmup_steps": 400,
+        "rate_factor": 1.0,
+        "checkpoint_every": 300,
+        "log_every": 50,
+    },
+)

@@ -1,0 +1,41 @@
+"""The folder for what can be made again: prepared text and compiled programs."""
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def cache_folder(name: str) -> Path:
+    """Return a folder of the user's cache, made if it is not there.
+
+    It lies in `$TRANSFORMER_JAX_CACHE`, or `transformer_jax` in `$XDG_CACHE_HOME` or
+    `~/.cache`; where none of them can be written, among the system's temporary files.
+    """
+    named = os.environ.get("TRANSFORMER_JAX_CACHE")
+    if named:
+        roots = [Path(named).expanduser()]
+    else:
+        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+        temporary = Path(tempfile.gettempdir()) / f"transformer_jax-{os.getuid()}"
+        roots = [Path(home) / "transformer_jax", temporary]
+    for root in roots[:-1]:
+        try:
+            (root / name).mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(root / name, os.W_OK):
+            return root / name
+    (roots[-1] / name).mkdir(parents=True, exist_ok=True)
+    return roots[-1] / name
+
+
+def keep_compiled_programs() -> None:
+    """Let JAX keep compiled programs on disk: a second start need not compile again.
+
+    A folder that the user named, by `JAX_COMPILATION_CACHE_DIR`, stays.
+    """
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder("programs")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

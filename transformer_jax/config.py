@@ -1,0 +1,318 @@
+"""What an experiment is: typed, frozen dataclasses whose defaults are the paper's base model.
+
+An ablation is its difference from them (Table 3). This module imports no JAX, so a mistake in
+a config is told before any device starts. Nothing here executes data: a stored config is JSON.
+"""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+# A translation may be this many pieces longer than its source (section 6.1).
+MAX_EXTRA_LENGTH = 50
+
+Rule = tuple[str, Callable[[Any], bool], str]
+
+
+class ConfigError(Exception):
+    """A mistake of the user's in a config, told in one line: field, rule, value."""
+
+
+class Section:
+    """Base of the dataclasses below: checks types and rules as soon as one is made."""
+
+    name: typing.ClassVar[str]
+    rules: typing.ClassVar[tuple[Rule, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for key, kind in typing.get_type_hints(type(self)).items():
+            if typing.get_origin(kind) is not typing.ClassVar:
+                _check_type(f"{self.name}.{key}", kind, getattr(self, key))
+        for key, holds, rule in self.rules:
+            value = getattr(self, key)
+            if value is not None and not holds(value):
+                raise ConfigError(f"{self.name}.{key} must be {rule}, got {value!r}")
+
+
+def positive(*keys: str) -> tuple[Rule, ...]:
+    """Return the rule that each of these fields is above zero and finite."""
+    return tuple((key, lambda x: 0 < x < math.inf, "positive and finite") for key in keys)
+
+
+def at_least(bound: float, *keys: str) -> tuple[Rule, ...]:
+    """Return the rule that each of these fields is finite and not below `bound`."""
+    return tuple(
+        (key, lambda x: bound <= x < math.inf, f"at least {bound} and finite") for key in keys
+    )
+
+
+def fraction(*keys: str) -> tuple[Rule, ...]:
+    """Return the rule that each of these fields is a probability below one."""
+    return tuple((key, lambda x: 0 <= x < 1, "at least 0 and below 1") for key in keys)
+
+
+@dataclass(frozen=True)
+class ModelConfig(Section):
+    """The architecture (section 3)."""
+
+    num_layers: int = 6
+    """Layers in the encoder, and as many in the decoder: the paper's N."""
+    d_model: int = 512
+    """Width of embeddings and of every sub-layer's output."""
+    d_ff: int = 2048
+    """Inner width of the feed-forward networks."""
+    num_heads: int = 8
+    """Attention heads: the paper's h."""
+    d_k: int = 64
+    """Width of queries and keys, per head."""
+    d_v: int = 64
+    """Width of values, per head."""
+    dropout: float = 0.1
+    """P_drop: on each sub-layer's output and on embeddings plus positions (section 5.4)."""
+    attention_dropout: float = 0.0
+    """On attention weights. Differs from the paper when above 0: it has none (later code has)."""
+    activation_dropout: float = 0.0
+    """Inside the feed-forward network. Differs from the paper when above 0."""
+    positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
+    """How a token's place is told (section 3.5; learned is row E of Table 3)."""
+    attention_score: Literal["scaled_dot_product", "dot_product"] = "scaled_dot_product"
+    """How queries and keys are compared (section 3.2.1)."""
+    attention_bias: bool = False
+    """Biases in the four projections of attention. The paper's formulas have none."""
+    layer_norm_epsilon: float = 1e-6
+    """Added to the variance in layer normalisation; the paper does not say."""
+    max_length: int = 256
+    """Longest source, in pieces with its end. A longer one is refused or truncated in
+    translation; learned tables hold this many positions, 50 more in the decoder."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation; parameters, softmax and loss are float32 always."""
+    remat: bool = False
+    """Compute each layer's activations again in the backward pass: slower, less memory."""
+
+    name = "model"
+    rules = (
+        *positive("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length"),
+        *positive("layer_norm_epsilon"),
+        *fraction("dropout", "attention_dropout", "activation_dropout"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            raise ConfigError(
+                f"model.d_model must be even with sinusoidal positions "
+                f"(half sines, half cosines), got {self.d_model}"
+            )
+
+
+@dataclass(frozen=True)
+class DataConfig(Section):
+    """The text, its pieces and its batches (section 5.1)."""
+
+    source: Literal["embedded"] = "embedded"
+    """Where the text comes from. embedded: English and German number words, made on the spot."""
+    num_pairs: int = 20_000
+    """Training pairs of the embedded corpus."""
+    vocab_size: int = 37_000
+    """Pieces of the vocabulary that source and target share. A corpus too small for it gives
+    fewer, which is told; the run's own config holds the number that it has."""
+    max_length: int = 256
+    """Training leaves out pairs of which one side has more pieces than this, its end counted."""
+    batch_tokens: int = 25_000
+    """About this many source and this many target tokens in a batch, padding counted, on all
+    devices together."""
+
+    name = "data"
+    rules = (
+        *positive("max_length", "batch_tokens"),
+        ("num_pairs", lambda x: 1 <= x <= 500_000, "from 1 to 500000"),
+        ("vocab_size", lambda x: 8 <= x <= 1_000_000, "from 8 to 1000000"),
+    )
+
+
+@dataclass(frozen=True)
+class TrainConfig(Section):
+    """The training (sections 5.2 to 5.4)."""
+
+    steps: int = 100_000
+    """Updates of the parameters."""
+    warmup_steps: int = 4000
+    """Updates in which the learning rate grows."""
+    rate_factor: float = 1.0
+    """Multiplies the paper's learning rate."""
+    adam_beta1: float = 0.9
+    """Decay of the mean of gradients."""
+    adam_beta2: float = 0.98
+    """Decay of the mean of squared gradients."""
+    adam_epsilon: float = 1e-9
+    """Added to the root of the mean of squares."""
+    clip_norm: float | None = None
+    """Longest gradient, as a global norm. Differs from the paper when set: it does not clip."""
+    label_smoothing: float = 0.1
+    """Share of the target's probability that is spread over the whole vocabulary."""
+    micro_batches: int = 1
+    """Parts in which a batch is computed one after the other, to save memory."""
+    seed: int = 0
+    """Of parameters, dropout and the order of the data."""
+    checkpoint_every: int = 1000
+    """Steps from one checkpoint, with its score on the development set, to the next."""
+    keep_checkpoints: int = 20
+    """The last so many scheduled checkpoints stay, for averaging; the best one stays too."""
+    log_every: int = 100
+    """Steps from one line of metrics to the next."""
+
+    name = "train"
+    rules = (
+        *positive("steps", "warmup_steps", "rate_factor", "adam_epsilon", "clip_norm"),
+        *positive("micro_batches", "checkpoint_every", "keep_checkpoints", "log_every"),
+        *fraction("adam_beta1", "adam_beta2", "label_smoothing"),
+        ("seed", lambda x: 0 <= x < 2**31, "from 0 to 2147483647"),
+    )
+
+
+@dataclass(frozen=True)
+class DecodeConfig(Section):
+    """The search for a translation (section 6.1)."""
+
+    beam_size: int = 4
+    """Hypotheses kept in each step; 1 is greedy search."""
+    length_penalty: Literal["gnmt", "power"] = "gnmt"
+    """A score is the log-probability over ((5 + length) / 6)^alpha, or over length^alpha."""
+    alpha: float = 0.6
+    """Strength of the length penalty; 0 is none."""
+    max_extra_length: int = MAX_EXTRA_LENGTH
+    """A translation has at most this many pieces more than its source."""
+    average: int = 1
+    """Translate with the mean of the last so many scheduled checkpoints. The paper: 5 for the
+    base model in Table 2, 20 for the big one, none in Table 3."""
+
+    name = "decode"
+    rules = (
+        *positive("beam_size", "average"),
+        *at_least(0, "alpha", "max_extra_length"),
+    )
+
+
+@dataclass(frozen=True)
+class Config:
+    """One experiment. `Config()` is the paper's base model."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+
+    def __post_init__(self) -> None:
+        if self.data.max_length > self.model.max_length:
+            raise ConfigError(
+                f"data.max_length must be at most model.max_length "
+                f"({self.model.max_length}), got {self.data.max_length}"
+            )
+        if self.model.positions == "learned" and self.decode.max_extra_length > MAX_EXTRA_LENGTH:
+            raise ConfigError(
+                f"decode.max_extra_length must be at most {MAX_EXTRA_LENGTH}, where learned "
+                f"positions end, got {self.decode.max_extra_length}"
+            )
+        if self.decode.average > self.train.keep_checkpoints:
+            raise ConfigError(
+                f"decode.average must be at most train.keep_checkpoints "
+                f"({self.train.keep_checkpoints}), got {self.decode.average}"
+            )
+
+    def change(self, **sections: Mapping[str, Any]) -> Self:
+        """Return this config with some fields changed: `base.change(model={"num_heads": 4})`.
+
+        Raises:
+            ConfigError: a section or field does not exist, or a value breaks its rule.
+        """
+        changed = {}
+        for name, fields in sections.items():
+            _check_known(name, _field_names(Config), "config")
+            section = getattr(self, name)
+            for key in fields:
+                _check_known(key, _field_names(type(section)), name)
+            changed[name] = dataclasses.replace(section, **fields)
+        return dataclasses.replace(self, **changed)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Return the config as plain data, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the config that `to_dict` described; fields left out have their defaults.
+
+        Raises:
+            ConfigError: as `change` does.
+        """
+        if not isinstance(data, Mapping) or not all(isinstance(v, Mapping) for v in data.values()):
+            raise ConfigError(f"a config must be an object of sections, got {data!r}")
+        return cls().change(**data)
+
+    def notes(self) -> list[str]:
+        """Return what is allowed but may not be meant, a line each."""
+        model, notes = self.model, []
+        for key, width in (("d_k", model.d_k), ("d_v", model.d_v)):
+            if model.num_heads * width != model.d_model:
+                notes.append(
+                    f"note: num_heads x {key} is {model.num_heads * width}, "
+                    f"not d_model ({model.d_model})"
+                )
+        return notes
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What the paper says of a row of Table 3; None where it says nothing."""
+
+    perplexity: float | None = None
+    """Per word-piece on newstest2013, without label smoothing."""
+    bleu: float | None = None
+    """Tokenised, on newstest2013."""
+    parameters: float | None = None
+    """In millions."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a sweep: an experiment and, where there is one, the paper's result beside it."""
+
+    config: Config
+    paper: Paper = Paper()
+
+
+def nearest(name: str, known: typing.Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for the known name that looks most like this one, or ""."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _field_names(kind: type) -> list[str]:
+    return [f.name for f in dataclasses.fields(kind)]
+
+
+def _check_known(name: str, known: list[str], where: str) -> None:
+    if name not in known:
+        raise ConfigError(f"unknown field {name!r} of {where}{nearest(name, known)}")
+
+
+def _check_type(name: str, kind: Any, value: Any) -> None:
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        if value not in choices:
+            hint = nearest(value, choices) if isinstance(value, str) else ""
+            raise ConfigError(
+                f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}{hint}"
+            )
+        return
+    allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    # An int is a fine float; a bool is no number, although Python says so.
+    accepted = (*allowed, int) if float in allowed else allowed
+    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in allowed):
+        wanted = " or ".join("None" if k is types.NoneType else k.__name__ for k in allowed)
+        raise ConfigError(f"{name} must be {wanted}, got {value!r}")

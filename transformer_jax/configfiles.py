@@ -1,0 +1,153 @@
+"""Find a config by path or name, and read it: `configs/table3.py:A1`, or `table3:A1`.
+
+A config file is the user's own Python: it is executed. Stored runs never are; they are JSON.
+"""
+
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from transformer_jax.config import Config, ConfigError, Row, nearest
+
+PACKAGE = Path(__file__).parent
+
+
+def shipped_configs() -> Path:
+    """Return the folder of the configs that came with the package, or that lie beside it."""
+    installed = PACKAGE / "shipped" / "configs"
+    return installed if installed.is_dir() else PACKAGE.parent / "configs"
+
+
+def load_config(spec: str) -> Config:
+    """Return the one experiment that `spec` names: FILE, or FILE:ROW for a row of a sweep.
+
+    Raises:
+        ConfigError: there is no such file or row, or it has a mistake.
+    """
+    path, row = _split(spec)
+    rows = load_rows(path)
+    if row is None:
+        if list(rows) != [""]:
+            raise ConfigError(
+                f"{path} has {len(rows)} rows; name one: {path}:{next(iter(rows))} "
+                f"(there are {', '.join(rows)})"
+            )
+        row = ""
+    if row not in rows:
+        raise ConfigError(f"{path} has no row {row!r}{nearest(row, rows)}")
+    return rows[row].config
+
+
+def load_rows(spec: str) -> dict[str, Row]:
+    """Return all rows of a sweep by name, or the one experiment of a file under "".
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    path, only = _split(spec)
+    module = _execute(find(path))
+    if hasattr(module, "SWEEP"):
+        sweep = module.SWEEP
+        rows = {name: row if isinstance(row, Row) else Row(row) for name, row in sweep.items()}
+    elif hasattr(module, "CONFIG"):
+        rows = {"": Row(module.CONFIG)}
+    else:
+        raise ConfigError(f"{path} defines neither CONFIG nor SWEEP")
+    for name, row in rows.items():
+        if not isinstance(row.config, Config):
+            raise ConfigError(f"{path}:{name} is no Config, but {type(row.config).__name__}")
+    if only is not None:
+        if only not in rows:
+            raise ConfigError(f"{path} has no row {only!r}{nearest(only, rows)}")
+        rows = {only: rows[only]}
+    return rows
+
+
+def stem(spec: str) -> str:
+    """Return the name of a run by its config: "table3-A1" for configs/table3.py:A1."""
+    path, row = _split(spec)
+    return Path(path).stem + (f"-{row}" if row else "")
+
+
+def find(path: str) -> Path:
+    """Return the file of this path, or of this name among the shipped ones."""
+    given = Path(path)
+    if given.is_file():
+        return given
+    shipped = shipped_configs()
+    if given.suffix == "" and given.parent == Path() and (shipped / f"{path}.py").is_file():
+        return shipped / f"{path}.py"
+    names = [file.stem for file in sorted(shipped.glob("*.py"))]
+    raise ConfigError(
+        f"no config file {path}{nearest(given.stem, names)} (shipped: {', '.join(names)})"
+    )
+
+
+def _split(spec: str) -> tuple[str, str | None]:
+    """Part FILE from ROW. A colon that belongs to the path, as in C:\\x.py, stays."""
+    head, colon, row = spec.rpartition(":")
+    if not colon or "/" in row or "\\" in row:
+        return spec, None
+    return head, row
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Let a config file import `configs.x`: beside it first, then the shipped ones."""
+    before = list(sys.path)
+    sys.path[:0] = [str(folder.parent), str(folder), str(shipped_configs().parent)]
+    hidden = {name: sys.modules.pop(name) for name in _config_modules()}
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+        for name in _config_modules():
+            del sys.modules[name]
+        sys.modules.update(hidden)
+
+
+def _config_modules() -> list[str]:
+    return [name for name in sys.modules if name == "configs" or name.startswith("configs.")]
+
+
+def _execute(path: Path) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(f"_config_{path.stem}", path.resolve())
+    if specification is None or specification.loader is None:
+        raise ConfigError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(specification)
+    with _importable(path.resolve().parent):
+        try:
+            specification.loader.exec_module(module)
+        except Exception as error:  # noqa: BLE001 - whatever the user's file raises is told
+            raise ConfigError(f"{_place(path, error)}: {_reason(error)}") from error
+    return module
+
+
+def _place(path: Path, error: Exception) -> str:
+    """Return the file and line of the user's that raised."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    roots = (path.resolve().parent, shipped_configs())
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if any(Path(frame.filename).is_relative_to(root) for root in roots)
+    ]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else str(path)
+
+
+def _reason(error: Exception) -> str:
+    """Return a one-line reason; an unknown field of a dataclass gets the nearest right name."""
+    from transformer_jax import config
+
+    unknown = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    if unknown is not None and hasattr(config, unknown[1]):
+        fields = getattr(config, unknown[1]).__dataclass_fields__
+        return f"unknown field {unknown[2]!r} of {unknown[1]}{nearest(unknown[2], fields)}"
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,1 @@
+"""Text, pieces and batches (section 5.1)."""

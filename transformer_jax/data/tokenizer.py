@@ -1,0 +1,90 @@
+"""Byte-pair encoding with SentencePiece, one vocabulary for both languages (section 5.1)."""
+
+import hashlib
+import io
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import sentencepiece
+
+from transformer_jax.errors import DataError
+from transformer_jax.pieces import BOS, EOS, PAD, UNKNOWN
+
+
+class Tokenizer:
+    """Turns lines into pieces and back. The model is data: a SentencePiece file."""
+
+    def __init__(self, model: bytes, name: str = "tokenizer") -> None:
+        """Read a SentencePiece model.
+
+        Raises:
+            DataError: it is no such model, or its special pieces are not ours.
+        """
+        self.model = model
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise DataError(f"{name} is no SentencePiece model: {error}") from error
+        p = self._processor
+        if (p.pad_id(), p.bos_id(), p.eos_id(), p.unk_id()) != (PAD, BOS, EOS, UNKNOWN):
+            raise DataError(
+                f"{name} was not made here: its padding, begin, end and unknown pieces must be "
+                f"{PAD}, {BOS}, {EOS}, {UNKNOWN}"
+            )
+
+    @classmethod
+    def learn(cls, lines: Iterable[str], vocab_size: int) -> "Tokenizer":
+        """Learn at most `vocab_size` pieces; text too small for so many gives fewer.
+
+        The same lines give the same bytes: one thread, and no file names inside. Text is left
+        as it is but for spaces, so that decoding gives back what was encoded.
+
+        Raises:
+            DataError: there is nothing to learn from, or no room for the characters.
+        """
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(lines),
+                model_writer=model,
+                model_type="bpe",
+                vocab_size=vocab_size,
+                hard_vocab_limit=False,
+                character_coverage=1.0,
+                normalization_rule_name="identity",
+                num_threads=1,
+                pad_id=PAD,
+                bos_id=BOS,
+                eos_id=EOS,
+                unk_id=UNKNOWN,
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
+            reason = f"its characters alone need {needed[1]}" if needed else str(error)
+            raise DataError(
+                f"no vocabulary of {vocab_size} pieces (data.vocab_size) for this text: {reason}"
+            ) from error
+        return cls(model.getvalue())
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Read the model file at `path`."""
+        return cls(path.read_bytes(), str(path))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the model, in hexadecimal."""
+        return hashlib.sha256(self.model).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._processor)
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the pieces of each line, with `EOS` at the end."""
+        return self._processor.encode(list(lines), add_eos=True)
+
+    def decode(self, pieces: Sequence[Sequence[int]]) -> list[str]:
+        """Return the line of each sequence; special pieces leave no trace."""
+        return self._processor.decode([[p for p in row if p != PAD] for row in pieces])

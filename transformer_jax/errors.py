@@ -1,0 +1,46 @@
+"""What can go wrong outside the config, each with the exit code that scripts can rely on.
+
+Every one is told in one line: what, where, what to do.
+"""
+
+
+class ProjectError(Exception):
+    """Base of the errors that end a command with one line and an exit code."""
+
+    exit_code = 1
+
+
+class UsageError(ProjectError):
+    """A command that cannot be carried out as it was given."""
+
+    exit_code = 2
+
+
+class DataError(ProjectError):
+    """Text that cannot be used."""
+
+    exit_code = 65
+
+
+class DivergedError(ProjectError):
+    """A loss that is no finite number."""
+
+    exit_code = 70
+
+
+class OutOfMemoryError(ProjectError):
+    """A device without room for the model and its batch."""
+
+    exit_code = 71
+
+
+class StorageError(ProjectError):
+    """A file or folder that cannot be read or written."""
+
+    exit_code = 74
+
+
+class InterruptedRunError(ProjectError):
+    """A run that was asked to stop, and was saved: it can be resumed."""
+
+    exit_code = 75

@@ -1,0 +1,154 @@
+"""How good a model is: perplexity, BLEU and chrF (sections 6.1 and 6.2)."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import sacrebleu
+
+from transformer_jax.data.batches import Batch, Batches, Ragged
+from transformer_jax.data.corpora import Split
+from transformer_jax.data.prepare import prepare
+from transformer_jax.errors import DataError, StorageError
+from transformer_jax.inference.run import Run
+from transformer_jax.model.losses import Loss, cross_entropy
+from transformer_jax.model.transformer import Transformer
+from transformer_jax.runs.folder import write_json
+
+# Positions of a batch when only the loss is computed.
+SCORING_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of a set of translations, with what it takes to compare them."""
+
+    sentences: int
+    exact: float
+    """Share of translations that equal their reference."""
+    bleu: float
+    bleu_signature: str
+    chrf: float
+    chrf_signature: str
+
+
+def score(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
+    """Compare translations with one reference each, by sacreBLEU.
+
+    Raises:
+        DataError: there are not as many of one as of the other, or none at all: sacreBLEU
+            itself would say 100.
+    """
+    if len(hypotheses) != len(references) or not references:
+        raise DataError(
+            f"{len(hypotheses)} translations cannot be scored by {len(references)} references"
+        )
+    bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
+    bleu_score = bleu.corpus_score(hypotheses, [references]).score
+    chrf_score = chrf.corpus_score(hypotheses, [references]).score
+    return Scores(
+        sentences=len(references),
+        exact=float(np.mean([h == r for h, r in zip(hypotheses, references, strict=True)])),
+        bleu=bleu_score,
+        bleu_signature=str(bleu.get_signature()),
+        chrf=chrf_score,
+        chrf_signature=str(chrf.get_signature()),
+    )
+
+
+@functools.cache
+def _loss_function(model: Transformer) -> Callable[[dict, Batch], Loss]:
+    def loss(params: dict, batch: Batch) -> Loss:
+        logits = model.apply({"params": params}, *batch)
+        return cross_entropy(logits, batch.target, smoothing=0.0)
+
+    return jax.jit(loss)
+
+
+def perplexity(model: Transformer, params: dict, source: Ragged, target: Ragged) -> float:
+    """Return the perplexity per piece, the end counted, without label smoothing (Table 3)."""
+    batches = Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
+    losses = [_loss_function(model)(params, batches[i]) for i in range(batches.per_epoch)]
+    nll = math.fsum(float(loss.nll) for loss in losses)
+    return math.exp(min(nll / math.fsum(float(loss.count) for loss in losses), 700.0))
+
+
+def evaluate(
+    run: Run,
+    split: Split,
+    decode: dict[str, Any],
+    *,
+    progress: Callable[[int], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Translate and score a set; keep hypotheses, references and scores in the run's folder.
+
+    Args:
+        run: the model.
+        split: which set.
+        decode: fields of the run's `DecodeConfig` to change.
+        progress: told how many sentences are done.
+
+    Returns:
+        What scores.json holds: perplexity, the fields of `Scores`, how they came about and
+        three examples.
+
+    Raises:
+        DataError: a source is longer than the model reads, or the corpus is another one than
+            that of the run.
+        StorageError: the folder cannot be written.
+    """
+    prepared = prepare(run.config.data, run.tokenizer)
+    if prepared.fingerprint != run.folder.fingerprint:
+        raise DataError(f"the corpus is not the one that {run.folder.path} was trained on")
+    sources, references = prepared.lines(split)
+    translator = run.translator(**decode)
+    translated = translator.translate(run.params, sources, progress=progress)
+    hypotheses = [best[0].text for best in translated]
+    name = f"{split}-step{run.step}-average{run.average}-beam{translator.config.beam_size}"
+    folder = run.folder.path / "evaluations" / name
+    result = {
+        "set": split,
+        "step": run.step,
+        "average": run.average,
+        "decode": asdict(translator.config),
+        "perplexity": perplexity(run.model, run.params, *prepared.pieces(split)),
+        **asdict(score(hypotheses, references)),
+        "examples": [
+            {"source": s, "hypothesis": h, "reference": r}
+            for s, h, r in list(zip(sources, hypotheses, references, strict=True))[:3]
+        ],
+        "folder": str(folder),
+    }
+    store(folder, sources, hypotheses, references, result)
+    return result
+
+
+def store(
+    folder: Path,
+    sources: Sequence[str],
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    result: dict[str, Any],
+) -> None:
+    """Write the lines of an evaluation and, last, its scores.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, lines in (
+            ("source", sources),
+            ("hypothesis", hypotheses),
+            ("reference", references),
+        ):
+            text = "".join(f"{line}\n" for line in lines)
+            (folder / f"{name}.txt").write_text(text, "utf-8")
+        write_json(folder / "scores.json", result)
+    except OSError as error:
+        raise StorageError(f"the scores could not be kept: {error}") from error

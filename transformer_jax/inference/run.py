@@ -1,0 +1,113 @@
+"""A trained model, from its folder alone: `transformer_jax.load("runs/x")`."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+
+from transformer_jax.cache import keep_compiled_programs
+from transformer_jax.config import Config, DecodeConfig
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.errors import UsageError
+from transformer_jax.inference.translate import Hypothesis, Translator
+from transformer_jax.model.transformer import Transformer, abstract_params
+from transformer_jax.runs.checkpoint import Checkpoints, on_device
+from transformer_jax.runs.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model with its parameters and vocabulary, on the device that JAX calls its default."""
+
+    folder: RunFolder
+    params: dict
+    """As `model.apply({"params": params}, ...)` takes them."""
+    step: int
+    """Of the checkpoint; of the last one, where it is a mean."""
+    average: int = 1
+    """Of how many checkpoints the parameters are the mean."""
+
+    @property
+    def config(self) -> Config:
+        """The experiment."""
+        return self.folder.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The vocabulary."""
+        return self.folder.tokenizer
+
+    @functools.cached_property
+    def model(self) -> Transformer:
+        """The architecture, as a Flax module."""
+        return Transformer(self.config.model, len(self.tokenizer))
+
+    @functools.cached_property
+    def _translators(self) -> dict[DecodeConfig, Translator]:
+        return {}
+
+    def translator(self, **decode: object) -> Translator:
+        """Return the search, by the run's own `decode` config with these fields changed."""
+        config = replace(self.config.decode, **decode)
+        if config not in self._translators:
+            self._translators[config] = Translator(self.model, self.tokenizer, config)
+        return self._translators[config]
+
+    def translate(self, lines: Sequence[str], *, truncate: bool = False, **decode: object) -> list[str]:
+        """Return the best translation of each line, in order; a blank line's is empty.
+
+        Args:
+            lines: sentences.
+            truncate: read the beginning of a line that is too long, in place of an error.
+            decode: fields of `DecodeConfig` to change, such as `beam_size=1`.
+
+        Raises:
+            DataError: a line is longer than the model reads.
+            ConfigError: a value in `decode` breaks its rule.
+        """
+        found = self.translator(**decode).translate(self.params, lines, truncate=truncate)
+        return [hypotheses[0].text for hypotheses in found]
+
+    def translate_best(
+        self, lines: Sequence[str], num_best: int, *, truncate: bool = False, **decode: object
+    ) -> list[list[Hypothesis]]:
+        """Return the best few translations of each line with their scores, best first."""
+        translator = self.translator(**decode)
+        if not 1 <= num_best <= translator.config.beam_size:
+            raise UsageError(
+                f"a beam of {translator.config.beam_size} has no {num_best} best: "
+                f"ask for fewer, or a larger decode.beam_size"
+            )
+        return translator.translate(self.params, lines, num_best=num_best, truncate=truncate)
+
+
+def load(path: str | Path, *, average: int | None = None) -> Run:
+    """Read a run's parameters onto this machine's default device, whatever it was trained on.
+
+    Args:
+        path: the run's folder; nothing in it is executed or changed.
+        average: take the mean of the last so many scheduled checkpoints; 1 takes the newest
+            one as it is; None does as the run's `decode.average` says.
+
+    Raises:
+        UsageError: there is no run, or not so many checkpoints.
+        StorageError: the run cannot be read.
+    """
+    keep_compiled_programs()
+    folder = RunFolder.open(Path(path))
+    model = Transformer(folder.config.model, len(folder.tokenizer))
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    target = on_device(abstract_params(model), device)
+    average = folder.config.decode.average if average is None else average
+    with Checkpoints(folder.checkpoints) as checkpoints:
+        step = checkpoints.latest
+        if step is None:
+            raise UsageError(f"{folder.path} has no checkpoint yet")
+        if average == 1:
+            params = checkpoints.restore(step, {"params": target})["params"]
+        else:
+            params = checkpoints.mean_params(average, target)
+            step = max(checkpoints.scores)
+    return Run(folder, params, step, average)

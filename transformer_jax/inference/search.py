@@ -1,0 +1,201 @@
+"""Greedy and beam search over any step function (section 6.1).
+
+Nothing here knows a model: a step reads the newest piece of each hypothesis and gives the
+logits of the next. The hypotheses that are searched are all sequences of at most `limit`
+pieces that end in `eos`: in the last place only `eos` is allowed.
+
+Shapes: B sentences, J hypotheses (the beam), N vocabulary, L longest translation.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+Step = Callable[
+    [Int[Array, "B J"], Int[Array, ""], Any], tuple[Float[Array, "B J N"], Any]
+]
+"""(newest pieces, their position, state) -> (logits of the next pieces, state).
+
+The state is any pytree whose `cache` (an attribute) holds what differs between hypotheses, in
+arrays with a first axis of B * J, and whose other parts belong to the sentence.
+"""
+
+Penalty = Callable[[Float[Array, "..."], float], Float[Array, "..."]]
+
+# Finite, so that zero times it is no NaN; lower than any log-probability.
+NEVER = -1.0e9
+
+
+def gnmt(length: Float[Array, "..."], alpha: float) -> Float[Array, "..."]:
+    """Return ((5 + length) / 6)^alpha, the length penalty of Wu et al. (2016), equation 14."""
+    return ((5.0 + length) / 6.0) ** alpha
+
+
+def power(length: Float[Array, "..."], alpha: float) -> Float[Array, "..."]:
+    """Return length^alpha; with alpha 1 a score is the mean log-probability of a piece.
+
+    Differs from the paper, which uses `gnmt`.
+    """
+    return length**alpha
+
+
+PENALTIES: dict[str, Penalty] = {"gnmt": gnmt, "power": power}
+
+
+class Translations(NamedTuple):
+    """The best hypotheses of each sentence, best first."""
+
+    pieces: Int[Array, "B J L"]
+    """With their `eos`; 0 after it."""
+    scores: Float[Array, "B J"]
+    """Log-probability over length penalty; `NEVER` where there are not so many hypotheses."""
+
+
+class _Beam(NamedTuple):
+    """The loop's state: hypotheses that go on, and those that have ended."""
+
+    position: Int[Array, ""]
+    newest: Int[Array, "B J"]
+    going: Int[Array, "B J L"]
+    log_probs: Float[Array, "B J"]
+    ended: Int[Array, "B J L"]
+    scores: Float[Array, "B J"]
+    is_done: Bool[Array, " B"]
+    state: Any
+
+
+def beam_search(
+    step: Step,
+    state: Any,
+    limit: Int[Array, " B"],
+    *,
+    beam_size: int,
+    max_length: int,
+    bos: int,
+    eos: int,
+    alpha: float = 0.6,
+    length_penalty: str = "gnmt",
+    num_best: int = 1,
+) -> Translations:
+    """Keep the `beam_size` likeliest beginnings in each step, and the best ends met so far.
+
+    A sentence is done when nothing that goes on can still enter its `num_best`: probabilities
+    only fall, and the penalty that divides a (negative) log-probability is largest at `limit`,
+    so log_prob / penalty(limit) is a bound on every score that a hypothesis may come to. Ends
+    are kept apart from what goes on and never crowd it out.
+
+    Args:
+        step: see `Step`.
+        state: the first step's.
+        limit: pieces that each translation may have, its end included; at most `max_length`.
+        beam_size: hypotheses kept, J.
+        max_length: room for pieces, L, the same for all sentences.
+        bos: the piece that the first step reads.
+        eos: the piece that ends a translation.
+        alpha: strength of the length penalty, at least 0.
+        length_penalty: a name in `PENALTIES`.
+        num_best: how many of the translations must be the best ones, up to `beam_size`.
+    """
+    penalty = PENALTIES[length_penalty]
+    shape = (len(limit), beam_size)
+    bound = penalty(limit.astype(jnp.float32), alpha)
+
+    def body(beam: _Beam) -> _Beam:
+        logits, state = step(beam.newest, beam.position, beam.state)
+        log_probs = beam.log_probs[..., None] + jax.nn.log_softmax(logits.astype(jnp.float32))
+        length = (beam.position + 1).astype(jnp.float32)
+
+        # Every hypothesis may end here.
+        ending = log_probs[..., eos] / penalty(length, alpha)
+        ending = jnp.where(beam.log_probs > NEVER / 2, ending, NEVER)
+        ending_pieces = beam.going.at[:, :, beam.position].set(eos)
+        scores, best = jax.lax.top_k(
+            jnp.concatenate([beam.scores, ending], axis=1), beam_size
+        )
+        ended = _select(jnp.concatenate([beam.ended, ending_pieces], axis=1), best)
+
+        # And, but for the last place, go on.
+        is_last = (beam.position + 1 >= limit)[:, None, None]
+        goes_on = jnp.where(is_last, NEVER, log_probs).at[..., eos].set(NEVER)
+        log_probs, best = jax.lax.top_k(goes_on.reshape(shape[0], -1), beam_size)
+        parent, newest = best // logits.shape[-1], best % logits.shape[-1]
+        going = _select(beam.going, parent).at[:, :, beam.position].set(newest)
+
+        # A sentence that is done keeps what it has.
+        kept = beam.is_done[:, None]
+        scores = jnp.where(kept, beam.scores, scores)
+        ended = jnp.where(kept[..., None], beam.ended, ended)
+        can_improve = log_probs[:, 0] / bound > scores[:, num_best - 1]
+        can_improve &= beam.position + 1 < limit
+        return _Beam(
+            position=beam.position + 1,
+            newest=newest,
+            going=going,
+            log_probs=log_probs,
+            ended=ended,
+            scores=scores,
+            is_done=beam.is_done | ~can_improve,
+            state=_follow(state, parent),
+        )
+
+    empty = jnp.zeros((*shape, max_length), jnp.int32)
+    # At first all hypotheses are the same: only one of them goes on.
+    first = jnp.where(jnp.arange(beam_size) == 0, 0.0, NEVER)
+    beam = _Beam(
+        position=jnp.zeros((), jnp.int32),
+        newest=jnp.full(shape, bos, jnp.int32),
+        going=empty,
+        log_probs=jnp.broadcast_to(first, shape),
+        ended=empty,
+        scores=jnp.full(shape, NEVER),
+        is_done=limit <= 0,
+        state=state,
+    )
+    last = jax.lax.while_loop(lambda b: ~jnp.all(b.is_done), body, beam)
+    return Translations(last.ended, last.scores)
+
+
+def greedy_search(
+    step: Step, state: Any, limit: Int[Array, " B"], *, max_length: int, bos: int, eos: int
+) -> Translations:
+    """Take the likeliest piece in each step, until it is `eos`; the score is its log-probability.
+
+    Arguments and result are as for `beam_search`, with J = 1.
+    """
+
+    def body(carry: tuple) -> tuple:
+        position, newest, pieces, log_probs, is_done, state = carry
+        logits, state = step(newest[:, None], position, state)
+        log_softmax = jax.nn.log_softmax(logits[:, 0].astype(jnp.float32))
+        newest = jnp.where(position + 1 >= limit, eos, jnp.argmax(log_softmax, axis=-1))
+        gained = jnp.take_along_axis(log_softmax, newest[:, None], axis=-1)[:, 0]
+        pieces = pieces.at[:, position].set(jnp.where(is_done, 0, newest))
+        log_probs = jnp.where(is_done, log_probs, log_probs + gained)
+        return position + 1, newest, pieces, log_probs, is_done | (newest == eos), state
+
+    sentences = len(limit)
+    carry = (
+        jnp.zeros((), jnp.int32),
+        jnp.full(sentences, bos, jnp.int32),
+        jnp.zeros((sentences, max_length), jnp.int32),
+        jnp.zeros(sentences),
+        limit <= 0,
+        state,
+    )
+    last = jax.lax.while_loop(lambda c: ~jnp.all(c[4]), body, carry)
+    return Translations(last[2][:, None], last[3][:, None])
+
+
+def _select(x: Array, index: Int[Array, "B J"]) -> Array:
+    """Pick rows of axis 1, for each sentence its own."""
+    return jnp.take_along_axis(x, index.reshape(*index.shape, *[1] * (x.ndim - 2)), axis=1)
+
+
+def _follow(state: Any, parent: Int[Array, "B J"]) -> Any:
+    """Give each hypothesis the cache of the one that it continues."""
+    sentences, hypotheses = parent.shape
+    rows = (jnp.arange(sentences)[:, None] * hypotheses + parent).reshape(-1)
+    return state._replace(cache=jax.tree.map(lambda x: x[rows], state.cache))

@@ -1,0 +1,157 @@
+"""From lines to lines: a translation depends on its sentence and on nothing else (section 6.1).
+
+Sentences are padded to a width that each one's own length decides, and searched in batches of
+a fixed number of rows. So the batch that a sentence shares changes nothing, and each width is
+compiled once.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Int
+
+from transformer_jax.config import DecodeConfig
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.errors import DataError
+from transformer_jax.inference.search import NEVER, Translations, beam_search, greedy_search
+from transformer_jax.model.transformer import DecodingState, Transformer
+from transformer_jax.pieces import BOS, EOS
+
+ROWS = 32
+MIN_WIDTH = 16
+
+
+class Hypothesis(NamedTuple):
+    """A translation and its score: log-probability over length penalty."""
+
+    text: str
+    score: float
+
+
+class Translator:
+    """A model's search, compiled at first use for each width of source and number of best."""
+
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, config: DecodeConfig) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = config
+        self._search = functools.cache(self._compile)
+
+    def _compile(self, num_best: int) -> Callable[..., Translations]:
+        """Return the search as a compiled function of (params, source, limit)."""
+        model, config = self.model, self.config
+
+        def search(params: dict, source: Int[Array, "B S"], limit: Int[Array, " B"]) -> Translations:
+            def step(
+                pieces: Int[Array, "B J"], position: Int[Array, ""], state: DecodingState
+            ) -> tuple[Array, DecodingState]:
+                return model.apply({"params": params}, pieces, position, state, method="step")
+
+            max_length = source.shape[1] + config.max_extra_length
+            state = model.apply(
+                {"params": params},
+                source,
+                hypotheses=config.beam_size,
+                max_length=max_length,
+                method="start",
+            )
+            if config.beam_size == 1:
+                return greedy_search(step, state, limit, max_length=max_length, bos=BOS, eos=EOS)
+            return beam_search(
+                step,
+                state,
+                limit,
+                beam_size=config.beam_size,
+                max_length=max_length,
+                bos=BOS,
+                eos=EOS,
+                alpha=config.alpha,
+                length_penalty=config.length_penalty,
+                num_best=num_best,
+            )
+
+        return jax.jit(search)
+
+    def encode(self, lines: Sequence[str], *, truncate: bool = False) -> list[list[int]]:
+        """Return the pieces of each line, with their end; none for a blank one.
+
+        Raises:
+            DataError: a line is longer than the model reads, unless it may be truncated.
+        """
+        longest = self.model.config.max_length
+        encoded = self.tokenizer.encode(lines)
+        for number, pieces in enumerate(encoded, start=1):
+            if len(pieces) > longest and not truncate:
+                raise DataError(
+                    f"line {number} has {len(pieces)} pieces, and the model reads {longest} "
+                    f"(model.max_length): shorten it, or allow --truncate"
+                )
+        return [
+            [*pieces[: longest - 1], EOS] if len(pieces) > 1 else [] for pieces in encoded
+        ]
+
+    def width(self, length: int) -> int:
+        """Return the padded length of a sentence: the next power of two, at most the longest."""
+        return min(max(MIN_WIDTH, 1 << (length - 1).bit_length()), self.model.config.max_length)
+
+    def translate(
+        self,
+        params: dict,
+        lines: Sequence[str],
+        *,
+        num_best: int = 1,
+        truncate: bool = False,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> list[list[Hypothesis]]:
+        """Return the best translations of each line, best first; a blank line's is empty.
+
+        Args:
+            params: of the model.
+            lines: any number, of any length that the model reads.
+            num_best: how many translations of each line, at most the beam's size.
+            truncate: read the beginning of a line that is too long, in place of an error.
+            progress: called after each batch with the number of lines done by it.
+
+        Raises:
+            DataError: as `encode` does.
+        """
+        sources = self.encode(lines, truncate=truncate)
+        results = [[Hypothesis("", 0.0)] for _ in lines]
+        by_width: dict[int, list[int]] = {}
+        for index, source in enumerate(sources):
+            if source:
+                by_width.setdefault(self.width(len(source)), []).append(index)
+        progress(sum(not source for source in sources))
+        for width, indices in sorted(by_width.items()):
+            for start in range(0, len(indices), ROWS):
+                rows = indices[start : start + ROWS]
+                found = self._batch(params, [sources[i] for i in rows], width, num_best)
+                for index, hypotheses in zip(rows, found, strict=True):
+                    results[index] = hypotheses
+                progress(len(rows))
+        return results
+
+    def _batch(
+        self, params: dict, sources: list[list[int]], width: int, num_best: int
+    ) -> list[list[Hypothesis]]:
+        """Translate at most `ROWS` sentences; rows that are not used have nothing to do."""
+        source = np.zeros((ROWS, width), np.int32)
+        limit = np.zeros(ROWS, np.int32)
+        for row, pieces in enumerate(sources):
+            source[row, : len(pieces)] = pieces
+            limit[row] = len(pieces) + self.config.max_extra_length
+        found = self._search(num_best)(params, source, limit)
+        pieces, scores = np.asarray(found.pieces), np.asarray(found.scores)
+        return [
+            [
+                Hypothesis(text, float(score))
+                for text, score in zip(self.tokenizer.decode(best.tolist()), row_scores, strict=True)
+                if score > NEVER / 2
+            ]
+            for best, row_scores in zip(
+                pieces[: len(sources), :num_best], scores[: len(sources), :num_best], strict=True
+            )
+        ]

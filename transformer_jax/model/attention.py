@@ -1,0 +1,120 @@
+"""Scaled dot-product attention and multi-head attention (section 3.2).
+
+Shapes: B batch, T queries, S keys, D d_model, H heads, K d_k, V d_v.
+Masks are boolean, and True where attention is allowed.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.model.dropout import Dropout
+
+Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array, "B H T S"]]
+
+
+def dot_product(
+    query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
+) -> Float[Array, "B H T S"]:
+    """Compare each query with each key by their dot product.
+
+    Its variance grows with d_k, which pushes the softmax to where its gradient is small
+    (section 3.2.1). Differs from the paper: it scales.
+    """
+    return jnp.einsum("bthk,bshk->bhts", query, key)
+
+
+def scaled_dot_product(
+    query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
+) -> Float[Array, "B H T S"]:
+    """Compare each query with each key: dot product over sqrt(d_k), of variance one."""
+    return dot_product(query * query.shape[-1] ** -0.5, key)
+
+
+SCORES: dict[str, Score] = {"scaled_dot_product": scaled_dot_product, "dot_product": dot_product}
+
+
+def attention_weights(
+    scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T S"]
+) -> Float[Array, "B H T S"]:
+    """Turn scores into weights that sum to one over S (the softmax of equation 1).
+
+    A query that may attend nowhere attends evenly: padded positions stay finite,
+    and the loss leaves them out.
+    """
+    # In float32 whatever the compute dtype: bfloat16 sums lose the small weights.
+    scores = scores.astype(jnp.float32)
+    return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
+
+
+def weighted_sum(
+    weights: Float[Array, "B H T S"], value: Float[Array, "B S H V"]
+) -> Float[Array, "B T H V"]:
+    """Average the values by their weights (equation 1)."""
+    return jnp.einsum("bhts,bshv->bthv", weights.astype(value.dtype), value)
+
+
+class MultiHeadAttention(nn.Module):
+    """Several attentions side by side, each in its own projection (section 3.2.2).
+
+    The steps are separate methods, so that a decoder can keep `keys_and_values` from one step
+    to the next. The weights of each call are sown as "weights" into "intermediates": they
+    are kept only where the caller of `apply` says `mutable=["intermediates"]`.
+    """
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        c = self.config
+
+        def project(features: tuple[int, int] | int, axis: tuple[int, ...] = (-1,)) -> nn.Module:
+            # Glorot of the whole matrix, [D, H K], not of one head.
+            return nn.DenseGeneral(
+                features,
+                axis=axis,
+                use_bias=c.attention_bias,
+                dtype=c.dtype,
+                kernel_init=nn.initializers.xavier_uniform(),
+            )
+
+        self.query = project((c.num_heads, c.d_k))
+        self.key = project((c.num_heads, c.d_k))
+        self.value = project((c.num_heads, c.d_v))
+        self.output = project(c.d_model, axis=(-2, -1))
+        self.dropout = Dropout(c.attention_dropout)
+
+    def keys_and_values(
+        self, memory: Float[Array, "B S D"]
+    ) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H V"]]:
+        """Project what is attended to."""
+        return self.key(memory), self.value(memory)
+
+    def attend(
+        self,
+        x: Float[Array, "B T D"],
+        key: Float[Array, "B S H K"],
+        value: Float[Array, "B S H V"],
+        mask: Bool[Array, "#B #H #T S"],
+        *,
+        train: bool = False,
+    ) -> Float[Array, "B T D"]:
+        """Look up, for each position of x, a mix of the projected values."""
+        scores = SCORES[self.config.attention_score](self.query(x), key)
+        weights = attention_weights(scores, mask)
+        self.sow("intermediates", "weights", weights)
+        return self.output(weighted_sum(self.dropout(weights, train=train), value))
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        memory: Float[Array, "B S D"],
+        mask: Bool[Array, "#B #H #T S"],
+        *,
+        train: bool = False,
+    ) -> Float[Array, "B T D"]:
+        """Let x attend to memory: to itself, or the decoder to the encoder's output."""
+        return self.attend(x, *self.keys_and_values(memory), mask, train=train)

@@ -1,0 +1,46 @@
+"""Dropout (section 5.4), with random bits that cost next to nothing.
+
+A mask is a pure function of (random key, place in the array): a hash of each element's index,
+which XLA computes inside the operation that uses it. So it is the same on any number of
+devices, and no array of bits is ever stored.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, UInt32
+
+
+def random_bits(rng: Array, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
+    """Return 32 random bits for each element of an array: a hash of its index and the key.
+
+    Two rounds of multiply and shift (the "lowbias32" mixer); half of the key enters before
+    each, so that two keys whose first halves are close do not give shifted copies of one
+    another. Differs from `jax.random.bits` in the generator only: about twice as fast a mask.
+    """
+    first, second = jax.random.key_data(rng).astype(jnp.uint32)
+    index = jnp.zeros(shape, jnp.uint32)
+    for axis, size in enumerate(shape):
+        index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    bits = index + first
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
+    bits = ((bits ^ (bits >> 15)) + second) * jnp.uint32(0x846CA68B)
+    return bits ^ (bits >> 16)
+
+
+def dropout(x: Float[Array, "*shape"], rate: float, rng: Array) -> Float[Array, "*shape"]:
+    """Set each element to zero with probability `rate`, and scale the others to the same mean."""
+    threshold = jnp.uint32(round(rate * 2**32))
+    keep = random_bits(rng, x.shape) >= threshold
+    return jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
+
+
+class Dropout(nn.Module):
+    """`dropout` as a module, which draws its key from the "dropout" stream of its place."""
+
+    rate: float
+
+    def __call__(self, x: Float[Array, "*shape"], *, train: bool) -> Float[Array, "*shape"]:
+        if not train or self.rate == 0:
+            return x
+        return dropout(x, self.rate, self.make_rng("dropout"))

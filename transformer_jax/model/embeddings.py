@@ -1,0 +1,54 @@
+"""Embeddings and softmax, which share one matrix (section 3.4).
+
+Shapes: B batch, T positions, D d_model, N vocab_size.
+"""
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.model.dropout import Dropout
+from transformer_jax.model.positions import POSITIONS
+
+
+class SharedEmbedding(nn.Module):
+    """One matrix for source pieces, target pieces and the layer before the softmax.
+
+    Drawn from N(0, 1/d_model), on which the paper is silent: so embeddings times sqrt(d_model)
+    have the size of the sinusoids, and logits start with variance one.
+    """
+
+    config: ModelConfig
+    vocab_size: int
+
+    def setup(self) -> None:
+        d_model = self.config.d_model
+        init = nn.initializers.normal(d_model**-0.5)
+        self.table = self.param("table", init, (self.vocab_size, d_model))
+
+    def embed(self, pieces: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Look pieces up and multiply by sqrt(d_model)."""
+        dtype = self.config.dtype
+        return self.table[pieces].astype(dtype) * jnp.asarray(self.config.d_model**0.5, dtype)
+
+    def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
+        """Compare with every piece, in float32 sums."""
+        table = self.table.astype(x.dtype)
+        return jnp.einsum("btd,nd->btn", x, table, preferred_element_type=jnp.float32)
+
+
+class Positioned(nn.Module):
+    """Add positions to embeddings, then drop out (sections 3.5 and 5.4); one for each stack."""
+
+    config: ModelConfig
+    length: int
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], positions: Int[Array, " T"], *, train: bool = False
+    ) -> Float[Array, "B T D"]:
+        c = self.config
+        encode = POSITIONS[c.positions]
+        x = x + encode(self, positions, length=self.length, d_model=c.d_model).astype(x.dtype)
+        return Dropout(c.dropout)(x, train=train)

@@ -1,0 +1,132 @@
+"""Encoder and decoder layers: sub-layers, each with a residual around it (sections 3.1, 3.3).
+
+Shapes: B batch, T target positions, S source positions, D d_model, H heads, K d_k, V d_v,
+L longest translation, J hypotheses of a sentence. `_` is any size.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.model.attention import MultiHeadAttention
+from transformer_jax.model.dropout import Dropout
+
+KeysAndValues = tuple[Float[Array, "_ _ H K"], Float[Array, "_ _ H V"]]
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = max(0, x W1 + b1) W2 + b2, at each position alike (equation 2)."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"], *, train: bool = False) -> Float[Array, "B T D"]:
+        c = self.config
+        init = nn.initializers.xavier_uniform()
+        x = nn.relu(nn.Dense(c.d_ff, dtype=c.dtype, kernel_init=init, name="inner")(x))
+        x = Dropout(c.activation_dropout)(x, train=train)
+        return nn.Dense(c.d_model, dtype=c.dtype, kernel_init=init, name="outer")(x)
+
+
+class AddAndNorm(nn.Module):
+    """LayerNorm(x + Dropout(Sublayer(x))): the paper normalises after the sum (section 3.1)."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        sublayer_output: Float[Array, "B T D"],
+        *,
+        train: bool = False,
+    ) -> Float[Array, "B T D"]:
+        c = self.config
+        x = x + Dropout(c.dropout)(sublayer_output, train=train)
+        return nn.LayerNorm(c.layer_norm_epsilon, dtype=c.dtype, name="norm")(x)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then the feed-forward network."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        self.self_attention = MultiHeadAttention(self.config)
+        self.after_self_attention = AddAndNorm(self.config)
+        self.feed_forward = FeedForward(self.config)
+        self.after_feed_forward = AddAndNorm(self.config)
+
+    def __call__(
+        self, x: Float[Array, "B S D"], mask: Bool[Array, "#B 1 1 S"], train: bool = False
+    ) -> Float[Array, "B S D"]:
+        attended = self.self_attention(x, x, mask, train=train)
+        x = self.after_self_attention(x, attended, train=train)
+        return self.after_feed_forward(x, self.feed_forward(x, train=train), train=train)
+
+
+class DecoderLayer(nn.Module):
+    """Masked self-attention, attention to the encoder's output, the feed-forward network."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        self.self_attention = MultiHeadAttention(self.config)
+        self.after_self_attention = AddAndNorm(self.config)
+        self.cross_attention = MultiHeadAttention(self.config)
+        self.after_cross_attention = AddAndNorm(self.config)
+        self.feed_forward = FeedForward(self.config)
+        self.after_feed_forward = AddAndNorm(self.config)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        memory: Float[Array, "B S D"],
+        mask: Bool[Array, "#B 1 T T"],
+        memory_mask: Bool[Array, "#B 1 1 S"],
+        train: bool = False,
+    ) -> Float[Array, "B T D"]:
+        attended = self.self_attention(x, x, mask, train=train)
+        x = self.after_self_attention(x, attended, train=train)
+        attended = self.cross_attention(x, memory, memory_mask, train=train)
+        x = self.after_cross_attention(x, attended, train=train)
+        return self.after_feed_forward(x, self.feed_forward(x, train=train), train=train)
+
+    def memory_keys_and_values(self, memory: Float[Array, "B S D"]) -> KeysAndValues:
+        """Project the encoder's output once, for all steps of a translation."""
+        return self.cross_attention.keys_and_values(memory)
+
+    def step(
+        self,
+        x: Float[Array, "B J D"],
+        position: Int[Array, ""],
+        cache: KeysAndValues,
+        memory: KeysAndValues,
+        memory_mask: Bool[Array, "#B 1 1 S"],
+    ) -> tuple[Float[Array, "B J D"], KeysAndValues]:
+        """Do what `__call__` does for one position of J hypotheses of each sentence.
+
+        Args:
+            x: the position's vectors.
+            position: which position it is, from 0.
+            cache: self-attention's keys and values of earlier positions, [B J, L, H, K or V].
+            memory: the encoder's output as `memory_keys_and_values` gives it.
+            memory_mask: which of it are tokens.
+
+        Returns:
+            The layer's output, and the cache with this position written into it.
+        """
+        flat = x.reshape(-1, 1, x.shape[-1])
+        new = self.self_attention.keys_and_values(flat)
+        key, value = (
+            jax.lax.dynamic_update_slice_in_dim(old, now, position, axis=1)
+            for old, now in zip(cache, new, strict=True)
+        )
+        past = jnp.arange(key.shape[1]) <= position
+        attended = self.self_attention.attend(flat, key, value, past[None, None, None])
+        x = self.after_self_attention(x, attended.reshape(x.shape))
+        # The hypotheses are J queries to one memory, which so is not copied for each.
+        x = self.after_cross_attention(x, self.cross_attention.attend(x, *memory, memory_mask))
+        return self.after_feed_forward(x, self.feed_forward(x)), (key, value)

@@ -1,0 +1,45 @@
+"""Label smoothing and perplexity (sections 5.4 and 6.2), as sums and counts.
+
+Sums are divided once, at the end: a mean of means would weigh short batches more.
+Shapes: B batch, T positions, N vocab_size.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.pieces import PAD
+
+
+class Loss(NamedTuple):
+    """Sums over the tokens of a batch. Losses of several batches add up field by field."""
+
+    smoothed: Float[Array, ""]
+    """Cross-entropy with the smoothed target, in nats: what training minimises."""
+    nll: Float[Array, ""]
+    """Negative log-likelihood of the target itself: perplexity is exp(nll / count)."""
+    count: Float[Array, ""]
+    """How many tokens: padding is left out."""
+
+
+def cross_entropy(
+    logits: Float[Array, "B T N"], target: Int[Array, "B T"], smoothing: float
+) -> Loss:
+    """Compare predictions with the target (section 5.4).
+
+    The smoothed target gives 1 - smoothing to the true piece and spreads smoothing evenly
+    over all N, the true one included. The paper does not say over which: Tensor2Tensor leaves
+    the true one out.
+    """
+    logits = logits.astype(jnp.float32)
+    is_token = target != PAD
+    log_total = jax.nn.logsumexp(logits, axis=-1)
+    true = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
+    smoothed = log_total - (1 - smoothing) * true - smoothing * logits.mean(axis=-1)
+    return Loss(
+        smoothed=jnp.sum(smoothed, where=is_token),
+        nll=jnp.sum(log_total - true, where=is_token),
+        count=jnp.sum(is_token, dtype=jnp.float32),
+    )

@@ -1,0 +1,180 @@
+"""The Transformer: encoder, decoder, and both as one model (section 3.1).
+
+Shapes: B batch, S source positions, T target positions, D d_model, N vocab_size,
+J hypotheses of a sentence, L longest translation.
+Pieces are integers; 0 is padding, which stands at the end of a row only.
+"""
+
+import math
+from collections import Counter
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from transformer_jax.config import MAX_EXTRA_LENGTH, ModelConfig
+from transformer_jax.model.embeddings import Positioned, SharedEmbedding
+from transformer_jax.model.layers import DecoderLayer, EncoderLayer, KeysAndValues
+from transformer_jax.pieces import BOS, PAD
+
+
+class DecodingState(NamedTuple):
+    """What a translation carries from step to step."""
+
+    cache: list[KeysAndValues]
+    """For each layer, self-attention's keys and values, [B J, L, H, K or V]."""
+    memory: list[KeysAndValues]
+    """For each layer, the encoder's output, projected once: [B, S, H, K or V]."""
+    memory_mask: Bool[Array, "B 1 1 S"]
+
+
+def source_mask(source: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
+    """Allow attention to tokens, not to padding."""
+    return (source != PAD)[:, None, None, :]
+
+
+def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
+    """Allow attention to a position itself and to earlier ones (section 3.2.3).
+
+    Padding needs no mask of its own here: it stands at the end, where nobody looks.
+    """
+    return jnp.tril(jnp.ones((1, 1, length, length), bool))
+
+
+def shift_right(target: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """Return the decoder's input: the beginning of the sentence, then all but the last piece."""
+    return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+
+
+class Transformer(nn.Module):
+    """The whole model; `apply` is a pure function of parameters, pieces and random key."""
+
+    config: ModelConfig
+    vocab_size: int
+
+    def setup(self) -> None:
+        c = self.config
+        # Argument 0 is the module itself; `train` is a Python bool, not traced.
+        encoder = nn.remat(EncoderLayer, static_argnums=(3,)) if c.remat else EncoderLayer
+        decoder = nn.remat(DecoderLayer, static_argnums=(5,)) if c.remat else DecoderLayer
+        self.embedding = SharedEmbedding(c, self.vocab_size)
+        self.source_positions = Positioned(c, c.max_length)
+        self.target_positions = Positioned(c, c.max_length + MAX_EXTRA_LENGTH)
+        self.encoder = [encoder(c) for _ in range(c.num_layers)]
+        self.decoder = [decoder(c) for _ in range(c.num_layers)]
+
+    def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> Float[Array, "B S D"]:
+        """Return the memory: one vector for each source position."""
+        mask = source_mask(source)
+        x = self.embedding.embed(source)
+        x = self.source_positions(x, jnp.arange(source.shape[1]), train=train)
+        for layer in self.encoder:
+            x = layer(x, mask, train)
+        return x
+
+    def decode(
+        self,
+        decoder_input: Int[Array, "B T"],
+        memory: Float[Array, "B S D"],
+        memory_mask: Bool[Array, "B 1 1 S"],
+        *,
+        train: bool = False,
+    ) -> Float[Array, "B T N"]:
+        """Return, for each position, the logits of the piece that comes after it."""
+        mask = causal_mask(decoder_input.shape[1])
+        x = self.embedding.embed(decoder_input)
+        x = self.target_positions(x, jnp.arange(decoder_input.shape[1]), train=train)
+        for layer in self.decoder:
+            x = layer(x, memory, mask, memory_mask, train)
+        return self.embedding.logits(x)
+
+    def __call__(
+        self, source: Int[Array, "B S"], target: Int[Array, "B T"], *, train: bool = False
+    ) -> Float[Array, "B T N"]:
+        """Return the logits of each target piece, given the source and the pieces before it.
+
+        Args:
+            source: pieces, their end, padding.
+            target: likewise; it is shifted here, so labels are the target itself.
+            train: drop out; needs `rngs={"dropout": key}`.
+        """
+        memory = self.encode(source, train=train)
+        return self.decode(shift_right(target), memory, source_mask(source), train=train)
+
+    def start(
+        self, source: Int[Array, "B S"], *, hypotheses: int, max_length: int
+    ) -> DecodingState:
+        """Read the source, and make room for `max_length` pieces of each hypothesis."""
+        c = self.config
+        memory = self.encode(source)
+        room = (len(source) * hypotheses, max_length, c.num_heads)
+        return DecodingState(
+            cache=[
+                (jnp.zeros((*room, c.d_k), c.dtype), jnp.zeros((*room, c.d_v), c.dtype))
+                for _ in self.decoder
+            ],
+            memory=[layer.memory_keys_and_values(memory) for layer in self.decoder],
+            memory_mask=source_mask(source),
+        )
+
+    def step(
+        self, pieces: Int[Array, "B J"], position: Int[Array, ""], state: DecodingState
+    ) -> tuple[Float[Array, "B J N"], DecodingState]:
+        """Read one more piece of each hypothesis; return the logits of the next.
+
+        The same as `decode`, one position at a time.
+        """
+        # As T = 1, so that every hypothesis gets the vector of this position.
+        x = self.embedding.embed(pieces.reshape(-1, 1))
+        x = self.target_positions(x, position[None]).reshape(*pieces.shape, -1)
+        cache = []
+        for layer, old, memory in zip(self.decoder, state.cache, state.memory, strict=True):
+            x, new = layer.step(x, position, old, memory, state.memory_mask)
+            cache.append(new)
+        return self.embedding.logits(x), state._replace(cache=cache)
+
+
+def init_params(model: Transformer, rng: Array) -> dict:
+    """Return fresh parameters."""
+    pieces = jnp.ones((1, 1), jnp.int32)
+    return model.init(rng, pieces, pieces)["params"]
+
+
+def abstract_params(model: Transformer) -> dict:
+    """Return shapes and dtypes of the parameters, without allocating any."""
+    return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+
+
+def parameter_counts(model: Transformer) -> dict[str, int]:
+    """Return how many parameters each kind of module has, over all layers, and the "total"."""
+    counts: Counter[str] = Counter()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_params(model)):
+        stack, *inner = (entry.key for entry in path)
+        name, _, is_layer = stack.partition("_")
+        kind = f"{name}.{'norms' if 'norm' in inner else inner[0]}" if is_layer.isdigit() else stack
+        counts[kind] += math.prod(leaf.shape)
+    return {**dict(sorted(counts.items())), "total": counts.total()}
+
+
+def attention_of(
+    model: Transformer, params: dict, source: Int[Array, "B S"], target: Int[Array, "B T"]
+) -> dict[str, Float[Array, "N B H ..."]]:
+    """Return all attention weights of a forward pass, by kind, stacked over layers.
+
+    The kinds are "encoder" [layers, B, H, S, S], "decoder" [layers, B, H, T, T] and
+    "cross" [layers, B, H, T, S]: figures 3 to 5 of the paper draw them.
+    """
+    _, sown = model.apply({"params": params}, source, target, mutable=["intermediates"])
+    layers = sown["intermediates"]
+
+    def stacked(stack: str, kind: str) -> Float[Array, "N B H ..."]:
+        count = model.config.num_layers
+        return jnp.stack([layers[f"{stack}_{i}"][kind]["weights"][0] for i in range(count)])
+
+    return {
+        "encoder": stacked("encoder", "self_attention"),
+        "decoder": stacked("decoder", "self_attention"),
+        "cross": stacked("decoder", "cross_attention"),
+    }

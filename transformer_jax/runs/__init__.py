@@ -1,0 +1,1 @@
+"""What is stored of a run: its folder and its checkpoints."""

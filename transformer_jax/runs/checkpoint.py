@@ -1,0 +1,150 @@
+"""Checkpoints by Orbax: written in the background, the latest, the best and the last few kept.
+
+A checkpoint has two parts, "params" and "optimizer", so that the first can be read without the
+second. One of a scheduled step carries its score on the development set; one that an
+interruption or the end of training made does not. Averages and the best are of scheduled steps
+only, so that an interruption changes no result.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from orbax.checkpoint import v1 as ocp
+
+from transformer_jax.errors import StorageError, UsageError
+
+PyTree = Any
+PARTS = ("params", "optimizer")
+
+
+class Keep:
+    """Orbax's policy of what stays: the latest, the best, and the last `scheduled` with a score."""
+
+    def __init__(self, scheduled: int) -> None:
+        self.scheduled = scheduled
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        """Say of each checkpoint whether it stays."""
+        del context
+        scored = [c for c in checkpoints if c.metrics is not None]
+        best = min(scored, key=lambda c: c.metrics["perplexity"], default=None)
+        kept = {c.step for c in [*checkpoints[-1:], *scored[-self.scheduled :], *([best] if best else [])]}
+        return [c.step in kept for c in checkpoints]
+
+
+class Checkpoints:
+    """The checkpoints of a run; a context, at whose end all are on disk."""
+
+    def __init__(self, folder: Path, *, keep: int | None = None) -> None:
+        """Open the folder.
+
+        Args:
+            folder: made where it is missing, if it may be written.
+            keep: how many scheduled checkpoints stay; None opens for reading only.
+        """
+        logging.getLogger("absl").setLevel(logging.WARNING)
+        if keep is None and not folder.is_dir():
+            raise UsageError(f"{folder.parent} has no checkpoint yet")
+        policy = ocp.training.preservation_policies.PreserveAll() if keep is None else Keep(keep)
+        self._checkpointer = ocp.training.Checkpointer(
+            folder.absolute(),
+            preservation_policy=policy,
+            cleanup_tmp_directories=keep is not None,
+        )
+        self._pending: Any = None
+
+    @property
+    def latest(self) -> int | None:
+        """The newest step, or None."""
+        latest = self._checkpointer.latest
+        return None if latest is None else latest.step
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """Perplexity on the development set of each scheduled step that is kept."""
+        kept = self._checkpointer.checkpoints
+        return {c.step: c.metrics["perplexity"] for c in kept if c.metrics is not None}
+
+    def save(self, step: int, params: PyTree, optimizer: PyTree, perplexity: float | None) -> None:
+        """Begin to write a checkpoint; the arrays may be given away once this returns."""
+        self.wait()
+        self._pending = self._checkpointer.save_checkpointables_async(
+            step,
+            dict(zip(PARTS, (params, optimizer), strict=True)),
+            metrics=None if perplexity is None else {"perplexity": perplexity},
+            # Whenever it is called, not by Orbax's own schedule.
+            force=True,
+        )
+
+    def wait(self) -> None:
+        """Wait until what was begun is on disk.
+
+        Raises:
+            StorageError: it could not be written.
+        """
+        pending, self._pending = self._pending, None
+        try:
+            if pending is not None:
+                pending.result()
+        except (OSError, ValueError) as error:
+            raise StorageError(f"a checkpoint could not be written: {error}") from error
+
+    def restore(self, step: int, targets: dict[str, PyTree]) -> dict[str, PyTree]:
+        """Read parts of a checkpoint.
+
+        Args:
+            step: which.
+            targets: for each part, a tree of `jax.ShapeDtypeStruct` with shardings: what the
+                arrays must be and where they shall lie.
+
+        Raises:
+            StorageError: it cannot be read, or holds something else.
+        """
+        try:
+            found = self._checkpointer.load_checkpointables(step, targets)
+        except (OSError, ValueError, KeyError) as error:
+            reason = str(error.__cause__ or error).strip().splitlines()[0]
+            raise StorageError(f"checkpoint {step} cannot be restored: {reason}") from error
+        return found
+
+    def mean_params(self, count: int, target: PyTree) -> PyTree:
+        """Return the mean of the last `count` scheduled parameters (section 6.1).
+
+        Raises:
+            UsageError: there are not so many.
+        """
+        steps = sorted(self.scores)[-count:]
+        if len(steps) < count:
+            raise UsageError(
+                f"the mean of {count} checkpoints was asked for, but the run has "
+                f"{len(steps)} scheduled ones"
+            )
+        total = self.restore(steps[0], {"params": target})["params"]
+        for step in steps[1:]:
+            found = self.restore(step, {"params": target})["params"]
+            total = jax.tree.map(jnp.add, total, found)
+        return jax.tree.map(lambda x: x / count, total)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.wait()
+        finally:
+            self._checkpointer.close()
+
+
+def on_device(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
+    """Describe arrays like these that lie as `sharding` says."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)

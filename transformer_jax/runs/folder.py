@@ -1,0 +1,162 @@
+"""The folder of a run: self-contained, data only, never overwritten.
+
+    run.json        format, resolved config, vocabulary and data hashes, versions
+    tokenizer.model the vocabulary, a SentencePiece file
+    checkpoints/    a folder for each step that is kept
+    metrics.jsonl   a line of JSON for each report
+    tensorboard/    the same as events
+    samples/        translations of development sentences, a file for each scored step
+    evaluations/    hypotheses, references and scores, a folder for each evaluation
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformer_jax.config import Config, ConfigError
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.errors import StorageError, UsageError
+
+FORMAT = 1
+VERSIONS = ("jax", "flax", "optax", "orbax-checkpoint", "sentencepiece", "transformer-jax")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run on disk, read by `open` or made by `create`."""
+
+    path: Path
+    config: Config
+    tokenizer: Tokenizer
+    fingerprint: str
+    """Of the data that the run was trained on."""
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints lie."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """The file of reports."""
+        return self.path / "metrics.jsonl"
+
+    @classmethod
+    def create(cls, path: Path, config: Config, tokenizer: Tokenizer, fingerprint: str) -> "RunFolder":
+        """Make the folder, which appears at once with all that a run needs to go on.
+
+        Raises:
+            UsageError: something is there already; nothing of it is touched.
+            StorageError: it cannot be written.
+        """
+        check_free(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+            try:
+                # mkdtemp's folders are private; a run is like any other folder.
+                temporary.chmod(0o777 & ~_umask())
+                (temporary / "tokenizer.model").write_bytes(tokenizer.model)
+                folder = cls(temporary, config, tokenizer, fingerprint)
+                folder._write_description()
+                temporary.rename(path)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+        except OSError as error:
+            raise StorageError(f"the run {path} could not be written: {error}") from error
+        return cls(path, config, tokenizer, fingerprint)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """Read the description of a run. Nothing in the folder is executed.
+
+        Raises:
+            UsageError: it is no run, or of a later format.
+            StorageError: it cannot be read, or its parts do not belong together.
+        """
+        description = path / "run.json"
+        if not description.is_file():
+            raise UsageError(f"{path} is no run: it has no run.json")
+        try:
+            data = json.loads(description.read_text("utf-8"))
+            if data["format"] > FORMAT:
+                raise UsageError(
+                    f"{path} has format {data['format']}, of a later version of this program: "
+                    f"this one reads up to {FORMAT}"
+                )
+            tokenizer = Tokenizer.load(path / "tokenizer.model")
+            if tokenizer.digest != data["vocabulary"]["sha256"]:
+                raise StorageError(f"{path / 'tokenizer.model'} is not the run's own vocabulary")
+            config = Config.from_dict(data["config"])
+            return cls(path, config, tokenizer, data["data"]["fingerprint"])
+        except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
+            raise StorageError(f"{description} cannot be read: {error}") from error
+
+    def with_config(self, config: Config) -> "RunFolder":
+        """Return the run with another config, which is stored."""
+        changed = RunFolder(self.path, config, self.tokenizer, self.fingerprint)
+        changed._write_description()
+        return changed
+
+    def _write_description(self) -> None:
+        description = {
+            "format": FORMAT,
+            "config": self.config.to_dict(),
+            "vocabulary": {"pieces": len(self.tokenizer), "sha256": self.tokenizer.digest},
+            "data": {"fingerprint": self.fingerprint},
+            "versions": {
+                "python": platform.python_version(),
+                **{name: importlib.metadata.version(name) for name in VERSIONS},
+            },
+        }
+        write_json(self.path / "run.json", description)
+
+    def truncate_metrics(self, step: int) -> None:
+        """Forget reports of later steps, which will be made again."""
+        if not self.metrics.exists():
+            return
+        lines = self.metrics.read_text("utf-8").splitlines(keepends=True)
+        # A line that was cut off in the middle has no end, and its step comes again too.
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        _replace(self.metrics, "".join(kept))
+
+
+def check_free(path: Path) -> None:
+    """Raise `UsageError` where a run's folder would overwrite something.
+
+    The message says the two commands that may have been meant.
+    """
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    count = 2
+    while (other := path.with_name(f"{path.name}-{count}")).exists():
+        count += 1
+    resume = f"go on with it by `transformer-jax resume {path}`, or " if (path / "run.json").exists() else ""
+    raise UsageError(f"{path} is there already: {resume}start another by `--out {other}`")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON so that a reader finds the old content or the new, never half of it."""
+    _replace(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

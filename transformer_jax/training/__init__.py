@@ -1,0 +1,1 @@
+"""Training (sections 5.2 to 5.4)."""

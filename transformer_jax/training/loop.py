@@ -1,0 +1,254 @@
+"""The life of a run: start or resume, step by step, with reports and checkpoints on the way."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from transformer_jax.cache import keep_compiled_programs
+from transformer_jax.config import Config, ConfigError
+from transformer_jax.data.batches import Batches
+from transformer_jax.data.prepare import Prepared, prepare
+from transformer_jax.errors import (
+    DataError,
+    DivergedError,
+    InterruptedRunError,
+    OutOfMemoryError,
+    UsageError,
+)
+from transformer_jax.inference.evaluate import perplexity, score
+from transformer_jax.inference.run import Run, load
+from transformer_jax.inference.translate import Translator
+from transformer_jax.model.transformer import Transformer, abstract_params
+from transformer_jax.runs.checkpoint import Checkpoints, on_device
+from transformer_jax.runs.folder import RunFolder, check_free
+from transformer_jax.training.flops import peak_flops
+from transformer_jax.training.interruption import StopRequest
+from transformer_jax.training.logbook import Logbook
+from transformer_jax.training.meter import Meter
+from transformer_jax.training.optimizer import learning_rate
+from transformer_jax.training.placement import CompiledStep, data_parallel
+from transformer_jax.training.step import TrainState, init_state, make_train_step
+
+# What may change when a run goes on: nothing that would make it another experiment.
+MAY_CHANGE = {
+    "model": {"remat"},
+    "data": set(),
+    "train": {"steps", "micro_batches", "checkpoint_every", "keep_checkpoints", "log_every"},
+    "decode": {field.name for field in dataclasses.fields(Config().decode)},
+}
+
+
+def start(config: Config, path: Path, console: Console, *, init_from: Path | None = None) -> RunFolder:
+    """Prepare the text and make the folder of a new run.
+
+    Args:
+        config: the experiment.
+        path: where the folder shall be.
+        console: where notes go.
+        init_from: a run whose newest parameters, and vocabulary, this one begins with.
+
+    Raises:
+        UsageError: the folder is taken, or the other run has parameters of other shapes.
+        DataError: the text cannot be used.
+    """
+    check_free(path)
+    other = None if init_from is None else load(init_from, average=1)
+    prepared = prepare(config.data, None if other is None else other.tokenizer)
+    pieces = len(prepared.tokenizer)
+    if pieces != config.data.vocab_size:
+        console.print(f"note: the vocabulary has {pieces} pieces, not {config.data.vocab_size}")
+        config = config.change(data={"vocab_size": pieces})
+    _check_lengths(config, prepared)
+    model = Transformer(config.model, pieces)
+    if other is not None:
+        _check_same_shapes(abstract_params(model), abstract_params(other.model), other)
+    folder = RunFolder.create(path, config, prepared.tokenizer, prepared.fingerprint)
+    if other is not None:
+        state = init_state(model, config.train)
+        with Checkpoints(folder.checkpoints, keep=1) as checkpoints:
+            checkpoints.save(0, other.params, state.optimizer, None)
+    return folder
+
+
+def change_config(folder: RunFolder, config: Config) -> RunFolder:
+    """Give a run that goes on another config.
+
+    Raises:
+        ConfigError: a field would make it another experiment; all of them are told.
+    """
+    changes = [
+        f"{section}.{key} {before!r} -> {after!r}"
+        for section, fields in config.to_dict().items()
+        for key, after in fields.items()
+        if (before := getattr(getattr(folder.config, section), key)) != after
+        and key not in MAY_CHANGE[section]
+    ]
+    if changes:
+        raise ConfigError(f"{folder.path} cannot go on with another {', '.join(changes)}")
+    return folder if config == folder.config else folder.with_config(config)
+
+
+def run_training(folder: RunFolder, console: Console) -> None:
+    """Train from the newest checkpoint, or from the start, to the config's last step.
+
+    Raises:
+        InterruptedRunError: a signal asked for an end; the run is saved.
+        DivergedError: the loss is no number any more.
+        OutOfMemoryError: the device has no room.
+    """
+    keep_compiled_programs()
+    try:
+        Training(folder, console).run()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
+            raise
+        parts = 2 * folder.config.train.micro_batches
+        raise OutOfMemoryError(
+            f"the device has no room for a step of this model: try --train.micro-batches {parts} "
+            f"(the same batch in {parts} parts) or --model.remat True, then "
+            f"`transformer-jax resume {folder.path}` with it"
+        ) from error
+
+
+class Training:
+    """One process's part in the life of a run."""
+
+    def __init__(self, folder: RunFolder, console: Console) -> None:
+        self.folder, self.console = folder, console
+        self.config = config = folder.config
+        prepared = prepare(config.data, folder.tokenizer)
+        if prepared.fingerprint != folder.fingerprint:
+            raise DataError(f"the corpus is not the one that {folder.path} began with")
+        self.prepared = prepared
+        self.model = Transformer(config.model, len(prepared.tokenizer))
+        self.batches = Batches(
+            *prepared.pieces("train"),
+            batch_tokens=config.data.batch_tokens,
+            seed=config.train.seed,
+        )
+        self.placement = data_parallel()
+        greedy = dataclasses.replace(config.decode, beam_size=1)
+        self.translator = Translator(self.model, prepared.tokenizer, greedy)
+
+    def run(self) -> None:
+        """Do what `run_training` says."""
+        config, keep = self.config.train, self.config.train.keep_checkpoints
+        self._introduce()
+        with Checkpoints(self.folder.checkpoints, keep=keep) as checkpoints, StopRequest() as stop:
+            state = self._state(checkpoints)
+            first = int(state.step)
+            if first >= config.steps:
+                self.console.print(f"{self.folder.path} is at step {first} already: nothing to do")
+                return
+            self.folder.truncate_metrics(first)
+            with Logbook(self.folder, self.console, step=first) as log:
+                meter = Meter(self.model, peak_flops(self.config.model.dtype))
+                step_function = CompiledStep(
+                    make_train_step(self.model, config), self.placement, log.say, meter.paused
+                )
+                for step in range(first + 1, config.steps + 1):
+                    batch = self.batches[step - 1]
+                    state, metrics = step_function(state, batch)
+                    meter.add(metrics, batch)
+                    log.advance(step)
+                    is_last = step == config.steps
+                    if step % config.log_every == 0 or is_last:
+                        self._report(step, meter, log)
+                    if step % config.checkpoint_every == 0 or is_last:
+                        with meter.paused():
+                            self._save(step, state, checkpoints, log)
+                    elif stop.signal:
+                        checkpoints.save(step, state.params, state.optimizer, None)
+                    if stop.signal and not is_last:
+                        checkpoints.wait()
+                        raise InterruptedRunError(
+                            f"{stop.signal.name}: saved at step {step}; go on with "
+                            f"`transformer-jax resume {self.folder.path}`"
+                        )
+
+    def _introduce(self) -> None:
+        devices = jax.local_devices()
+        params = sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(self.model)))
+        for line in (
+            f"device  {devices[0].device_kind} x {len(devices)}, jax {jax.__version__}",
+            f"model   {self.config.model.num_layers}+{self.config.model.num_layers} layers, "
+            f"d_model {self.config.model.d_model}, {params:,} parameters",
+            f"data    {self.prepared.report['corpus']}: {self.prepared.report['train']['kept']:,} "
+            f"pairs, {len(self.prepared.tokenizer)} pieces",
+            f"batches {self.batches.per_epoch} an epoch in {len(self.batches.shapes)} shapes, "
+            f"{self.batches.fill:.0%} of positions are tokens",
+        ):
+            self.console.print(line, highlight=False, soft_wrap=True)
+
+    def _state(self, checkpoints: Checkpoints) -> TrainState:
+        """Return the newest checkpoint's state, or a fresh one, placed."""
+        latest = checkpoints.latest
+        if latest is None:
+            return self.placement.place_state(init_state(self.model, self.config.train))
+        shapes = jax.eval_shape(lambda: init_state(self.model, self.config.train))
+        parts = {"params": shapes.params, "optimizer": shapes.optimizer}
+        found = checkpoints.restore(latest, on_device(parts, self.placement.state))
+        return self.placement.place_state(TrainState(np.int32(latest), **found))
+
+    def _report(self, step: int, meter: Meter, log: Logbook) -> None:
+        values = meter.read()
+        if not math.isfinite(values["loss"]):
+            raise DivergedError(
+                f"the loss is {values['loss']} at step {step}: try a smaller "
+                f"--train.rate-factor or a longer --train.warmup-steps; "
+                f"{self.folder.checkpoints} has what was saved before"
+            )
+        train = self.config.train
+        values["learning_rate"] = float(
+            learning_rate(
+                step,
+                d_model=self.config.model.d_model,
+                warmup_steps=train.warmup_steps,
+                factor=train.rate_factor,
+            )
+        )
+        log.report(step, "train", values)
+
+    def _save(self, step: int, state: TrainState, checkpoints: Checkpoints, log: Logbook) -> None:
+        """Score the parameters on the development set and save; off schedule, without score."""
+        log.advance(step, "scoring")
+        sources, references = self.prepared.lines("dev")
+        found = self.translator.translate(state.params, sources)
+        hypotheses = [best[0].text for best in found]
+        scores = score(hypotheses, references)
+        dev = perplexity(self.model, state.params, *self.prepared.pieces("dev"))
+        is_scheduled = step % self.config.train.checkpoint_every == 0
+        checkpoints.save(step, state.params, state.optimizer, dev if is_scheduled else None)
+        values = {"perplexity": dev, "bleu": scores.bleu, "exact": scores.exact}
+        log.report(step, "dev", values)
+        log.sample(step, sources[:20], hypotheses[:20], references[:20])
+
+
+def _check_lengths(config: Config, prepared: Prepared) -> None:
+    """Refuse sets that the model cannot read, before hours go by."""
+    longest = config.model.max_length
+    for split in ("dev", "test"):
+        found = int(prepared.pieces(split)[0].lengths.max())
+        if found > longest:
+            raise DataError(
+                f"a source of {split} has {found} pieces, and the model reads {longest}: "
+                f"raise model.max_length"
+            )
+
+
+def _check_same_shapes(mine: Any, theirs: Any, other: Run) -> None:
+    def shapes(tree: Any) -> Iterable[tuple[str, tuple[int, ...]]]:
+        return ((jax.tree_util.keystr(k), x.shape) for k, x in jax.tree_util.tree_leaves_with_path(tree))
+
+    differing = dict(shapes(mine)).items() ^ dict(shapes(theirs)).items()
+    if differing:
+        raise UsageError(
+            f"the parameters of {other.folder.path} do not fit this model: "
+            f"they differ at {min(differing)[0]}"
+        )

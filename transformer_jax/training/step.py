@@ -1,0 +1,100 @@
+"""One update of the parameters: a pure function of the state and a batch.
+
+The batch is the global one: nothing here knows on how many devices it lies.
+Shapes: B batch, S source positions, T target positions.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.config import TrainConfig
+from transformer_jax.data.batches import Batch
+from transformer_jax.model.transformer import Transformer, init_params
+from transformer_jax.model.losses import Loss, cross_entropy
+from transformer_jax.training.optimizer import make_optimizer
+
+
+class TrainState(NamedTuple):
+    """All that training changes. With the config and the data it determines what follows."""
+
+    step: Int[Array, ""]
+    """Updates done."""
+    params: dict
+    optimizer: optax.OptState
+
+
+class StepMetrics(NamedTuple):
+    """What one step reports."""
+
+    loss: Loss
+    gradient_norm: Float[Array, ""]
+    """Before clipping."""
+
+
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
+
+
+def init_state(model: Transformer, config: TrainConfig) -> TrainState:
+    """Return the state before the first step: a function of the seed."""
+    params = init_params(model, jax.random.key(config.seed))
+    optimizer = make_optimizer(config, model.config.d_model).init(params)
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, optimizer=optimizer)
+
+
+def split_rows(batch: Batch, parts: int) -> Batch:
+    """Deal a batch's rows out to `parts` micro-batches: [B, T] becomes [parts, B / parts, T].
+
+    Row i goes to part i % parts, so that rows stay on the device that holds them. Rows that
+    do not divide are filled up with empty ones, which count nothing.
+    """
+
+    def split(pieces: Int[Array, "B T"]) -> Int[Array, "parts rows T"]:
+        padded = jnp.pad(pieces, ((0, -len(pieces) % parts), (0, 0)))
+        return padded.reshape(-1, parts, pieces.shape[1]).swapaxes(0, 1)
+
+    return Batch(*map(split, batch))
+
+
+def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
+    """Return the step: gradient of the mean loss per token, then Adam (sections 5.3, 5.4)."""
+    optimizer = make_optimizer(config, model.config.d_model)
+
+    def total_loss(params: dict, batch: Batch, rng: Array) -> tuple[Float[Array, ""], Loss]:
+        logits = model.apply({"params": params}, *batch, train=True, rngs={"dropout": rng})
+        loss = cross_entropy(logits, batch.target, config.label_smoothing)
+        return loss.smoothed, loss
+
+    def gradient_sum(params: dict, batch: Batch, rng: Array) -> tuple[dict, Loss]:
+        return jax.grad(total_loss, has_aux=True)(params, batch, rng)
+
+    def accumulated(params: dict, batch: Batch, rng: Array) -> tuple[dict, Loss]:
+        rngs = jax.random.split(rng, config.micro_batches)
+        parts = split_rows(batch, config.micro_batches)
+
+        def add(total: tuple[dict, Loss], part: tuple[Batch, Array]) -> tuple[tuple, None]:
+            return jax.tree.map(jnp.add, total, gradient_sum(params, *part)), None
+
+        zero = (jax.tree.map(jnp.zeros_like, params), Loss(*jnp.zeros(3)))
+        total, _ = jax.lax.scan(add, zero, (parts, rngs))
+        return total
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        # Dropout is a function of (seed, step): a run that was resumed draws the same masks.
+        rng = jax.random.fold_in(jax.random.key(config.seed), state.step)
+        sums = gradient_sum if config.micro_batches == 1 else accumulated
+        gradients, loss = sums(state.params, batch, rng)
+        gradients = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), gradients)
+        updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
+        new_state = TrainState(
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            optimizer=new_optimizer,
+        )
+        return new_state, StepMetrics(loss, optax.global_norm(gradients))
+
+    return train_step
