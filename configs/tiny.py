@@ -1,7 +1,7 @@
 """The paper's model in small, on the embedded corpus: minutes on a laptop.
 
-    make demo
-    transformer-jax train configs/tiny.py
+make demo
+transformer-jax train configs/tiny.py
 """
 
 from transformer_jax.config import Config
@@ -16,12 +16,11 @@ CONFIG = Config().change(
         "d_v": 32,
         "max_length": 64,
     },
-    data={"vocab_size": 128, "max_length": 64, "batch_tokens": 4096},
+    data={"vocab_size": 256, "max_length": 64, "batch_tokens": 2048},
     train={
-        "steps": 1500,
-        "warmup_steps": 400,
-        "rate_factor": 1.0,
+        "steps": 900,
+        "warmup_steps": 300,
         "checkpoint_every": 300,
-        "log_every": 50,
+        "log_every": 100,
     },
 )

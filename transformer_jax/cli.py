@@ -148,7 +148,7 @@ class Evaluate:
         decode = {} if self.beam_size is None else {"beam_size": self.beam_size}
         with Progress(console=NOTES, transient=True, disable=not NOTES.is_terminal) as bar:
             task = bar.add_task("translating", total=None)
-            result = evaluate(
+            result, folder = evaluate(
                 run, self.set, decode, progress=lambda done: bar.advance(task, done)
             )
         if self.json:
@@ -161,7 +161,7 @@ class Evaluate:
         OUT.print(f"  chrF2       {result['chrf']:.2f}  {result['chrf_signature']}")
         for example in result["examples"]:
             OUT.print(f"\n  {example['source']}\n  -> {example['hypothesis']}")
-        OUT.print(f"\nkept in {result['folder']}")
+        OUT.print(f"\nkept in {folder}")
         OUT.print(f"next: echo 'forty-two' | transformer-jax translate {self.run_folder}")
 
 
@@ -190,9 +190,7 @@ class Translate:
         out = sys.stdout.buffer
         for start in range(0, len(lines), 1024):
             chunk = lines[start : start + 1024]
-            best = run.translate_best(
-                chunk, self.num_best or 1, truncate=self.truncate, **decode
-            )
+            best = run.translate_best(chunk, self.num_best or 1, truncate=self.truncate, **decode)
             for number, hypotheses in enumerate(best, start=start + 1):
                 for text, score in hypotheses:
                     ranked = f"{number}\t{score:.4f}\t{text}\n"
@@ -337,7 +335,7 @@ def _one_line(box: str) -> str:
     """Return the message of a box that tyro drew, with the first name that it proposes."""
     text = re.sub(r"[╭╮╰╯│]|^.*╭─ ", " ", box)
     parts = [" ".join(part.split()) for part in re.split(r"─{3,}", text)]
-    title, message, *more = [part for part in parts if part] + [""] * 2
+    _, message, *more = [*filter(None, parts), "", ""]
     proposed = re.search(r"Perhaps you meant: (--\S+)", " ".join(more))
     return message + (f"; did you mean {proposed[1]}?" if proposed else "")
 

@@ -89,7 +89,7 @@ def find(path: str) -> Path:
 
 
 def _split(spec: str) -> tuple[str, str | None]:
-    """Part FILE from ROW. A colon that belongs to the path, as in C:\\x.py, stays."""
+    """Part FILE from ROW. A colon that belongs to the path, as in C:/x.py, stays."""
     head, colon, row = spec.rpartition(":")
     if not colon or "/" in row or "\\" in row:
         return spec, None
@@ -123,7 +123,7 @@ def _execute(path: Path) -> ModuleType:
     with _importable(path.resolve().parent):
         try:
             specification.loader.exec_module(module)
-        except Exception as error:  # noqa: BLE001 - whatever the user's file raises is told
+        except Exception as error:
             raise ConfigError(f"{_place(path, error)}: {_reason(error)}") from error
     return module
 
@@ -145,7 +145,9 @@ def _reason(error: Exception) -> str:
     """Return a one-line reason; an unknown field of a dataclass gets the nearest right name."""
     from transformer_jax import config
 
-    unknown = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    unknown = re.match(
+        r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)
+    )
     if unknown is not None and hasattr(config, unknown[1]):
         fields = getattr(config, unknown[1]).__dataclass_fields__
         return f"unknown field {unknown[2]!r} of {unknown[1]}{nearest(unknown[2], fields)}"

@@ -5,7 +5,7 @@ integer, and whoever resumes a run goes on with the very next batch.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,9 +17,9 @@ MAX_SHAPES = 12
 class Batch(NamedTuple):
     """Rows of pieces: each ends in EOS and is filled up with padding."""
 
-    source: np.ndarray
-    """int32[rows, longest source]."""
-    target: np.ndarray
+    source: Any
+    """int32[rows, longest source]; NumPy's on the host, JAX's on devices."""
+    target: Any
     """int32[rows, longest target]."""
 
 

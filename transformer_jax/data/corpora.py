@@ -25,6 +25,11 @@ class Corpus(Protocol):
         """Tell this text from any other: the same identity, the same lines."""
         ...
 
+    @property
+    def bleu_tokenizer(self) -> str:
+        """How sacreBLEU shall part its targets into words: a name of sacreBLEU's."""
+        ...
+
     def read(self, split: Split) -> Iterator[tuple[str, str]]:
         """Yield the source line and target line of each pair, in a fixed order."""
         ...
@@ -39,6 +44,8 @@ class NumberWords:
 
     test_pairs = 1000
     dev_pairs = 500
+    # A German number is one word, in which BLEU would find no two words in a row.
+    bleu_tokenizer = "char"
 
     def __init__(self, train_pairs: int) -> None:
         self.train_pairs = train_pairs

@@ -1,9 +1,9 @@
 """From text to pieces, once: a vocabulary and flat arrays, kept in the cache by digest.
 
-    <cache>/vocabularies/<digest of text and size>.model
-    <cache>/corpora/<digest of text, vocabulary and limits>/
-        report.json                          lines read, kept, left out and why; fingerprint
-        {train,dev,test}.{source,target}.*   pieces, and for dev and test the lines
+<cache>/vocabularies/<digest of text and size>.model
+<cache>/corpora/<digest of text, vocabulary and limits>/
+    report.json                          lines read, kept, left out and why; fingerprint
+    {train,dev,test}.{source,target}.*   pieces, and for dev and test the lines
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import DataError, StorageError
 
 # Part of every digest: a change of what is stored makes it anew.
-FORMAT = 1
+FORMAT = 2
 SIDES = ("source", "target")
 
 
@@ -109,6 +109,7 @@ def _write_atomically(folder: Path, corpus: Corpus, tokenizer: Tokenizer, max_le
     try:
         report: dict[str, Any] = {
             "corpus": corpus.identity,
+            "bleu_tokenizer": corpus.bleu_tokenizer,
             "vocabulary": {"pieces": len(tokenizer), "sha256": tokenizer.digest},
         }
         for split in SPLITS:

@@ -17,7 +17,7 @@ from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError, StorageError
 from transformer_jax.inference.run import Run
 from transformer_jax.model.losses import Loss, cross_entropy
-from transformer_jax.model.transformer import Transformer
+from transformer_jax.model.transformer import Params, Transformer
 from transformer_jax.runs.folder import write_json
 
 # Positions of a batch when only the loss is computed.
@@ -37,7 +37,9 @@ class Scores:
     chrf_signature: str
 
 
-def score(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
+def score(
+    hypotheses: Sequence[str], references: Sequence[str], *, bleu_tokenizer: str = "13a"
+) -> Scores:
     """Compare translations with one reference each, by sacreBLEU.
 
     Raises:
@@ -48,7 +50,7 @@ def score(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
         raise DataError(
             f"{len(hypotheses)} translations cannot be scored by {len(references)} references"
         )
-    bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
+    bleu, chrf = sacrebleu.BLEU(tokenize=bleu_tokenizer), sacrebleu.CHRF()
     bleu_score = bleu.corpus_score(hypotheses, [references]).score
     chrf_score = chrf.corpus_score(hypotheses, [references]).score
     return Scores(
@@ -62,15 +64,15 @@ def score(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
 
 
 @functools.cache
-def _loss_function(model: Transformer) -> Callable[[dict, Batch], Loss]:
-    def loss(params: dict, batch: Batch) -> Loss:
+def _loss_function(model: Transformer) -> Callable[[Params, Batch], Loss]:
+    def loss(params: Params, batch: Batch) -> Loss:
         logits = model.apply({"params": params}, *batch)
         return cross_entropy(logits, batch.target, smoothing=0.0)
 
     return jax.jit(loss)
 
 
-def perplexity(model: Transformer, params: dict, source: Ragged, target: Ragged) -> float:
+def perplexity(model: Transformer, params: Params, source: Ragged, target: Ragged) -> float:
     """Return the perplexity per piece, the end counted, without label smoothing (Table 3)."""
     batches = Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
     losses = [_loss_function(model)(params, batches[i]) for i in range(batches.per_epoch)]
@@ -84,7 +86,7 @@ def evaluate(
     decode: dict[str, Any],
     *,
     progress: Callable[[int], None] = lambda _: None,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Path]:
     """Translate and score a set; keep hypotheses, references and scores in the run's folder.
 
     Args:
@@ -94,8 +96,8 @@ def evaluate(
         progress: told how many sentences are done.
 
     Returns:
-        What scores.json holds: perplexity, the fields of `Scores`, how they came about and
-        three examples.
+        What scores.json holds (perplexity, the fields of `Scores`, how they came about and
+        three examples), and the folder where it lies.
 
     Raises:
         DataError: a source is longer than the model reads, or the corpus is another one than
@@ -117,15 +119,14 @@ def evaluate(
         "average": run.average,
         "decode": asdict(translator.config),
         "perplexity": perplexity(run.model, run.params, *prepared.pieces(split)),
-        **asdict(score(hypotheses, references)),
+        **asdict(score(hypotheses, references, bleu_tokenizer=prepared.report["bleu_tokenizer"])),
         "examples": [
             {"source": s, "hypothesis": h, "reference": r}
             for s, h, r in list(zip(sources, hypotheses, references, strict=True))[:3]
         ],
-        "folder": str(folder),
     }
     store(folder, sources, hypotheses, references, result)
-    return result
+    return result, folder
 
 
 def store(

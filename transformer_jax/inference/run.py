@@ -12,7 +12,7 @@ from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UsageError
 from transformer_jax.inference.translate import Hypothesis, Translator
-from transformer_jax.model.transformer import Transformer, abstract_params
+from transformer_jax.model.transformer import Params, Transformer, abstract_params
 from transformer_jax.runs.checkpoint import Checkpoints, on_device
 from transformer_jax.runs.folder import RunFolder
 
@@ -22,7 +22,7 @@ class Run:
     """A model with its parameters and vocabulary, on the device that JAX calls its default."""
 
     folder: RunFolder
-    params: dict
+    params: Params
     """As `model.apply({"params": params}, ...)` takes them."""
     step: int
     """Of the checkpoint; of the last one, where it is a mean."""
@@ -55,7 +55,9 @@ class Run:
             self._translators[config] = Translator(self.model, self.tokenizer, config)
         return self._translators[config]
 
-    def translate(self, lines: Sequence[str], *, truncate: bool = False, **decode: object) -> list[str]:
+    def translate(
+        self, lines: Sequence[str], *, truncate: bool = False, **decode: object
+    ) -> list[str]:
         """Return the best translation of each line, in order; a blank line's is empty.
 
         Args:

@@ -14,9 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-Step = Callable[
-    [Int[Array, "B J"], Int[Array, ""], Any], tuple[Float[Array, "B J N"], Any]
-]
+Step = Callable[[Int[Array, "B J"], Int[Array, ""], Any], tuple[Float[Array, "B J N"], Any]]
 """(newest pieces, their position, state) -> (logits of the next pieces, state).
 
 The state is any pytree whose `cache` (an attribute) holds what differs between hypotheses, in
@@ -112,9 +110,7 @@ def beam_search(
         ending = log_probs[..., eos] / penalty(length, alpha)
         ending = jnp.where(beam.log_probs > NEVER / 2, ending, NEVER)
         ending_pieces = beam.going.at[:, :, beam.position].set(eos)
-        scores, best = jax.lax.top_k(
-            jnp.concatenate([beam.scores, ending], axis=1), beam_size
-        )
+        scores, best = jax.lax.top_k(jnp.concatenate([beam.scores, ending], axis=1), beam_size)
         ended = _select(jnp.concatenate([beam.ended, ending_pieces], axis=1), best)
 
         # And, but for the last place, go on.

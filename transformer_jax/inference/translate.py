@@ -17,7 +17,7 @@ from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import DataError
 from transformer_jax.inference.search import NEVER, Translations, beam_search, greedy_search
-from transformer_jax.model.transformer import DecodingState, Transformer
+from transformer_jax.model.transformer import DecodingState, Params, Transformer
 from transformer_jax.pieces import BOS, EOS
 
 ROWS = 32
@@ -44,7 +44,9 @@ class Translator:
         """Return the search as a compiled function of (params, source, limit)."""
         model, config = self.model, self.config
 
-        def search(params: dict, source: Int[Array, "B S"], limit: Int[Array, " B"]) -> Translations:
+        def search(
+            params: Params, source: Int[Array, "B S"], limit: Int[Array, " B"]
+        ) -> Translations:
             def step(
                 pieces: Int[Array, "B J"], position: Int[Array, ""], state: DecodingState
             ) -> tuple[Array, DecodingState]:
@@ -89,9 +91,7 @@ class Translator:
                     f"line {number} has {len(pieces)} pieces, and the model reads {longest} "
                     f"(model.max_length): shorten it, or allow --truncate"
                 )
-        return [
-            [*pieces[: longest - 1], EOS] if len(pieces) > 1 else [] for pieces in encoded
-        ]
+        return [[*pieces[: longest - 1], EOS] if len(pieces) > 1 else [] for pieces in encoded]
 
     def width(self, length: int) -> int:
         """Return the padded length of a sentence: the next power of two, at most the longest."""
@@ -99,7 +99,7 @@ class Translator:
 
     def translate(
         self,
-        params: dict,
+        params: Params,
         lines: Sequence[str],
         *,
         num_best: int = 1,
@@ -135,7 +135,7 @@ class Translator:
         return results
 
     def _batch(
-        self, params: dict, sources: list[list[int]], width: int, num_best: int
+        self, params: Params, sources: list[list[int]], width: int, num_best: int
     ) -> list[list[Hypothesis]]:
         """Translate at most `ROWS` sentences; rows that are not used have nothing to do."""
         source = np.zeros((ROWS, width), np.int32)
@@ -148,7 +148,9 @@ class Translator:
         return [
             [
                 Hypothesis(text, float(score))
-                for text, score in zip(self.tokenizer.decode(best.tolist()), row_scores, strict=True)
+                for text, score in zip(
+                    self.tokenizer.decode(best.tolist()), row_scores, strict=True
+                )
                 if score > NEVER / 2
             ]
             for best, row_scores in zip(

@@ -7,7 +7,7 @@ Pieces are integers; 0 is padding, which stands at the end of a row only.
 
 import math
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from transformer_jax.config import MAX_EXTRA_LENGTH, ModelConfig
 from transformer_jax.model.embeddings import Positioned, SharedEmbedding
 from transformer_jax.model.layers import DecoderLayer, EncoderLayer, KeysAndValues
 from transformer_jax.pieces import BOS, PAD
+
+Params = dict[str, Any]
+"""Parameters by module, as Flax nests them."""
 
 
 class DecodingState(NamedTuple):
@@ -136,13 +139,13 @@ class Transformer(nn.Module):
         return self.embedding.logits(x), state._replace(cache=cache)
 
 
-def init_params(model: Transformer, rng: Array) -> dict:
+def init_params(model: Transformer, rng: Array) -> Params:
     """Return fresh parameters."""
     pieces = jnp.ones((1, 1), jnp.int32)
     return model.init(rng, pieces, pieces)["params"]
 
 
-def abstract_params(model: Transformer) -> dict:
+def abstract_params(model: Transformer) -> Params:
     """Return shapes and dtypes of the parameters, without allocating any."""
     return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
 
@@ -159,7 +162,7 @@ def parameter_counts(model: Transformer) -> dict[str, int]:
 
 
 def attention_of(
-    model: Transformer, params: dict, source: Int[Array, "B S"], target: Int[Array, "B T"]
+    model: Transformer, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
 ) -> dict[str, Float[Array, "N B H ..."]]:
     """Return all attention weights of a forward pass, by kind, stacked over layers.
 

@@ -33,7 +33,10 @@ class Keep:
         del context
         scored = [c for c in checkpoints if c.metrics is not None]
         best = min(scored, key=lambda c: c.metrics["perplexity"], default=None)
-        kept = {c.step for c in [*checkpoints[-1:], *scored[-self.scheduled :], *([best] if best else [])]}
+        kept = {
+            c.step
+            for c in [*checkpoints[-1:], *scored[-self.scheduled :], *([best] if best else [])]
+        }
         return [c.step in kept for c in checkpoints]
 
 

@@ -1,12 +1,12 @@
 """The folder of a run: self-contained, data only, never overwritten.
 
-    run.json        format, resolved config, vocabulary and data hashes, versions
-    tokenizer.model the vocabulary, a SentencePiece file
-    checkpoints/    a folder for each step that is kept
-    metrics.jsonl   a line of JSON for each report
-    tensorboard/    the same as events
-    samples/        translations of development sentences, a file for each scored step
-    evaluations/    hypotheses, references and scores, a folder for each evaluation
+run.json        format, resolved config, vocabulary and data hashes, versions
+tokenizer.model the vocabulary, a SentencePiece file
+checkpoints/    a folder for each step that is kept
+metrics.jsonl   a line of JSON for each report
+tensorboard/    the same as events
+samples/        translations of development sentences, a file for each scored step
+evaluations/    hypotheses, references and scores, a folder for each evaluation
 """
 
 import importlib.metadata
@@ -48,7 +48,9 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @classmethod
-    def create(cls, path: Path, config: Config, tokenizer: Tokenizer, fingerprint: str) -> "RunFolder":
+    def create(
+        cls, path: Path, config: Config, tokenizer: Tokenizer, fingerprint: str
+    ) -> "RunFolder":
         """Make the folder, which appears at once with all that a run needs to go on.
 
         Raises:
@@ -138,7 +140,11 @@ def check_free(path: Path) -> None:
     count = 2
     while (other := path.with_name(f"{path.name}-{count}")).exists():
         count += 1
-    resume = f"go on with it by `transformer-jax resume {path}`, or " if (path / "run.json").exists() else ""
+    resume = (
+        f"go on with it by `transformer-jax resume {path}`, or "
+        if (path / "run.json").exists()
+        else ""
+    )
     raise UsageError(f"{path} is there already: {resume}start another by `--out {other}`")
 
 

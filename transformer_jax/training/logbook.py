@@ -46,7 +46,9 @@ class Logbook:
             # Where nobody looks, lines alone: no escape codes in files.
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task("", total=folder.config.train.steps, completed=step, doing="")
+        self._task = self._progress.add_task(
+            "", total=folder.config.train.steps, completed=step, doing=""
+        )
 
     def advance(self, step: int, doing: str = "") -> None:
         """Move the bar."""
@@ -73,7 +75,9 @@ class Logbook:
         """Print a line above the bar."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def sample(self, step: int, sources: list[str], hypotheses: list[str], references: list[str]) -> None:
+    def sample(
+        self, step: int, sources: list[str], hypotheses: list[str], references: list[str]
+    ) -> None:
         """Show the first translations of a scored step, and keep all."""
         rows = list(zip(sources, hypotheses, references, strict=True))
         folder = self._folder.path / "samples"

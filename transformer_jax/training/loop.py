@@ -44,7 +44,9 @@ MAY_CHANGE = {
 }
 
 
-def start(config: Config, path: Path, console: Console, *, init_from: Path | None = None) -> RunFolder:
+def start(
+    config: Config, path: Path, console: Console, *, init_from: Path | None = None
+) -> RunFolder:
     """Prepare the text and make the folder of a new run.
 
     Args:
@@ -221,7 +223,9 @@ class Training:
         sources, references = self.prepared.lines("dev")
         found = self.translator.translate(state.params, sources)
         hypotheses = [best[0].text for best in found]
-        scores = score(hypotheses, references)
+        scores = score(
+            hypotheses, references, bleu_tokenizer=self.prepared.report["bleu_tokenizer"]
+        )
         dev = perplexity(self.model, state.params, *self.prepared.pieces("dev"))
         is_scheduled = step % self.config.train.checkpoint_every == 0
         checkpoints.save(step, state.params, state.optimizer, dev if is_scheduled else None)
@@ -244,7 +248,9 @@ def _check_lengths(config: Config, prepared: Prepared) -> None:
 
 def _check_same_shapes(mine: Any, theirs: Any, other: Run) -> None:
     def shapes(tree: Any) -> Iterable[tuple[str, tuple[int, ...]]]:
-        return ((jax.tree_util.keystr(k), x.shape) for k, x in jax.tree_util.tree_leaves_with_path(tree))
+        return (
+            (jax.tree_util.keystr(k), x.shape) for k, x in jax.tree_util.tree_leaves_with_path(tree)
+        )
 
     differing = dict(shapes(mine)).items() ^ dict(shapes(theirs)).items()
     if differing:

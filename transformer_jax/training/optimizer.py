@@ -32,9 +32,7 @@ def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransform
             factor=config.rate_factor,
         )
 
-    adam = optax.adam(
-        schedule, b1=config.adam_beta1, b2=config.adam_beta2, eps=config.adam_epsilon
-    )
+    adam = optax.adam(schedule, b1=config.adam_beta1, b2=config.adam_beta2, eps=config.adam_epsilon)
     if config.clip_norm is None:
         return adam
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), adam)

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch
-from transformer_jax.model.transformer import Transformer, init_params
 from transformer_jax.model.losses import Loss, cross_entropy
+from transformer_jax.model.transformer import Params, Transformer, init_params
 from transformer_jax.training.optimizer import make_optimizer
 
 
@@ -24,7 +24,7 @@ class TrainState(NamedTuple):
 
     step: Int[Array, ""]
     """Updates done."""
-    params: dict
+    params: Params
     optimizer: optax.OptState
 
 
@@ -64,19 +64,21 @@ def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
     """Return the step: gradient of the mean loss per token, then Adam (sections 5.3, 5.4)."""
     optimizer = make_optimizer(config, model.config.d_model)
 
-    def total_loss(params: dict, batch: Batch, rng: Array) -> tuple[Float[Array, ""], Loss]:
+    def total_loss(params: Params, batch: Batch, rng: Array) -> tuple[Float[Array, ""], Loss]:
         logits = model.apply({"params": params}, *batch, train=True, rngs={"dropout": rng})
         loss = cross_entropy(logits, batch.target, config.label_smoothing)
         return loss.smoothed, loss
 
-    def gradient_sum(params: dict, batch: Batch, rng: Array) -> tuple[dict, Loss]:
+    def gradient_sum(params: Params, batch: Batch, rng: Array) -> tuple[Params, Loss]:
         return jax.grad(total_loss, has_aux=True)(params, batch, rng)
 
-    def accumulated(params: dict, batch: Batch, rng: Array) -> tuple[dict, Loss]:
+    def accumulated(params: Params, batch: Batch, rng: Array) -> tuple[Params, Loss]:
         rngs = jax.random.split(rng, config.micro_batches)
         parts = split_rows(batch, config.micro_batches)
 
-        def add(total: tuple[dict, Loss], part: tuple[Batch, Array]) -> tuple[tuple, None]:
+        def add(
+            total: tuple[Params, Loss], part: tuple[Batch, Array]
+        ) -> tuple[tuple[Params, Loss], None]:
             return jax.tree.map(jnp.add, total, gradient_sum(params, *part)), None
 
         zero = (jax.tree.map(jnp.zeros_like, params), Loss(*jnp.zeros(3)))

@@ -1,0 +1,18 @@
+"""What all tests share: checked shapes, a cache of their own, small models."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from jaxtyping import install_import_hook
+
+# Before the package is imported: one cache for all tests, apart from the user's own. Workers of
+# one run share it, so that text is prepared and programs are compiled once.
+CACHE = Path(tempfile.gettempdir()) / f"transformer_jax-tests-{os.getuid()}"
+os.environ["TRANSFORMER_JAX_CACHE"] = str(CACHE)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "programs")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+WINGS = ("model", "training", "inference")
+install_import_hook([f"transformer_jax.{wing}" for wing in WINGS], "shape_checks.check")
