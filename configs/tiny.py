@@ -20,6 +20,7 @@ CONFIG = Config().change(
     train={
         "steps": 900,
         "warmup_steps": 300,
+        "rate_factor": 0.5,
         "checkpoint_every": 300,
         "log_every": 100,
     },

@@ -256,7 +256,8 @@ class Config:
 
     def notes(self) -> list[str]:
         """Return what is allowed but may not be meant, a line each."""
-        model, notes = self.model, []
+        model = self.model
+        notes: list[str] = []
         for key, width in (("d_k", model.d_k), ("d_v", model.d_v)):
             if model.num_heads * width != model.d_model:
                 notes.append(

@@ -96,7 +96,8 @@ class Batches:
     def _shuffle(self, epoch: int) -> list[tuple[Shape, np.ndarray]]:
         """Return the shape and the pairs of each batch of an epoch, in order."""
         rng = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
-        planned, left = [], np.zeros(0, np.int64)
+        planned: list[tuple[Shape, np.ndarray]] = []
+        left = np.zeros(0, np.int64)
         for shape, members in zip(self.shapes, self._members, strict=True):
             pairs = np.concatenate([left, rng.permutation(members)])
             split = np.arange(1, shape.batches + 1) * shape.rows
@@ -133,7 +134,8 @@ def bucket_edges(lengths: np.ndarray, *, good: float = 0.92) -> np.ndarray:
     # waste[i, j]: positions of a bucket that holds distinct lengths i to j - 1.
     cost = (pairs[None, :] - pairs[:, None]) * np.concatenate([[0], distinct])[None, :]
     cost = np.where(np.arange(len(pairs))[:, None] < np.arange(len(pairs))[None, :], cost, np.inf)
-    best, cuts = cost[0], []
+    best = cost[0]
+    cuts: list[np.ndarray] = []
     while tokens < good * best[-1] and len(cuts) + 1 < min(MAX_SHAPES, len(distinct)):
         through = best[:, None] + cost
         cuts.append(np.argmin(through, axis=0))

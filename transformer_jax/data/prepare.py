@@ -7,6 +7,7 @@
 """
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -158,18 +159,10 @@ def _write_split(
     return {"pairs": outcome.total(), **outcome}
 
 
-def _chunks(
-    pairs: Iterator[tuple[str, str]], size: int
-) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+def _chunks(pairs: Iterator[tuple[str, str]], size: int) -> Iterator[tuple[list[str], list[str]]]:
     """Yield sources and targets of so many pairs at a time: SentencePiece is faster on lists."""
-    chunk = []
-    for pair in pairs:
-        chunk.append(pair)
-        if len(chunk) == size:
-            yield tuple(zip(*chunk, strict=True))
-            chunk = []
-    if chunk:
-        yield tuple(zip(*chunk, strict=True))
+    while chunk := list(itertools.islice(pairs, size)):
+        yield [source for source, _ in chunk], [target for _, target in chunk]
 
 
 def _unfit(pair: tuple[list[int], list[int]], max_length: int) -> str | None:

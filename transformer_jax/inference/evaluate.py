@@ -63,19 +63,16 @@ def score(
     )
 
 
-@functools.cache
-def _loss_function(model: Transformer) -> Callable[[Params, Batch], Loss]:
-    def loss(params: Params, batch: Batch) -> Loss:
-        logits = model.apply({"params": params}, *batch)
-        return cross_entropy(logits, batch.target, smoothing=0.0)
-
-    return jax.jit(loss)
+@functools.partial(jax.jit, static_argnames="model")
+def _loss(params: Params, batch: Batch, *, model: Transformer) -> Loss:
+    logits: Any = model.apply({"params": params}, *batch)
+    return cross_entropy(logits, batch.target, smoothing=0.0)
 
 
 def perplexity(model: Transformer, params: Params, source: Ragged, target: Ragged) -> float:
     """Return the perplexity per piece, the end counted, without label smoothing (Table 3)."""
     batches = Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
-    losses = [_loss_function(model)(params, batches[i]) for i in range(batches.per_epoch)]
+    losses = [_loss(params, batches[i], model=model) for i in range(batches.per_epoch)]
     nll = math.fsum(float(loss.nll) for loss in losses)
     return math.exp(min(nll / math.fsum(float(loss.count) for loss in losses), 700.0))
 

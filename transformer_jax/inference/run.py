@@ -4,6 +4,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -48,7 +49,7 @@ class Run:
     def _translators(self) -> dict[DecodeConfig, Translator]:
         return {}
 
-    def translator(self, **decode: object) -> Translator:
+    def translator(self, **decode: Any) -> Translator:
         """Return the search, by the run's own `decode` config with these fields changed."""
         config = replace(self.config.decode, **decode)
         if config not in self._translators:
@@ -56,7 +57,7 @@ class Run:
         return self._translators[config]
 
     def translate(
-        self, lines: Sequence[str], *, truncate: bool = False, **decode: object
+        self, lines: Sequence[str], *, truncate: bool = False, **decode: Any
     ) -> list[str]:
         """Return the best translation of each line, in order; a blank line's is empty.
 
@@ -73,7 +74,7 @@ class Run:
         return [hypotheses[0].text for hypotheses in found]
 
     def translate_best(
-        self, lines: Sequence[str], num_best: int, *, truncate: bool = False, **decode: object
+        self, lines: Sequence[str], num_best: int, *, truncate: bool = False, **decode: Any
     ) -> list[list[Hypothesis]]:
         """Return the best few translations of each line with their scores, best first."""
         translator = self.translator(**decode)

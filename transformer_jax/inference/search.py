@@ -65,6 +65,17 @@ class _Beam(NamedTuple):
     state: Any
 
 
+class _Greedy(NamedTuple):
+    """The loop's state of greedy search."""
+
+    position: Int[Array, ""]
+    newest: Int[Array, " B"]
+    pieces: Int[Array, "B L"]
+    log_probs: Float[Array, " B"]
+    is_done: Bool[Array, " B"]
+    state: Any
+
+
 def beam_search(
     step: Step,
     state: Any,
@@ -162,27 +173,33 @@ def greedy_search(
     Arguments and result are as for `beam_search`, with J = 1.
     """
 
-    def body(carry: tuple) -> tuple:
-        position, newest, pieces, log_probs, is_done, state = carry
-        logits, state = step(newest[:, None], position, state)
-        log_softmax = jax.nn.log_softmax(logits[:, 0].astype(jnp.float32))
-        newest = jnp.where(position + 1 >= limit, eos, jnp.argmax(log_softmax, axis=-1))
-        gained = jnp.take_along_axis(log_softmax, newest[:, None], axis=-1)[:, 0]
-        pieces = pieces.at[:, position].set(jnp.where(is_done, 0, newest))
-        log_probs = jnp.where(is_done, log_probs, log_probs + gained)
-        return position + 1, newest, pieces, log_probs, is_done | (newest == eos), state
+    def body(greedy: _Greedy) -> _Greedy:
+        logits, state = step(greedy.newest[:, None], greedy.position, greedy.state)
+        log_probs = jax.nn.log_softmax(logits[:, 0].astype(jnp.float32))
+        is_last = greedy.position + 1 >= limit
+        newest = jnp.where(is_last, eos, jnp.argmax(log_probs, axis=-1))
+        gained = jnp.take_along_axis(log_probs, newest[:, None], axis=-1)[:, 0]
+        kept = greedy.is_done
+        return _Greedy(
+            position=greedy.position + 1,
+            newest=newest,
+            pieces=greedy.pieces.at[:, greedy.position].set(jnp.where(kept, 0, newest)),
+            log_probs=jnp.where(kept, greedy.log_probs, greedy.log_probs + gained),
+            is_done=kept | (newest == eos),
+            state=state,
+        )
 
     sentences = len(limit)
-    carry = (
-        jnp.zeros((), jnp.int32),
-        jnp.full(sentences, bos, jnp.int32),
-        jnp.zeros((sentences, max_length), jnp.int32),
-        jnp.zeros(sentences),
-        limit <= 0,
-        state,
+    greedy = _Greedy(
+        position=jnp.zeros((), jnp.int32),
+        newest=jnp.full(sentences, bos, jnp.int32),
+        pieces=jnp.zeros((sentences, max_length), jnp.int32),
+        log_probs=jnp.zeros(sentences),
+        is_done=limit <= 0,
+        state=state,
     )
-    last = jax.lax.while_loop(lambda c: ~jnp.all(c[4]), body, carry)
-    return Translations(last[2][:, None], last[3][:, None])
+    last = jax.lax.while_loop(lambda g: ~jnp.all(g.is_done), body, greedy)
+    return Translations(last.pieces[:, None], last.log_probs[:, None])
 
 
 def _select(x: Array, index: Int[Array, "B J"]) -> Array:

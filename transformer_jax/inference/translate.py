@@ -7,7 +7,7 @@ compiled once.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -49,7 +49,7 @@ class Translator:
         ) -> Translations:
             def step(
                 pieces: Int[Array, "B J"], position: Int[Array, ""], state: DecodingState
-            ) -> tuple[Array, DecodingState]:
+            ) -> Any:
                 return model.apply({"params": params}, pieces, position, state, method="step")
 
             max_length = source.shape[1] + config.max_extra_length

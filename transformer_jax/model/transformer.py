@@ -142,7 +142,7 @@ class Transformer(nn.Module):
 def init_params(model: Transformer, rng: Array) -> Params:
     """Return fresh parameters."""
     pieces = jnp.ones((1, 1), jnp.int32)
-    return model.init(rng, pieces, pieces)["params"]
+    return dict(model.init(rng, pieces, pieces)["params"])
 
 
 def abstract_params(model: Transformer) -> Params:
@@ -170,7 +170,7 @@ def attention_of(
     "cross" [layers, B, H, T, S]: figures 3 to 5 of the paper draw them.
     """
     _, sown = model.apply({"params": params}, source, target, mutable=["intermediates"])
-    layers = sown["intermediates"]
+    layers: Any = sown["intermediates"]
 
     def stacked(stack: str, kind: str) -> Float[Array, "N B H ..."]:
         count = model.config.num_layers

@@ -53,9 +53,11 @@ class Checkpoints:
         logging.getLogger("absl").setLevel(logging.WARNING)
         if keep is None and not folder.is_dir():
             raise UsageError(f"{folder.parent} has no checkpoint yet")
-        policy = ocp.training.preservation_policies.PreserveAll() if keep is None else Keep(keep)
+        policy: Any = (
+            ocp.training.preservation_policies.PreserveAll() if keep is None else Keep(keep)
+        )
         self._checkpointer = ocp.training.Checkpointer(
-            folder.absolute(),
+            str(folder.absolute()),
             preservation_policy=policy,
             cleanup_tmp_directories=keep is not None,
         )
@@ -70,19 +72,40 @@ class Checkpoints:
     @property
     def scores(self) -> dict[int, float]:
         """Perplexity on the development set of each scheduled step that is kept."""
-        kept = self._checkpointer.checkpoints
+        kept: Any = self._checkpointer.checkpoints
         return {c.step: c.metrics["perplexity"] for c in kept if c.metrics is not None}
 
-    def save(self, step: int, params: PyTree, optimizer: PyTree, perplexity: float | None) -> None:
-        """Begin to write a checkpoint; the arrays may be given away once this returns."""
+    def save(
+        self,
+        step: int,
+        params: PyTree,
+        optimizer: PyTree,
+        perplexity: float | None,
+        unreported: Sequence[Sequence[float]] = (),
+    ) -> None:
+        """Begin to write a checkpoint; the arrays may be given away once this returns.
+
+        Args:
+            step: updates done.
+            params: of the model.
+            optimizer: its state.
+            perplexity: on the development set, for a scheduled step; else None.
+            unreported: what the next report needs of the steps since the last one.
+        """
         self.wait()
         self._pending = self._checkpointer.save_checkpointables_async(
             step,
             dict(zip(PARTS, (params, optimizer), strict=True)),
             metrics=None if perplexity is None else {"perplexity": perplexity},
+            custom_metadata={"unreported": [list(sums) for sums in unreported]},
             # Whenever it is called, not by Orbax's own schedule.
             force=True,
         )
+
+    def unreported(self, step: int) -> list[list[float]]:
+        """Return what `save` was given under this name."""
+        metadata: Any = self._checkpointer.checkpointables_metadata(step).custom_metadata
+        return metadata["unreported"]
 
     def wait(self) -> None:
         """Wait until what was begun is on disk.
@@ -108,12 +131,16 @@ class Checkpoints:
         Raises:
             StorageError: it cannot be read, or holds something else.
         """
+        self.wait()
         try:
-            found = self._checkpointer.load_checkpointables(step, targets)
+            stored: Any = self._checkpointer.checkpointables_metadata(step).metadata
+            for part, target in targets.items():
+                # Orbax itself would turn one dtype into another without a word.
+                _check_same(f"checkpoint {step}", _leaves(stored[part]), _leaves(target))
+            return self._checkpointer.load_checkpointables(step, targets)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error.__cause__ or error).strip().splitlines()[0]
-            raise StorageError(f"checkpoint {step} cannot be restored: {reason}") from error
-        return found
+            raise StorageError(f"checkpoint {step} cannot be read: {reason}") from error
 
     def mean_params(self, count: int, target: PyTree) -> PyTree:
         """Return the mean of the last `count` scheduled parameters (section 6.1).
@@ -146,6 +173,24 @@ class Checkpoints:
             self.wait()
         finally:
             self._checkpointer.close()
+
+
+def _leaves(tree: PyTree) -> dict[str, str]:
+    """Return what each array is, by its path in the tree."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.dtype}{list(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _check_same(name: str, stored: dict[str, str], wanted: dict[str, str]) -> None:
+    differing = sorted(stored.items() ^ wanted.items())
+    if differing:
+        path = differing[0][0]
+        raise StorageError(
+            f"{name} does not fit: {path} is {stored.get(path, 'missing')}, "
+            f"not {wanted.get(path, 'there')}"
+        )
 
 
 def on_device(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:

@@ -3,7 +3,6 @@
 import os
 import signal
 from types import FrameType, TracebackType
-from typing import Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -20,7 +19,7 @@ class StopRequest:
             os._exit(130)
         self.signal = signal.Signals(number)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "StopRequest":
         self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 

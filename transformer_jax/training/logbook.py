@@ -8,7 +8,7 @@ import json
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -90,7 +90,7 @@ class Logbook:
         for source, hypothesis, reference in rows[:2]:
             self.say(f"    {source}\n      -> {hypothesis}{_verdict(hypothesis, reference)}")
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Logbook":
         # A line at a time, so that a run that is killed has told what it did.
         self._metrics = self._folder.metrics.open("a", buffering=1, encoding="utf-8")
         self._events: Any = Writer(str(self._folder.path / "tensorboard"))

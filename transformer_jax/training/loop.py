@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 from rich.console import Console
 
 from transformer_jax.cache import keep_compiled_programs
@@ -112,9 +112,9 @@ def run_training(folder: RunFolder, console: Console) -> None:
             raise
         parts = 2 * folder.config.train.micro_batches
         raise OutOfMemoryError(
-            f"the device has no room for a step of this model: try --train.micro-batches {parts} "
-            f"(the same batch in {parts} parts) or --model.remat True, then "
-            f"`transformer-jax resume {folder.path}` with it"
+            f"the device has no room for a step of this model: "
+            f"`transformer-jax resume {folder.path} --train.micro-batches {parts}` computes the "
+            f"same batch in {parts} parts; --model.remat True saves memory too"
         ) from error
 
 
@@ -140,39 +140,57 @@ class Training:
 
     def run(self) -> None:
         """Do what `run_training` says."""
-        config, keep = self.config.train, self.config.train.keep_checkpoints
+        train = self.config.train
         self._introduce()
-        with Checkpoints(self.folder.checkpoints, keep=keep) as checkpoints, StopRequest() as stop:
-            state = self._state(checkpoints)
+        with (
+            Checkpoints(self.folder.checkpoints, keep=train.keep_checkpoints) as self.checkpoints,
+            StopRequest() as stop,
+        ):
+            state = self._state()
             first = int(state.step)
-            if first >= config.steps:
+            if first >= train.steps:
                 self.console.print(f"{self.folder.path} is at step {first} already: nothing to do")
                 return
             self.folder.truncate_metrics(first)
-            with Logbook(self.folder, self.console, step=first) as log:
-                meter = Meter(self.model, peak_flops(self.config.model.dtype))
-                step_function = CompiledStep(
-                    make_train_step(self.model, config), self.placement, log.say, meter.paused
+            earlier = self.checkpoints.unreported(first) if first else []
+            self.meter = Meter(self.model, peak_flops(self.config.model.dtype), earlier)
+            with Logbook(self.folder, self.console, step=first) as self.log:
+                compiled = CompiledStep(
+                    make_train_step(self.model, train),
+                    self.placement,
+                    self.log.say,
+                    self.meter.paused,
                 )
-                for step in range(first + 1, config.steps + 1):
+                for step in range(first + 1, train.steps + 1):
                     batch = self.batches[step - 1]
-                    state, metrics = step_function(state, batch)
-                    meter.add(metrics, batch)
-                    log.advance(step)
-                    is_last = step == config.steps
-                    if step % config.log_every == 0 or is_last:
-                        self._report(step, meter, log)
-                    if step % config.checkpoint_every == 0 or is_last:
-                        with meter.paused():
-                            self._save(step, state, checkpoints, log)
-                    elif stop.signal:
-                        checkpoints.save(step, state.params, state.optimizer, None)
-                    if stop.signal and not is_last:
-                        checkpoints.wait()
-                        raise InterruptedRunError(
-                            f"{stop.signal.name}: saved at step {step}; go on with "
-                            f"`transformer-jax resume {self.folder.path}`"
-                        )
+                    state, metrics = compiled(state, batch)
+                    self.meter.add(metrics, batch)
+                    self.log.advance(step)
+                    self._after(step, state, stop)
+
+    def _after(self, step: int, state: TrainState, stop: StopRequest) -> None:
+        """Report, score and save when it is time to, and end where that was asked for."""
+        train = self.config.train
+        is_last = step == train.steps
+        is_scheduled = step % train.checkpoint_every == 0
+        if step % train.log_every == 0 or is_last:
+            self._report(step)
+        if is_scheduled or is_last or stop.signal:
+            with self.meter.paused():
+                dev = self._score(step, state) if is_scheduled or is_last else None
+                self.checkpoints.save(
+                    step,
+                    state.params,
+                    state.optimizer,
+                    dev if is_scheduled else None,
+                    self.meter.unreported(),
+                )
+        if stop.signal and not is_last:
+            self.checkpoints.wait()
+            raise InterruptedRunError(
+                f"{stop.signal.name}: saved at step {step}; go on with "
+                f"`transformer-jax resume {self.folder.path}`"
+            )
 
     def _introduce(self) -> None:
         devices = jax.local_devices()
@@ -188,18 +206,18 @@ class Training:
         ):
             self.console.print(line, highlight=False, soft_wrap=True)
 
-    def _state(self, checkpoints: Checkpoints) -> TrainState:
+    def _state(self) -> TrainState:
         """Return the newest checkpoint's state, or a fresh one, placed."""
-        latest = checkpoints.latest
+        latest = self.checkpoints.latest
         if latest is None:
             return self.placement.place_state(init_state(self.model, self.config.train))
         shapes = jax.eval_shape(lambda: init_state(self.model, self.config.train))
         parts = {"params": shapes.params, "optimizer": shapes.optimizer}
-        found = checkpoints.restore(latest, on_device(parts, self.placement.state))
-        return self.placement.place_state(TrainState(np.int32(latest), **found))
+        found = self.checkpoints.restore(latest, on_device(parts, self.placement.state))
+        return self.placement.place_state(TrainState(jnp.int32(latest), **found))
 
-    def _report(self, step: int, meter: Meter, log: Logbook) -> None:
-        values = meter.read()
+    def _report(self, step: int) -> None:
+        values = self.meter.read()
         if not math.isfinite(values["loss"]):
             raise DivergedError(
                 f"the loss is {values['loss']} at step {step}: try a smaller "
@@ -215,11 +233,11 @@ class Training:
                 factor=train.rate_factor,
             )
         )
-        log.report(step, "train", values)
+        self.log.report(step, "train", values)
 
-    def _save(self, step: int, state: TrainState, checkpoints: Checkpoints, log: Logbook) -> None:
-        """Score the parameters on the development set and save; off schedule, without score."""
-        log.advance(step, "scoring")
+    def _score(self, step: int, state: TrainState) -> float:
+        """Report scores on the development set; return its perplexity."""
+        self.log.advance(step, "scoring")
         sources, references = self.prepared.lines("dev")
         found = self.translator.translate(state.params, sources)
         hypotheses = [best[0].text for best in found]
@@ -227,11 +245,10 @@ class Training:
             hypotheses, references, bleu_tokenizer=self.prepared.report["bleu_tokenizer"]
         )
         dev = perplexity(self.model, state.params, *self.prepared.pieces("dev"))
-        is_scheduled = step % self.config.train.checkpoint_every == 0
-        checkpoints.save(step, state.params, state.optimizer, dev if is_scheduled else None)
         values = {"perplexity": dev, "bleu": scores.bleu, "exact": scores.exact}
-        log.report(step, "dev", values)
-        log.sample(step, sources[:20], hypotheses[:20], references[:20])
+        self.log.report(step, "dev", values)
+        self.log.sample(step, sources[:20], hypotheses[:20], references[:20])
+        return dev
 
 
 def _check_lengths(config: Config, prepared: Prepared) -> None:

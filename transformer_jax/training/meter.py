@@ -12,21 +12,27 @@ from transformer_jax.model.transformer import Transformer
 from transformer_jax.training.flops import step_flops
 from transformer_jax.training.step import StepMetrics
 
+# For each step: smoothed loss, negative log-likelihood, tokens.
+Sums = list[list[float]]
+
 
 class Meter:
     """Collects what steps report; time in `paused` is no time of training's."""
 
-    def __init__(self, model: Transformer, peak: float) -> None:
+    def __init__(self, model: Transformer, peak: float, earlier: Sums) -> None:
         """Begin to count.
 
         Args:
             model: what is trained.
             peak: FLOP/s that the devices could do.
+            earlier: `unreported` of the process that stopped before: so a report after an
+                interruption is the same as without one.
         """
         self._model, self._peak = model, peak
-        self._clear()
+        self._clear(earlier)
 
-    def _clear(self) -> None:
+    def _clear(self, earlier: Sums) -> None:
+        self._earlier = earlier
         self._metrics: list[StepMetrics] = []
         self._flops = self._paused = 0.0
         self._since = time.perf_counter()
@@ -48,20 +54,23 @@ class Meter:
         finally:
             self._paused += time.perf_counter() - began
 
+    def unreported(self) -> Sums:
+        """Return the sums of each step since the last reading."""
+        found = jax.device_get([metrics.loss for metrics in self._metrics])
+        return [*self._earlier, *([float(x) for x in loss] for loss in found)]
+
     def read(self) -> dict[str, float]:
         """Return means and rates since the last reading, and begin anew."""
-        metrics = jax.device_get(self._metrics)
+        sums = self.unreported()
         seconds = time.perf_counter() - self._since - self._paused
-        smoothed, nll, count = (
-            math.fsum(float(getattr(m.loss, name)) for m in metrics)
-            for name in ("smoothed", "nll", "count")
-        )
+        smoothed, nll, count = (math.fsum(column) for column in zip(*sums, strict=True))
+        now = math.fsum(tokens for _, _, tokens in sums[len(self._earlier) :])
         values = {
             "loss": smoothed / count,
             "perplexity": math.exp(min(nll / count, 700.0)),
-            "gradient_norm": float(metrics[-1].gradient_norm),
-            "tokens_per_second": count / seconds,
+            "gradient_norm": float(self._metrics[-1].gradient_norm),
+            "tokens_per_second": now / seconds,
             "utilization": self._flops / seconds / self._peak,
         }
-        self._clear()
+        self._clear([])
         return values

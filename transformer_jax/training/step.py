@@ -5,7 +5,7 @@ Shapes: B batch, S source positions, T target positions.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,9 @@ class StepMetrics(NamedTuple):
     """Before clipping."""
 
 
+Sums = tuple[Params, Loss]
+"""The gradient of the summed loss, and the sums."""
+
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
 
 
@@ -65,20 +68,18 @@ def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
     optimizer = make_optimizer(config, model.config.d_model)
 
     def total_loss(params: Params, batch: Batch, rng: Array) -> tuple[Float[Array, ""], Loss]:
-        logits = model.apply({"params": params}, *batch, train=True, rngs={"dropout": rng})
+        logits: Any = model.apply({"params": params}, *batch, train=True, rngs={"dropout": rng})
         loss = cross_entropy(logits, batch.target, config.label_smoothing)
         return loss.smoothed, loss
 
-    def gradient_sum(params: Params, batch: Batch, rng: Array) -> tuple[Params, Loss]:
+    def gradient_sum(params: Params, batch: Batch, rng: Array) -> Sums:
         return jax.grad(total_loss, has_aux=True)(params, batch, rng)
 
-    def accumulated(params: Params, batch: Batch, rng: Array) -> tuple[Params, Loss]:
+    def accumulated(params: Params, batch: Batch, rng: Array) -> Sums:
         rngs = jax.random.split(rng, config.micro_batches)
         parts = split_rows(batch, config.micro_batches)
 
-        def add(
-            total: tuple[Params, Loss], part: tuple[Batch, Array]
-        ) -> tuple[tuple[Params, Loss], None]:
+        def add(total: Sums, part: tuple[Batch, Array]) -> tuple[Sums, None]:
             return jax.tree.map(jnp.add, total, gradient_sum(params, *part)), None
 
         zero = (jax.tree.map(jnp.zeros_like, params), Loss(*jnp.zeros(3)))
@@ -92,11 +93,9 @@ def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
         gradients, loss = sums(state.params, batch, rng)
         gradients = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), gradients)
         updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
-        new_state = TrainState(
-            step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
-            optimizer=new_optimizer,
+        params: Any = optax.apply_updates(state.params, updates)
+        return TrainState(state.step + 1, params, new_optimizer), StepMetrics(
+            loss, optax.tree.norm(gradients)
         )
-        return new_state, StepMetrics(loss, optax.global_norm(gradients))
 
     return train_step

@@ -1,0 +1,208 @@
+"""What tests compare with: the paper's equations as loops in numpy, in float64.
+
+Nothing here uses the package but its configs; parameters are nested as Flax nests them.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from hypothesis import settings
+from jaxtyping import Array
+from numpy.typing import ArrayLike, NDArray
+
+from transformer_jax.config import ModelConfig
+
+Floats = NDArray[np.float64]
+Params = Mapping[str, Any]
+
+SMALL = ModelConfig(
+    num_layers=2, d_model=16, d_ff=32, num_heads=2, d_k=8, d_v=8, dropout=0.5, max_length=32
+)
+"""Small, with dropout strong enough to be seen."""
+
+
+def examples(count: int) -> settings:
+    """Try so many examples, the same ones in each run."""
+    return settings(max_examples=count, deadline=None, derandomize=True)
+
+
+def normal(seed: int, *shape: int) -> Array:
+    """Return numbers drawn from N(0, 1); by numpy, which compiles nothing."""
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32))
+
+
+def coins(seed: int, share: float, *shape: int) -> Array:
+    """Return booleans, of which this share is True."""
+    return jnp.asarray(np.random.default_rng(seed).random(shape) < share)
+
+
+def initial_params(module: nn.Module, *arguments: ArrayLike, method: str = "__call__") -> Any:
+    """Return the parameters that the module itself starts with."""
+    return module.init(jax.random.key(0), *arguments, method=method)["params"]
+
+
+def drawn_params(module: nn.Module, *arguments: ArrayLike, seed: int = 0) -> dict[str, Any]:
+    """Return parameters of the module's shapes, of which none is zero or one, biases included."""
+    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), *arguments))["params"]
+    leaves, tree = jax.tree.flatten(shapes)
+    drawn = [0.4 * normal(seed * 1000 + i, *leaf.shape) for i, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(tree, drawn)
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("method", "train", "mutable"))
+def apply(
+    module: nn.Module,
+    params: Params,
+    *arguments: ArrayLike,
+    rng: Array | None = None,
+    **options: Any,
+) -> Any:
+    """Return what a method of the module, `__call__` by default, makes of the arguments."""
+    rngs = None if rng is None else {"dropout": rng}
+    return module.apply({"params": params}, *arguments, rngs=rngs, **options)
+
+
+def floats(x: ArrayLike) -> Floats:
+    """Return the array in numpy's float64."""
+    return np.asarray(x, np.float64)
+
+
+def softmax(scores: Floats) -> Floats:
+    """Return exp(scores) over its sum."""
+    powers = np.exp(scores - scores.max())
+    return powers / powers.sum()
+
+
+def attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, mask: ArrayLike, *, scale: float
+) -> tuple[Floats, Floats]:
+    """Return the weights [B, H, T, S] and the mixed values [B, T, H, V], a query at a time."""
+    q, k, v = floats(query), floats(key), floats(value)
+    (batch, queries, heads, _), keys = q.shape, k.shape[1]
+    allowed = np.broadcast_to(np.asarray(mask), (batch, heads, queries, keys))
+    weights = np.zeros(allowed.shape)
+    mixed = np.zeros((batch, queries, heads, v.shape[-1]))
+    for b, h, t in np.ndindex(batch, heads, queries):
+        seen = np.flatnonzero(allowed[b, h, t])
+        if len(seen):
+            scores = floats([sum(q[b, t, h] * k[b, s, h]) * scale for s in seen])
+            weights[b, h, t, seen] = softmax(scores)
+        else:
+            weights[b, h, t] = 1 / keys
+        mixed[b, t, h] = sum(weights[b, h, t, s] * v[b, s, h] for s in range(keys))
+    return weights, mixed
+
+
+def multi_head_attention(
+    params: Params, x: ArrayLike, memory: ArrayLike, mask: ArrayLike, *, scale: float | None = None
+) -> Floats:
+    """Return Concat(head_1, ..., head_h) W^O, a head at a time (section 3.2.2)."""
+    return _attend(params, x, memory, mask, scale)[1]
+
+
+def multi_head_weights(params: Params, x: ArrayLike, memory: ArrayLike, mask: ArrayLike) -> Floats:
+    """Return each head's weights, [B, H, T, S]."""
+    return _attend(params, x, memory, mask, None)[0]
+
+
+def _attend(
+    params: Params, x: ArrayLike, memory: ArrayLike, mask: ArrayLike, scale: float | None
+) -> tuple[Floats, Floats]:
+    x, memory = floats(x), floats(memory)
+    _, heads, d_k = params["query"]["kernel"].shape
+    d_v, d_model = params["output"]["kernel"].shape[1:]
+    scale = d_k**-0.5 if scale is None else scale
+    allowed = np.broadcast_to(np.asarray(mask), (len(x), heads, x.shape[1], memory.shape[1]))
+    heads_weights: list[Floats] = []
+    concatenated: list[Floats] = []
+    for h in range(heads):
+        q, k, v = (
+            y @ floats(p["kernel"])[:, h] + (floats(p["bias"])[h] if "bias" in p else 0.0)
+            for y, p in ((x, params["query"]), (memory, params["key"]), (memory, params["value"]))
+        )
+        weights, mixed = attention(
+            q[:, :, None], k[:, :, None], v[:, :, None], allowed[:, h : h + 1], scale=scale
+        )
+        heads_weights.append(weights[:, 0])
+        concatenated.append(mixed[:, :, 0])
+    matrix = floats(params["output"]["kernel"]).reshape(heads * d_v, d_model)
+    bias = floats(params["output"]["bias"]) if "bias" in params["output"] else 0.0
+    return np.stack(heads_weights, axis=1), np.concatenate(concatenated, axis=-1) @ matrix + bias
+
+
+def layer_norm(params: Params, x: ArrayLike, *, epsilon: float = 1e-6) -> Floats:
+    """Bring each position's vector to mean 0 and variance 1, then scale and shift it."""
+    x, result = floats(x), np.zeros(np.shape(x))
+    for index in np.ndindex(x.shape[:-1]):
+        vector = x[index]
+        normed = (vector - vector.mean()) / math.sqrt(vector.var() + epsilon)
+        result[index] = normed * floats(params["scale"]) + floats(params["bias"])
+    return result
+
+
+def feed_forward(params: Params, x: ArrayLike) -> Floats:
+    """Return max(0, x W1 + b1) W2 + b2 (equation 2)."""
+    inner, outer = params["inner"], params["outer"]
+    hidden = np.maximum(0, floats(x) @ floats(inner["kernel"]) + floats(inner["bias"]))
+    return hidden @ floats(outer["kernel"]) + floats(outer["bias"])
+
+
+def encoder_layer(params: Params, x: ArrayLike, mask: ArrayLike) -> Floats:
+    """Return the layer's output: two sub-layers, each LayerNorm(x + Sublayer(x))."""
+    x = floats(x)
+    attended = multi_head_attention(params["self_attention"], x, x, mask)
+    x = layer_norm(params["after_self_attention"]["norm"], x + attended)
+    fed = feed_forward(params["feed_forward"], x)
+    return layer_norm(params["after_feed_forward"]["norm"], x + fed)
+
+
+def decoder_layer(
+    params: Params, x: ArrayLike, memory: ArrayLike, mask: ArrayLike, memory_mask: ArrayLike
+) -> Floats:
+    """Return the layer's output: three sub-layers, each LayerNorm(x + Sublayer(x))."""
+    x = floats(x)
+    attended = multi_head_attention(params["self_attention"], x, x, mask)
+    x = layer_norm(params["after_self_attention"]["norm"], x + attended)
+    attended = multi_head_attention(params["cross_attention"], x, memory, memory_mask)
+    x = layer_norm(params["after_cross_attention"]["norm"], x + attended)
+    fed = feed_forward(params["feed_forward"], x)
+    return layer_norm(params["after_feed_forward"]["norm"], x + fed)
+
+
+def sinusoid(positions: int, d_model: int) -> Floats:
+    """Return PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(same)."""
+    table = np.zeros((positions, d_model))
+    for pos in range(positions):
+        for i in range(d_model // 2):
+            angle = pos / 10000 ** (2 * i / d_model)
+            table[pos, 2 * i] = math.sin(angle)
+            table[pos, 2 * i + 1] = math.cos(angle)
+    return table
+
+
+def transformer(params: Params, source: ArrayLike, target: ArrayLike) -> Floats:
+    """Return the logits of each target piece (figure 1); 0 is padding, 1 begins a sentence."""
+    source, target = np.asarray(source), np.asarray(target)
+    matrix = floats(params["embedding"]["table"])
+    d_model = matrix.shape[1]
+    layers = sum(name.startswith("encoder_") for name in params)
+    tokens = (source != 0)[:, None, None, :]
+    past = np.tril(np.ones((1, 1, target.shape[1], target.shape[1]), bool))
+
+    def embedded(pieces: NDArray[Any]) -> Floats:
+        return matrix[pieces] * math.sqrt(d_model) + sinusoid(pieces.shape[1], d_model)
+
+    memory = embedded(source)
+    for i in range(layers):
+        memory = encoder_layer(params[f"encoder_{i}"], memory, tokens)
+    begun = np.concatenate([np.ones((len(target), 1), int), target[:, :-1]], axis=1)
+    x = embedded(begun)
+    for i in range(layers):
+        x = decoder_layer(params[f"decoder_{i}"], x, memory, past, tokens)
+    return x @ matrix.T

@@ -1,0 +1,102 @@
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import sacrebleu
+from rich.console import Console
+from small import SMALL
+
+from transformer_jax.cli import main
+from transformer_jax.data.prepare import prepare
+from transformer_jax.errors import DataError
+from transformer_jax.inference.evaluate import evaluate, perplexity, score
+from transformer_jax.inference.run import Run, load
+from transformer_jax.training.loop import run_training, start
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    quiet = Console(quiet=True)
+    run_training(start(SMALL, path, quiet), quiet)
+    return load(path)
+
+
+def test_perplexity_is_that_of_each_sentence_by_itself(run: Run) -> None:
+    source, target = prepare(run.config.data, run.tokenizer).pieces("dev")
+    total = count = 0.0
+    for i in range(20):
+        s, t = (
+            jax.numpy.asarray(side.padded(np.array([i]), 1, int(side.lengths[i])))
+            for side in (source, target)
+        )
+        logits: Any = run.model.apply({"params": run.params}, s, t)
+        log_probs = np.asarray(jax.nn.log_softmax(logits), np.float64)[0]
+        total -= sum(log_probs[place, piece] for place, piece in enumerate(t[0].tolist()))
+        count += t.shape[1]
+    few = (type(side)(side.flat, side.offsets[:21]) for side in (source, target))
+    np.testing.assert_allclose(
+        perplexity(run.model, run.params, *few), math.exp(total / count), rtol=1e-5
+    )
+
+
+def test_scores_are_those_of_sacrebleu() -> None:
+    hypotheses, references = ["the cat sat", "a dog ran off"], ["the cat sat", "a dog ran away"]
+    scores = score(hypotheses, references)
+    assert scores.bleu == sacrebleu.corpus_bleu(hypotheses, [references]).score
+    assert scores.chrf == sacrebleu.corpus_chrf(hypotheses, [references]).score
+    assert scores.exact == 0.5
+    assert "tok:13a" in scores.bleu_signature
+    assert "tok:char" in score(hypotheses, references, bleu_tokenizer="char").bleu_signature
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "references"), [(["a"], ["a", "b"]), (["a", "b"], ["a"]), ([], [])]
+)
+def test_sets_of_unlike_size_have_no_score(hypotheses: list[str], references: list[str]) -> None:
+    with pytest.raises(DataError, match="cannot be scored"):
+        score(hypotheses, references)
+
+
+def test_an_evaluation_keeps_lines_and_scores(run: Run) -> None:
+    result, folder = evaluate(run, "dev", {"beam_size": 1})
+    lines = {
+        name: (folder / f"{name}.txt").read_text("utf-8").splitlines()
+        for name in ("source", "hypothesis", "reference")
+    }
+    assert {len(text) for text in lines.values()} == {500}
+    assert json.loads((folder / "scores.json").read_text()) == result
+    again = score(lines["hypothesis"], lines["reference"], bleu_tokenizer="char")
+    assert (result["bleu"], result["chrf"]) == (again.bleu, again.chrf)
+    assert result["decode"]["beam_size"] == 1
+    assert result["step"] == 8
+
+
+def test_the_command_line_prints_scores_for_people_and_for_programs(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(run.folder.path)
+    assert main(["evaluate", path, "--set", "dev", "--beam-size", "1", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert main(["evaluate", path, "--set", "dev", "--beam-size", "1", "--average", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert result["bleu_signature"] in shown
+    assert shown.count("->") == 3
+    assert "next: " in shown
+    kept = {folder.name for folder in (run.folder.path / "evaluations").iterdir()}
+    assert {"dev-step8-average1-beam1", "dev-step8-average2-beam1"} <= kept
+
+
+def test_evaluation_on_other_text_is_refused(run: Run, tmp_path: Path) -> None:
+    import shutil
+
+    copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
+    description = json.loads((copy / "run.json").read_text())
+    description["config"]["data"]["num_pairs"] = 201
+    (copy / "run.json").write_text(json.dumps(description))
+    with pytest.raises(DataError, match="not the one"):
+        evaluate(load(copy), "dev", {})

@@ -1,0 +1,28 @@
+"""The demo's task, in fewer steps: number words, English to German."""
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from transformer_jax.configfiles import load_config
+from transformer_jax.inference.run import load
+from transformer_jax.training.loop import run_training, start
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_tiny_model_learns_number_words(tmp_path: Path) -> None:
+    config = load_config(str(ROOT / "configs" / "tiny.py")).change(
+        train={"steps": 300, "checkpoint_every": 300}
+    )
+    quiet = Console(quiet=True)
+    path = tmp_path / "run"
+    run_training(start(config, path, quiet), quiet)
+    last = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["split"] == "dev"
+    assert last["exact"] > 0.9
+    run = load(path)
+    assert run.translate(["two hundred and thirty-one thousand, five hundred and sixty-seven"]) == [
+        "zweihunderteinunddreißigtausendfünfhundertsiebenundsechzig"
+    ]

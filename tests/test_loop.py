@@ -1,0 +1,272 @@
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+from small import SMALL, metrics_of
+
+import transformer_jax
+from transformer_jax.cli import main
+from transformer_jax.config import Config, ConfigError
+from transformer_jax.errors import (
+    DataError,
+    DivergedError,
+    InterruptedRunError,
+    OutOfMemoryError,
+    StorageError,
+    UsageError,
+)
+from transformer_jax.runs.checkpoint import Checkpoints, on_device
+from transformer_jax.runs.folder import RunFolder
+from transformer_jax.training import loop
+from transformer_jax.training.step import init_state
+
+QUIET = Console(quiet=True)
+
+
+def train(config: Config, path: Path, **options: Any) -> Path:
+    loop.run_training(loop.start(config, path, QUIET, **options), QUIET)
+    return path
+
+
+def resume(path: Path, **sections: dict[str, Any]) -> Path:
+    folder = RunFolder.open(path)
+    loop.run_training(loop.change_config(folder, folder.config.change(**sections)), QUIET)
+    return path
+
+
+def state_of(path: Path) -> Any:
+    """Return parameters and optimizer of the newest checkpoint."""
+    run = transformer_jax.load(path, average=1)
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.eval_shape(lambda: init_state(run.model, run.config.train))
+    parts = {"params": shapes.params, "optimizer": shapes.optimizer}
+    with Checkpoints(path / "checkpoints") as checkpoints:
+        latest = checkpoints.latest
+        assert latest is not None
+        return latest, checkpoints.restore(latest, on_device(parts, here))
+
+
+def assert_same(left: Any, right: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of all steps at once."""
+    return train(SMALL, tmp_path_factory.mktemp("runs") / "whole")
+
+
+def interrupt_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send this process a SIGTERM when it has done so many steps."""
+    add, count = loop.Meter.add, itertools.count(1)
+
+    def counting(meter: loop.Meter, *arguments: Any) -> None:
+        add(meter, *arguments)
+        if next(count) == steps:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(loop.Meter, "add", counting)
+
+
+@pytest.mark.parametrize("stop", [3, 4, 5])
+def test_stop_and_resume_gives_the_same_bits_as_going_through(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
+) -> None:
+    # Off schedule (3, 5) and on it (4); while the rate grows and after; with dropout.
+    path = tmp_path / "parts"
+    with monkeypatch.context() as patch:
+        interrupt_after(stop, patch)
+        with pytest.raises(InterruptedRunError, match=f"SIGTERM: saved at step {stop};"):
+            train(SMALL, path)
+    assert state_of(path)[0] == stop
+    resume(path)
+    assert_same(state_of(path), state_of(whole))
+    assert metrics_of(path) == metrics_of(whole)
+    with Checkpoints(path / "checkpoints") as mine, Checkpoints(whole / "checkpoints") as theirs:
+        assert mine.scores == theirs.scores
+
+
+def test_half_the_steps_and_then_all_of_them_equal_all_at_once(whole: Path, tmp_path: Path) -> None:
+    path = train(SMALL.change(train={"steps": 4}), tmp_path / "half")
+    assert state_of(path)[0] == 4
+    resume(path, train={"steps": 8})
+    assert_same(state_of(path), state_of(whole))
+    assert RunFolder.open(path).config == RunFolder.open(whole).config
+
+
+def test_the_same_command_gives_the_same_bits(whole: Path, tmp_path: Path) -> None:
+    path = train(SMALL, tmp_path / "again")
+    assert_same(state_of(path), state_of(whole))
+    assert metrics_of(path) == metrics_of(whole)
+
+
+def test_micro_batches_and_remat_may_change_when_a_run_goes_on(tmp_path: Path) -> None:
+    path = train(SMALL.change(train={"steps": 2}), tmp_path / "run")
+    resume(path, train={"steps": 4, "micro_batches": 2}, model={"remat": True})
+    assert state_of(path)[0] == 4
+
+
+def test_a_run_that_was_killed_forgets_reports_that_come_again(whole: Path, tmp_path: Path) -> None:
+    path = train(SMALL.change(train={"steps": 4}), tmp_path / "run")
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "split": "train", "loss": 1.0}\n{"step": 7, "sp')
+    resume(path, train={"steps": 8})
+    assert metrics_of(path) == metrics_of(whole)
+
+
+def test_metrics_and_events_tell_the_same(whole: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(whole / "tensorboard"), size_guidance={"tensors": 0})
+    events.Reload()
+    told = {
+        (tag, event.step): event.tensor_proto.float_val[0]
+        for tag in events.Tags()["tensors"]
+        for event in events.Tensors(tag)
+    }
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["split"]) for line in lines] == [
+        (2, "train"),
+        (4, "train"),
+        (4, "dev"),
+        (6, "train"),
+        (8, "train"),
+        (8, "dev"),
+    ]
+    for line in lines:
+        for key in set(line) - {"step", "split", "time"}:
+            written = told.pop((f"{line['split']}/{key}", line["step"]))
+            np.testing.assert_allclose(written, line[key], rtol=1e-6)
+    assert not told
+
+
+def test_a_run_keeps_translations_of_each_scored_step(whole: Path) -> None:
+    text = (whole / "samples" / "step-8.txt").read_text("utf-8")
+    assert len(text.splitlines()) == 3 * 20
+
+
+def test_another_experiment_is_refused_field_by_field(whole: Path) -> None:
+    folder = RunFolder.open(whole)
+    other = folder.config.change(model={"dropout": 0.2}, train={"seed": 1, "steps": 9})
+    with pytest.raises(ConfigError) as caught:
+        loop.change_config(folder, other)
+    assert "model.dropout 0.1 -> 0.2" in str(caught.value)
+    assert "train.seed 0 -> 1" in str(caught.value)
+    assert "steps" not in str(caught.value)
+    assert RunFolder.open(whole).config == folder.config
+
+
+def test_a_run_begins_with_the_parameters_of_another(whole: Path, tmp_path: Path) -> None:
+    config = SMALL.change(train={"seed": 3, "steps": 1})
+    folder = loop.start(config, tmp_path / "next", QUIET, init_from=whole)
+    other = transformer_jax.load(whole)
+    mine = transformer_jax.load(folder.path)
+    assert mine.step == 0
+    assert_same(mine.params, other.params)
+    assert mine.tokenizer.model == other.tokenizer.model
+    loop.run_training(folder, QUIET)
+    assert state_of(folder.path)[0] == 1
+
+
+def test_parameters_of_another_shape_are_refused(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="do not fit this model"):
+        loop.start(SMALL.change(model={"d_ff": 48}), tmp_path / "x", QUIET, init_from=whole)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_loss_that_is_no_number_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = loop.Meter.read
+    monkeypatch.setattr(loop.Meter, "read", lambda self: {**read(self), "loss": float("nan")})
+    with pytest.raises(DivergedError, match="the loss is nan at step 2"):
+        train(SMALL, tmp_path / "run")
+
+
+def test_a_full_device_is_one_line_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+
+    monkeypatch.setattr(loop.CompiledStep, "__call__", full)
+    with pytest.raises(OutOfMemoryError, match=r"--train.micro-batches 2") as caught:
+        train(SMALL, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
+def test_other_text_than_the_run_began_with_is_refused(whole: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(whole, tmp_path / "copy"))
+    description = json.loads((copy / "run.json").read_text())
+    description["data"]["fingerprint"] = "0" * 64
+    (copy / "run.json").write_text(json.dumps(description))
+    with pytest.raises(DataError, match="not the one"):
+        resume(copy, train={"steps": 9})
+
+
+def test_a_checkpoint_of_another_model_is_refused(whole: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(whole, tmp_path / "copy"))
+    description = json.loads((copy / "run.json").read_text())
+    description["config"]["model"]["d_ff"] = 48
+    (copy / "run.json").write_text(json.dumps(description))
+    with pytest.raises(StorageError, match=r"feed_forward\S+ is float32"):
+        transformer_jax.load(copy)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_saves_and_exits_with_75(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "long.py").write_text(
+        "from small import SMALL\nCONFIG = SMALL.change(train={'steps': 100000})\n"
+    )
+    command = [sys.executable, "-m", "transformer_jax", "train", "long.py", "--out", "run"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    until = time.monotonic() + 120
+    while not (metrics.exists() and metrics.stat().st_size):
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert told.strip().endswith("`transformer-jax resume run`")
+    assert len(told.strip().splitlines()) == 1
+    step, _ = state_of(tmp_path / "run")
+    assert f"{number.name}: saved at step {step};" in told
+
+
+def test_the_command_line_trains_resumes_and_names_what_comes_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    Path("mine.py").write_text("from small import SMALL as CONFIG\n")
+    assert main(["train", "mine.py", "--train.steps", "2"]) == 0
+    assert "next: transformer-jax evaluate runs/mine" in capsys.readouterr().out
+    assert main(["train", "mine.py"]) == 2
+    told = capsys.readouterr().err
+    assert "transformer-jax resume runs/mine" in told
+    assert "--out runs/mine-2" in told
+    assert main(["resume", "runs/mine", "--train.steps", "3"]) == 0
+    assert state_of(Path("runs/mine"))[0] == 3
+    assert main(["resume", "runs/mine", "--model.d-k", "4"]) == 2
+    assert "model.d_k 8 -> 4" in capsys.readouterr().err

@@ -1,0 +1,122 @@
+"""The loss against a dense, smoothed target in float64 (sections 5.4 and 6.2)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxtyping import Array
+from numpy.typing import ArrayLike
+from oracles import Floats, examples, floats, normal, softmax
+
+from transformer_jax.model.losses import Loss, cross_entropy
+
+SMOOTHING = st.sampled_from([0.0, 0.1, 0.2, 0.9])
+SEED = st.integers(0, 10_000)
+VOCABULARY = 7
+
+
+def pieces(seed: int, rows: int, length: int) -> Array:
+    """Return pieces of which every fourth or so is padding."""
+    generator = np.random.default_rng(seed)
+    drawn = generator.integers(1, VOCABULARY, (rows, length))
+    return jnp.asarray(np.where(generator.random((rows, length)) < 0.25, 0, drawn))
+
+
+def smoothed_target(target: int, vocabulary: int, smoothing: float) -> Floats:
+    """Return 1 - smoothing for the true piece, plus smoothing spread evenly over all."""
+    return (1 - smoothing) * np.eye(vocabulary)[target] + smoothing / vocabulary
+
+
+def dense_loss(logits: ArrayLike, target: ArrayLike, smoothing: float) -> Floats:
+    """Return the sums of -q log p and of -log p(true), and the count, over all tokens."""
+    total = np.zeros(3)
+    x, t = floats(logits), np.asarray(target)
+    for place in np.ndindex(t.shape):
+        if t[place] != 0:
+            log_p = np.log(softmax(x[place]))
+            q = smoothed_target(t[place], x.shape[-1], smoothing)
+            total += -(q @ log_p), -log_p[t[place]], 1
+    return total
+
+
+@given(seed=SEED, smoothing=SMOOTHING, size=st.sampled_from([(1, 1), (2, 5), (3, 4)]))
+@examples(40)
+def test_loss_is_the_cross_entropy_with_the_smoothed_target(
+    seed: int, smoothing: float, size: tuple[int, int]
+) -> None:
+    logits, target = 3 * normal(seed, *size, VOCABULARY), pieces(seed, *size)
+    expected = dense_loss(logits, target, smoothing)
+    np.testing.assert_allclose(cross_entropy(logits, target, smoothing), expected, rtol=1e-5)
+
+
+def test_padding_counts_nothing() -> None:
+    logits, target = normal(0, 2, 5, VOCABULARY), pieces(1, 2, 5)
+    is_padding = np.asarray(target) == 0
+    assert is_padding.any()
+    changed = jnp.where(is_padding[..., None], 100.0 * normal(1, 2, 5, VOCABULARY), logits)
+    loss = cross_entropy(logits, target, 0.1)
+    np.testing.assert_array_equal(cross_entropy(changed, target, 0.1), loss)
+    assert loss.count == (~is_padding).sum()
+
+    gradient = jax.grad(lambda x: cross_entropy(x, target, 0.1).smoothed)(logits)
+    np.testing.assert_array_equal(~np.any(gradient, axis=-1), is_padding)
+
+
+def test_a_batch_of_padding_alone_has_no_loss() -> None:
+    loss = cross_entropy(normal(0, 2, 3, VOCABULARY), jnp.zeros((2, 3), int), 0.1)
+    assert loss == Loss(0.0, 0.0, 0.0)
+
+
+def test_negative_log_likelihood_is_not_smoothed() -> None:
+    logits, target = normal(0, 2, 5, VOCABULARY), pieces(1, 2, 5)
+    smoothed, plain = cross_entropy(logits, target, 0.3), cross_entropy(logits, target, 0.0)
+    assert smoothed.nll == plain.nll
+    assert plain.smoothed == pytest.approx(float(plain.nll), rel=1e-6)
+    assert abs(float(smoothed.smoothed - smoothed.nll)) > 0.1
+
+
+def test_an_even_prediction_has_the_vocabulary_as_perplexity() -> None:
+    loss = cross_entropy(jnp.full((2, 5, VOCABULARY), 3.0), pieces(1, 2, 5), 0.1)
+    assert float(jnp.exp(loss.nll / loss.count)) == pytest.approx(VOCABULARY, rel=1e-5)
+    assert float(jnp.exp(loss.smoothed / loss.count)) == pytest.approx(VOCABULARY, rel=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 0.5])
+def test_the_smallest_loss_is_the_entropy_of_the_smoothed_target(smoothing: float) -> None:
+    """And a surer prediction is worse: smoothing teaches the model to be unsure."""
+    target = smoothed_target(3, VOCABULARY, smoothing)
+    entropy = -(target @ np.log(target))
+    best = jnp.log(jnp.asarray(target))[None, None]
+
+    def loss(logits: Array) -> Array:
+        return cross_entropy(logits, jnp.asarray([[3]]), smoothing).smoothed
+
+    assert float(loss(best)) == pytest.approx(entropy, rel=1e-5)
+    np.testing.assert_allclose(jax.grad(loss)(best), 0, atol=1e-6)
+    for seed in range(5):
+        assert float(loss(best + 0.1 * normal(seed, VOCABULARY))) > entropy
+    assert float(loss(100.0 * jnp.eye(VOCABULARY)[3][None, None])) > entropy
+
+
+@given(seed=SEED, smoothing=SMOOTHING)
+@examples(10)
+def test_losses_of_two_batches_add_up_to_that_of_the_joined_batch(
+    seed: int, smoothing: float
+) -> None:
+    logits, target = normal(seed, 5, 4, VOCABULARY), pieces(seed, 5, 4)
+    parts = [cross_entropy(logits[i], target[i], smoothing) for i in (np.s_[:2], np.s_[2:])]
+    joined = cross_entropy(logits, target, smoothing)
+    np.testing.assert_allclose(floats(parts[0]) + floats(parts[1]), joined, rtol=1e-5)
+
+
+def test_loss_of_bfloat16_logits_is_computed_in_float32() -> None:
+    logits, target = normal(0, 2, 5, VOCABULARY).astype(jnp.bfloat16), pieces(1, 2, 5)
+    expected = dense_loss(logits.astype(jnp.float32), target, 0.1)
+    np.testing.assert_allclose(cross_entropy(logits, target, 0.1), expected, rtol=1e-5)
+
+
+def test_very_sure_predictions_have_a_finite_loss() -> None:
+    logits = 1e4 * normal(0, 2, 5, VOCABULARY)
+    assert np.all(np.isfinite(floats(cross_entropy(logits, pieces(1, 2, 5), 0.1))))

@@ -1,0 +1,102 @@
+"""Positional encodings against section 3.5's formula and what the paper says of it."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxtyping import Array
+from oracles import SMALL, apply, drawn_params, examples, floats, normal
+from oracles import sinusoid as formula
+
+from transformer_jax.model.embeddings import Positioned
+from transformer_jax.model.positions import POSITIONS, sinusoid
+from transformer_jax.model.transformer import Transformer, abstract_params
+
+
+@pytest.mark.parametrize("d_model", [2, 6, 512])
+def test_sinusoid_is_the_papers_formula(d_model: int) -> None:
+    expected = formula(300, d_model)
+    # An angle of up to 300 in float32 is known to about 3e-5.
+    np.testing.assert_allclose(sinusoid(jnp.arange(300), d_model), expected, atol=1e-4)
+
+
+def test_sinusoid_gives_any_positions_in_any_order() -> None:
+    asked = [7, 0, 299, 7]
+    encoded = sinusoid(jnp.asarray(asked), 16)
+    np.testing.assert_allclose(encoded, formula(300, 16)[asked], atol=1e-4)
+
+
+@given(offset=st.integers(-50, 200))
+@examples(20)
+def test_encoding_of_a_later_position_is_a_rotation_of_the_earlier(offset: int) -> None:
+    """Section 3.5: for any fixed offset k, PE(pos + k) is a linear function of PE(pos)."""
+    d_model, positions = 32, np.arange(60, 160)
+    rotation = np.zeros((d_model, d_model))
+    for i in range(0, d_model, 2):
+        angle = offset / 10000 ** (i / d_model)
+        rotation[i, [i, i + 1]] = math.cos(angle), math.sin(angle)
+        rotation[i + 1, [i, i + 1]] = -math.sin(angle), math.cos(angle)
+    earlier = floats(sinusoid(jnp.asarray(positions), d_model))
+    later = floats(sinusoid(jnp.asarray(positions + offset), d_model))
+    np.testing.assert_allclose(later, earlier @ rotation.T, atol=2e-4)
+    assert offset == 0 or not np.allclose(later, earlier, atol=0.01)
+
+
+def test_wavelengths_grow_geometrically_from_2_pi_to_almost_10000_times_2_pi() -> None:
+    d_model = 512
+    # At position 1, sine and cosine tell the angle of one step, and so the wavelength.
+    sines, cosines = floats(sinusoid(jnp.asarray([1]), d_model))[0].reshape(-1, 2).T
+    wavelengths = 2 * math.pi / np.arctan2(sines, cosines)
+    assert wavelengths[0] == pytest.approx(2 * math.pi, rel=1e-5)
+    assert 0.96 * 10000 * 2 * math.pi < wavelengths[-1] < 10000 * 2 * math.pi
+    np.testing.assert_allclose(wavelengths[1:] / wavelengths[:-1], 10000 ** (2 / 512), rtol=1e-5)
+
+
+def learned(length: int, positions: list[int]) -> tuple[Positioned, Array, Array]:
+    config = replace(SMALL, positions="learned")
+    return Positioned(config, length), normal(0, 2, len(positions), 16), jnp.asarray(positions)
+
+
+def test_learned_positions_are_rows_of_a_table() -> None:
+    model, x, positions = learned(9, [4, 0, 8])
+    params = drawn_params(model, x, positions)
+    assert params["positions"].shape == (9, 16)
+    expected = x + params["positions"][positions]
+    np.testing.assert_allclose(apply(model, params, x, positions), expected, atol=1e-6)
+
+
+def test_rows_of_the_table_that_are_used_are_trained() -> None:
+    model, x, positions = learned(9, [4, 0, 8])
+    params = drawn_params(model, x, positions)
+
+    def total(params: dict[str, Array]) -> Array:
+        return jnp.sum(apply(model, params, x, positions) ** 2)
+
+    gradient = jax.grad(total)(params)["positions"]
+    used = np.isin(np.arange(9), positions)
+    np.testing.assert_array_equal(np.any(gradient, axis=1), used)
+
+
+def test_each_stack_has_a_table_as_long_as_its_sentences() -> None:
+    config = replace(SMALL, positions="learned", max_length=20)
+    params = abstract_params(Transformer(config, 11))
+    assert params["source_positions"]["positions"].shape == (20, 16)
+    assert params["target_positions"]["positions"].shape == (20 + 50, 16)
+
+
+@pytest.mark.parametrize("scheme", sorted(set(POSITIONS) - {"learned"}))
+def test_other_schemes_have_no_parameters(scheme: Any) -> None:
+    params = abstract_params(Transformer(replace(SMALL, positions=scheme), 11))
+    assert not {"source_positions", "target_positions"} & set(params)
+
+
+def test_no_positions_add_nothing() -> None:
+    model = Positioned(replace(SMALL, positions="none"), 9)
+    x = normal(0, 2, 3, 16)
+    np.testing.assert_array_equal(apply(model, {}, x, jnp.arange(3)), x)

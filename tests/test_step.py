@@ -1,0 +1,121 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import SMALL
+
+from transformer_jax.config import TrainConfig
+from transformer_jax.data.batches import Batch
+from transformer_jax.model.losses import cross_entropy
+from transformer_jax.model.transformer import Transformer
+from transformer_jax.training.step import TrainState, init_state, make_train_step, split_rows
+
+VOCAB = 20
+CALM = SMALL.change(model={"dropout": 0.0})
+
+
+def batch_of(rows: int, seed: int = 0) -> Batch:
+    """Rows of very unlike length, so that a mean of means differs from the mean."""
+    rng = np.random.default_rng(seed)
+    block = rng.integers(4, VOCAB, (2, rows, 9)).astype(np.int32)
+    lengths = rng.integers(1, 10, (2, rows, 1))
+    return Batch(*jnp.asarray(np.where(np.arange(9) < lengths, block, 0)))
+
+
+def update(config: TrainConfig, batch: Batch, *, model: Any = CALM.model) -> TrainState:
+    transformer = Transformer(model, VOCAB)
+    state, _ = make_train_step(transformer, config)(init_state(transformer, config), batch)
+    return state
+
+
+def assert_close(left: Any, right: Any) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), left, right)
+
+
+def largest_difference(left: Any, right: Any) -> float:
+    return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(abs(a - b).max()), left, right)))
+
+
+def test_the_gradient_is_that_of_the_mean_loss_per_token() -> None:
+    transformer, batch = Transformer(CALM.model, VOCAB), batch_of(6)
+    state = init_state(transformer, CALM.train)
+
+    def mean_loss(params: Any) -> jax.Array:
+        logits: Any = transformer.apply({"params": params}, *batch)
+        loss = cross_entropy(logits, jnp.asarray(batch.target), 0.1)
+        return loss.smoothed / loss.count
+
+    gradient = jax.grad(mean_loss)(state.params)
+    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradient)))
+    new, metrics = make_train_step(transformer, CALM.train)(state, batch)
+    np.testing.assert_allclose(metrics.gradient_norm, norm, rtol=1e-5)
+    # After one update Adam's mean of gradients is (1 - beta1) times the gradient.
+    first_moment = new.optimizer[0].mu
+    assert_close(first_moment, jax.tree.map(lambda g: 0.1 * g, gradient))
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_micro_batches_give_the_update_of_the_whole_batch(parts: int) -> None:
+    # 10 rows do not divide by 3 or 4; lengths differ, so parts have unlike numbers of tokens.
+    whole = update(CALM.train, batch_of(10))
+    split = update(CALM.change(train={"micro_batches": parts}).train, batch_of(10))
+    assert_close(whole.optimizer[0].mu, split.optimizer[0].mu)
+
+
+def test_micro_batches_hold_each_row_once() -> None:
+    batch = batch_of(10)
+    parts = split_rows(batch, 4)
+    assert parts.source.shape == (4, 3, 9)
+    rows = np.asarray(parts.source).reshape(-1, 9)
+    expected = np.concatenate([np.asarray(batch.source), np.zeros((2, 9), np.int32)])
+    assert sorted(map(tuple, rows)) == sorted(map(tuple, expected))
+
+
+def test_empty_rows_change_nothing() -> None:
+    batch = batch_of(6)
+    longer = Batch(*(jnp.pad(side, ((0, 2), (0, 0))) for side in batch))
+    one, other = update(CALM.train, batch), update(CALM.train, longer)
+    assert_close(one.optimizer[0].mu, other.optimizer[0].mu)
+
+
+def test_dropout_is_a_function_of_seed_and_step() -> None:
+    noisy = SMALL.change(model={"dropout": 0.5})
+    transformer, batch = Transformer(noisy.model, VOCAB), batch_of(6)
+    step = jax.jit(make_train_step(transformer, noisy.train))
+    state = init_state(transformer, noisy.train)
+    again, later = state._replace(), state._replace(step=jnp.int32(1))
+    loss, same, other = (float(step(s, batch)[1].loss.nll) for s in (state, again, later))
+    assert loss == same
+    assert loss != other
+
+
+def test_parameters_are_a_function_of_the_seed() -> None:
+    transformer = Transformer(SMALL.model, VOCAB)
+    one, same, other = (
+        init_state(transformer, SMALL.change(train={"seed": seed}).train).params
+        for seed in (1, 1, 2)
+    )
+    assert largest_difference(one, same) == 0
+    assert largest_difference(one, other) > 0.1
+
+
+def test_clipping_bounds_the_gradient_that_adam_sees() -> None:
+    clipped = update(CALM.change(train={"clip_norm": 1e-3}).train, batch_of(6))
+    # optax.chain(clip, adam): Adam's state is the second one's first.
+    mean = clipped.optimizer[1][0].mu
+    norm = float(jnp.sqrt(sum(jnp.sum(m * m) for m in jax.tree.leaves(mean))))
+    np.testing.assert_allclose(norm, 0.1 * 1e-3, rtol=1e-4)
+
+
+def test_a_step_learns_what_it_is_shown() -> None:
+    config = CALM.change(train={"warmup_steps": 50, "label_smoothing": 0.0})
+    transformer, batch = Transformer(config.model, VOCAB), batch_of(8)
+    step = jax.jit(make_train_step(transformer, config.train))
+    state = init_state(transformer, config.train)
+    losses = []
+    for _ in range(150):
+        state, metrics = step(state, batch)
+        losses.append(float(metrics.loss.nll / metrics.loss.count))
+    assert losses[-1] < 0.1 * losses[0]

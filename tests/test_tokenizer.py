@@ -1,0 +1,163 @@
+"""Lines become pieces and the very lines again; the same text gives the same model."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_jax.data.corpora import NumberWords, Split
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.errors import DataError
+from transformer_jax.pieces import BOS, EOS, PAD, UNKNOWN
+
+
+def lines(split: Split) -> list[str]:
+    return [line for pair in NumberWords(300).read(split) for line in pair]
+
+
+TRAINING = lines("train")
+ALPHABET = sorted(set("".join(TRAINING)) - {" "})
+TOKENIZER = Tokenizer.learn(TRAINING, 256)
+
+
+def test_held_out_lines_come_back() -> None:
+    held_out = lines("dev")
+    pieces = TOKENIZER.encode(held_out)
+    assert TOKENIZER.decode(pieces) == held_out
+    assert all(row[-1] == EOS for row in pieces)
+    assert all(UNKNOWN < piece < 256 for row in pieces for piece in row[:-1])
+
+
+@given(st.lists(st.text(st.sampled_from(ALPHABET), min_size=1)))
+@settings(deadline=None, derandomize=True)
+def test_any_words_of_known_letters_come_back(words: list[str]) -> None:
+    line = " ".join(words)
+    (pieces,) = TOKENIZER.encode([line])
+    assert pieces[-1] == EOS
+    assert not {PAD, BOS, EOS, UNKNOWN} & set(pieces[:-1])
+    assert TOKENIZER.decode([pieces]) == [line]
+
+
+def test_a_letter_that_was_never_seen_is_unknown() -> None:
+    (pieces,) = TOKENIZER.encode(["日"])
+    assert UNKNOWN in pieces
+
+
+def test_lines_may_come_in_any_number() -> None:
+    assert TOKENIZER.encode([]) == []
+    assert TOKENIZER.encode([""]) == [[EOS]]
+    assert TOKENIZER.encode(["one", "two"]) == TOKENIZER.encode(["one"]) + TOKENIZER.encode(["two"])
+
+
+def test_decoding_drops_padding_begin_and_end() -> None:
+    (pieces,) = TOKENIZER.encode(["twenty-one"])
+    assert TOKENIZER.decode([[BOS, *pieces, PAD, PAD], [PAD, *pieces], [EOS, PAD], []]) == [
+        "twenty-one",
+        "twenty-one",
+        "",
+        "",
+    ]
+
+
+def test_the_same_lines_give_the_same_bytes_for_anyone_anywhere(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from transformer_jax.data.corpora import NumberWords\n"
+        "from transformer_jax.data.tokenizer import Tokenizer\n"
+        "lines = (line for pair in NumberWords(300).read('train') for line in pair)\n"
+        "sys.stdout.buffer.write(Tokenizer.learn(lines, 256).model)\n"
+    )
+    home = tmp_path / "somebody"
+    home.mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=home,
+        env={**os.environ, "HOME": str(home), "USER": "somebody", "LOGNAME": "somebody"},
+        capture_output=True,
+        check=True,
+    )
+    assert ended.stdout == TOKENIZER.model
+    for word in (b"somebody", str(tmp_path).encode(), str(Path.cwd()).encode()):
+        assert word not in ended.stdout
+
+
+def test_a_digest_tells_one_vocabulary_from_another() -> None:
+    again, other = Tokenizer(TOKENIZER.model), Tokenizer.learn(TRAINING, 255)
+    assert TOKENIZER.digest == again.digest != other.digest
+    assert re.fullmatch("[0-9a-f]{64}", TOKENIZER.digest)
+
+
+def test_a_model_read_from_a_file_is_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(TOKENIZER.model)
+    loaded = Tokenizer.load(path)
+    assert loaded.model == TOKENIZER.model
+    assert loaded.encode(TRAINING[:9]) == TOKENIZER.encode(TRAINING[:9])
+
+
+def test_a_vocabulary_has_as_many_pieces_as_asked_or_as_the_text_allows() -> None:
+    most = len(Tokenizer.learn(TRAINING, 37_000))
+    assert 256 < most < 37_000
+    assert len(TOKENIZER) == 256
+    assert len(Tokenizer.learn(TRAINING, most)) == most
+
+
+def test_a_vocabulary_without_room_for_the_characters_says_how_much_they_need() -> None:
+    with pytest.raises(DataError, match=r"data\.vocab_size") as told:
+        Tokenizer.learn(TRAINING, 8)
+    assert "\n" not in str(told.value)
+    needed = int(str(told.value).split()[-1])
+    # The space is a character too, and four pieces are special.
+    assert needed == len(ALPHABET) + 1 + 4
+    assert len(Tokenizer.learn(TRAINING, needed)) == needed
+    with pytest.raises(DataError):
+        Tokenizer.learn(TRAINING, needed - 1)
+
+
+@pytest.mark.parametrize("text", [[], [""], ["", ""]])
+def test_there_must_be_something_to_learn_from(text: list[str]) -> None:
+    with pytest.raises(DataError, match="no vocabulary of 100 pieces") as told:
+        Tokenizer.learn(text, 100)
+    assert "\n" not in str(told.value)
+
+
+def foreign_model() -> bytes:
+    """Return a sound model with SentencePiece's own special pieces, which are not ours."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TRAINING),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=100,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        b"",
+        b"no model",
+        bytes(range(256)) * 8,
+        bytes(1000),
+        TOKENIZER.model[:-1],
+        TOKENIZER.model[: len(TOKENIZER.model) // 2],
+        foreign_model(),
+    ],
+    ids=["empty", "words", "bytes", "zeros", "without its end", "half", "foreign"],
+)
+def test_a_model_that_was_not_made_here_is_told_by_name(model: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(model)
+    with pytest.raises(DataError) as told:
+        Tokenizer.load(path)
+    assert str(told.value).startswith(f"{path} ")
+    assert "\n" not in str(told.value)

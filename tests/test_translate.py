@@ -1,0 +1,169 @@
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+from small import SMALL
+
+import transformer_jax
+from transformer_jax.cli import main
+from transformer_jax.config import ConfigError
+from transformer_jax.data.prepare import prepare
+from transformer_jax.errors import DataError, UsageError
+from transformer_jax.inference.run import Run, load
+from transformer_jax.inference.translate import ROWS, Translator
+from transformer_jax.model.transformer import Transformer, init_params
+from transformer_jax.pieces import EOS
+from transformer_jax.training.loop import run_training, start
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that has learned little: its translations are long and unlike."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    quiet = Console(quiet=True)
+    run_training(start(SMALL, path, quiet), quiet)
+    return load(path)
+
+
+@pytest.fixture(scope="module")
+def lines(run: Run) -> list[str]:
+    sources, _ = prepare(run.config.data, run.tokenizer).lines("dev")
+    return sources[:70]
+
+
+def test_a_translation_depends_on_its_sentence_alone(run: Run, lines: list[str]) -> None:
+    together = run.translate_best(lines, 2)
+    alone = [run.translate_best([line], 2)[0] for line in lines[::9]]
+    order = np.random.default_rng(0).permutation(len(lines))
+    shuffled = run.translate_best([lines[i] for i in order], 2)
+    for found, expected in [
+        *zip(alone, together[::9], strict=True),
+        *((shuffled[place], together[i]) for place, i in enumerate(order)),
+    ]:
+        assert [h.text for h in found] == [h.text for h in expected]
+        np.testing.assert_allclose([h.score for h in found], [h.score for h in expected], rtol=1e-5)
+    assert len({best[0].text for best in together}) > 10  # so the test can fail
+
+
+def test_one_line_out_for_each_line_in_empties_included(run: Run, lines: list[str]) -> None:
+    mixed = ["", lines[0], "   ", lines[1], ""]
+    found = run.translate(mixed)
+    assert [bool(text) for text in found] == [False, True, False, True, False]
+    assert found[1::2] == run.translate(lines[:2])
+    assert run.translate([]) == []
+
+
+def test_the_best_come_first_and_are_distinct(run: Run, lines: list[str]) -> None:
+    for best in run.translate_best(lines[:10], 4):
+        scores = [hypothesis.score for hypothesis in best]
+        assert scores == sorted(scores, reverse=True)
+        assert len(best) == 4
+    # What is asked for changes nothing of the best one.
+    assert [best[0].text for best in run.translate_best(lines[:10], 4)] == run.translate(lines[:10])
+
+
+def test_a_wider_beam_finds_no_worse_scores(run: Run, lines: list[str]) -> None:
+    narrow = [best[0].score for best in run.translate_best(lines[:30], 1, beam_size=2)]
+    wide = [best[0].score for best in run.translate_best(lines[:30], 1, beam_size=12)]
+    assert np.mean(wide) > np.mean(narrow)
+
+
+def test_scores_are_the_models_own_log_probabilities(run: Run, lines: list[str]) -> None:
+    [[best]] = run.translate_best(lines[:1], 1)
+    source, target = (jax.numpy.asarray(run.tokenizer.encode([t])) for t in (lines[0], best.text))
+    logits: Any = run.model.apply({"params": run.params}, source, target)
+    log_probs = jax.nn.log_softmax(logits)
+    total = sum(float(log_probs[0, i, piece]) for i, piece in enumerate(target[0].tolist()))
+    penalty = ((5 + target.shape[1]) / 6) ** 0.6
+    # The search may have found the same text in other pieces, of a better score.
+    assert total / penalty <= best.score + 1e-4
+
+
+def test_a_line_that_is_too_long_is_named(run: Run, lines: list[str]) -> None:
+    long = " ".join(["one"] * 200)
+    with pytest.raises(DataError, match=r"line 3 has \d+ pieces, and the model reads 64"):
+        run.translate([lines[0], "", long])
+    assert len(run.translate([lines[0], "", long], truncate=True)) == 3
+
+
+def test_truncation_keeps_the_beginning_and_the_end_piece(run: Run) -> None:
+    [pieces] = run.translator().encode([" ".join(["one"] * 200)], truncate=True)
+    assert len(pieces) == 64
+    assert pieces[-1] == EOS
+
+
+def test_a_width_is_compiled_once(run: Run, lines: list[str]) -> None:
+    translator = Translator(run.model, run.tokenizer, run.config.decode)
+    translator.translate(run.params, lines[:40])
+    translator.translate(run.params, lines[40:])
+    widths = {translator.width(len(p)) for p in translator.encode(lines)}
+    assert translator._search(1)._cache_size() == len(widths)
+
+
+def test_more_lines_than_rows_come_back_in_order(run: Run, lines: list[str]) -> None:
+    assert len(lines) > 2 * ROWS
+    assert run.translate(lines) == [run.translate([line])[0] for line in lines]
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none"])
+def test_every_kind_of_position_reads_the_longest_source(run: Run, positions: str) -> None:
+    config = SMALL.change(model={"positions": positions, "max_length": 40}, data={"max_length": 40})
+    model = Transformer(config.model, len(run.tokenizer))
+    params = init_params(model, jax.random.key(0))
+    translator = Translator(model, run.tokenizer, config.decode)
+    [[best]] = translator.translate(params, [" ".join(["one"] * 60)], truncate=True)
+    assert np.isfinite(best.score)
+
+
+def test_load_changes_nothing_and_needs_nothing_but_the_folder(
+    run: Run, lines: list[str], tmp_path: Path
+) -> None:
+    import shutil
+
+    copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy with a space"))
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    loaded = transformer_jax.load(copy)
+    assert loaded.translate(lines[:5]) == run.translate(lines[:5])
+    assert loaded.config == run.config
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
+
+
+def test_an_average_is_loaded_when_asked_for(run: Run) -> None:
+    mean = load(run.folder.path, average=2)
+    assert mean.average == 2
+    assert mean.step == 8
+    differences = jax.tree.map(lambda a, b: float(abs(a - b).max()), mean.params, run.params)
+    assert max(jax.tree.leaves(differences)) > 0
+    with pytest.raises(UsageError, match="mean of 9"):
+        load(run.folder.path, average=9)
+
+
+def test_what_cannot_be_asked_of_a_beam_is_told(run: Run) -> None:
+    with pytest.raises(UsageError, match="beam of 4 has no 5 best"):
+        run.translate_best(["one"], 5)
+    with pytest.raises(ConfigError, match=r"decode.beam_size must be positive"):
+        run.translate(["one"], beam_size=0)
+
+
+def test_the_command_line_translates_standard_input(
+    run: Run, lines: list[str], monkeypatch: pytest.MonkeyPatch, capfdbinary: Any, tmp_path: Path
+) -> None:
+    text = tmp_path / "in.txt"
+    text.write_text(f"{lines[0]}\n\n{lines[1]}", "utf-8")
+    path = str(run.folder.path)
+
+    def translate(*options: str) -> bytes:
+        with text.open() as file:
+            monkeypatch.setattr("sys.stdin", file)
+            assert main(["translate", path, *options]) == 0
+        return capfdbinary.readouterr().out
+
+    first, second = run.translate(lines[:2])
+    assert translate().decode() == f"{first}\n\n{second}\n"
+    ranked = [line.split("\t") for line in translate("--num-best", "2").decode().splitlines()]
+    assert [number for number, *_ in ranked] == ["1", "1", "2", "3", "3"]
+    assert ranked[0][2] == first
+    assert translate("--beam-size", "1").decode().split("\n")[1] == ""

@@ -1,0 +1,296 @@
+"""The verbs of the command line: each a dataclass of its arguments with a method `run`.
+
+JAX is imported inside the methods, so that help and mistakes come at once.
+"""
+
+import abc
+import json
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, Self
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from tyro.conf import FlagCreatePairsOff, Positional
+
+from transformer_jax import configfiles
+from transformer_jax.config import (
+    Config,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    Row,
+    TrainConfig,
+)
+from transformer_jax.errors import DataError, UsageError
+
+# Results go to standard output; notes and progress to standard error.
+OUT = Console(highlight=False, markup=False, soft_wrap=True)
+NOTES = Console(highlight=False, markup=False, soft_wrap=True, stderr=True)
+
+
+class Verb(Protocol):
+    """A verb whose arguments say all."""
+
+    def run(self) -> None:
+        """Do it."""
+        ...
+
+
+@dataclass(frozen=True)
+class ConfigVerb(abc.ABC):
+    """Base of the verbs that have the sections of a config as options."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+
+    subject: ClassVar[str] = "a config"
+
+    @classmethod
+    def rows(cls, spec: str) -> dict[str, Row]:
+        """Return the experiments that the verb's first argument names, to begin with."""
+        return {"": Row(configfiles.load_config(spec))}
+
+    @abc.abstractmethod
+    def run(self, rows: dict[str, Row]) -> None:
+        """Do what the verb does with these experiments: one, "", but for a sweep."""
+
+    def beginning_with(self, config: Config) -> Self:
+        """Return the same with another config's fields."""
+        return replace(
+            self, model=config.model, data=config.data, train=config.train, decode=config.decode
+        )
+
+
+@dataclass(frozen=True)
+class Prepare(ConfigVerb):
+    """Make a config's text ready: vocabulary and pieces, kept in the cache."""
+
+    file: Positional[str] = ""
+    """A config file, FILE:ROW of a sweep, or the name of a shipped one, such as tiny."""
+
+    def run(self, rows: dict[str, Row]) -> None:
+        from transformer_jax.data.prepare import SPLITS, prepare
+
+        prepared = prepare(rows[""].config.data)
+        report = prepared.report
+        OUT.print(f"corpus      {report['corpus']}")
+        OUT.print(f"vocabulary  {len(prepared.tokenizer)} pieces")
+        for split in SPLITS:
+            left_out = {k: v for k, v in report[split].items() if k not in ("pairs", "kept")}
+            reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+            OUT.print(
+                f"{split:11} {report[split]['pairs']:,} pairs, {report[split]['kept']:,} kept"
+                + (f"; left out: {reasons}" if reasons else "")
+            )
+
+
+@dataclass(frozen=True)
+class Train(ConfigVerb):
+    """Train a model: config in, run folder out."""
+
+    file: Positional[str] = ""
+    """A config file, FILE:ROW of a sweep, or the name of a shipped one, such as tiny."""
+    out: Path | None = None
+    """The run's folder; runs/NAME of the config where it is not said."""
+    init_from: Path | None = None
+    """A run whose newest parameters and vocabulary this one begins with."""
+
+    def run(self, rows: dict[str, Row]) -> None:
+        from transformer_jax.runs.folder import check_free
+
+        path = self.out or Path("runs") / configfiles.stem(self.file)
+        # Before JAX is there: whoever mistook the name hears of it at once.
+        check_free(path)
+        from transformer_jax.training.loop import run_training, start
+
+        folder = start(rows[""].config, path, NOTES, init_from=self.init_from)
+        run_training(folder, OUT)
+        _say_next(path)
+
+
+@dataclass(frozen=True)
+class Resume(ConfigVerb):
+    """Go on with a run from its newest checkpoint, also past its end with more --train.steps."""
+
+    run_folder: Positional[str] = ""
+    """A run's folder."""
+    subject = "a run"
+
+    @classmethod
+    def rows(cls, spec: str) -> dict[str, Row]:
+        from transformer_jax.runs.folder import RunFolder
+
+        return {"": Row(RunFolder.open(Path(spec)).config)}
+
+    def run(self, rows: dict[str, Row]) -> None:
+        from transformer_jax.runs.folder import RunFolder
+        from transformer_jax.training.loop import change_config, run_training
+
+        path = Path(self.run_folder)
+        folder = change_config(RunFolder.open(path), rows[""].config)
+        run_training(folder, OUT)
+        _say_next(path)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Translate and score a run's test set; scores and translations are kept in the run."""
+
+    run_folder: Positional[str]
+    """A run's folder."""
+    set: Literal["test", "dev"] = "test"
+    """Which sentences."""
+    average: int | None = None
+    """Mean of the last so many scheduled checkpoints; 1 is the newest alone. The run's own
+    decode.average where it is not said."""
+    beam_size: int | None = None
+    """The run's own decode.beam_size where it is not said; 1 is greedy search."""
+    json: FlagCreatePairsOff[bool] = False
+    """Print the scores as one JSON object."""
+
+    def run(self) -> None:
+        from transformer_jax.inference.evaluate import evaluate
+
+        run = _load(self.run_folder, self.average)
+        decode = _changes(beam_size=self.beam_size)
+        with Progress(console=NOTES, transient=True, disable=not NOTES.is_terminal) as bar:
+            task = bar.add_task("translating", total=None)
+            result, folder = evaluate(
+                run, self.set, decode, progress=lambda done: bar.advance(task, done)
+            )
+        if self.json:
+            OUT.print(json.dumps(result))
+            return
+        OUT.print(f"{self.set} set, {result['sentences']} sentences, step {result['step']}")
+        OUT.print(f"  perplexity  {result['perplexity']:.3f} per piece")
+        OUT.print(f"  exact       {result['exact']:.2%}")
+        OUT.print(f"  BLEU        {result['bleu']:.2f}  {result['bleu_signature']}")
+        OUT.print(f"  chrF2       {result['chrf']:.2f}  {result['chrf_signature']}")
+        for example in result["examples"]:
+            OUT.print(f"\n  {example['source']}\n  -> {example['hypothesis']}")
+        OUT.print(f"\nkept in {folder}")
+        OUT.print(f"next: echo 'forty-two' | transformer-jax translate {self.run_folder}")
+
+
+@dataclass(frozen=True)
+class Translate:
+    """Translate standard input, line by line: one line out for each line in, in order."""
+
+    run_folder: Positional[str]
+    """A run's folder."""
+    num_best: int | None = None
+    """Print so many translations of each line as LINE NUMBER, SCORE, TEXT, parted by tabs."""
+    average: int | None = None
+    """Mean of the last so many scheduled checkpoints; 1 is the newest alone. The run's own
+    decode.average where it is not said."""
+    beam_size: int | None = None
+    """The run's own decode.beam_size where it is not said; 1 is greedy search."""
+    truncate: FlagCreatePairsOff[bool] = False
+    """Read the beginning of a line that is too long, in place of an error."""
+
+    def run(self) -> None:
+        run = _load(self.run_folder, self.average)
+        decode = _changes(beam_size=self.beam_size)
+        lines = _read_lines(sys.stdin.buffer.read())
+        # Told before the first translation is printed, not in the middle.
+        run.translator(**decode).encode(lines, truncate=self.truncate)
+        out = sys.stdout.buffer
+        for start in range(0, len(lines), 1024):
+            chunk = lines[start : start + 1024]
+            best = run.translate_best(chunk, self.num_best or 1, truncate=self.truncate, **decode)
+            for number, hypotheses in enumerate(best, start=start + 1):
+                for text, score in hypotheses:
+                    ranked = f"{number}\t{score:.4f}\t{text}\n"
+                    out.write((f"{text}\n" if self.num_best is None else ranked).encode())
+            out.flush()
+
+
+@dataclass(frozen=True)
+class Params(ConfigVerb):
+    """Count parameters, by module or for all rows of a sweep; nothing is allocated."""
+
+    file: Positional[str] = ""
+    """A config file, FILE:ROW of a sweep, or the name of a shipped one, such as table3."""
+    json: FlagCreatePairsOff[bool] = False
+    """Print JSON."""
+
+    @classmethod
+    def rows(cls, spec: str) -> dict[str, Row]:
+        return configfiles.load_rows(spec)
+
+    def run(self, rows: dict[str, Row]) -> None:
+        from transformer_jax.model.transformer import Transformer, parameter_counts
+
+        counts = {
+            name: parameter_counts(Transformer(row.config.model, row.config.data.vocab_size))
+            for name, row in rows.items()
+        }
+        first = next(iter(counts.values()))
+        if self.json:
+            OUT.print(json.dumps(first if len(counts) == 1 else counts))
+        elif len(counts) == 1:
+            width = max(map(len, first))
+            for module, count in first.items():
+                OUT.print(f"{module:{width}}  {count:>13,}")
+        else:
+            table = Table("row", "parameters", "to base", "paper, M", "to base", box=None)
+            base = next(iter(rows))
+            for name, row in rows.items():
+                ours = counts[name]["total"]
+                theirs, theirs_base = row.paper.parameters, rows[base].paper.parameters
+                table.add_row(
+                    name,
+                    f"{ours:,}",
+                    f"{(ours - counts[base]['total']) / 1e6:+.2f} M",
+                    f"{theirs:g}" if theirs else "",
+                    f"{theirs - theirs_base:+g}" if theirs and theirs_base else "",
+                )
+            for column in table.columns[1:]:
+                column.justify = "right"
+            OUT.print(table)
+
+
+VERBS: dict[str, type[Verb] | type[ConfigVerb]] = {
+    "prepare": Prepare,
+    "train": Train,
+    "resume": Resume,
+    "evaluate": Evaluate,
+    "translate": Translate,
+    "params": Params,
+}
+
+
+def _say_next(path: Path) -> None:
+    OUT.print(f"run kept in {path}")
+    OUT.print(f"next: transformer-jax evaluate {path}")
+    OUT.print(f"      echo 'forty-two' | transformer-jax translate {path}")
+
+
+def _changes(**options: Any) -> dict[str, Any]:
+    """Return the options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _load(path: str, average: int | None) -> Any:
+    if average is not None and average < 1:
+        raise UsageError(f"--average must be positive, got {average}")
+    from transformer_jax.inference.run import load
+
+    return load(path, average=average)
+
+
+def _read_lines(data: bytes) -> list[str]:
+    """Return the lines of UTF-8 text; only a newline ends one, and the last needs none."""
+    lines = data.removesuffix(b"\n").split(b"\n") if data else []
+    decoded = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            decoded.append(line.removesuffix(b"\r").decode())
+        except UnicodeDecodeError as error:
+            raise DataError(f"line {number} is not UTF-8: {error.reason}") from error
+    return decoded
