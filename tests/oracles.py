@@ -4,6 +4,7 @@ Nothing here uses the package but its configs; parameters are nested as Flax nes
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -50,12 +51,19 @@ def initial_params(module: nn.Module, *arguments: ArrayLike, method: str = "__ca
 def drawn_params(module: nn.Module, *arguments: ArrayLike, seed: int = 0) -> dict[str, Any]:
     """Return parameters of the module's shapes, of which none is zero or one, biases included."""
     shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), *arguments))["params"]
-    leaves, tree = jax.tree.flatten(shapes)
-    drawn = [0.4 * normal(seed * 1000 + i, *leaf.shape) for i, leaf in enumerate(leaves)]
-    return jax.tree.unflatten(tree, drawn)
+    seeds = itertools.count(1000 * seed)
+
+    def draw(path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
+        around = 1.0 if path[-1].key == "scale" else 0.0
+        return around + 0.4 * normal(next(seeds), *shape.shape)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames=("method", "train", "mutable"))
+STATIC = ("method", "train", "mutable", "hypotheses", "max_length")
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames=STATIC)
 def apply(
     module: nn.Module,
     params: Params,

@@ -20,7 +20,11 @@ from transformer_jax.data.batches import (
 Lengths = list[tuple[int, int]]
 Pair = tuple[tuple[int, ...], tuple[int, ...]]
 
-LENGTHS = st.lists(st.tuples(st.integers(2, 40), st.integers(2, 40)), min_size=1, max_size=200)
+SHORT, ANY = st.integers(2, 5), st.integers(2, 40)
+# Sides alike, and corpora of which one side is always the longer.
+LENGTHS = st.sampled_from([(ANY, ANY), (SHORT, ANY), (ANY, SHORT)]).flatmap(
+    lambda sides: st.lists(st.tuples(*sides), min_size=1, max_size=200)
+)
 BUDGETS = st.integers(1, 2000)
 SEEDS = st.integers(0, 2**31 - 1)
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=60)
@@ -95,6 +99,13 @@ def test_each_epoch_and_each_seed_has_an_order_of_its_own() -> None:
         for seed in (0, 1)
     )
     assert not first & second
+
+
+def test_short_and_long_batches_come_mixed() -> None:
+    batches = plan([(length, length) for length in range(2, 34) for _ in range(8)], 100)
+    widths = [batches[step].source.shape[1] for step in range(batches.per_epoch)]
+    assert len(set(widths)) > 4
+    assert widths not in (sorted(widths), sorted(widths, reverse=True))
 
 
 @given(LENGTHS, BUDGETS)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_the_tiny_model_learns_number_words(tmp_path: Path) -> None:
     config = load_config(str(ROOT / "configs" / "tiny.py")).change(
-        train={"steps": 300, "checkpoint_every": 300}
+        train={"steps": 250, "checkpoint_every": 250}
     )
     quiet = Console(quiet=True)
     path = tmp_path / "run"

@@ -26,7 +26,8 @@ def batch_of(rows: int, seed: int = 0) -> Batch:
 
 def update(config: TrainConfig, batch: Batch, *, model: Any = CALM.model) -> TrainState:
     transformer = Transformer(model, VOCAB)
-    state, _ = make_train_step(transformer, config)(init_state(transformer, config), batch)
+    step = jax.jit(make_train_step(transformer, config))
+    state, _ = step(init_state(transformer, config), batch)
     return state
 
 
@@ -47,9 +48,9 @@ def test_the_gradient_is_that_of_the_mean_loss_per_token() -> None:
         loss = cross_entropy(logits, jnp.asarray(batch.target), 0.1)
         return loss.smoothed / loss.count
 
-    gradient = jax.grad(mean_loss)(state.params)
+    gradient = jax.jit(jax.grad(mean_loss))(state.params)
     norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradient)))
-    new, metrics = make_train_step(transformer, CALM.train)(state, batch)
+    new, metrics = jax.jit(make_train_step(transformer, CALM.train))(state, batch)
     np.testing.assert_allclose(metrics.gradient_norm, norm, rtol=1e-5)
     # After one update Adam's mean of gradients is (1 - beta1) times the gradient.
     first_moment = new.optimizer[0].mu

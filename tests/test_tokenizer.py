@@ -45,6 +45,14 @@ def test_any_words_of_known_letters_come_back(words: list[str]) -> None:
     assert TOKENIZER.decode([pieces]) == [line]
 
 
+def test_text_is_left_as_it_is_but_for_spaces() -> None:
+    # Unicode's normal forms and lower case would change each of these.
+    odd = ["Straße", "ﬁnd", "½", "\uff21\uff22", "e\u0301", "é", "…", "I\u0307"]
+    tokenizer = Tokenizer.learn(odd, 100)
+    assert tokenizer.decode(tokenizer.encode(odd)) == odd
+    assert tokenizer.decode(tokenizer.encode(["  é   ½ "])) == ["é ½"]
+
+
 def test_a_letter_that_was_never_seen_is_unknown() -> None:
     (pieces,) = TOKENIZER.encode(["日"])
     assert UNKNOWN in pieces
