@@ -31,7 +31,7 @@ def test_flops_of_a_step_are_three_times_the_matrix_products_of_a_forward_pass()
 
 def products(jaxpr: Any) -> list[Any]:
     """Return all matrix products, also of inner functions."""
-    found = []
+    found: list[Any] = []
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
             found.append(equation)

@@ -175,7 +175,6 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     "no UTF-8": lambda path: (path / "run.json").write_bytes(b'{"format": "\xff"}'),
     "a list": lambda path: (path / "run.json").write_text("[]"),
     "a word as format": lambda path: rewrite(path, lambda run: run.update(format="one")),
-    "a format before the first": lambda path: rewrite(path, lambda run: run.update(format=0)),
     "a list as config": lambda path: rewrite(path, lambda run: run.update(config=[])),
     "an unknown field": lambda path: rewrite(
         path, lambda run: run["config"]["model"].update(num_haeds=4)

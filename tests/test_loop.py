@@ -128,7 +128,7 @@ def test_a_run_that_was_killed_forgets_reports_that_come_again(whole: Path, tmp_
 def test_metrics_and_events_tell_the_same(whole: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(whole / "tensorboard"), size_guidance={"tensors": 0})
+    events: Any = EventAccumulator(str(whole / "tensorboard"), size_guidance={"tensors": 0})
     events.Reload()
     told = {
         (tag, event.step): event.tensor_proto.float_val[0]

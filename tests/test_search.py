@@ -175,7 +175,7 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all_sequences(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("beam_size", "num_best"), [(1, 1), (2, 1), (2, 2), (3, 1), (3, 3)])
+@pytest.mark.parametrize(("beam_size", "num_best"), [(1, 1), (2, 2), (3, 1), (3, 2)])
 @given(seed=SEED, limits=LIMITS)
 @examples(12)
 def test_stopping_early_misses_nothing(

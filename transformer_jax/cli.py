@@ -88,9 +88,9 @@ def _parse(name: str, verb: type[Any], arguments: list[str], default: Any = None
 def _one_line(box: str) -> str:
     """Return the message of a box that tyro drew, with the first name that it proposes."""
     text = re.sub(r"[╭╮╰╯│]|^.*╭─ ", " ", box)
-    parts = [" ".join(part.split()) for part in re.split(r"─{3,}", text)]
+    parts = [" ".join(part.split()) for part in re.split(r"[─-]{3,}", text)]
     _, message, *more = [*filter(None, parts), "", ""]
-    proposed = re.search(r"Perhaps you meant: (--\S+)", " ".join(more))
+    proposed = re.search(r"Perhaps you meant: (--[\w.-]+)", " ".join(more))
     return message + (f"; did you mean {proposed[1]}?" if proposed else "")
 
 

@@ -232,7 +232,7 @@ class Config:
         """
         changed = {}
         for name, fields in sections.items():
-            _check_known(name, _field_names(Config), "config")
+            _check_known(name, _field_names(type(self)), "config")
             section = getattr(self, name)
             for key in fields:
                 _check_known(key, _field_names(type(section)), name)
@@ -252,6 +252,8 @@ class Config:
         """
         if not isinstance(data, Mapping) or not all(isinstance(v, Mapping) for v in data.values()):
             raise ConfigError(f"a config must be an object of sections, got {data!r}")
+        for name in data:
+            _check_known(name, _field_names(cls), "config")
         return cls().change(**data)
 
     def notes(self) -> list[str]:

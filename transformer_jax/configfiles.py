@@ -4,6 +4,7 @@ A config file is the user's own Python: it is executed. Stored runs never are; t
 """
 
 import importlib.util
+import os
 import re
 import sys
 import traceback
@@ -53,6 +54,8 @@ def load_rows(spec: str) -> dict[str, Row]:
     module = _execute(find(path))
     if hasattr(module, "SWEEP"):
         sweep = module.SWEEP
+        if not isinstance(sweep, dict) or not sweep or not all(isinstance(k, str) for k in sweep):
+            raise ConfigError(f"{path}: SWEEP must be a table of rows by name")
         rows = {name: row if isinstance(row, Row) else Row(row) for name, row in sweep.items()}
     elif hasattr(module, "CONFIG"):
         rows = {"": Row(module.CONFIG)}
@@ -60,7 +63,8 @@ def load_rows(spec: str) -> dict[str, Row]:
         raise ConfigError(f"{path} defines neither CONFIG nor SWEEP")
     for name, row in rows.items():
         if not isinstance(row.config, Config):
-            raise ConfigError(f"{path}:{name} is no Config, but {type(row.config).__name__}")
+            where = f"{path}:{name}" if name else path
+            raise ConfigError(f"{where} is no Config, but {type(row.config).__name__}")
     if only is not None:
         if only not in rows:
             raise ConfigError(f"{path} has no row {only!r}{nearest(only, rows)}")
@@ -77,42 +81,48 @@ def stem(spec: str) -> str:
 def find(path: str) -> Path:
     """Return the file of this path, or of this name among the shipped ones."""
     given = Path(path)
-    if given.is_file():
+    shipped = {file.stem: file for file in sorted(shipped_configs().glob("*.py"))}
+    if path in shipped:
+        return shipped[path]
+    if os.path.isfile(given):  # noqa: PTH113 - Path's raises where a name is too long to be one
         return given
-    shipped = shipped_configs()
-    if given.suffix == "" and given.parent == Path() and (shipped / f"{path}.py").is_file():
-        return shipped / f"{path}.py"
-    names = [file.stem for file in sorted(shipped.glob("*.py"))]
     raise ConfigError(
-        f"no config file {path}{nearest(given.stem, names)} (shipped: {', '.join(names)})"
+        f"no config file {path}{nearest(given.stem, shipped)} (shipped: {', '.join(shipped)})"
     )
 
 
 def _split(spec: str) -> tuple[str, str | None]:
     """Part FILE from ROW. A colon that belongs to the path, as in C:/x.py, stays."""
     head, colon, row = spec.rpartition(":")
-    if not colon or "/" in row or "\\" in row:
+    if not colon or not row or "/" in row or "\\" in row:
         return spec, None
     return head, row
 
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Let a config file import `configs.x`: beside it first, then the shipped ones."""
-    before = list(sys.path)
+    """Let a config file import `configs.x`, or x beside it: its own first, then the shipped ones.
+
+    What was imported is forgotten afterwards, so that the configs of two folders do not mix.
+    """
+    path, modules = list(sys.path), dict(sys.modules)
     sys.path[:0] = [str(folder.parent), str(folder), str(shipped_configs().parent)]
-    hidden = {name: sys.modules.pop(name) for name in _config_modules()}
+    for name in [name for name in modules if name.split(".")[0] == "configs"]:
+        del sys.modules[name]
     try:
         yield
     finally:
-        sys.path[:] = before
-        for name in _config_modules():
-            del sys.modules[name]
-        sys.modules.update(hidden)
+        sys.path[:] = path
+        for name in [name for name in sys.modules if name not in modules]:
+            file = getattr(sys.modules[name], "__file__", None)
+            if name.split(".")[0] == "configs" or (file and Path(file).parent in _homes(folder)):
+                del sys.modules[name]
+        sys.modules.update(modules)
 
 
-def _config_modules() -> list[str]:
-    return [name for name in sys.modules if name == "configs" or name.startswith("configs.")]
+def _homes(folder: Path) -> set[Path]:
+    """Return where the configs lie that a file in `folder` may import."""
+    return {folder, folder / "configs", folder.parent / "configs", shipped_configs()}
 
 
 def _execute(path: Path) -> ModuleType:
@@ -123,25 +133,22 @@ def _execute(path: Path) -> ModuleType:
     with _importable(path.resolve().parent):
         try:
             specification.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(f"{_place(path, error)}: {_reason(error)}") from error
     return module
 
 
-def _place(path: Path, error: Exception) -> str:
+def _place(path: Path, error: BaseException) -> str:
     """Return the file and line of the user's that raised."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
-    roots = (path.resolve().parent, shipped_configs())
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if any(Path(frame.filename).is_relative_to(root) for root in roots)
-    ]
-    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else str(path)
+    homes = _homes(path.resolve().parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).parent in homes]
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else str(path)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Return a one-line reason; an unknown field of a dataclass gets the nearest right name."""
     from transformer_jax import config
 

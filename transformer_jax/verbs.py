@@ -154,9 +154,9 @@ class Evaluate:
     """Print the scores as one JSON object."""
 
     def run(self) -> None:
+        run = _load(self.run_folder, self.average)
         from transformer_jax.inference.evaluate import evaluate
 
-        run = _load(self.run_folder, self.average)
         decode = _changes(beam_size=self.beam_size)
         with Progress(console=NOTES, transient=True, disable=not NOTES.is_terminal) as bar:
             task = bar.add_task("translating", total=None)
@@ -279,6 +279,10 @@ def _changes(**options: Any) -> dict[str, Any]:
 def _load(path: str, average: int | None) -> Any:
     if average is not None and average < 1:
         raise UsageError(f"--average must be positive, got {average}")
+    from transformer_jax.runs.folder import RunFolder
+
+    # Before JAX is there: whoever mistook the path hears of it at once.
+    RunFolder.open(Path(path))
     from transformer_jax.inference.run import load
 
     return load(path, average=average)

@@ -86,5 +86,5 @@ class Tokenizer:
         return self._processor.encode(list(lines), add_eos=True)
 
     def decode(self, pieces: Sequence[Sequence[int]]) -> list[str]:
-        """Return the line of each sequence; special pieces leave no trace."""
-        return self._processor.decode([[p for p in row if p != PAD] for row in pieces])
+        """Return the line of each sequence; padding, begin and end leave no trace."""
+        return self._processor.decode([list(row) for row in pieces])

@@ -9,6 +9,7 @@ samples/        translations of development sentences, a file for each scored st
 evaluations/    hypotheses, references and scores, a folder for each evaluation
 """
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -84,21 +85,25 @@ class RunFolder:
             StorageError: it cannot be read, or its parts do not belong together.
         """
         description = path / "run.json"
-        if not description.is_file():
+        # Path's own raises where a name is too long to be one.
+        if not os.path.isfile(description):  # noqa: PTH113
             raise UsageError(f"{path} is no run: it has no run.json")
         try:
             data = json.loads(description.read_text("utf-8"))
-            if data["format"] > FORMAT:
+            if not 1 <= data["format"] <= FORMAT:
                 raise UsageError(
-                    f"{path} has format {data['format']}, of a later version of this program: "
+                    f"{path} has format {data['format']}, of another version of this program: "
                     f"this one reads up to {FORMAT}"
                 )
-            tokenizer = Tokenizer.load(path / "tokenizer.model")
-            if tokenizer.digest != data["vocabulary"]["sha256"]:
+            model = (path / "tokenizer.model").read_bytes()
+            if hashlib.sha256(model).hexdigest() != data["vocabulary"]["sha256"]:
                 raise StorageError(f"{path / 'tokenizer.model'} is not the run's own vocabulary")
+            tokenizer = Tokenizer(model, str(path / "tokenizer.model"))
             config = Config.from_dict(data["config"])
             return cls(path, config, tokenizer, data["data"]["fingerprint"])
-        except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
+        except KeyError as error:
+            raise StorageError(f"{description} has no {error}") from error
+        except (OSError, ValueError, TypeError, ConfigError) as error:
             raise StorageError(f"{description} cannot be read: {error}") from error
 
     def with_config(self, config: Config) -> "RunFolder":
@@ -135,10 +140,15 @@ def check_free(path: Path) -> None:
 
     The message says the two commands that may have been meant.
     """
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return
+    try:
+        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+            return
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error}") from error
     count = 2
-    while (other := path.with_name(f"{path.name}-{count}")).exists():
+    # "." and ".." have no name that a number could be added to.
+    place = path if path.name not in ("", "..") else path.resolve()
+    while (other := place.with_name(f"{place.name}-{count}")).exists():
         count += 1
     resume = (
         f"go on with it by `transformer-jax resume {path}`, or "

@@ -25,7 +25,8 @@ class TrainState(NamedTuple):
     step: Int[Array, ""]
     """Updates done."""
     params: Params
-    optimizer: optax.OptState
+    optimizer: Any
+    """As Optax keeps it."""
 
 
 class StepMetrics(NamedTuple):
