@@ -40,7 +40,7 @@ class Translator:
         self.config = config
         self._search = functools.cache(self._compile)
 
-    def _compile(self, num_best: int) -> Callable[..., Translations]:
+    def _compile(self, num_best: int) -> Any:
         """Return the search as a compiled function of (params, source, limit)."""
         model, config = self.model, self.config
 
