@@ -1,6 +1,7 @@
 """The command line: `transformer-jax VERB ...`; every mistake is one line and an exit code."""
 
 import contextlib
+import importlib.metadata
 import io
 import re
 import sys
@@ -41,6 +42,9 @@ def _fail(error: Exception, code: int) -> int:
 def _dispatch(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         OUT.print(_usage())
+        return
+    if arguments == ["--version"]:
+        OUT.print(importlib.metadata.version("transformer-jax"))
         return
     name, *rest = arguments
     if name not in VERBS:

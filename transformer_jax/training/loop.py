@@ -173,9 +173,11 @@ class Training:
         train = self.config.train
         is_last = step == train.steps
         is_scheduled = step % train.checkpoint_every == 0
+        # Read once: a signal that comes while this goes on is for the next step.
+        signal = stop.signal
         if step % train.log_every == 0 or is_last:
             self._report(step)
-        if is_scheduled or is_last or stop.signal:
+        if is_scheduled or is_last or signal:
             with self.meter.paused():
                 dev = self._score(step, state) if is_scheduled or is_last else None
                 self.checkpoints.save(
@@ -185,10 +187,10 @@ class Training:
                     dev if is_scheduled else None,
                     self.meter.unreported(),
                 )
-        if stop.signal and not is_last:
+        if signal and not is_last:
             self.checkpoints.wait()
             raise InterruptedRunError(
-                f"{stop.signal.name}: saved at step {step}; go on with "
+                f"{signal.name}: saved at step {step}; go on with "
                 f"`transformer-jax resume {self.folder.path}`"
             )
 
