@@ -99,6 +99,17 @@ def test_scaling_brings_the_variance_of_scores_from_d_k_to_one(d_k: int) -> None
     np.testing.assert_allclose(np.var(SCORES["scaled_dot_product"](query, key)), 1.0, rtol=0.06)
 
 
+@pytest.mark.parametrize("score", SCORES)
+def test_scores_of_bfloat16_vectors_are_summed_in_float32(score: str) -> None:
+    query, key = (5 * normal(seed, 1, 4, 1, 64).astype(jnp.bfloat16) for seed in (0, 1))
+    in_float32 = [x.astype(jnp.float32) for x in (query, key)]
+    scores, expected = SCORES[score](query, key), SCORES[score](*in_float32)
+    assert scores.dtype == jnp.float32
+    np.testing.assert_allclose(scores, expected, rtol=1e-5)
+    # Rounded to bfloat16, they would be others.
+    assert not np.allclose(expected.astype(jnp.bfloat16).astype(jnp.float32), expected, rtol=1e-4)
+
+
 def test_softmax_of_bfloat16_scores_is_computed_in_float32() -> None:
     keys = 3000
     scores = jnp.zeros((1, 1, 1, keys), jnp.bfloat16)

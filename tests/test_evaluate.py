@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from small import SMALL
 from transformer_jax.cli import main
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError
-from transformer_jax.inference.evaluate import evaluate, perplexity, score
+from transformer_jax.inference.evaluate import evaluate, keep, perplexity, score
 from transformer_jax.inference.run import Run, load
 from transformer_jax.training.loop import run_training, start
 
@@ -61,7 +62,8 @@ def test_sets_of_unlike_size_have_no_score(hypotheses: list[str], references: li
 
 
 def test_an_evaluation_keeps_lines_and_scores(run: Run) -> None:
-    result, folder = evaluate(run, "dev", {"beam_size": 1})
+    evaluation = evaluate(run, "dev", {"beam_size": 1})
+    result, folder = evaluation.result, keep(run, evaluation)
     lines = {
         name: (folder / f"{name}.txt").read_text("utf-8").splitlines()
         for name in ("source", "hypothesis", "reference")
@@ -89,9 +91,20 @@ def test_the_command_line_prints_scores_for_people_and_for_programs(
     assert {"dev-step8-average1-beam1", "dev-step8-average2-beam1"} <= kept
 
 
-def test_evaluation_on_other_text_is_refused(run: Run, tmp_path: Path) -> None:
-    import shutil
+def test_scores_are_printed_where_they_cannot_be_kept(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
+    shutil.rmtree(copy / "evaluations", ignore_errors=True)
+    # Whoever runs the tests may write into any folder, but not into a file.
+    (copy / "evaluations").touch()
+    assert main(["evaluate", str(copy), "--set", "dev", "--beam-size", "1", "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["sentences"] == 500
+    assert "note: the scores could not be kept" in told.err
 
+
+def test_evaluation_on_other_text_is_refused(run: Run, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
     description = json.loads((copy / "run.json").read_text())
     description["config"]["data"]["num_pairs"] = 201

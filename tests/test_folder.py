@@ -207,7 +207,7 @@ def test_a_run_whose_parts_do_not_fit_is_told_with_its_path(fault: str, tmp_path
 def test_another_config_is_stored_with_the_run(tmp_path: Path) -> None:
     run = create(tmp_path / "run")
     longer = CONFIG.change(train={"steps": 7})
-    assert run.with_config(longer).config == longer
+    assert run.go_on_with(longer).config == longer
     opened = RunFolder.open(tmp_path / "run")
     assert opened.config == longer
     assert (opened.tokenizer.model, opened.fingerprint) == (TOKENIZER.model, "f1a9")

@@ -41,7 +41,7 @@ def train(config: Config, path: Path, **options: Any) -> Path:
 
 def resume(path: Path, **sections: dict[str, Any]) -> Path:
     folder = RunFolder.open(path)
-    loop.run_training(loop.change_config(folder, folder.config.change(**sections)), QUIET)
+    loop.run_training(folder.go_on_with(folder.config.change(**sections)), QUIET)
     return path
 
 
@@ -160,7 +160,7 @@ def test_another_experiment_is_refused_field_by_field(whole: Path) -> None:
     folder = RunFolder.open(whole)
     other = folder.config.change(model={"dropout": 0.2}, train={"seed": 1, "steps": 9})
     with pytest.raises(ConfigError) as caught:
-        loop.change_config(folder, other)
+        folder.go_on_with(other)
     assert "model.dropout 0.1 -> 0.2" in str(caught.value)
     assert "train.seed 0 -> 1" in str(caught.value)
     assert "steps" not in str(caught.value)
@@ -185,25 +185,77 @@ def test_parameters_of_another_shape_are_refused(whole: Path, tmp_path: Path) ->
     assert not (tmp_path / "x").exists()
 
 
-def test_a_loss_that_is_no_number_ends_the_run(
+@pytest.mark.parametrize("log_every", [1, 100], ids=["told at once", "not told before"])
+def test_a_run_that_diverges_ends_before_anything_of_it_is_saved(
+    tmp_path: Path, log_every: int
+) -> None:
+    wild = SMALL.change(
+        train={"rate_factor": 1e30, "steps": 50, "checkpoint_every": 7, "log_every": log_every}
+    )
+    with pytest.raises(DivergedError, match=r"--train.rate-factor"):
+        train(wild, tmp_path / "run")
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_an_interruption_saves_nothing_of_a_diverged_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = loop.Meter.read
-    monkeypatch.setattr(loop.Meter, "read", lambda self: {**read(self), "loss": float("nan")})
-    with pytest.raises(DivergedError, match="the loss is nan at step 2"):
-        train(SMALL, tmp_path / "run")
+    wild = SMALL.change(train={"rate_factor": 1e30, "log_every": 100, "checkpoint_every": 100})
+    interrupt_after(6, monkeypatch)
+    with pytest.raises(DivergedError):
+        train(wild, tmp_path / "run")
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
-def test_a_full_device_is_one_line_with_the_cure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_full_device_is_one_line_with_commands_that_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
-    monkeypatch.setattr(loop.CompiledStep, "__call__", full)
-    with pytest.raises(OutOfMemoryError, match=r"--train.micro-batches 2") as caught:
-        train(SMALL, tmp_path / "run")
-    assert "\n" not in str(caught.value)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.CompiledStep, "__call__", full)
+        with pytest.raises(OutOfMemoryError) as caught:
+            train(SMALL, tmp_path / "run")
+    told = str(caught.value)
+    assert "\n" not in told
+    command = told.split("`transformer-jax ")[1].split("`")[0].split()
+    assert command[-2:] == ["--train.micro-batches", "2"]
+    assert "--model.remat" in told
+    assert main([*command, "--model.remat"]) == 0
+    assert f"run kept in {tmp_path / 'run'}" in capsys.readouterr().out
+
+
+def test_fewer_steps_than_were_done_are_refused(whole: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train.steps must be at least 8, .* got 7"):
+        resume(whole, train={"steps": 7})
+    assert RunFolder.open(whole).config.train.steps == 8
+
+
+def test_a_run_that_begins_with_another_is_there_with_its_parameters_or_not_at_all(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop.Checkpoints, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        loop.start(SMALL, tmp_path / "next", QUIET, init_from=whole)
+    assert not list(tmp_path.iterdir())
+
+
+def test_commands_named_at_the_end_of_a_short_run_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    Path("mine.py").write_text("from small import SMALL as CONFIG\n")
+    short = ["--train.steps", "2", "--decode.average", "3"]
+    assert main(["train", "mine.py", *short]) == 0
+    told = capsys.readouterr().out.split("next: transformer-jax ")[1].splitlines()[0]
+    assert main(["evaluate", "runs/mine"]) == 2
+    assert "--average 1" in capsys.readouterr().err
+    assert main([*told.split(), "--set", "dev"]) == 0
 
 
 def test_other_text_than_the_run_began_with_is_refused(whole: Path, tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+
+import transformer_jax
 
 PROGRAM = """
 import json, sys
@@ -40,9 +45,19 @@ print(json.dumps({
 """
 
 
-def train_on(devices: int) -> dict[str, list[float]]:
+TESTS = Path(__file__).parent
+
+
+def train_on(devices: int, **environment: str) -> dict[str, Any]:
     command = [sys.executable, "-c", PROGRAM, str(devices)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd="tests")
+    done = subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=TESTS,
+        env={**os.environ, **environment},
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -54,3 +69,38 @@ def test_any_number_of_devices_gives_the_training_of_one(devices: int, rows: int
     # 16 rows on 3 devices are filled up to 18.
     assert several["rows"] == rows
     np.testing.assert_allclose(several["losses"], one["losses"], rtol=1e-4)
+
+
+LOOP = """
+import json, sys
+from pathlib import Path
+import jax
+jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
+from rich.console import Console
+from small import SMALL, metrics_of
+from transformer_jax.training.loop import run_training, start
+
+path, quiet = Path(sys.argv[2]), Console(quiet=True)
+run_training(start(SMALL, path, quiet), quiet)
+print(json.dumps(metrics_of(path)))
+"""
+
+
+def test_a_run_on_several_devices_equals_that_on_one_and_opens_here(tmp_path: Path) -> None:
+    told = {}
+    for devices in (1, 4):
+        command = [sys.executable, "-c", LOOP, str(devices), str(tmp_path / f"on{devices}")]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=TESTS)
+        told[devices] = json.loads(done.stdout.splitlines()[-1])
+    for one, several in zip(told[1], told[4], strict=True):
+        assert (one["step"], one["split"]) == (several["step"], several["split"])
+        np.testing.assert_allclose(one["perplexity"], several["perplexity"], rtol=1e-3)
+    run = transformer_jax.load(tmp_path / "on4")
+    assert run.step == 8
+    assert len(run.params["embedding"]["table"].devices()) == 1
+
+
+def test_results_do_not_depend_on_the_generator_that_jax_is_set_to() -> None:
+    usual = train_on(2)
+    other = train_on(2, JAX_DEFAULT_PRNG_IMPL="rbg")
+    assert usual["losses"] == other["losses"]

@@ -212,7 +212,7 @@ def test_a_cache_that_cannot_be_written_is_told(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "file"))
-    with pytest.raises(StorageError, match="could not be kept in the cache") as told:
+    with pytest.raises(StorageError, match=r"the cache .* cannot be made") as told:
         prepare(CONFIG)
     assert str(tmp_path / "file") in str(told.value)
     assert "\n" not in str(told.value)

@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,6 @@ def test_every_kind_of_position_reads_the_longest_source(run: Run, positions: st
 def test_load_changes_nothing_and_needs_nothing_but_the_folder(
     run: Run, lines: list[str], tmp_path: Path
 ) -> None:
-    import shutil
-
     copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy with a space"))
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
     loaded = transformer_jax.load(copy)
@@ -151,9 +150,17 @@ def test_an_average_is_loaded_when_asked_for(run: Run) -> None:
         load(run.folder.path, average=3)
 
 
+def test_a_model_that_gives_no_numbers_still_gives_a_line(run: Run) -> None:
+    broken = jax.tree.map(lambda x: x * np.nan, run.params)
+    found = run.translator().translate(broken, ["one", "", "two"])
+    assert [len(best) for best in found] == [1, 1, 1]
+
+
 def test_what_cannot_be_asked_of_a_beam_is_told(run: Run) -> None:
     with pytest.raises(UsageError, match="beam of 4 has no 5 best"):
         run.translate_best(["one"], 5)
+    with pytest.raises(UsageError, match="has no 0 best"):
+        run.translate_best(["one"], 0)
     with pytest.raises(ConfigError, match=r"decode.beam_size must be positive"):
         run.translate(["one"], beam_size=0)
 

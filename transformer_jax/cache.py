@@ -4,6 +4,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from transformer_jax.errors import StorageError
+
 
 def cache_folder(name: str) -> Path:
     """Return a folder of the user's cache, made if it is not there.
@@ -13,20 +15,26 @@ def cache_folder(name: str) -> Path:
     """
     named = os.environ.get("TRANSFORMER_JAX_CACHE")
     if named:
-        roots = [Path(named).expanduser()]
-    else:
-        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
-        temporary = Path(tempfile.gettempdir()) / f"transformer_jax-{os.getuid()}"
-        roots = [Path(home) / "transformer_jax", temporary]
-    for root in roots[:-1]:
-        try:
-            (root / name).mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(root / name, os.W_OK):
-            return root / name
-    (roots[-1] / name).mkdir(parents=True, exist_ok=True)
-    return roots[-1] / name
+        return _made(Path(named) / name)
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    folder = Path(home) / "transformer_jax" / name
+    try:
+        # Without a home, "~" stays as it is: no folder of that name is wanted.
+        if folder.is_absolute() and os.access(_made(folder), os.W_OK):
+            return folder
+    except StorageError:
+        pass
+    temporary = Path(tempfile.gettempdir()) / f"transformer_jax-{os.getuid()}"
+    _made(temporary).chmod(0o700)
+    return _made(temporary / name)
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"the cache {folder} cannot be made: {error.strerror}") from error
+    return folder
 
 
 def keep_compiled_programs() -> None:

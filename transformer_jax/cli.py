@@ -11,8 +11,8 @@ from typing import Any
 import tyro
 
 from transformer_jax.config import Config, ConfigError, Row, nearest
-from transformer_jax.errors import ProjectError, UsageError
-from transformer_jax.verbs import NOTES, OUT, VERBS, ConfigVerb
+from transformer_jax.errors import OutOfMemoryError, ProjectError, StorageError, UsageError
+from transformer_jax.verbs import NOTES, OUT, VERBS, ConfigVerb, RunVerb
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,10 +23,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, 2)
     except ProjectError as error:
         return _fail(error, error.exit_code)
+    except MemoryError:
+        return _fail("this machine has no memory left", OutOfMemoryError.exit_code)
     except BrokenPipeError:
         # Whoever read the output has gone; Python would complain once more at exit.
         sys.stderr.close()
         return 1
+    except OSError as error:
+        # What no one nearer to it has told better.
+        return _fail(error, StorageError.exit_code)
     except KeyboardInterrupt:
         return 130
     except SystemExit as end:
@@ -34,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _fail(error: Exception, code: int) -> int:
-    NOTES.print(f"transformer-jax: {error}", style=None)
+def _fail(error: Exception | str, code: int) -> int:
+    NOTES.print(f"transformer-jax: {error}")
     return code
 
 
@@ -50,9 +55,9 @@ def _dispatch(arguments: list[str]) -> None:
     if name not in VERBS:
         raise UsageError(f"no verb {name!r}{nearest(name, VERBS)} (there are {', '.join(VERBS)})")
     verb = VERBS[name]
-    if not issubclass(verb, ConfigVerb):
+    if issubclass(verb, RunVerb) and rest:
         _parse(name, verb, rest).run()
-    elif rest and not rest[0].startswith("-"):
+    elif issubclass(verb, ConfigVerb) and rest and not rest[0].startswith("-"):
         rows = {
             key: (_parse(name, verb, rest, verb().beginning_with(row.config)), row.paper)
             for key, row in verb.rows(rest[0]).items()
@@ -90,12 +95,21 @@ def _parse(name: str, verb: type[Any], arguments: list[str], default: Any = None
 
 
 def _one_line(box: str) -> str:
-    """Return the message of a box that tyro drew, with the first name that it proposes."""
+    """Return the message of a box that tyro drew, with the nearest right name."""
     text = re.sub(r"[╭╮╰╯│]|^.*╭─ ", " ", box)
     parts = [" ".join(part.split()) for part in re.split(r"[─-]{3,}", text)]
     _, message, *more = [*filter(None, parts), "", ""]
-    proposed = re.search(r"Perhaps you meant: (--[\w.-]+)", " ".join(more))
-    return message + (f"; did you mean {proposed[1]}?" if proposed else "")
+    advice = " ".join(more)
+    if proposed := re.search(r"Perhaps you meant: (--[\w.-]+)", advice):
+        return f"{message}; did you mean {proposed[1]}?"
+    if choice := re.match(r"invalid choice '(.*)' for argument '(\S+)'.*\((.*)\)", message):
+        given, option, choices = choice.groups()
+        hint = nearest(given, re.findall(r"'(.*?)'", choices))
+        return f"{option} must be one of {choices}, got {given!r}{hint}"
+    if value := re.match(r"Error parsing (--\S+): .*?\[?'(.*?)'", message):
+        kind = re.search(rf"{re.escape(value[1])} (\S+)", advice)
+        return f"{value[1]} must be {kind[1] if kind else 'something else'}, got {value[2]!r}"
+    return message
 
 
 def _usage() -> str:

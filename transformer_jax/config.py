@@ -79,11 +79,13 @@ class ModelConfig(Section):
     activation_dropout: float = 0.0
     """Inside the feed-forward network. Differs from the paper when above 0."""
     positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
-    """How a token's place is told (section 3.5; learned is row E of Table 3)."""
+    """How a token's place is told (section 3.5; learned is row E of Table 3). none differs from
+    the paper, to show the need."""
     attention_score: Literal["scaled_dot_product", "dot_product"] = "scaled_dot_product"
-    """How queries and keys are compared (section 3.2.1)."""
+    """How queries and keys are compared (section 3.2.1). dot_product differs from the paper."""
     attention_bias: bool = False
-    """Biases in the four projections of attention. The paper's formulas have none."""
+    """Biases in the four projections of attention. Differs from the paper when set: its formulas
+    have none."""
     layer_norm_epsilon: float = 1e-6
     """Added to the variance in layer normalisation; the paper does not say."""
     max_length: int = 256
@@ -156,7 +158,8 @@ class TrainConfig(Section):
     label_smoothing: float = 0.1
     """Share of the target's probability that is spread over the whole vocabulary."""
     micro_batches: int = 1
-    """Parts in which a batch is computed one after the other, to save memory."""
+    """Parts in which a batch is computed one after the other, to save memory; each part draws its
+    own dropout masks."""
     seed: int = 0
     """Of parameters, dropout and the order of the data."""
     checkpoint_every: int = 1000
@@ -182,7 +185,8 @@ class DecodeConfig(Section):
     beam_size: int = 4
     """Hypotheses kept in each step; 1 is greedy search."""
     length_penalty: Literal["gnmt", "power"] = "gnmt"
-    """A score is the log-probability over ((5 + length) / 6)^alpha, or over length^alpha."""
+    """A score is the log-probability over ((5 + length) / 6)^alpha; or, which differs from the
+    paper, over length^alpha."""
     alpha: float = 0.6
     """Strength of the length penalty; 0 is none."""
     max_extra_length: int = MAX_EXTRA_LENGTH

@@ -30,18 +30,14 @@ def load_config(spec: str) -> Config:
     Raises:
         ConfigError: there is no such file or row, or it has a mistake.
     """
-    path, row = _split(spec)
-    rows = load_rows(path)
-    if row is None:
-        if list(rows) != [""]:
-            raise ConfigError(
-                f"{path} has {len(rows)} rows; name one: {path}:{next(iter(rows))} "
-                f"(there are {', '.join(rows)})"
-            )
-        row = ""
-    if row not in rows:
-        raise ConfigError(f"{path} has no row {row!r}{nearest(row, rows)}")
-    return rows[row].config
+    rows = load_rows(spec)
+    if len(rows) > 1:
+        raise ConfigError(
+            f"{spec} has {len(rows)} rows; name one: {spec}:{next(iter(rows))} "
+            f"(there are {', '.join(rows)})"
+        )
+    [row] = rows.values()
+    return row.config
 
 
 def load_rows(spec: str) -> dict[str, Row]:

@@ -34,6 +34,11 @@ class OutOfMemoryError(ProjectError):
     exit_code = 71
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether this error of JAX's says that a device has no room."""
+    return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)
+
+
 class StorageError(ProjectError):
     """A file or folder that cannot be read or written."""
 

@@ -8,12 +8,12 @@ import json
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from tyro.conf import FlagCreatePairsOff, Positional
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from transformer_jax import configfiles
 from transformer_jax.config import (
@@ -24,19 +24,17 @@ from transformer_jax.config import (
     Row,
     TrainConfig,
 )
-from transformer_jax.errors import DataError, UsageError
+from transformer_jax.errors import DataError, StorageError, UsageError
 
 # Results go to standard output; notes and progress to standard error.
-OUT = Console(highlight=False, markup=False, soft_wrap=True)
-NOTES = Console(highlight=False, markup=False, soft_wrap=True, stderr=True)
+OUT = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+NOTES = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)
 
 
-class Verb(Protocol):
-    """A verb whose arguments say all."""
-
-    def run(self) -> None:
-        """Do it."""
-        ...
+ConfigArgument = Positional[
+    Annotated[str, arg(metavar="CONFIG", help_behavior_hint="(required, and first)")]
+]
+RunArgument = Positional[Annotated[str, arg(metavar="RUN", help_behavior_hint="(required)")]]
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class ConfigVerb(abc.ABC):
 class Prepare(ConfigVerb):
     """Make a config's text ready: vocabulary and pieces, kept in the cache."""
 
-    file: Positional[str] = ""
+    file: ConfigArgument = ""
     """A config file, FILE:ROW of a sweep, or the name of a shipped one, such as tiny."""
 
     def run(self, rows: dict[str, Row]) -> None:
@@ -93,7 +91,7 @@ class Prepare(ConfigVerb):
 class Train(ConfigVerb):
     """Train a model: config in, run folder out."""
 
-    file: Positional[str] = ""
+    file: ConfigArgument = ""
     """A config file, FILE:ROW of a sweep, or the name of a shipped one, such as tiny."""
     out: Path | None = None
     """The run's folder; runs/NAME of the config where it is not said."""
@@ -110,14 +108,14 @@ class Train(ConfigVerb):
 
         folder = start(rows[""].config, path, NOTES, init_from=self.init_from)
         run_training(folder, OUT)
-        _say_next(path)
+        _say_next(folder)
 
 
 @dataclass(frozen=True)
 class Resume(ConfigVerb):
     """Go on with a run from its newest checkpoint, also past its end with more --train.steps."""
 
-    run_folder: Positional[str] = ""
+    run_folder: RunArgument = ""
     """A run's folder."""
     subject = "a run"
 
@@ -129,80 +127,112 @@ class Resume(ConfigVerb):
 
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.runs.folder import RunFolder
-        from transformer_jax.training.loop import change_config, run_training
 
-        path = Path(self.run_folder)
-        folder = change_config(RunFolder.open(path), rows[""].config)
+        folder = RunFolder.open(Path(self.run_folder)).go_on_with(rows[""].config)
+        from transformer_jax.training.loop import run_training
+
         run_training(folder, OUT)
-        _say_next(path)
+        _say_next(folder)
 
 
 @dataclass(frozen=True)
-class Evaluate:
-    """Translate and score a run's test set; scores and translations are kept in the run."""
+class RunVerb(abc.ABC):
+    """Base of the verbs that take a trained run as it is."""
 
-    run_folder: Positional[str]
+    run_folder: RunArgument
     """A run's folder."""
-    set: Literal["test", "dev"] = "test"
-    """Which sentences."""
     average: int | None = None
-    """Mean of the last so many scheduled checkpoints; 1 is the newest alone. The run's own
+    """Mean of the last so many scheduled checkpoints; 1 is the newest by itself. The run's own
     decode.average where it is not said."""
     beam_size: int | None = None
     """The run's own decode.beam_size where it is not said; 1 is greedy search."""
+    subject: ClassVar[str] = "a run"
+
+    @abc.abstractmethod
+    def run(self) -> None:
+        """Do what the verb does."""
+
+    def load(self) -> Any:
+        """Return the run."""
+        from transformer_jax.runs.folder import RunFolder
+
+        if self.average is not None and self.average < 1:
+            raise UsageError(f"--average must be positive, got {self.average}")
+        # Before JAX is there: whoever mistook the path hears of it at once.
+        RunFolder.open(Path(self.run_folder))
+        from transformer_jax.inference.run import load
+
+        return load(self.run_folder, average=self.average)
+
+    @property
+    def decode(self) -> dict[str, Any]:
+        """The fields of the run's `DecodeConfig` that the command line changes."""
+        return {} if self.beam_size is None else {"beam_size": self.beam_size}
+
+
+@dataclass(frozen=True)
+class Evaluate(RunVerb):
+    """Translate and score a run's test set; scores and translations are kept in the run."""
+
+    set: Literal["test", "dev"] = "test"
+    """Which sentences."""
     json: FlagCreatePairsOff[bool] = False
     """Print the scores as one JSON object."""
 
     def run(self) -> None:
-        run = _load(self.run_folder, self.average)
-        from transformer_jax.inference.evaluate import evaluate
+        run = self.load()
+        from transformer_jax.inference.evaluate import evaluate, keep
 
-        decode = _changes(beam_size=self.beam_size)
         with Progress(console=NOTES, transient=True, disable=not NOTES.is_terminal) as bar:
             task = bar.add_task("translating", total=None)
-            result, folder = evaluate(
-                run, self.set, decode, progress=lambda done: bar.advance(task, done)
-            )
+
+            def progress(done: int, total: int) -> None:
+                bar.update(task, advance=done, total=total)
+
+            evaluation = evaluate(run, self.set, self.decode, progress=progress)
+        result = evaluation.result
         if self.json:
             OUT.print(json.dumps(result))
-            return
-        OUT.print(f"{self.set} set, {result['sentences']} sentences, step {result['step']}")
-        OUT.print(f"  perplexity  {result['perplexity']:.3f} per piece")
-        OUT.print(f"  exact       {result['exact']:.2%}")
-        OUT.print(f"  BLEU        {result['bleu']:.2f}  {result['bleu_signature']}")
-        OUT.print(f"  chrF2       {result['chrf']:.2f}  {result['chrf_signature']}")
-        for example in result["examples"]:
-            OUT.print(f"\n  {example['source']}\n  -> {example['hypothesis']}")
-        OUT.print(f"\nkept in {folder}")
-        OUT.print(f"next: echo 'forty-two' | transformer-jax translate {self.run_folder}")
+        else:
+            OUT.print(f"{self.set} set, {result['sentences']} sentences, step {result['step']}")
+            OUT.print(f"  perplexity  {result['perplexity']:.3f} per piece")
+            OUT.print(f"  exact       {result['exact']:.2%}")
+            OUT.print(f"  BLEU        {result['bleu']:.2f}  {result['bleu_signature']}")
+            OUT.print(f"  chrF2       {result['chrf']:.2f}  {result['chrf_signature']}\n")
+            for source, hypothesis in list(zip(*evaluation[1:3], strict=True))[:3]:
+                OUT.print(f"  {source}\n  -> {hypothesis}\n")
+        try:
+            NOTES.print(f"kept in {keep(run, evaluation)}")
+        except StorageError as error:
+            NOTES.print(f"note: {error}")
+        if not self.json:
+            option = "" if self.average is None else f" --average {self.average}"
+            OUT.print(
+                f"next: echo 'forty-two' | transformer-jax translate {self.run_folder}{option}"
+            )
 
 
 @dataclass(frozen=True)
-class Translate:
+class Translate(RunVerb):
     """Translate standard input, line by line: one line out for each line in, in order."""
 
-    run_folder: Positional[str]
-    """A run's folder."""
     num_best: int | None = None
     """Print so many translations of each line as LINE NUMBER, SCORE, TEXT, parted by tabs."""
-    average: int | None = None
-    """Mean of the last so many scheduled checkpoints; 1 is the newest alone. The run's own
-    decode.average where it is not said."""
-    beam_size: int | None = None
-    """The run's own decode.beam_size where it is not said; 1 is greedy search."""
     truncate: FlagCreatePairsOff[bool] = False
     """Read the beginning of a line that is too long, in place of an error."""
 
     def run(self) -> None:
-        run = _load(self.run_folder, self.average)
-        decode = _changes(beam_size=self.beam_size)
+        run = self.load()
+        if sys.stdin.isatty():
+            NOTES.print("lines to translate, then Ctrl-D:")
         lines = _read_lines(sys.stdin.buffer.read())
         # Told before the first translation is printed, not in the middle.
-        run.translator(**decode).encode(lines, truncate=self.truncate)
+        run.translator(**self.decode).encode(lines, truncate=self.truncate)
+        num_best = 1 if self.num_best is None else self.num_best
         out = sys.stdout.buffer
         for start in range(0, len(lines), 1024):
             chunk = lines[start : start + 1024]
-            best = run.translate_best(chunk, self.num_best or 1, truncate=self.truncate, **decode)
+            best = run.translate_best(chunk, num_best, truncate=self.truncate, **self.decode)
             for number, hypotheses in enumerate(best, start=start + 1):
                 for text, score in hypotheses:
                     ranked = f"{number}\t{score:.4f}\t{text}\n"
@@ -214,7 +244,7 @@ class Translate:
 class Params(ConfigVerb):
     """Count parameters, by module or for all rows of a sweep; nothing is allocated."""
 
-    file: Positional[str] = ""
+    file: ConfigArgument = ""
     """A config file, FILE:ROW of a sweep, or the name of a shipped one, such as table3."""
     json: FlagCreatePairsOff[bool] = False
     """Print JSON."""
@@ -255,7 +285,7 @@ class Params(ConfigVerb):
             OUT.print(table)
 
 
-VERBS: dict[str, type[Verb] | type[ConfigVerb]] = {
+VERBS: dict[str, type[ConfigVerb] | type[RunVerb]] = {
     "prepare": Prepare,
     "train": Train,
     "resume": Resume,
@@ -265,27 +295,14 @@ VERBS: dict[str, type[Verb] | type[ConfigVerb]] = {
 }
 
 
-def _say_next(path: Path) -> None:
-    OUT.print(f"run kept in {path}")
-    OUT.print(f"next: transformer-jax evaluate {path}")
-    OUT.print(f"      echo 'forty-two' | transformer-jax translate {path}")
-
-
-def _changes(**options: Any) -> dict[str, Any]:
-    """Return the options that were given."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _load(path: str, average: int | None) -> Any:
-    if average is not None and average < 1:
-        raise UsageError(f"--average must be positive, got {average}")
-    from transformer_jax.runs.folder import RunFolder
-
-    # Before JAX is there: whoever mistook the path hears of it at once.
-    RunFolder.open(Path(path))
-    from transformer_jax.inference.run import load
-
-    return load(path, average=average)
+def _say_next(folder: Any) -> None:
+    """Name the commands that come after training, as they will work."""
+    train, decode = folder.config.train, folder.config.decode
+    few = train.steps // train.checkpoint_every < decode.average
+    option = " --average 1" if few else ""
+    OUT.print(f"run kept in {folder.path}")
+    OUT.print(f"next: transformer-jax evaluate {folder.path}{option}")
+    OUT.print(f"      echo 'forty-two' | transformer-jax translate {folder.path}{option}")
 
 
 def _read_lines(data: bytes) -> list[str]:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -77,76 +77,72 @@ def perplexity(model: Transformer, params: Params, source: Ragged, target: Ragge
     return math.exp(min(nll / math.fsum(float(loss.count) for loss in losses), 700.0))
 
 
+class Evaluation(NamedTuple):
+    """Translations of a set and what they are worth."""
+
+    result: dict[str, Any]
+    """Perplexity, the fields of `Scores`, and how they came about: plain data."""
+    sources: list[str]
+    hypotheses: list[str]
+    references: list[str]
+
+
 def evaluate(
     run: Run,
     split: Split,
     decode: dict[str, Any],
     *,
-    progress: Callable[[int], None] = lambda _: None,
-) -> tuple[dict[str, Any], Path]:
-    """Translate and score a set; keep hypotheses, references and scores in the run's folder.
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Evaluation:
+    """Translate and score a set.
 
     Args:
         run: the model.
         split: which set.
         decode: fields of the run's `DecodeConfig` to change.
-        progress: told how many sentences are done.
-
-    Returns:
-        What scores.json holds (perplexity, the fields of `Scores`, how they came about and
-        three examples), and the folder where it lies.
+        progress: told after each batch how many sentences it had, and how many there are.
 
     Raises:
         DataError: a source is longer than the model reads, or the corpus is another one than
             that of the run.
-        StorageError: the folder cannot be written.
     """
     prepared = prepare(run.config.data, run.tokenizer)
     if prepared.fingerprint != run.folder.fingerprint:
         raise DataError(f"the corpus is not the one that {run.folder.path} was trained on")
     sources, references = prepared.lines(split)
     translator = run.translator(**decode)
-    translated = translator.translate(run.params, sources, progress=progress)
+    translated = translator.translate(
+        run.params, sources, progress=lambda done: progress(done, len(sources))
+    )
     hypotheses = [best[0].text for best in translated]
-    name = f"{split}-step{run.step}-average{run.average}-beam{translator.config.beam_size}"
-    folder = run.folder.path / "evaluations" / name
+    scores = score(hypotheses, references, bleu_tokenizer=prepared.report["bleu_tokenizer"])
     result = {
         "set": split,
         "step": run.step,
         "average": run.average,
         "decode": asdict(translator.config),
         "perplexity": perplexity(run.model, run.params, *prepared.pieces(split)),
-        **asdict(score(hypotheses, references, bleu_tokenizer=prepared.report["bleu_tokenizer"])),
-        "examples": [
-            {"source": s, "hypothesis": h, "reference": r}
-            for s, h, r in list(zip(sources, hypotheses, references, strict=True))[:3]
-        ],
+        **asdict(scores),
     }
-    store(folder, sources, hypotheses, references, result)
-    return result, folder
+    return Evaluation(result, sources, hypotheses, references)
 
 
-def store(
-    folder: Path,
-    sources: Sequence[str],
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    result: dict[str, Any],
-) -> None:
-    """Write the lines of an evaluation and, last, its scores.
+def keep(run: Run, evaluation: Evaluation) -> Path:
+    """Write lines and, last, scores into the run's folder; return where.
 
     Raises:
         StorageError: the folder cannot be written.
     """
+    result = evaluation.result
+    beam = result["decode"]["beam_size"]
+    name = f"{result['set']}-step{result['step']}-average{result['average']}-beam{beam}"
+    folder = run.folder.path / "evaluations" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, lines in (
-            ("source", sources),
-            ("hypothesis", hypotheses),
-            ("reference", references),
-        ):
+        for kind, lines in zip(("source", "hypothesis", "reference"), evaluation[1:], strict=True):
             text = "".join(f"{line}\n" for line in lines)
-            (folder / f"{name}.txt").write_text(text, "utf-8")
+            (folder / f"{kind}.txt").write_text(text, "utf-8")
         write_json(folder / "scores.json", result)
     except OSError as error:
         raise StorageError(f"the scores could not be kept: {error}") from error
+    return folder

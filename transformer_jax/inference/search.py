@@ -17,8 +17,8 @@ from jaxtyping import Array, Bool, Float, Int
 Step = Callable[[Int[Array, "B J"], Int[Array, ""], Any], tuple[Float[Array, "B J N"], Any]]
 """(newest pieces, their position, state) -> (logits of the next pieces, state).
 
-The state is any pytree whose `cache` (an attribute) holds what differs between hypotheses, in
-arrays with a first axis of B * J, and whose other parts belong to the sentence.
+The state is a NamedTuple whose field `cache` holds what differs between hypotheses, in arrays
+with a first axis of B * J; its other fields belong to the sentence.
 """
 
 Penalty = Callable[[Float[Array, "..."], float], Float[Array, "..."]]
@@ -194,7 +194,7 @@ def greedy_search(
         position=jnp.zeros((), jnp.int32),
         newest=jnp.full(sentences, bos, jnp.int32),
         pieces=jnp.zeros((sentences, max_length), jnp.int32),
-        log_probs=jnp.zeros(sentences),
+        log_probs=jnp.where(limit > 0, 0.0, NEVER),
         is_done=limit <= 0,
         state=state,
     )

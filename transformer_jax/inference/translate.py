@@ -15,7 +15,7 @@ from jaxtyping import Array, Int
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer
-from transformer_jax.errors import DataError
+from transformer_jax.errors import DataError, OutOfMemoryError, is_out_of_memory
 from transformer_jax.inference.search import NEVER, Translations, beam_search, greedy_search
 from transformer_jax.model.transformer import DecodingState, Params, Transformer
 from transformer_jax.pieces import BOS, EOS
@@ -25,7 +25,10 @@ MIN_WIDTH = 16
 
 
 class Hypothesis(NamedTuple):
-    """A translation and its score: log-probability over length penalty."""
+    """A translation and its score: log-probability over length penalty.
+
+    Of greedy search, which compares nothing, the log-probability itself.
+    """
 
     text: str
     score: float
@@ -143,17 +146,27 @@ class Translator:
         for row, pieces in enumerate(sources):
             source[row, : len(pieces)] = pieces
             limit[row] = len(pieces) + self.config.max_extra_length
-        found = self._search(num_best)(params, source, limit)
-        pieces, scores = np.asarray(found.pieces), np.asarray(found.scores)
+        try:
+            found = jax.device_get(self._search(num_best)(params, source, limit))
+        except jax.errors.JaxRuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemoryError(
+                f"the device has no room for {ROWS} sentences of {width} pieces with a beam of "
+                f"{self.config.beam_size}: try a smaller one, as --beam-size 1"
+            ) from error
         return [
             [
                 Hypothesis(text, float(score))
-                for text, score in zip(
-                    self.tokenizer.decode(best.tolist()), row_scores, strict=True
+                for rank, (text, score) in enumerate(
+                    zip(self.tokenizer.decode(best.tolist()), row_scores, strict=True)
                 )
-                if score > NEVER / 2
+                # Where there are fewer than were asked for, but never none.
+                if rank == 0 or score > NEVER / 2
             ]
             for best, row_scores in zip(
-                pieces[: len(sources), :num_best], scores[: len(sources), :num_best], strict=True
+                found.pieces[: len(sources), :num_best],
+                found.scores[: len(sources), :num_best],
+                strict=True,
             )
         ]

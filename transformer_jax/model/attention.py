@@ -25,14 +25,15 @@ def dot_product(
     Its variance grows with d_k, which pushes the softmax to where its gradient is small
     (section 3.2.1). Differs from the paper: it scales.
     """
-    return jnp.einsum("bthk,bshk->bhts", query, key)
+    # In float32 whatever the compute dtype: bfloat16 would round the large scores.
+    return jnp.einsum("bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32)
 
 
 def scaled_dot_product(
     query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
 ) -> Float[Array, "B H T S"]:
     """Compare each query with each key: dot product over sqrt(d_k), of variance one."""
-    return dot_product(query * query.shape[-1] ** -0.5, key)
+    return dot_product(query, key) * query.shape[-1] ** -0.5
 
 
 SCORES: dict[str, Score] = {"scaled_dot_product": scaled_dot_product, "dot_product": dot_product}
@@ -46,7 +47,7 @@ def attention_weights(
     A query that may attend nowhere attends evenly: padded positions stay finite,
     and the loss leaves them out.
     """
-    # In float32 whatever the compute dtype: bfloat16 sums lose the small weights.
+    # In float32 too: bfloat16 sums lose the small weights.
     scores = scores.astype(jnp.float32)
     return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
 

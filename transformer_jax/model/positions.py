@@ -15,8 +15,8 @@ from jaxtyping import Array, Float, Int
 class Positions(Protocol):
     """Encode some positions for the stack of layers that `module` embeds for.
 
-    `length` is how many positions a table must hold; callers check theirs on the host
-    (`runs.load`), because an index past the end of an array is not an error on a device.
+    `length` is how many positions a table must hold. Lengths are checked on the host (`Config`,
+    `Translator.encode`): an index past the end of an array is not an error on a device.
     """
 
     def __call__(

@@ -163,7 +163,7 @@ def parameter_counts(model: Transformer) -> dict[str, int]:
 
 def attention_of(
     model: Transformer, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
-) -> dict[str, Float[Array, "N B H ..."]]:
+) -> dict[str, Float[Array, "layers B H ..."]]:
     """Return all attention weights of a forward pass, by kind, stacked over layers.
 
     The kinds are "encoder" [layers, B, H, S, S], "decoder" [layers, B, H, T, T] and
@@ -172,7 +172,7 @@ def attention_of(
     _, sown = model.apply({"params": params}, source, target, mutable=["intermediates"])
     layers: Any = sown["intermediates"]
 
-    def stacked(stack: str, kind: str) -> Float[Array, "N B H ..."]:
+    def stacked(stack: str, kind: str) -> Float[Array, "layers B H ..."]:
         count = model.config.num_layers
         return jnp.stack([layers[f"{stack}_{i}"][kind]["weights"][0] for i in range(count)])
 

@@ -152,7 +152,7 @@ class Checkpoints:
         if len(steps) < count:
             raise UsageError(
                 f"the mean of {count} checkpoints was asked for, but the run has "
-                f"{len(steps)} scheduled ones: an average of 1 is the newest by itself"
+                f"{len(steps)} scheduled ones: `--average 1` takes the newest by itself"
             )
         total = self.restore(steps[0], {"params": target})["params"]
         for step in steps[1:]:

@@ -16,16 +16,35 @@ import os
 import platform
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_jax.config import Config, ConfigError
+from transformer_jax.config import Config, ConfigError, DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import StorageError, UsageError
 
 FORMAT = 1
-VERSIONS = ("jax", "flax", "optax", "orbax-checkpoint", "sentencepiece", "transformer-jax")
+VERSIONS = (
+    "flax",
+    "jax",
+    "jaxlib",
+    "num2words",
+    "numpy",
+    "optax",
+    "orbax-checkpoint",
+    "sentencepiece",
+    "transformer-jax",
+)
+# What may change when a run goes on; all else would make it another experiment. (Micro-batches
+# draw their own dropout masks: the same experiment, not the same bits.)
+MAY_CHANGE = {
+    "model": {"remat"},
+    "data": set[str](),
+    "train": {"steps", "micro_batches", "checkpoint_every", "keep_checkpoints", "log_every"},
+    "decode": set(DecodeConfig.__dataclass_fields__),
+}
 
 
 @dataclass(frozen=True)
@@ -50,9 +69,16 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: Path, config: Config, tokenizer: Tokenizer, fingerprint: str
+        cls,
+        path: Path,
+        config: Config,
+        tokenizer: Tokenizer,
+        fingerprint: str,
+        fill: Callable[["RunFolder"], None] = lambda _: None,
     ) -> "RunFolder":
         """Make the folder, which appears at once with all that a run needs to go on.
+
+        `fill` may write more into it before anyone sees it.
 
         Raises:
             UsageError: something is there already; nothing of it is touched.
@@ -68,6 +94,7 @@ class RunFolder:
                 (temporary / "tokenizer.model").write_bytes(tokenizer.model)
                 folder = cls(temporary, config, tokenizer, fingerprint)
                 folder._write_description()
+                fill(folder)
                 temporary.rename(path)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -106,10 +133,40 @@ class RunFolder:
         except (OSError, ValueError, TypeError, ConfigError) as error:
             raise StorageError(f"{description} cannot be read: {error}") from error
 
-    def with_config(self, config: Config) -> "RunFolder":
-        """Return the run with another config, which is stored."""
+    @property
+    def steps_done(self) -> int:
+        """Steps of the newest checkpoint; 0 where there is none."""
+        names = [entry.name for entry in self.checkpoints.glob("*")]
+        return max((int(name) for name in names if name.isdigit()), default=0)
+
+    def go_on_with(self, config: Config) -> "RunFolder":
+        """Return the run with another config, which is stored.
+
+        Raises:
+            ConfigError: a field would make it another experiment (all such are told), or its
+                steps are fewer than have been done.
+            StorageError: it cannot be stored.
+        """
+        changes = [
+            f"{section}.{key} {before!r} -> {after!r}"
+            for section, fields in config.to_dict().items()
+            for key, after in fields.items()
+            if (before := getattr(getattr(self.config, section), key)) != after
+            and key not in MAY_CHANGE[section]
+        ]
+        if changes:
+            raise ConfigError(f"{self.path} cannot go on with another {', '.join(changes)}")
+        if config.train.steps < self.steps_done:
+            raise ConfigError(
+                f"train.steps must be at least {self.steps_done}, which {self.path} has done, "
+                f"got {config.train.steps}"
+            )
         changed = RunFolder(self.path, config, self.tokenizer, self.fingerprint)
-        changed._write_description()
+        if config != self.config:
+            try:
+                changed._write_description()
+            except OSError as error:
+                raise StorageError(f"{self.path} cannot be written: {error.strerror}") from error
         return changed
 
     def _write_description(self) -> None:
@@ -126,22 +183,36 @@ class RunFolder:
         write_json(self.path / "run.json", description)
 
     def truncate_metrics(self, step: int) -> None:
-        """Forget reports of later steps, which will be made again."""
-        if not self.metrics.exists():
-            return
-        lines = self.metrics.read_text("utf-8").splitlines(keepends=True)
-        # A line that was cut off in the middle has no end, and its step comes again too.
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-        _replace(self.metrics, "".join(kept))
+        """Forget reports of later steps, which will be made again.
+
+        Raises:
+            StorageError: the file cannot be read or written.
+        """
+        try:
+            if not self.metrics.exists():
+                return
+            lines = self.metrics.read_text("utf-8").splitlines(keepends=True)
+            # A line that was cut off in the middle has no end, and its step comes again too.
+            whole = [line for line in lines if line.endswith("\n")]
+            kept = [line for line in whole if json.loads(line)["step"] <= step]
+            _replace(self.metrics, "".join(kept))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StorageError(f"{self.metrics} cannot be trimmed: {error}") from error
 
 
 def check_free(path: Path) -> None:
-    """Raise `UsageError` where a run's folder would overwrite something.
+    """Make sure, before any work, that a run's folder can be made and overwrites nothing.
 
-    The message says the two commands that may have been meant.
+    Raises:
+        UsageError: something is there; the message says the two commands that may have been
+            meant.
+        StorageError: it cannot be written there.
     """
     try:
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+            home = next(parent for parent in path.absolute().parents if parent.exists())
+            if not (home.is_dir() and os.access(home, os.W_OK)):
+                raise StorageError(f"{path} cannot be made: {home} cannot be written to")
             return
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error}") from error

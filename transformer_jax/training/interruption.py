@@ -1,6 +1,5 @@
 """Ctrl-C and SIGTERM end a run after the step at hand, with everything saved."""
 
-import os
 import signal
 from types import FrameType, TracebackType
 
@@ -16,7 +15,7 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self.signal is not None and number == signal.SIGINT:
-            os._exit(130)
+            raise KeyboardInterrupt
         self.signal = signal.Signals(number)
 
     def __enter__(self) -> "StopRequest":

@@ -50,9 +50,13 @@ class Logbook:
             "", total=folder.config.train.steps, completed=step, doing=""
         )
 
-    def advance(self, step: int, doing: str = "") -> None:
+    def advance(self, step: int) -> None:
         """Move the bar."""
-        self._progress.update(self._task, completed=step, doing=doing)
+        self._progress.update(self._task, completed=step)
+
+    def doing(self, what: str) -> None:
+        """Say beside the bar what goes on, or how fast."""
+        self._progress.update(self._task, doing=what)
 
     def report(self, step: int, split: str, values: dict[str, float]) -> None:
         """Write values to every place.
@@ -63,6 +67,8 @@ class Logbook:
         shown = "  ".join(form.format(values[key]) for key, form in SHOWN.items() if key in values)
         total = self._folder.config.train.steps
         self.say(f"step {step:>{len(str(total))}}/{total}  {split:5}  {shown}")
+        if split == "train":
+            self.doing(shown)
         line = {"step": step, "split": split, **values, "time": round(time.time(), 3)}
         try:
             self._metrics.write(json.dumps(line) + "\n")
@@ -88,7 +94,9 @@ class Logbook:
         except OSError as error:
             raise StorageError(f"samples could not be written: {error}") from error
         for source, hypothesis, reference in rows[:2]:
-            self.say(f"    {source}\n      -> {hypothesis}{_verdict(hypothesis, reference)}")
+            self.say(f"    {_short(source)}\n      -> {_short(hypothesis)}")
+            if hypothesis != reference:
+                self.say(f"       = {_short(reference)}")
 
     def __enter__(self) -> "Logbook":
         # A line at a time, so that a run that is killed has told what it did.
@@ -108,5 +116,5 @@ class Logbook:
         self._metrics.close()
 
 
-def _verdict(hypothesis: str, reference: str) -> str:
-    return "  (right)" if hypothesis == reference else f"\n      reference: {reference}"
+def _short(text: str, width: int = 100) -> str:
+    return text if len(text) <= width else f"{text[: width - 4]} ..."

@@ -11,15 +11,16 @@ import jax.numpy as jnp
 from rich.console import Console
 
 from transformer_jax.cache import keep_compiled_programs
-from transformer_jax.config import Config, ConfigError
+from transformer_jax.config import MAX_EXTRA_LENGTH, Config
 from transformer_jax.data.batches import Batches
-from transformer_jax.data.prepare import Prepared, prepare
+from transformer_jax.data.prepare import SIDES, Prepared, prepare
 from transformer_jax.errors import (
     DataError,
     DivergedError,
     InterruptedRunError,
     OutOfMemoryError,
     UsageError,
+    is_out_of_memory,
 )
 from transformer_jax.inference.evaluate import perplexity, score
 from transformer_jax.inference.run import Run, load
@@ -34,14 +35,6 @@ from transformer_jax.training.meter import Meter
 from transformer_jax.training.optimizer import learning_rate
 from transformer_jax.training.placement import CompiledStep, data_parallel
 from transformer_jax.training.step import TrainState, init_state, make_train_step
-
-# What may change when a run goes on: nothing that would make it another experiment.
-MAY_CHANGE = {
-    "model": {"remat"},
-    "data": set(),
-    "train": {"steps", "micro_batches", "checkpoint_every", "keep_checkpoints", "log_every"},
-    "decode": {field.name for field in dataclasses.fields(Config().decode)},
-}
 
 
 def start(
@@ -70,30 +63,14 @@ def start(
     model = Transformer(config.model, pieces)
     if other is not None:
         _check_same_shapes(abstract_params(model), abstract_params(other.model), other)
-    folder = RunFolder.create(path, config, prepared.tokenizer, prepared.fingerprint)
-    if other is not None:
-        state = init_state(model, config.train)
-        with Checkpoints(folder.checkpoints, keep=1) as checkpoints:
-            checkpoints.save(0, other.params, state.optimizer, None)
-    return folder
 
+    def begin(folder: RunFolder) -> None:
+        if other is not None:
+            state = init_state(model, config.train)
+            with Checkpoints(folder.checkpoints, keep=1) as checkpoints:
+                checkpoints.save(0, other.params, state.optimizer, None)
 
-def change_config(folder: RunFolder, config: Config) -> RunFolder:
-    """Give a run that goes on another config.
-
-    Raises:
-        ConfigError: a field would make it another experiment; all of them are told.
-    """
-    changes = [
-        f"{section}.{key} {before!r} -> {after!r}"
-        for section, fields in config.to_dict().items()
-        for key, after in fields.items()
-        if (before := getattr(getattr(folder.config, section), key)) != after
-        and key not in MAY_CHANGE[section]
-    ]
-    if changes:
-        raise ConfigError(f"{folder.path} cannot go on with another {', '.join(changes)}")
-    return folder if config == folder.config else folder.with_config(config)
+    return RunFolder.create(path, config, prepared.tokenizer, prepared.fingerprint, begin)
 
 
 def run_training(folder: RunFolder, console: Console) -> None:
@@ -108,13 +85,13 @@ def run_training(folder: RunFolder, console: Console) -> None:
     try:
         Training(folder, console).run()
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         parts = 2 * folder.config.train.micro_batches
         raise OutOfMemoryError(
             f"the device has no room for a step of this model: "
-            f"`transformer-jax resume {folder.path} --train.micro-batches {parts}` computes the "
-            f"same batch in {parts} parts; --model.remat True saves memory too"
+            f"`transformer-jax resume {folder.path} --train.micro-batches {parts}` computes "
+            f"each batch in {parts} parts; --model.remat saves memory too"
         ) from error
 
 
@@ -175,6 +152,8 @@ class Training:
         is_scheduled = step % train.checkpoint_every == 0
         # Read once: a signal that comes while this goes on is for the next step.
         signal = stop.signal
+        if step % train.log_every == 0 or is_scheduled or is_last or signal:
+            self._check_finite(step, *self.meter.last())
         if step % train.log_every == 0 or is_last:
             self._report(step)
         if is_scheduled or is_last or signal:
@@ -192,6 +171,15 @@ class Training:
             raise InterruptedRunError(
                 f"{signal.name}: saved at step {step}; go on with "
                 f"`transformer-jax resume {self.folder.path}`"
+            )
+
+    def _check_finite(self, step: int, *values: float) -> None:
+        """End the run before anything of a diverged one is saved."""
+        if not all(map(math.isfinite, values)):
+            raise DivergedError(
+                f"at step {step} loss or gradient are no finite numbers any more: try a smaller "
+                f"--train.rate-factor or a longer --train.warmup-steps; "
+                f"{self.folder.checkpoints} has what was saved before"
             )
 
     def _introduce(self) -> None:
@@ -220,12 +208,6 @@ class Training:
 
     def _report(self, step: int) -> None:
         values = self.meter.read()
-        if not math.isfinite(values["loss"]):
-            raise DivergedError(
-                f"the loss is {values['loss']} at step {step}: try a smaller "
-                f"--train.rate-factor or a longer --train.warmup-steps; "
-                f"{self.folder.checkpoints} has what was saved before"
-            )
         train = self.config.train
         values["learning_rate"] = float(
             learning_rate(
@@ -239,14 +221,15 @@ class Training:
 
     def _score(self, step: int, state: TrainState) -> float:
         """Report scores on the development set; return its perplexity."""
-        self.log.advance(step, "scoring")
+        self.log.doing("scoring")
         sources, references = self.prepared.lines("dev")
+        dev = perplexity(self.model, state.params, *self.prepared.pieces("dev"))
+        self._check_finite(step, dev)
         found = self.translator.translate(state.params, sources)
         hypotheses = [best[0].text for best in found]
         scores = score(
             hypotheses, references, bleu_tokenizer=self.prepared.report["bleu_tokenizer"]
         )
-        dev = perplexity(self.model, state.params, *self.prepared.pieces("dev"))
         values = {"perplexity": dev, "bleu": scores.bleu, "exact": scores.exact}
         self.log.report(step, "dev", values)
         self.log.sample(step, sources[:20], hypotheses[:20], references[:20])
@@ -255,14 +238,18 @@ class Training:
 
 def _check_lengths(config: Config, prepared: Prepared) -> None:
     """Refuse sets that the model cannot read, before hours go by."""
-    longest = config.model.max_length
+    model = config.model
+    limits = {"source": model.max_length}
+    if model.positions == "learned":
+        limits["target"] = model.max_length + MAX_EXTRA_LENGTH
     for split in ("dev", "test"):
-        found = int(prepared.pieces(split)[0].lengths.max())
-        if found > longest:
-            raise DataError(
-                f"a source of {split} has {found} pieces, and the model reads {longest}: "
-                f"raise model.max_length"
-            )
+        for side, pieces in zip(SIDES, prepared.pieces(split), strict=True):
+            longest = int(pieces.lengths.max())
+            if longest > limits.get(side, longest):
+                raise DataError(
+                    f"a {side} of {split} has {longest} pieces, and the model reads "
+                    f"{limits[side]}: raise model.max_length"
+                )
 
 
 def _check_same_shapes(mine: Any, theirs: Any, other: Run) -> None:

@@ -54,6 +54,11 @@ class Meter:
         finally:
             self._paused += time.perf_counter() - began
 
+    def last(self) -> tuple[float, float]:
+        """Return the newest step's loss and gradient norm; waits for it."""
+        metrics = self._metrics[-1]
+        return float(metrics.loss.smoothed), float(metrics.gradient_norm)
+
     def unreported(self) -> Sums:
         """Return the sums of each step since the last reading."""
         found = jax.device_get([metrics.loss for metrics in self._metrics])

@@ -43,9 +43,14 @@ Sums = tuple[Params, Loss]
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
 
 
+def seed_key(seed: int) -> Array:
+    """Return the key of a run, of one generator whatever JAX is set to."""
+    return jax.random.key(seed, impl="threefry2x32")
+
+
 def init_state(model: Transformer, config: TrainConfig) -> TrainState:
     """Return the state before the first step: a function of the seed."""
-    params = init_params(model, jax.random.key(config.seed))
+    params = init_params(model, seed_key(config.seed))
     optimizer = make_optimizer(config, model.config.d_model).init(params)
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, optimizer=optimizer)
 
@@ -89,7 +94,7 @@ def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         # Dropout is a function of (seed, step): a run that was resumed draws the same masks.
-        rng = jax.random.fold_in(jax.random.key(config.seed), state.step)
+        rng = jax.random.fold_in(seed_key(config.seed), state.step)
         sums = gradient_sum if config.micro_batches == 1 else accumulated
         gradients, loss = sums(state.params, batch, rng)
         gradients = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), gradients)
