@@ -23,7 +23,7 @@ CONFIG = Config().change(
     train={
         "steps": 700,
         "warmup_steps": 300,
-        "rate_factor": 0.5,
+        "rate_factor": 0.3,
         "checkpoint_every": 140,
         "log_every": 70,
     },

@@ -83,8 +83,8 @@ def test_the_tested_commands_work_one_after_the_other(clone: Path) -> None:
     told = {}
     for command in tested:
         told[command] = run(["bash", "-c", f"source .venv/bin/activate; {command}"], clone)
-    exact = re.search(r"exact +([0-9.]+)%", told["make demo"])
-    assert exact is not None
-    assert float(exact[1]) >= 98
+    # The last one is of the held-out lines; those before it are of the training's own progress.
+    *_, exact = re.findall(r"exact +([0-9.]+)%", told["make demo"])
+    assert float(exact) >= 98
     for snippet in blocks("python"):
         run([str(clone / ".venv/bin/python"), "-c", snippet], clone)
