@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from transformer_jax.configfiles import load_config
+from transformer_jax.inference.evaluate import evaluate
 from transformer_jax.inference.run import load
 from transformer_jax.training.loop import run_training, start
 
@@ -26,3 +28,12 @@ def test_the_tiny_model_learns_number_words(tmp_path: Path) -> None:
     assert run.translate(["two hundred and thirty-one thousand, five hundred and sixty-seven"]) == [
         "zweihunderteinunddreißigtausendfünfhundertsiebenundsechzig"
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_demo_keeps_its_promise_with_other_seeds(tmp_path: Path, seed: int) -> None:
+    config = load_config(str(ROOT / "configs" / "tiny.py")).change(train={"seed": seed})
+    quiet = Console(quiet=True)
+    run_training(start(config, tmp_path / "run", quiet), quiet)
+    assert evaluate(load(tmp_path / "run"), "test", {}).result["exact"] >= 0.98
