@@ -131,7 +131,7 @@ def bucket_edges(lengths: np.ndarray, *, good: float = 0.92) -> np.ndarray:
     distinct, counts = np.unique(lengths, return_counts=True)
     pairs = np.concatenate([[0], np.cumsum(counts)])
     tokens = int(distinct @ counts)
-    # waste[i, j]: positions of a bucket that holds distinct lengths i to j - 1.
+    # cost[i, j]: positions of a bucket that holds distinct lengths i to j - 1.
     cost = (pairs[None, :] - pairs[:, None]) * np.concatenate([[0], distinct])[None, :]
     cost = np.where(np.arange(len(pairs))[:, None] < np.arange(len(pairs))[None, :], cost, np.inf)
     best = cost[0]
