@@ -116,15 +116,36 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """The text, its pieces and its batches (section 5.1)."""
 
-    source: Literal["embedded"] = "embedded"
-    """Where the text comes from. embedded: English and German number words, made on the spot."""
+    source: Literal["embedded", "text", "tfds"] = "embedded"
+    """Where the text comes from. embedded: English and German number words, made on the spot;
+    text: files of yours; tfds: a set of TensorFlow Datasets, downloaded at first use."""
     num_pairs: int = 20_000
-    """Training pairs of the embedded corpus."""
+    """embedded: training pairs."""
+    train: tuple[str, str] | None = None
+    """text: a file of sources and one of targets, UTF-8, plain or gzip; line n of one belongs to
+    line n of the other."""
+    dev: tuple[str, str] | None = None
+    """text: the same for the development set, on which training is scored."""
+    test: tuple[str, str] | None = None
+    """text: the same for the test set; evaluation needs one."""
+    folder: str | None = None
+    """text: where relative names of files begin; $TRANSFORMER_JAX_DATA where it is not said, and
+    the folder you stand in where neither is. tfds: its data folder."""
+    dataset: str = "wmt14_translate/de-en"
+    """tfds: which set."""
+    languages: tuple[str, str] = ("en", "de")
+    """tfds: language of the sources, language of the targets."""
     vocab_size: int = 37_000
     """Pieces of the vocabulary that source and target share. A corpus too small for it gives
     fewer, which is told; the run's own config holds the number that it has."""
+    bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
+    """How sacreBLEU parts text into words. none takes those of text that is tokenised already;
+    auto is 13a, and char for the embedded corpus, where a target is often a single word."""
     max_length: int = 256
     """Training leaves out pairs of which one side has more pieces than this, its end counted."""
+    max_ratio: float = 9.0
+    """Training leaves out pairs of which one side has more than so many times the pieces of the
+    other: they are seldom translations."""
     batch_tokens: int = 25_000
     """About this many source and this many target tokens in a batch, padding counted, on all
     devices together."""
@@ -132,6 +153,7 @@ class DataConfig(Section):
     name = "data"
     rules = (
         *positive("max_length", "batch_tokens"),
+        *at_least(1, "max_ratio"),
         ("num_pairs", lambda x: 1 <= x <= 500_000, "from 1 to 500000"),
         ("vocab_size", lambda x: 8 <= x <= 1_000_000, "from 8 to 1000000"),
     )
@@ -163,7 +185,15 @@ class TrainConfig(Section):
     seed: int = 0
     """Of parameters, dropout and the order of the data."""
     checkpoint_every: int = 1000
-    """Steps from one checkpoint, with its score on the development set, to the next."""
+    """Steps, or epochs, from one checkpoint, with its perplexity on the development set, to the
+    next."""
+    checkpoint_unit: Literal["step", "epoch"] = "step"
+    """What `checkpoint_every` counts."""
+    translate_every: int = 1
+    """With every so many checkpoints the development set is translated and gets its BLEU too."""
+    patience: int | None = None
+    """End when so many checkpoints in a row have brought no better perplexity. Differs from the
+    paper when set: it trains for a fixed number of steps."""
     keep_checkpoints: int = 20
     """The last so many scheduled checkpoints stay, for averaging; the best one stays too."""
     log_every: int = 100
@@ -173,6 +203,7 @@ class TrainConfig(Section):
     rules = (
         *positive("steps", "warmup_steps", "rate_factor", "adam_epsilon", "clip_norm"),
         *positive("micro_batches", "checkpoint_every", "keep_checkpoints", "log_every"),
+        *positive("translate_every", "patience"),
         *fraction("adam_beta1", "adam_beta2", "label_smoothing"),
         ("seed", lambda x: 0 <= x < 2**31, "from 0 to 2147483647"),
     )
@@ -240,7 +271,7 @@ class Config:
             section = getattr(self, name)
             for key in fields:
                 _check_known(key, _field_names(type(section)), name)
-            changed[name] = dataclasses.replace(section, **fields)
+            changed[name] = dataclasses.replace(section, **_tuples(fields))
         return dataclasses.replace(self, **changed)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
@@ -308,6 +339,11 @@ def _check_known(name: str, known: list[str], where: str) -> None:
         raise ConfigError(f"unknown field {name!r} of {where}{nearest(name, known)}")
 
 
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same with tuples for lists: JSON knows no tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+
+
 def _check_type(name: str, kind: Any, value: Any) -> None:
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
@@ -318,8 +354,15 @@ def _check_type(name: str, kind: Any, value: Any) -> None:
             )
         return
     allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    # All tuples here are pairs of strings.
+    plain = tuple(typing.get_origin(k) or k for k in allowed)
     # An int is a fine float; a bool is no number, although Python says so.
-    accepted = (*allowed, int) if float in allowed else allowed
-    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in allowed):
-        wanted = " or ".join("None" if k is types.NoneType else k.__name__ for k in allowed)
+    accepted = (*plain, int) if float in plain else plain
+    if (
+        not isinstance(value, accepted)
+        or (isinstance(value, bool) and bool not in plain)
+        or (isinstance(value, tuple) and [type(v) for v in value] != [str, str])
+    ):
+        words = {types.NoneType: "None", tuple: "a pair of strings"}
+        wanted = " or ".join(words.get(k, k.__name__) for k in plain)
         raise ConfigError(f"{name} must be {wanted}, got {value!r}")

@@ -4,14 +4,16 @@ JAX is imported inside the methods, so that help and mistakes come at once.
 """
 
 import abc
+import contextlib
 import json
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from rich.table import Table
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
@@ -74,16 +76,17 @@ class Prepare(ConfigVerb):
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.data.prepare import SPLITS, prepare
 
-        prepared = prepare(rows[""].config.data)
+        with _progress() as progress:
+            prepared = prepare(rows[""].config.data, progress=progress)
         report = prepared.report
         OUT.print(f"corpus      {report['corpus']}")
         OUT.print(f"vocabulary  {len(prepared.tokenizer)} pieces")
-        for split in SPLITS:
+        for split in (split for split in SPLITS if split in report):
             left_out = {k: v for k, v in report[split].items() if k not in ("pairs", "kept")}
             reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
             OUT.print(
                 f"{split:11} {report[split]['pairs']:,} pairs, {report[split]['kept']:,} kept"
-                + (f"; left out: {reasons}" if reasons else "")
+                + (f"; dropped: {reasons}" if reasons else "")
             )
 
 
@@ -106,9 +109,11 @@ class Train(ConfigVerb):
         check_free(path)
         from transformer_jax.training.loop import run_training, start
 
-        folder = start(rows[""].config, path, NOTES, init_from=self.init_from)
-        run_training(folder, OUT)
-        _say_next(folder)
+        with _progress() as progress:
+            folder = start(
+                rows[""].config, path, NOTES, init_from=self.init_from, progress=progress
+            )
+        _say_next(folder, run_training(folder, OUT))
 
 
 @dataclass(frozen=True)
@@ -131,8 +136,7 @@ class Resume(ConfigVerb):
         folder = RunFolder.open(Path(self.run_folder)).go_on_with(rows[""].config)
         from transformer_jax.training.loop import run_training
 
-        run_training(folder, OUT)
-        _say_next(folder)
+        _say_next(folder, run_training(folder, OUT))
 
 
 @dataclass(frozen=True)
@@ -295,11 +299,25 @@ VERBS: dict[str, type[ConfigVerb] | type[RunVerb]] = {
 }
 
 
-def _say_next(folder: Any) -> None:
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Show what takes long, on a terminal; elsewhere name each part once."""
+    with Progress(console=NOTES, transient=True, disable=not NOTES.is_terminal) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def tell(doing: str, done: int, total: int) -> None:
+            if doing not in tasks:
+                tasks[doing] = bar.add_task(doing)
+                if bar.disable:
+                    NOTES.print(f"{doing} ...")
+            bar.update(tasks[doing], completed=done, total=total or None)
+
+        yield tell
+
+
+def _say_next(folder: Any, scheduled: int) -> None:
     """Name the commands that come after training, as they will work."""
-    train, decode = folder.config.train, folder.config.decode
-    few = train.steps // train.checkpoint_every < decode.average
-    option = " --average 1" if few else ""
+    option = " --average 1" if scheduled < folder.config.decode.average else ""
     OUT.print(f"run kept in {folder.path}")
     OUT.print(f"next: transformer-jax evaluate {folder.path}{option}")
     OUT.print(f"      echo 'forty-two' | transformer-jax translate {folder.path}{option}")

@@ -30,6 +30,10 @@ class Ragged(NamedTuple):
     offsets: np.ndarray
     """int64[sequences + 1]: sequence i is flat[offsets[i] : offsets[i + 1]]."""
 
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """Return the lengths of some sequences."""
+        return self.offsets[indices + 1] - self.offsets[indices]
+
     @property
     def lengths(self) -> np.ndarray:
         """int64[sequences]."""
@@ -37,10 +41,10 @@ class Ragged(NamedTuple):
 
     def padded(self, indices: np.ndarray, rows: int, width: int) -> np.ndarray:
         """Return these sequences as int32[rows, width], with 0 where there is nothing."""
+        starts, lengths = self.offsets[indices], self.lengths_of(indices)
         block = np.zeros((rows, width), np.int32)
-        for row, index in enumerate(indices):
-            pieces = self.flat[self.offsets[index] : self.offsets[index + 1]]
-            block[row, : len(pieces)] = pieces
+        is_piece = np.arange(width) < lengths[:, None]
+        block[: len(indices)][is_piece] = self.flat[(starts[:, None] + np.arange(width))[is_piece]]
         return block
 
     @classmethod
@@ -68,41 +72,33 @@ class Batches:
         A batch has at least `ROW_MULTIPLE` rows, however long they are.
         """
         self._source, self._target, self._seed = source, target, seed
-        lengths = np.maximum(source.lengths, target.lengths)
-        edges = bucket_edges(lengths)
-        bucket = np.searchsorted(edges, lengths)
-        self._members = [np.flatnonzero(bucket == i) for i in range(len(edges))]
-        self.shapes = self._plan_shapes(batch_tokens)
+        lengths = np.stack([source.lengths, target.lengths], axis=1)
+        sizes = bucket_sizes(lengths)
+        bucket = first_fitting(lengths, sizes)
+        self._members = [np.flatnonzero(bucket == i) for i in range(len(sizes))]
+        self._tokens = int(lengths.sum())
+        self.shapes = self._plan_shapes(sizes, batch_tokens)
         self.per_epoch = sum(shape.batches for shape in self.shapes)
         self._order = functools.lru_cache(maxsize=2)(self._shuffle)
 
-    def _plan_shapes(self, batch_tokens: int) -> list[Shape]:
-        """Choose each bucket's shape; what does not fill a batch goes to the next longer one."""
+    def _plan_shapes(self, sizes: np.ndarray, batch_tokens: int) -> list[Shape]:
+        """Deal each bucket's pairs out evenly over as few batches as have room for them."""
         shapes: list[Shape] = []
-        left = width = height = 0
-        for i, members in enumerate(self._members):
-            width = max(width, int(self._source.lengths[members].max()))
-            height = max(height, int(self._target.lengths[members].max()))
-            pairs = left + len(members)
-            fitting = batch_tokens // max(width, height) // ROW_MULTIPLE * ROW_MULTIPLE
-            needed = -(-pairs // ROW_MULTIPLE) * ROW_MULTIPLE
-            rows = max(ROW_MULTIPLE, min(fitting, needed))
-            is_last = i == len(self._members) - 1
-            batches = -(-pairs // rows) if is_last else pairs // rows
-            left = pairs - batches * rows
-            shapes.append(Shape(rows, width, height, batches))
+        for members, (source, target) in zip(self._members, sizes.tolist(), strict=True):
+            fitting = batch_tokens // max(source, target) // ROW_MULTIPLE * ROW_MULTIPLE
+            batches = -(-len(members) // max(fitting, ROW_MULTIPLE))
+            rows = -(-len(members) // batches // ROW_MULTIPLE) * ROW_MULTIPLE
+            shapes.append(Shape(rows, source, target, batches))
         return shapes
 
     def _shuffle(self, epoch: int) -> list[tuple[Shape, np.ndarray]]:
         """Return the shape and the pairs of each batch of an epoch, in order."""
         rng = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
-        planned: list[tuple[Shape, np.ndarray]] = []
-        left = np.zeros(0, np.int64)
-        for shape, members in zip(self.shapes, self._members, strict=True):
-            pairs = np.concatenate([left, rng.permutation(members)])
-            split = np.arange(1, shape.batches + 1) * shape.rows
-            *full, left = np.split(pairs, split) if shape.batches else [pairs]
-            planned += [(shape, indices) for indices in full]
+        planned = [
+            (shape, pairs)
+            for shape, members in zip(self.shapes, self._members, strict=True)
+            for pairs in np.array_split(rng.permutation(members), shape.batches)
+        ]
         return [planned[i] for i in rng.permutation(len(planned))]
 
     def __getitem__(self, step: int) -> Batch:
@@ -117,30 +113,108 @@ class Batches:
     @property
     def fill(self) -> float:
         """Share of an epoch's positions that hold tokens."""
-        tokens = int(self._source.lengths.sum() + self._target.lengths.sum())
-        return tokens / sum(s.rows * (s.source + s.target) * s.batches for s in self.shapes)
+        return self._tokens / sum(s.rows * (s.source + s.target) * s.batches for s in self.shapes)
 
 
-def bucket_edges(lengths: np.ndarray, *, good: float = 0.92) -> np.ndarray:
-    """Return the longest length of each bucket, so that little is padding.
+def first_fitting(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return the first bucket that has room for each pair.
 
-    The fewest buckets, up to `MAX_SHAPES`, in which a share of `good` of the positions is
-    tokens, placed as well as can be (dynamic programming over the distinct lengths): each
-    bucket costs a compilation.
+    Args:
+        lengths: int[pairs, 2], of source and target.
+        sizes: int[buckets, 2], likewise, the smallest first; the last has room for all.
     """
-    distinct, counts = np.unique(lengths, return_counts=True)
-    pairs = np.concatenate([[0], np.cumsum(counts)])
-    tokens = int(distinct @ counts)
-    # cost[i, j]: positions of a bucket that holds distinct lengths i to j - 1.
-    cost = (pairs[None, :] - pairs[:, None]) * np.concatenate([[0], distinct])[None, :]
-    cost = np.where(np.arange(len(pairs))[:, None] < np.arange(len(pairs))[None, :], cost, np.inf)
-    best = cost[0]
-    cuts: list[np.ndarray] = []
-    while tokens < good * best[-1] and len(cuts) + 1 < min(MAX_SHAPES, len(distinct)):
-        through = best[:, None] + cost
-        cuts.append(np.argmin(through, axis=0))
-        best = np.min(through, axis=0)
-    edges = [len(distinct)]
-    for cut in reversed(cuts):
-        edges.append(int(cut[edges[-1]]))
-    return distinct[np.asarray(edges[::-1]) - 1]
+    bucket = np.full(len(lengths), len(sizes) - 1)
+    for i in reversed(range(len(sizes))):
+        bucket[(lengths <= sizes[i]).all(axis=1)] = i
+    return bucket
+
+
+def bucket_sizes(lengths: np.ndarray, *, good: float = 0.92, starts: int = 16) -> np.ndarray:
+    """Return int[buckets, 2], the source and target room of each bucket, smallest first.
+
+    The fewest, up to `MAX_SHAPES`, in which a share of `good` of the positions is tokens:
+    each costs a compilation. They are placed greedily, and then moved one by one to wherever
+    they save most, until none moves; the best of a few beginnings is taken, the same each time.
+
+    Args:
+        lengths: int[pairs, 2], of source and target.
+        good: share of tokens at which more buckets are not worth their compilation.
+        starts: beginnings to compare.
+    """
+    plan = _Rooms(lengths)
+    sizes = plan.greedy(good)
+    if len(sizes) == 1:
+        return np.asarray(sizes)
+    rng = np.random.Generator(np.random.Philox(key=[0, 0]))
+    best = plan.settled(sizes)
+    for _ in range(starts - 1):
+        beginning = plan.settled([sizes[0], *plan.drawn(rng, len(sizes) - 1)])
+        best = min(best, beginning, key=plan.cost)
+    return np.asarray(sorted(set(best), key=lambda size: (sum(size), size)))
+
+
+Size = tuple[int, int]
+
+
+class _Rooms:
+    """What sets of buckets cost on pairs of these lengths."""
+
+    def __init__(self, lengths: np.ndarray) -> None:
+        # Where a side has many lengths, a few of them will do as edges.
+        levels = np.union1d(np.linspace(0, 1, 129), 1 - 0.5 ** np.arange(4, 24, 0.5))
+        self.edges = [np.unique(np.quantile(x, levels, method="higher")) for x in lengths.T]
+        # From here on lengths are those of the edges above them.
+        places = [np.searchsorted(e, x) for e, x in zip(self.edges, lengths.T, strict=True)]
+        self.counts = np.zeros([len(e) for e in self.edges], np.int64)
+        np.add.at(self.counts, tuple(places), 1)
+        self.room = self.edges[0][:, None] + self.edges[1][None, :]
+        self.tokens = int(lengths.sum())
+
+    def _least(self, sizes: list[Size]) -> np.ndarray:
+        """Return the positions that a pair of each lengths takes in its cheapest bucket."""
+        least = np.full(self.counts.shape, self.room[-1, -1])
+        for source, target in sizes:
+            fits = np.ix_(self.edges[0] <= source, self.edges[1] <= target)
+            least[fits] = np.minimum(least[fits], source + target)
+        return least
+
+    def cost(self, sizes: list[Size]) -> int:
+        """Return the positions that all pairs take."""
+        return int((self._least(sizes) * self.counts).sum())
+
+    def _best_addition(self, sizes: list[Size]) -> Size:
+        """Return the bucket that saves most beside these."""
+        least = self._least(sizes)
+        saved = np.zeros(self.counts.shape)
+        for positions in np.unique(least):
+            counts = np.where(least == positions, self.counts, 0)
+            fitting = counts.cumsum(axis=0).cumsum(axis=1)
+            saved += fitting * np.maximum(positions - self.room, 0)
+        i, j = np.unravel_index(saved.argmax(), saved.shape)
+        return int(self.edges[0][i]), int(self.edges[1][j])
+
+    def greedy(self, good: float) -> list[Size]:
+        """Return a bucket for all, and more until enough positions are tokens."""
+        sizes: list[Size] = [(int(self.edges[0][-1]), int(self.edges[1][-1]))]
+        most = min(MAX_SHAPES, np.count_nonzero(self.counts))
+        while len(sizes) < most and self.tokens < good * self.cost(sizes):
+            sizes.append(self._best_addition(sizes))
+        return sizes
+
+    def drawn(self, rng: np.random.Generator, count: int) -> list[Size]:
+        """Return buckets of the sizes of some pairs."""
+        i, j = np.nonzero(self.counts)
+        picked = rng.choice(len(i), count, p=self.counts[i, j] / self.counts.sum())
+        return [(int(self.edges[0][i[k]]), int(self.edges[1][j[k]])) for k in picked]
+
+    def settled(self, sizes: list[Size]) -> list[Size]:
+        """Move buckets, but the one for all, to wherever they save most, until none moves."""
+        sizes = list(sizes)
+        moved = True
+        while moved:
+            moved = False
+            before = self.cost(sizes)
+            for i in range(1, len(sizes)):
+                sizes[i] = self._best_addition([*sizes[:i], *sizes[i + 1 :]])
+            moved = self.cost(sizes) < before
+        return sizes

@@ -4,21 +4,22 @@ A corpus is anything that reads its splits as pairs of lines; `SOURCES` names th
 config can ask for.
 """
 
-import functools
-import random
 from collections.abc import Callable, Iterator
-from typing import Literal, Protocol
-
-from num2words import num2words
+from typing import Protocol
 
 from transformer_jax.config import DataConfig
-
-Split = Literal["train", "dev", "test"]
-SPLITS: tuple[Split, ...] = ("train", "dev", "test")
+from transformer_jax.data.numberwords import NumberWords
+from transformer_jax.data.splits import Split
+from transformer_jax.data.textfiles import TextFiles
 
 
 class Corpus(Protocol):
-    """Parallel text in three splits without overlap."""
+    """Parallel text in splits without overlap."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        ...
 
     @property
     def identity(self) -> str:
@@ -26,55 +27,30 @@ class Corpus(Protocol):
         ...
 
     @property
-    def bleu_tokenizer(self) -> str:
-        """How sacreBLEU shall part its targets into words: a name of sacreBLEU's."""
+    def splits(self) -> tuple[Split, ...]:
+        """Which there are: train, dev, and test where there is one."""
         ...
 
-    def read(self, split: Split) -> Iterator[tuple[str, str]]:
-        """Yield the source line and target line of each pair, in a fixed order."""
+    def count(self, split: Split) -> int:
+        """Return the number of pairs."""
         ...
 
-
-class NumberWords:
-    """Numbers below a million in English and German words; no files, no network.
-
-    A small language of its own, and a real one: 231 is "two hundred and thirty-one" and
-    "zweihunderteinunddreißig", so words move, merge and inflect.
-    """
-
-    test_pairs = 1000
-    dev_pairs = 500
-    # A German number is one word, in which BLEU would find no two words in a row.
-    bleu_tokenizer = "char"
-
-    def __init__(self, train_pairs: int) -> None:
-        self.train_pairs = train_pairs
-
-    @property
-    def identity(self) -> str:
-        return f"number words, en-de, {self.train_pairs}"
-
-    def read(self, split: Split) -> Iterator[tuple[str, str]]:
-        # A test line stays one, however many pairs are trained on.
-        sizes = {"test": self.test_pairs, "dev": self.dev_pairs, "train": self.train_pairs}
-        names = list(sizes)
-        start = sum(sizes[name] for name in names[: names.index(split)])
-        for number in _shuffled_numbers()[start : start + sizes[split]]:
-            yield _in_words(number)
-
-
-@functools.cache
-def _in_words(number: int) -> tuple[str, str]:
-    return num2words(number, lang="en"), num2words(number, lang="de")
-
-
-@functools.cache
-def _shuffled_numbers() -> tuple[int, ...]:
-    numbers = list(range(1_000_000))
-    random.Random(0).shuffle(numbers)  # noqa: S311 - a fixed order, no secret
-    return tuple(numbers)
+    def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
+        """Yield the source line and target line of each pair, in a fixed order, from `start` on."""
+        ...
 
 
 SOURCES: dict[str, Callable[[DataConfig], Corpus]] = {
     "embedded": lambda config: NumberWords(config.num_pairs),
+    "text": lambda config: TextFiles(
+        {"train": config.train, "dev": config.dev, "test": config.test}, config.folder
+    ),
 }
+
+
+def bleu_tokenizer(config: DataConfig) -> str:
+    """Return sacreBLEU's name for how targets are parted into words."""
+    if config.bleu_tokenizer != "auto":
+        return config.bleu_tokenizer
+    # A German number is one word, in which BLEU would find no two words in a row.
+    return "char" if config.source == "embedded" else "13a"

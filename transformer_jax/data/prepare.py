@@ -2,18 +2,22 @@
 
 <cache>/vocabularies/<digest of text and size>.model
 <cache>/corpora/<digest of text, vocabulary and limits>/
-    report.json                          lines read, kept, left out and why; fingerprint
-    {train,dev,test}.{source,target}.*   pieces, and for dev and test the lines
+    report.json                     lines read, kept, left out and why; sizes, fingerprint
+    {train,dev,test}.{source,target}.{pieces,lengths}   little-endian integers
+    {dev,test}.{source,target}.txt  the lines
+
+Text of any length goes through in chunks. What an interruption left behind is gone on with.
 """
 
+import fcntl
 import hashlib
 import itertools
 import json
-import os
+import re
 import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +26,30 @@ import numpy as np
 from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
 from transformer_jax.data.batches import Ragged
-from transformer_jax.data.corpora import SOURCES, SPLITS, Corpus, Split
-from transformer_jax.data.tokenizer import Tokenizer
-from transformer_jax.errors import DataError, StorageError
+from transformer_jax.data.corpora import SOURCES, Corpus
+from transformer_jax.data.splits import SPLITS, Split
+from transformer_jax.data.textfiles import MAX_LINE_BYTES
+from transformer_jax.data.tokenizer import LONGEST_TO_LEARN_FROM, Tokenizer
+from transformer_jax.errors import DataError, StorageError, UsageError
 
 # Part of every digest: a change of what is stored makes it anew.
-FORMAT = 3
+FORMAT = 4
 SIDES = ("source", "target")
+# A vocabulary is learnt from at most so many pairs, spread evenly over the text.
+SAMPLE_PAIRS = 500_000
+CHUNK_PAIRS = 4096
+LENGTH = np.dtype("<u4")
+
+# What no sentence holds: control characters and line ends that are not "\n" (a tab is allowed),
+# marks in the middle of text, and what SentencePiece has for itself.
+CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ufeff\u2581\u2585]|<(?:pad|s|/s|unk)>")
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, and how many pairs of how many are done."""
+
+
+def _say_nothing(_doing: str, _done: int, _total: int) -> None:
+    pass
 
 
 class Prepared(NamedTuple):
@@ -44,143 +65,305 @@ class Prepared(NamedTuple):
         return self.report["fingerprint"]
 
     def pieces(self, split: Split) -> tuple[Ragged, Ragged]:
-        """Return the pieces of all sources and of all targets, read from disk as needed."""
+        """Return the pieces of all sources and of all targets, read from disk as needed.
+
+        Raises:
+            UsageError: the corpus has no such split.
+        """
+        self._check_has(split)
         source, target = (self._ragged(split, side) for side in SIDES)
         return source, target
 
     def lines(self, split: Split) -> tuple[list[str], list[str]]:
-        """Return the sources and the targets of dev or test as they were before any tokenizer."""
+        """Return the sources and the targets of dev or test as they were before any tokenizer.
+
+        Raises:
+            UsageError: the corpus has no such split.
+        """
+        self._check_has(split)
         source, target = (
             # Only "\n" ends a line: `splitlines` would break at U+2028 and others.
-            (self.folder / f"{split}.{side}.txt").read_text("utf-8").split("\n")[:-1]
+            (self.folder / f"{split}.{side}.txt").read_bytes().decode().split("\n")[:-1]
             for side in SIDES
         )
         return source, target
 
+    def _check_has(self, split: Split) -> None:
+        if split not in self.report:
+            raise UsageError(f"the corpus has no {split} set; it was prepared without one")
+
     def _ragged(self, split: Split, side: str) -> Ragged:
-        parts = (
-            np.load(self.folder / f"{split}.{side}.{part}.npy", mmap_mode="r", allow_pickle=False)
-            for part in Ragged._fields
-        )
-        return Ragged(*parts)
+        name = f"{split}.{side}"
+        lengths = np.fromfile(self.folder / f"{name}.lengths", LENGTH)
+        pieces = np.memmap(self.folder / f"{name}.pieces", _piece_type(self.tokenizer), "r")
+        return Ragged(pieces, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
 
-def prepare(config: DataConfig, tokenizer: Tokenizer | None = None) -> Prepared:
+def prepare(
+    config: DataConfig,
+    tokenizer: Tokenizer | None = None,
+    fingerprint: str | None = None,
+    *,
+    progress: Progress = _say_nothing,
+) -> Prepared:
     """Return the config's corpus as pieces, from the cache where it is there already.
 
     Args:
         config: which text, how many pieces, which limits.
         tokenizer: one to use in place of learning one: that of an earlier run.
+        fingerprint: of the earlier run's data, which must be the same.
+        progress: told of what takes long.
 
     Raises:
-        DataError: the text cannot be used.
+        DataError: the text cannot be used, or is not that of the fingerprint.
+        UsageError: the config does not say where it is.
         StorageError: the cache cannot be written.
     """
-    corpus = SOURCES[config.source](config)
     try:
-        tokenizer = tokenizer or _vocabulary(corpus, config.vocab_size)
-        digest = _digest(corpus.identity, tokenizer.digest, config.max_length)
-        folder = cache_folder("corpora") / digest
-        if not folder.exists():
-            _write_atomically(folder, corpus, tokenizer, config.max_length)
-        return Prepared(folder, tokenizer, json.loads((folder / "report.json").read_text("utf-8")))
+        home = cache_folder("corpora")
+        if tokenizer is not None and fingerprint is not None:
+            for folder in sorted(home.glob("*")):
+                report = _report(folder)
+                if report is not None and report["fingerprint"] == fingerprint:
+                    return Prepared(folder, tokenizer, report)
+        corpus = SOURCES[config.source](config)
+        identity = corpus.identity
+        tokenizer = tokenizer or _vocabulary(corpus, identity, config.vocab_size, progress)
+        folder = home / _digest(identity, tokenizer.digest, config.max_length, config.max_ratio)
+        report = _report(folder)
+        if report is None:
+            with _alone(folder, progress):
+                report = _report(folder) or _write(folder, corpus, tokenizer, config, progress)
     except OSError as error:
         raise StorageError(f"the corpus could not be kept in the cache: {error}") from error
+    if fingerprint not in (None, report["fingerprint"]):
+        raise DataError("the text is not the one that the run began with")
+    return Prepared(folder, tokenizer, report)
+
+
+def unfit_text(source: str, target: str) -> str | None:
+    """Return why these two lines are not to be trained on, if so."""
+    if not source.strip() or not target.strip():
+        return "empty"
+    if max(len(source), len(target)) > MAX_LINE_BYTES // 4 and (
+        max(len(source.encode()), len(target.encode())) > MAX_LINE_BYTES
+    ):
+        return "too long"
+    if CONTROL.search(source) or CONTROL.search(target):
+        return "control symbols"
+    return None
+
+
+def unfit_pieces(source: int, target: int, config: DataConfig) -> str | None:
+    """Return why pairs of so many pieces, with their ends, are not to be trained on, if so."""
+    shorter, longer = sorted((source - 1, target - 1))
+    if shorter == 0:
+        return "empty"
+    if longer + 1 > config.max_length:
+        return "too long"
+    return "ratio" if longer > config.max_ratio * shorter else None
 
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps([FORMAT, *parts]).encode()).hexdigest()[:16]
 
 
-def _vocabulary(corpus: Corpus, vocab_size: int) -> Tokenizer:
-    path = cache_folder("vocabularies") / f"{_digest(corpus.identity, vocab_size)}.model"
+def _piece_type(tokenizer: Tokenizer) -> np.dtype[Any]:
+    return np.dtype("<u2" if len(tokenizer) <= 2**16 else "<u4")
+
+
+def _report(folder: Path) -> dict[str, Any] | None:
+    """Return the report of a corpus that is there and whole, or None."""
+    try:
+        report = json.loads((folder / "report.json").read_bytes())
+        sizes = {name: (folder / name).stat().st_size for name in report["sizes"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return report if sizes == report["sizes"] else None
+
+
+@contextmanager
+def _alone(folder: Path, progress: Progress) -> Iterator[None]:
+    """Let one process at a time make a corpus; a process that dies makes way."""
+    with folder.with_suffix(".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for another process that prepares the same text", 0, 0)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _vocabulary(corpus: Corpus, identity: str, vocab_size: int, progress: Progress) -> Tokenizer:
+    path = cache_folder("vocabularies") / f"{_digest(identity, vocab_size)}.model"
     if path.exists():
         return Tokenizer.load(path)
-    lines = (line for pair in corpus.read("train") for line in pair)
-    tokenizer = Tokenizer.learn(lines, vocab_size)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(tokenizer.model)
-    os.replace(file.name, path)  # noqa: PTH105 - the name is a string
-    return tokenizer
+    with _alone(path, progress):
+        if not path.exists():
+            tokenizer = Tokenizer.learn(_sample(corpus, progress), vocab_size)
+            temporary = path.with_suffix(".tmp")
+            temporary.write_bytes(tokenizer.model)
+            temporary.replace(path)
+    return Tokenizer.load(path)
 
 
-def _write_atomically(folder: Path, corpus: Corpus, tokenizer: Tokenizer, max_length: int) -> None:
-    """Write a corpus folder that is either whole or not there."""
-    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=folder.parent))
-    try:
-        report: dict[str, Any] = {
-            "corpus": corpus.identity,
-            "bleu_tokenizer": corpus.bleu_tokenizer,
-            "vocabulary": {"pieces": len(tokenizer), "sha256": tokenizer.digest},
-        }
-        for split in SPLITS:
-            report[split] = _write_split(temporary, corpus, split, tokenizer, max_length)
-        report["fingerprint"] = _fingerprint(temporary)
-        (temporary / "report.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-        try:
-            temporary.rename(folder)
-        except OSError:
-            # Another process was faster, with the same content.
-            if not folder.exists():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+def _sample(corpus: Corpus, progress: Progress) -> Iterator[str]:
+    """Return the lines that a vocabulary is learnt from: a function of the text alone."""
+    progress("reading", 0, 0)
+    total = corpus.count("train")
+    step = -(-total // SAMPLE_PAIRS)
 
+    def lines() -> Iterator[str]:
+        for number, pair in enumerate(corpus.read("train")):
+            if number % CHUNK_PAIRS == 0:
+                progress("learning a vocabulary", number, total)
+            if number % step == 0 and unfit_text(*pair) is None:
+                yield from (line for line in pair if len(line.encode()) <= LONGEST_TO_LEARN_FROM)
 
-def _write_split(
-    folder: Path, corpus: Corpus, split: Split, tokenizer: Tokenizer, max_length: int
-) -> dict[str, int]:
-    """Write one split; return how many pairs were kept, and left out for which reason.
-
-    Only training pairs are left out: scores are of the whole development and test set.
-    """
-    outcome: Counter[str] = Counter()
-    kept: list[tuple[list[int], list[int]]] = []
-    for sources, targets in _chunks(corpus.read(split), 1024):
-        pieces = zip(tokenizer.encode(sources), tokenizer.encode(targets), strict=True)
-        for pair in pieces:
-            reason = _unfit(pair, max_length) if split == "train" else None
-            outcome[reason or "kept"] += 1
-            if reason is None:
-                kept.append(pair)
-        if split != "train":
-            for side, lines in zip(SIDES, (sources, targets), strict=True):
-                with (folder / f"{split}.{side}.txt").open("a", encoding="utf-8") as file:
-                    file.writelines(f"{line}\n" for line in lines)
-    if not kept:
+    found = lines()
+    first = next(found, None)
+    if first is None:
         raise DataError(
-            f"no pair of {split} is left of {outcome.total()}: "
-            + ", ".join(f"{count} {reason}" for reason, count in outcome.items())
+            f"there is nothing to learn a vocabulary from: all {total} pairs of {corpus.name} are "
+            f"empty, longer than {LONGEST_TO_LEARN_FROM} bytes or hold control symbols"
         )
-    dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
-    for side, column in zip(SIDES, zip(*kept, strict=True), strict=True):
-        for part, array in Ragged.of(list(column), dtype)._asdict().items():
-            np.save(folder / f"{split}.{side}.{part}.npy", array, allow_pickle=False)
-    return {"pairs": outcome.total(), **outcome}
+    return itertools.chain([first], found)
 
 
-def _chunks(pairs: Iterator[tuple[str, str]], size: int) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield sources and targets of so many pairs at a time: SentencePiece is faster on lists."""
-    while chunk := list(itertools.islice(pairs, size)):
+def _write(
+    folder: Path, corpus: Corpus, tokenizer: Tokenizer, config: DataConfig, progress: Progress
+) -> dict[str, Any]:
+    """Make a corpus's folder, which then appears at once; return its report."""
+    partial = folder.with_suffix(".partial")
+    partial.mkdir(exist_ok=True)
+    report: dict[str, Any] = {
+        "corpus": corpus.name,
+        "vocabulary": {"pieces": len(tokenizer), "sha256": tokenizer.digest},
+    }
+    # Faults in any file are told before an hour's work.
+    for split in corpus.splits:
+        corpus.count(split)
+    for split in corpus.splits:
+        report[split] = _Writer(partial, corpus, split, tokenizer, config).run(progress)
+    for journal in partial.glob("*.journal.*"):
+        journal.unlink()
+    files = sorted(partial.iterdir())
+    report["sizes"] = {path.name: path.stat().st_size for path in files}
+    report["fingerprint"] = _fingerprint(files)
+    (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    return report
+
+
+class _Writer:
+    """Writes one split; what was written by an interrupted one before is gone on with."""
+
+    def __init__(
+        self, folder: Path, corpus: Corpus, split: Split, tokenizer: Tokenizer, config: DataConfig
+    ) -> None:
+        self.corpus, self.split, self.config = corpus, split, config
+        self.tokenizer = tokenizer
+        # Scores are of whole sets: pairs are left out of the training set alone.
+        self.is_filtered = split == "train"
+        kinds = ["pieces", "lengths"] if self.is_filtered else ["pieces", "lengths", "txt"]
+        self.paths = {
+            (side, kind): folder / f"{split}.{side}.{kind}" for side in SIDES for kind in kinds
+        }
+        self.journal = folder / f"{split}.journal.json"
+
+    def run(self, progress: Progress) -> dict[str, int]:
+        """Write it; return how many pairs there are, were kept, and left out for which reason."""
+        total = self.corpus.count(self.split)
+        done, outcome = self._resume()
+        with ExitStack() as stack:
+            self.files = {
+                key: stack.enter_context(path.open("ab")) for key, path in self.paths.items()
+            }
+            for sources, targets in _chunks(self.corpus.read(self.split, done)):
+                outcome.update(self._write(sources, targets))
+                done += len(sources)
+                progress(f"encoding {self.split}", done, total)
+                self._note(done, outcome)
+        kept = outcome["kept"]
+        if not kept:
+            reasons = ", ".join(f"{n} {reason}" for reason, n in outcome.items())
+            raise DataError(f"no pair of {self.split} is left of {total}: {reasons}")
+        return {"pairs": done, **outcome}
+
+    def _write(self, sources: list[str], targets: list[str]) -> Counter[str]:
+        """Write the pairs that are fit; return how many are, and why the others are not."""
+        if self.is_filtered:
+            reasons = [unfit_text(*pair) for pair in zip(sources, targets, strict=True)]
+            fit = [i for i, reason in enumerate(reasons) if reason is None]
+            sources, targets = [sources[i] for i in fit], [targets[i] for i in fit]
+            outcome = Counter(reason for reason in reasons if reason is not None)
+        else:
+            outcome = Counter[str]()
+            self._check_short(sources, targets)
+        pieces = self.tokenizer.encode(sources), self.tokenizer.encode(targets)
+        if self.is_filtered:
+            reasons = [
+                unfit_pieces(len(s), len(t), self.config) for s, t in zip(*pieces, strict=True)
+            ]
+            fit = [i for i, reason in enumerate(reasons) if reason is None]
+            pieces = tuple([side[i] for i in fit] for side in pieces)
+            outcome += Counter(reason for reason in reasons if reason is not None)
+        outcome["kept"] += len(pieces[0])
+        dtype = _piece_type(self.tokenizer)
+        for side, rows, lines in zip(SIDES, pieces, (sources, targets), strict=True):
+            flat = np.fromiter(itertools.chain.from_iterable(rows), dtype)
+            self.files[side, "pieces"].write(flat.tobytes())
+            self.files[side, "lengths"].write(np.asarray([*map(len, rows)], LENGTH).tobytes())
+            if not self.is_filtered:
+                self.files[side, "txt"].write("".join(f"{line}\n" for line in lines).encode())
+        return outcome
+
+    def _check_short(self, sources: list[str], targets: list[str]) -> None:
+        for line in itertools.chain(sources, targets):
+            if len(line) > MAX_LINE_BYTES // 4 and len(line.encode()) > MAX_LINE_BYTES:
+                raise DataError(
+                    f"{self.split} of {self.corpus.name} has a line of more than {MAX_LINE_BYTES} "
+                    f"bytes, which begins {line[:40]!r}"
+                )
+
+    def _note(self, done: int, outcome: Counter[str]) -> None:
+        """Note how far all files are written, so that the work can be gone on with there."""
+        for file in self.files.values():
+            file.flush()
+        sizes = [path.stat().st_size for path in self.paths.values()]
+        temporary = self.journal.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"done": done, "outcome": outcome, "sizes": sizes}))
+        temporary.replace(self.journal)
+
+    def _resume(self) -> tuple[int, Counter[str]]:
+        """Cut the files back to where the journal knows them; return how far that is."""
+        try:
+            journal = json.loads(self.journal.read_bytes())
+            sizes = dict(zip(self.paths.values(), journal["sizes"], strict=True))
+            if any(path.stat().st_size < size for path, size in sizes.items()):
+                raise ValueError("a file is shorter than its journal says")
+            done, outcome = journal["done"], Counter[str](journal["outcome"])
+        except (OSError, ValueError, KeyError, TypeError):
+            done, outcome = 0, Counter[str]()
+            sizes = dict.fromkeys(self.paths.values(), 0)
+        for path, size in sizes.items():
+            path.touch()
+            with path.open("r+b") as file:
+                file.truncate(size)
+        return done, outcome
+
+
+def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield sources and targets of many pairs at a time: SentencePiece is faster on lists."""
+    while chunk := list(itertools.islice(pairs, CHUNK_PAIRS)):
         yield [source for source, _ in chunk], [target for _, target in chunk]
 
 
-def _unfit(pair: tuple[list[int], list[int]], max_length: int) -> str | None:
-    lengths = [len(side) for side in pair]
-    if min(lengths) <= 1:
-        return "empty"
-    return "too long" if max(lengths) > max_length else None
-
-
-def _fingerprint(folder: Path) -> str:
+def _fingerprint(files: list[Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        digest.update(path.name.encode() + b"\0")
-        if path.suffix == ".npy":
-            # The numbers alone: the header is the writing library's.
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-            digest.update(f"{array.dtype.str}{array.shape}".encode())
-            digest.update(hashlib.sha256(np.ascontiguousarray(array).data).digest())
-        else:
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(path.name.encode() + b"\0")
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

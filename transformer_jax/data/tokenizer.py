@@ -11,6 +11,9 @@ import sentencepiece
 from transformer_jax.errors import DataError
 from transformer_jax.pieces import BOS, EOS, PAD, UNKNOWN
 
+# In bytes. SentencePiece would leave longer lines out without a word.
+LONGEST_TO_LEARN_FROM = 4192
+
 
 class Tokenizer:
     """Turns lines into pieces and back. The model is data: a SentencePiece file."""
@@ -52,6 +55,7 @@ class Tokenizer:
                 vocab_size=vocab_size,
                 hard_vocab_limit=False,
                 character_coverage=1.0,
+                max_sentence_length=LONGEST_TO_LEARN_FROM,
                 normalization_rule_name="identity",
                 num_threads=1,
                 pad_id=PAD,

@@ -12,8 +12,9 @@ import numpy as np
 import sacrebleu
 
 from transformer_jax.data.batches import Batch, Batches, Ragged
-from transformer_jax.data.corpora import Split
+from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.data.prepare import prepare
+from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, StorageError
 from transformer_jax.inference.run import Run
 from transformer_jax.model.losses import Loss, cross_entropy
@@ -38,7 +39,7 @@ class Scores:
 
 
 def score(
-    hypotheses: Sequence[str], references: Sequence[str], *, bleu_tokenizer: str = "13a"
+    hypotheses: Sequence[str], references: Sequence[str], *, tokenizer: str = "13a"
 ) -> Scores:
     """Compare translations with one reference each, by sacreBLEU.
 
@@ -50,7 +51,7 @@ def score(
         raise DataError(
             f"{len(hypotheses)} translations cannot be scored by {len(references)} references"
         )
-    bleu, chrf = sacrebleu.BLEU(tokenize=bleu_tokenizer), sacrebleu.CHRF()
+    bleu, chrf = sacrebleu.BLEU(tokenize=tokenizer), sacrebleu.CHRF()
     bleu_score = bleu.corpus_score(hypotheses, [references]).score
     chrf_score = chrf.corpus_score(hypotheses, [references]).score
     return Scores(
@@ -106,16 +107,14 @@ def evaluate(
         DataError: a source is longer than the model reads, or the corpus is another one than
             that of the run.
     """
-    prepared = prepare(run.config.data, run.tokenizer)
-    if prepared.fingerprint != run.folder.fingerprint:
-        raise DataError(f"the corpus is not the one that {run.folder.path} was trained on")
+    prepared = prepare(run.config.data, run.tokenizer, run.folder.fingerprint)
     sources, references = prepared.lines(split)
     translator = run.translator(**decode)
     translated = translator.translate(
         run.params, sources, progress=lambda done: progress(done, len(sources))
     )
     hypotheses = [best[0].text for best in translated]
-    scores = score(hypotheses, references, bleu_tokenizer=prepared.report["bleu_tokenizer"])
+    scores = score(hypotheses, references, tokenizer=bleu_tokenizer(run.config.data))
     result = {
         "set": split,
         "step": run.step,

@@ -41,8 +41,18 @@ VERSIONS = (
 # draw their own dropout masks: the same experiment, not the same bits.)
 MAY_CHANGE = {
     "model": {"remat"},
-    "data": set[str](),
-    "train": {"steps", "micro_batches", "checkpoint_every", "keep_checkpoints", "log_every"},
+    # Wherever the text lies now, its fingerprint must be the same.
+    "data": {"train", "dev", "test", "folder", "bleu_tokenizer"},
+    "train": {
+        "steps",
+        "micro_batches",
+        "checkpoint_every",
+        "checkpoint_unit",
+        "translate_every",
+        "patience",
+        "keep_checkpoints",
+        "log_every",
+    },
     "decode": set(DecodeConfig.__dataclass_fields__),
 }
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from transformer_jax.cache import keep_compiled_programs
 from transformer_jax.config import MAX_EXTRA_LENGTH, Config
 from transformer_jax.data.batches import Batches
-from transformer_jax.data.prepare import SIDES, Prepared, prepare
+from transformer_jax.data.corpora import bleu_tokenizer
+from transformer_jax.data.prepare import SIDES, Prepared, Progress, prepare
 from transformer_jax.errors import (
     DataError,
     DivergedError,
@@ -38,7 +39,12 @@ from transformer_jax.training.step import TrainState, init_state, make_train_ste
 
 
 def start(
-    config: Config, path: Path, console: Console, *, init_from: Path | None = None
+    config: Config,
+    path: Path,
+    console: Console,
+    *,
+    init_from: Path | None = None,
+    progress: Progress,
 ) -> RunFolder:
     """Prepare the text and make the folder of a new run.
 
@@ -47,6 +53,7 @@ def start(
         path: where the folder shall be.
         console: where notes go.
         init_from: a run whose newest parameters, and vocabulary, this one begins with.
+        progress: told of the preparation.
 
     Raises:
         UsageError: the folder is taken, or the other run has parameters of other shapes.
@@ -54,7 +61,8 @@ def start(
     """
     check_free(path)
     other = None if init_from is None else load(init_from, average=1)
-    prepared = prepare(config.data, None if other is None else other.tokenizer)
+    tokenizer = None if other is None else other.tokenizer
+    prepared = prepare(config.data, tokenizer, progress=progress)
     pieces = len(prepared.tokenizer)
     if pieces != config.data.vocab_size:
         console.print(f"note: the vocabulary has {pieces} pieces, not {config.data.vocab_size}")
@@ -73,8 +81,11 @@ def start(
     return RunFolder.create(path, config, prepared.tokenizer, prepared.fingerprint, begin)
 
 
-def run_training(folder: RunFolder, console: Console) -> None:
+def run_training(folder: RunFolder, console: Console) -> int:
     """Train from the newest checkpoint, or from the start, to the config's last step.
+
+    Returns:
+        How many scheduled checkpoints the run has, for averaging.
 
     Raises:
         InterruptedRunError: a signal asked for an end; the run is saved.
@@ -83,7 +94,7 @@ def run_training(folder: RunFolder, console: Console) -> None:
     """
     keep_compiled_programs()
     try:
-        Training(folder, console).run()
+        return Training(folder, console).run()
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -101,21 +112,20 @@ class Training:
     def __init__(self, folder: RunFolder, console: Console) -> None:
         self.folder, self.console = folder, console
         self.config = config = folder.config
-        prepared = prepare(config.data, folder.tokenizer)
-        if prepared.fingerprint != folder.fingerprint:
-            raise DataError(f"the corpus is not the one that {folder.path} began with")
-        self.prepared = prepared
+        self.prepared = prepared = prepare(config.data, folder.tokenizer, folder.fingerprint)
         self.model = Transformer(config.model, len(prepared.tokenizer))
         self.batches = Batches(
             *prepared.pieces("train"),
             batch_tokens=config.data.batch_tokens,
             seed=config.train.seed,
         )
+        unit = self.batches.per_epoch if config.train.checkpoint_unit == "epoch" else 1
+        self.interval = config.train.checkpoint_every * unit
         self.placement = data_parallel()
         greedy = dataclasses.replace(config.decode, beam_size=1)
         self.translator = Translator(self.model, prepared.tokenizer, greedy)
 
-    def run(self) -> None:
+    def run(self) -> int:
         """Do what `run_training` says."""
         train = self.config.train
         self._introduce()
@@ -125,9 +135,9 @@ class Training:
         ):
             state = self._state()
             first = int(state.step)
-            if first >= train.steps:
+            if first >= train.steps or self._is_out_of_patience(first):
                 self.console.print(f"{self.folder.path} is at step {first} already: nothing to do")
-                return
+                return len(self.checkpoints.scores)
             self.folder.truncate_metrics(first)
             earlier = self.checkpoints.unreported(first) if first else []
             self.meter = Meter(self.model, peak_flops(self.config.model.dtype), earlier)
@@ -144,12 +154,25 @@ class Training:
                     self.meter.add(metrics, batch)
                     self.log.advance(step)
                     self._after(step, state, stop)
+                    if self._is_out_of_patience(step):
+                        self.log.say(f"no better perplexity in {train.patience} checkpoints: ended")
+                        break
+            return len(self.checkpoints.scores)
+
+    def _is_out_of_patience(self, step: int) -> bool:
+        """Tell whether the checkpoints up to this step have long brought no better perplexity."""
+        patience = self.config.train.patience
+        if patience is None or step % self.interval:
+            return False
+        scores = self.checkpoints.scores
+        best = min(scores, key=lambda step: scores[step], default=step)
+        return step - best >= patience * self.interval
 
     def _after(self, step: int, state: TrainState, stop: StopRequest) -> None:
         """Report, score and save when it is time to, and end where that was asked for."""
         train = self.config.train
         is_last = step == train.steps
-        is_scheduled = step % train.checkpoint_every == 0
+        is_scheduled = step % self.interval == 0
         # Read once: a signal that comes while this goes on is for the next step.
         signal = stop.signal
         if step % train.log_every == 0 or is_scheduled or is_last or signal:
@@ -192,7 +215,7 @@ class Training:
             f"data    {self.prepared.report['corpus']}: {self.prepared.report['train']['kept']:,} "
             f"pairs, {len(self.prepared.tokenizer)} pieces",
             f"batches {self.batches.per_epoch} an epoch in {len(self.batches.shapes)} shapes, "
-            f"{self.batches.fill:.0%} of positions are tokens",
+            f"{self.batches.fill:.1%} of positions are tokens",
         ):
             self.console.print(line, highlight=False, soft_wrap=True)
 
@@ -222,17 +245,18 @@ class Training:
     def _score(self, step: int, state: TrainState) -> float:
         """Report scores on the development set; return its perplexity."""
         self.log.doing("scoring")
-        sources, references = self.prepared.lines("dev")
         dev = perplexity(self.model, state.params, *self.prepared.pieces("dev"))
         self._check_finite(step, dev)
-        found = self.translator.translate(state.params, sources)
-        hypotheses = [best[0].text for best in found]
-        scores = score(
-            hypotheses, references, bleu_tokenizer=self.prepared.report["bleu_tokenizer"]
-        )
-        values = {"perplexity": dev, "bleu": scores.bleu, "exact": scores.exact}
+        values = {"perplexity": dev}
+        is_last = step == self.config.train.steps
+        if is_last or step % (self.interval * self.config.train.translate_every) == 0:
+            sources, references = self.prepared.lines("dev")
+            found = self.translator.translate(state.params, sources)
+            hypotheses = [best[0].text for best in found]
+            scores = score(hypotheses, references, tokenizer=bleu_tokenizer(self.config.data))
+            values |= {"bleu": scores.bleu, "exact": scores.exact}
+            self.log.sample(step, sources[:20], hypotheses[:20], references[:20])
         self.log.report(step, "dev", values)
-        self.log.sample(step, sources[:20], hypotheses[:20], references[:20])
         return dev
 
 
@@ -242,7 +266,7 @@ def _check_lengths(config: Config, prepared: Prepared) -> None:
     limits = {"source": model.max_length}
     if model.positions == "learned":
         limits["target"] = model.max_length + MAX_EXTRA_LENGTH
-    for split in ("dev", "test"):
+    for split in (split for split in ("dev", "test") if split in prepared.report):
         for side, pieces in zip(SIDES, prepared.pieces(split), strict=True):
             longest = int(pieces.lengths.max())
             if longest > limits.get(side, longest):

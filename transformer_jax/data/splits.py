@@ -1,0 +1,6 @@
+"""The three parts of a corpus."""
+
+from typing import Literal
+
+Split = Literal["train", "dev", "test"]
+SPLITS: tuple[Split, ...] = ("train", "dev", "test")
