@@ -50,7 +50,7 @@ def test_scores_are_those_of_sacrebleu() -> None:
     assert scores.chrf == sacrebleu.corpus_chrf(hypotheses, [references]).score
     assert scores.exact == 0.5
     assert "tok:13a" in scores.bleu_signature
-    assert "tok:char" in score(hypotheses, references, bleu_tokenizer="char").bleu_signature
+    assert "tok:char" in score(hypotheses, references, tokenizer="char").bleu_signature
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_an_evaluation_keeps_lines_and_scores(run: Run) -> None:
     }
     assert {len(text) for text in lines.values()} == {500}
     assert json.loads((folder / "scores.json").read_text()) == result
-    again = score(lines["hypothesis"], lines["reference"], bleu_tokenizer="char")
+    again = score(lines["hypothesis"], lines["reference"], tokenizer="char")
     assert (result["bleu"], result["chrf"]) == (again.bleu, again.chrf)
     assert result["decode"]["beam_size"] == 1
     assert result["step"] == 8

@@ -12,7 +12,9 @@ import pytest
 from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
 from transformer_jax.data import prepare as prepare_module
-from transformer_jax.data.corpora import SOURCES, SPLITS, NumberWords, Split
+from transformer_jax.data.corpora import SOURCES
+from transformer_jax.data.numberwords import NumberWords
+from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import DataError, StorageError

@@ -74,7 +74,8 @@ class Prepare(ConfigVerb):
     """A config file, FILE:ROW of a sweep, or the name of a shipped one, such as tiny."""
 
     def run(self, rows: dict[str, Row]) -> None:
-        from transformer_jax.data.prepare import SPLITS, prepare
+        from transformer_jax.data.prepare import prepare
+        from transformer_jax.data.splits import SPLITS
 
         with _progress() as progress:
             prepared = prepare(rows[""].config.data, progress=progress)

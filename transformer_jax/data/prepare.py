@@ -27,7 +27,7 @@ from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
 from transformer_jax.data.batches import Ragged
 from transformer_jax.data.corpora import SOURCES, Corpus
-from transformer_jax.data.splits import SPLITS, Split
+from transformer_jax.data.splits import Split
 from transformer_jax.data.textfiles import MAX_LINE_BYTES
 from transformer_jax.data.tokenizer import LONGEST_TO_LEARN_FROM, Tokenizer
 from transformer_jax.errors import DataError, StorageError, UsageError
@@ -48,8 +48,8 @@ Progress = Callable[[str, int, int], None]
 """Told what is being done, and how many pairs of how many are done."""
 
 
-def _say_nothing(_doing: str, _done: int, _total: int) -> None:
-    pass
+def say_nothing(_doing: str, _done: int, _total: int) -> None:
+    """Show no progress."""
 
 
 class Prepared(NamedTuple):
@@ -104,7 +104,7 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     fingerprint: str | None = None,
     *,
-    progress: Progress = _say_nothing,
+    progress: Progress = say_nothing,
 ) -> Prepared:
     """Return the config's corpus as pieces, from the cache where it is there already.
 

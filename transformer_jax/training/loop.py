@@ -14,7 +14,7 @@ from transformer_jax.cache import keep_compiled_programs
 from transformer_jax.config import MAX_EXTRA_LENGTH, Config
 from transformer_jax.data.batches import Batches
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.data.prepare import SIDES, Prepared, Progress, prepare
+from transformer_jax.data.prepare import SIDES, Prepared, Progress, prepare, say_nothing
 from transformer_jax.errors import (
     DataError,
     DivergedError,
@@ -44,7 +44,7 @@ def start(
     console: Console,
     *,
     init_from: Path | None = None,
-    progress: Progress,
+    progress: Progress = say_nothing,
 ) -> RunFolder:
     """Prepare the text and make the folder of a new run.
 

@@ -11,7 +11,9 @@ import pytest
 from num2words import num2words
 
 from transformer_jax.config import DataConfig
-from transformer_jax.data.corpora import SOURCES, SPLITS, NumberWords, Split
+from transformer_jax.data.corpora import SOURCES
+from transformer_jax.data.numberwords import NumberWords
+from transformer_jax.data.splits import SPLITS, Split
 
 UNITS = {
     language: {
@@ -90,7 +92,8 @@ def test_the_most_pairs_that_a_config_allows_are_there() -> None:
 def test_another_process_reads_the_same_lines(tmp_path: Path) -> None:
     code = (
         "import hashlib, json\n"
-        "from transformer_jax.data.corpora import SPLITS, NumberWords\n"
+        "from transformer_jax.data.numberwords import NumberWords\n"
+        "from transformer_jax.data.splits import SPLITS\n"
         "lines = [list(NumberWords(300).read(split)) for split in SPLITS]\n"
         "print(hashlib.sha256(json.dumps(lines).encode()).hexdigest())\n"
     )
