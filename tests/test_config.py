@@ -49,6 +49,8 @@ RANGES: dict[str, Range] = {
     "max_length": INTEGER,
     "num_pairs": (1, 500_000, (0, -1, 500_001)),
     "vocab_size": (8, 1_000_000, (7, -8, 1_000_001)),
+    "source_vocab_size": (8, 1_000_000, (7, -8, 1_000_001)),
+    "max_ratio": (1.0, 1e12, (0.999, -1.0, math.inf, math.nan)),
     "batch_tokens": INTEGER,
     "steps": INTEGER,
     "warmup_steps": INTEGER,
@@ -61,6 +63,8 @@ RANGES: dict[str, Range] = {
     "micro_batches": INTEGER,
     "seed": (0, 2**31 - 1, (-1, 2**31)),
     "checkpoint_every": INTEGER,
+    "translate_every": INTEGER,
+    "patience": INTEGER,
     "keep_checkpoints": INTEGER,
     "log_every": INTEGER,
     "beam_size": INTEGER,
@@ -85,11 +89,15 @@ def values(pair: tuple[type, str]) -> st.SearchStrategy[Any]:
         return st.sampled_from(typing.get_args(kind))
     if kind is bool:
         return st.booleans()
+    optional = st.none() if types.NoneType in parts_of(kind) else st.nothing()
+    if str in parts_of(kind):
+        return st.text() | optional
+    if tuple[str, str] in parts_of(kind):
+        return st.tuples(st.text(), st.text()) | optional
     low, high, _ = RANGES[key]
-    if kind is int:
-        return st.integers(int(low), int(high))
-    number = st.floats(low, high) | st.just(1 if high >= 1 else 0)
-    return number | st.none() if types.NoneType in parts_of(kind) else number
+    if int in parts_of(kind):
+        return st.integers(int(low), int(high)) | optional
+    return st.floats(low, high) | st.just(1 if high >= 1 else 0) | optional
 
 
 @st.composite
@@ -148,8 +156,10 @@ def wrong_values(kind: Any) -> list[object]:
     """Return values of types that a field must not take."""
     if typing.get_origin(kind) is Literal:
         return ["other", None, 3, [], True]
-    wrong: list[object] = ["text", [], {}, 1j]
     allowed = parts_of(kind)
+    wrong: list[object] = [[], {}, 1j, ("one",), ("one", 2), ("a", "b", "c")]
+    wrong += [] if str in allowed else ["text"]
+    wrong += [] if tuple[str, str] in allowed else [("a", "b")]
     wrong += [] if bool in allowed else [True, False]
     wrong += [0, 1] if allowed == (bool,) else []
     wrong += [] if float in allowed else [1.5]

@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_perplexity_is_that_of_each_sentence_by_itself(run: Run) -> None:
-    source, target = prepare(run.config.data, run.tokenizer).pieces("dev")
+    source, target = prepare(run.config.data, run.vocabulary).pieces("dev")
     model: Any = jax.jit(lambda s, t: run.model.apply({"params": run.params}, s, t))
     total, count = 0.0, 0
     for i in range(20):

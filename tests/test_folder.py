@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from transformer_jax.config import Config
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import ProjectError, StorageError, UsageError
 from transformer_jax.runs import folder as folder_module
 from transformer_jax.runs.folder import RunFolder, check_free
@@ -19,7 +19,7 @@ OTHER = Tokenizer.learn(["one two three", "eins zwei drei"], 23)
 
 
 def create(path: Path) -> RunFolder:
-    return RunFolder.create(path, CONFIG, TOKENIZER, "f1a9")
+    return RunFolder.create(path, CONFIG, Vocabulary.shared(TOKENIZER), "f1a9")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -53,7 +53,7 @@ def test_a_run_that_is_opened_is_the_one_that_was_made(tmp_path: Path) -> None:
     create(tmp_path / "run")
     opened = RunFolder.open(tmp_path / "run")
     assert opened.config == CONFIG
-    assert opened.tokenizer.model == TOKENIZER.model
+    assert opened.vocabulary.target.model == TOKENIZER.model
     assert opened.fingerprint == "f1a9"
 
 
@@ -83,7 +83,7 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "run-2").mkdir()
     before = files(tmp_path)
     with pytest.raises(UsageError) as told:
-        RunFolder.create(path, Config(), OTHER, "other")
+        RunFolder.create(path, Config(), Vocabulary.shared(OTHER), "other")
     assert f"`transformer-jax resume {path}`" in str(told.value)
     assert f"`--out {tmp_path / 'run-3'}`" in str(told.value)
     assert "\n" not in str(told.value)
@@ -210,7 +210,7 @@ def test_another_config_is_stored_with_the_run(tmp_path: Path) -> None:
     assert run.go_on_with(longer).config == longer
     opened = RunFolder.open(tmp_path / "run")
     assert opened.config == longer
-    assert (opened.tokenizer.model, opened.fingerprint) == (TOKENIZER.model, "f1a9")
+    assert (opened.vocabulary.target.model, opened.fingerprint) == (TOKENIZER.model, "f1a9")
     assert set(files(tmp_path / "run")) == {"run.json", "tokenizer.model"}
 
 

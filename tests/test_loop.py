@@ -174,7 +174,7 @@ def test_a_run_begins_with_the_parameters_of_another(whole: Path, tmp_path: Path
     mine = transformer_jax.load(folder.path)
     assert mine.step == 0
     assert_same(mine.params, other.params)
-    assert mine.tokenizer.model == other.tokenizer.model
+    assert mine.vocabulary.target.model == other.vocabulary.target.model
     loop.run_training(folder, QUIET)
     assert state_of(folder.path)[0] == 1
 
@@ -322,3 +322,60 @@ def test_the_command_line_trains_resumes_and_names_what_comes_next(
     assert state_of(Path("runs/mine"))[0] == 3
     assert main(["resume", "runs/mine", "--model.d-k", "4"]) == 2
     assert "model.d_k 8 -> 4" in capsys.readouterr().err
+
+
+def dev_reports(path: Path) -> dict[int, dict[str, Any]]:
+    return {line["step"]: line for line in metrics_of(path) if line["split"] == "dev"}
+
+
+def test_checkpoints_can_be_counted_in_epochs_and_translated_now_and_then(tmp_path: Path) -> None:
+    train_config = {"checkpoint_unit": "epoch", "checkpoint_every": 2, "translate_every": 2}
+    config = SMALL.change(data={"batch_tokens": 2048}, train=train_config | {"steps": 40})
+    folder = loop.start(config, tmp_path / "run", QUIET)
+    epoch = loop.Training(folder, QUIET).batches.per_epoch
+    last = 9 * epoch
+    scheduled = loop.run_training(
+        folder.go_on_with(config.change(data={"vocab_size": 64}, train={"steps": last})), QUIET
+    )
+    reports = dev_reports(folder.path)
+    assert list(reports) == [*range(2 * epoch, last, 2 * epoch), last]
+    translated = [step for step, values in reports.items() if "bleu" in values]
+    assert translated == [4 * epoch, 8 * epoch, last]
+    # The three that are kept; the last step is on no schedule.
+    assert scheduled == 3
+    with Checkpoints(folder.checkpoints) as checkpoints:
+        assert sorted(checkpoints.scores)[-1] == 8 * epoch
+
+
+def test_patience_ends_a_run_that_gets_no_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The best at step 2: three worse ones after it, although each is better than the one before.
+    found = {1: 9.0, 2: 5.0, 3: 7.0, 4: 6.0, 5: 5.5, 6: 5.4, 7: 5.3, 8: 5.2}
+    steps = itertools.count(1)
+    monkeypatch.setattr(loop, "perplexity", lambda *_: found[next(steps)])
+    config = SMALL.change(train={"checkpoint_every": 1, "patience": 3, "keep_checkpoints": 1})
+    path = train(config, tmp_path / "run")
+    assert list(dev_reports(path)) == [1, 2, 3, 4, 5]
+    assert resume(path) == path
+    assert state_of(path)[0] == 5
+    resume(path, train={"patience": 5})
+    assert list(dev_reports(path)) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_source_and_target_may_have_vocabularies_of_their_own(tmp_path: Path) -> None:
+    config = SMALL.change(data={"vocab_size": 48, "source_vocab_size": 56}, train={"steps": 2})
+    path = train(config, tmp_path / "run")
+    run = transformer_jax.load(path)
+    assert (len(run.vocabulary.source), len(run.vocabulary.target)) == (56, 48)
+    assert run.params["source_embedding"]["table"].shape == (56, 16)
+    assert run.params["embedding"]["table"].shape == (48, 16)
+    # English letters are in one, German umlauts in the other alone.
+    umlaut = "fünf"
+    assert run.vocabulary.target.decode(run.vocabulary.target.encode([umlaut])) == [umlaut]
+    assert run.vocabulary.source.decode(run.vocabulary.source.encode([umlaut])) != [umlaut]
+    assert len(run.translate(["one", "two"])) == 2
+    resume(path, train={"steps": 3})
+    assert state_of(path)[0] == 3
+    follower = loop.start(config, tmp_path / "next", QUIET, init_from=path)
+    assert follower.vocabulary.source.model == run.vocabulary.source.model

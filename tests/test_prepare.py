@@ -14,9 +14,9 @@ from transformer_jax.config import DataConfig
 from transformer_jax.data import prepare as prepare_module
 from transformer_jax.data.corpora import SOURCES
 from transformer_jax.data.numberwords import NumberWords
-from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.prepare import Prepared, prepare
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.splits import SPLITS, Split
+from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError
 from transformer_jax.pieces import EOS
 
@@ -75,7 +75,7 @@ def test_pieces_are_those_of_the_corpus_in_order(split: Split, cache: Path) -> N
     prepared = prepare(CONFIG)
     assert prepared.folder.is_relative_to(cache)
     lines = [list(side) for side in zip(*NumberWords(300).read(split), strict=True)]
-    assert sequences(prepared, split) == [prepared.tokenizer.encode(side) for side in lines]
+    assert sequences(prepared, split) == [prepared.vocabulary.target.encode(side) for side in lines]
     if split != "train":
         assert list(prepared.lines(split)) == lines
 
@@ -91,7 +91,7 @@ def test_a_second_call_reads_what_the_first_one_kept(
     assert files(cache) == kept
     assert second.folder == first.folder
     assert second.report == first.report
-    assert second.tokenizer.model == first.tokenizer.model
+    assert second.vocabulary.target.model == first.vocabulary.target.model
 
 
 @pytest.mark.usefixtures("cache")
@@ -99,7 +99,7 @@ def test_pairs_that_are_too_long_are_left_out_of_training_only_and_counted() -> 
     prepared = prepare(SHORT)
     for split in SPLITS:
         longest = [
-            max(len(row) for row in prepared.tokenizer.encode(pair))
+            max(len(row) for row in prepared.vocabulary.target.encode(pair))
             for pair in NumberWords(300).read(split)
         ]
         too_long = sum(length > SHORT.max_length for length in longest)
@@ -158,8 +158,8 @@ def test_the_fingerprint_is_of_the_content_alone(
 def test_a_given_tokenizer_is_used_and_none_is_learned(cache: Path) -> None:
     lines = [line for pair in NumberWords(50).read("train") for line in pair]
     tokenizer = Tokenizer.learn(lines, 100)
-    prepared = prepare(CONFIG, tokenizer)
-    assert prepared.tokenizer.model == tokenizer.model
+    prepared = prepare(CONFIG, Vocabulary.shared(tokenizer))
+    assert prepared.vocabulary.target.model == tokenizer.model
     assert prepared.report["vocabulary"] == {"pieces": 100, "sha256": tokenizer.digest}
     sources = [source for source, _ in NumberWords(300).read("dev")]
     assert sequences(prepared, "dev")[0] == tokenizer.encode(sources)

@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def lines(run: Run) -> list[str]:
-    sources, _ = prepare(run.config.data, run.tokenizer).lines("dev")
+    sources, _ = prepare(run.config.data, run.vocabulary).lines("dev")
     return sources[:70]
 
 
@@ -78,7 +78,7 @@ def test_a_wider_beam_finds_no_worse_scores(run: Run, lines: list[str]) -> None:
 
 def test_scores_are_the_models_own_log_probabilities(run: Run, lines: list[str]) -> None:
     source = np.zeros((ROWS, 64), np.int32)
-    pieces = run.tokenizer.encode(lines[:ROWS])
+    pieces = run.vocabulary.source.encode(lines[:ROWS])
     for row, sentence in zip(source, pieces, strict=True):
         row[: len(sentence)] = sentence
     limit = np.array([len(sentence) + 50 for sentence in pieces])
@@ -107,7 +107,7 @@ def test_truncation_keeps_the_beginning_and_the_end_piece(run: Run) -> None:
 
 
 def test_a_width_is_compiled_once(run: Run, lines: list[str]) -> None:
-    translator = Translator(run.model, run.tokenizer, run.config.decode)
+    translator = Translator(run.model, run.vocabulary, run.config.decode)
     translator.translate(run.params, lines[:40])
     translator.translate(run.params, lines[40:])
     widths = {translator.width(len(p)) for p in translator.encode(lines)}
@@ -122,9 +122,9 @@ def test_more_lines_than_rows_come_back_in_order(run: Run, lines: list[str]) -> 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none"])
 def test_every_kind_of_position_reads_the_longest_source(run: Run, positions: str) -> None:
     config = SMALL.change(model={"positions": positions, "max_length": 40}, data={"max_length": 40})
-    model = Transformer(config.model, len(run.tokenizer))
+    model = Transformer(config.model, len(run.vocabulary.target))
     params = init_params(model, jax.random.key(0))
-    translator = Translator(model, run.tokenizer, config.decode)
+    translator = Translator(model, run.vocabulary, config.decode)
     [[best]] = translator.translate(params, [" ".join(["one"] * 60)], truncate=True)
     assert np.isfinite(best.score)
 

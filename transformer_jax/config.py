@@ -138,6 +138,9 @@ class DataConfig(Section):
     vocab_size: int = 37_000
     """Pieces of the vocabulary that source and target share. A corpus too small for it gives
     fewer, which is told; the run's own config holds the number that it has."""
+    source_vocab_size: int | None = None
+    """Pieces of a vocabulary of the source's own, for languages with different scripts; the other
+    is the target's then. Differs from the paper when set: embeddings are no more shared."""
     bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
     """How sacreBLEU parts text into words. none takes those of text that is tokenised already;
     auto is 13a, and char for the embedded corpus, where a target is often a single word."""
@@ -156,6 +159,7 @@ class DataConfig(Section):
         *at_least(1, "max_ratio"),
         ("num_pairs", lambda x: 1 <= x <= 500_000, "from 1 to 500000"),
         ("vocab_size", lambda x: 8 <= x <= 1_000_000, "from 8 to 1000000"),
+        ("source_vocab_size", lambda x: 8 <= x <= 1_000_000, "from 8 to 1000000"),
     )
 
 
@@ -276,7 +280,10 @@ class Config:
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return the config as plain data, ready for JSON."""
-        return dataclasses.asdict(self)
+        return {
+            section: {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
+            for section, fields in dataclasses.asdict(self).items()
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:

@@ -81,7 +81,8 @@ class Prepare(ConfigVerb):
             prepared = prepare(rows[""].config.data, progress=progress)
         report = prepared.report
         OUT.print(f"corpus      {report['corpus']}")
-        OUT.print(f"vocabulary  {len(prepared.tokenizer)} pieces")
+        for name, part in prepared.vocabulary.parts.items():
+            OUT.print(f"{name:11} {len(part)} pieces, sha256 {part.digest[:12]}")
         for split in (split for split in SPLITS if split in report):
             left_out = {k: v for k, v in report[split].items() if k not in ("pairs", "kept")}
             reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
@@ -262,8 +263,11 @@ class Params(ConfigVerb):
         from transformer_jax.model.transformer import Transformer, parameter_counts
 
         counts = {
-            name: parameter_counts(Transformer(row.config.model, row.config.data.vocab_size))
+            name: parameter_counts(
+                Transformer(row.config.model, data.vocab_size, data.source_vocab_size)
+            )
             for name, row in rows.items()
+            for data in [row.config.data]
         }
         first = next(iter(counts.values()))
         if self.json:

@@ -29,7 +29,7 @@ from transformer_jax.data.batches import Ragged
 from transformer_jax.data.corpora import SOURCES, Corpus
 from transformer_jax.data.splits import Split
 from transformer_jax.data.textfiles import MAX_LINE_BYTES
-from transformer_jax.data.tokenizer import LONGEST_TO_LEARN_FROM, Tokenizer
+from transformer_jax.data.tokenizer import LONGEST_TO_LEARN_FROM, Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError, UsageError
 
 # Part of every digest: a change of what is stored makes it anew.
@@ -56,7 +56,7 @@ class Prepared(NamedTuple):
     """A corpus as pieces, and where it lies."""
 
     folder: Path
-    tokenizer: Tokenizer
+    vocabulary: Vocabulary
     report: dict[str, Any]
 
     @property
@@ -95,13 +95,14 @@ class Prepared(NamedTuple):
     def _ragged(self, split: Split, side: str) -> Ragged:
         name = f"{split}.{side}"
         lengths = np.fromfile(self.folder / f"{name}.lengths", LENGTH)
-        pieces = np.memmap(self.folder / f"{name}.pieces", _piece_type(self.tokenizer), "r")
+        dtype = _piece_type(getattr(self.vocabulary, side))
+        pieces = np.memmap(self.folder / f"{name}.pieces", dtype, "r")
         return Ragged(pieces, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
 
 def prepare(
     config: DataConfig,
-    tokenizer: Tokenizer | None = None,
+    vocabulary: Vocabulary | None = None,
     fingerprint: str | None = None,
     *,
     progress: Progress = say_nothing,
@@ -110,7 +111,7 @@ def prepare(
 
     Args:
         config: which text, how many pieces, which limits.
-        tokenizer: one to use in place of learning one: that of an earlier run.
+        vocabulary: one to use in place of learning one: that of an earlier run.
         fingerprint: of the earlier run's data, which must be the same.
         progress: told of what takes long.
 
@@ -121,24 +122,27 @@ def prepare(
     """
     try:
         home = cache_folder("corpora")
-        if tokenizer is not None and fingerprint is not None:
+        if vocabulary is not None and fingerprint is not None:
             for folder in sorted(home.glob("*")):
                 report = _report(folder)
                 if report is not None and report["fingerprint"] == fingerprint:
-                    return Prepared(folder, tokenizer, report)
+                    return Prepared(folder, vocabulary, report)
         corpus = SOURCES[config.source](config)
         identity = corpus.identity
-        tokenizer = tokenizer or _vocabulary(corpus, identity, config.vocab_size, progress)
-        folder = home / _digest(identity, tokenizer.digest, config.max_length, config.max_ratio)
+        vocabulary = vocabulary or _vocabulary(corpus, identity, config, progress)
+        limits = config.max_length, config.max_ratio
+        folder = home / _digest(
+            identity, *(part.digest for part in vocabulary.parts.values()), *limits
+        )
         report = _report(folder)
         if report is None:
             with _alone(folder, progress):
-                report = _report(folder) or _write(folder, corpus, tokenizer, config, progress)
+                report = _report(folder) or _write(folder, corpus, vocabulary, config, progress)
     except OSError as error:
         raise StorageError(f"the corpus could not be kept in the cache: {error}") from error
     if fingerprint not in (None, report["fingerprint"]):
         raise DataError("the text is not the one that the run began with")
-    return Prepared(folder, tokenizer, report)
+    return Prepared(folder, vocabulary, report)
 
 
 def unfit_text(source: str, target: str) -> str | None:
@@ -194,20 +198,36 @@ def _alone(folder: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _vocabulary(corpus: Corpus, identity: str, vocab_size: int, progress: Progress) -> Tokenizer:
-    path = cache_folder("vocabularies") / f"{_digest(identity, vocab_size)}.model"
+def _vocabulary(
+    corpus: Corpus, identity: str, config: DataConfig, progress: Progress
+) -> Vocabulary:
+    def learnt(vocab_size: int, *sides: str) -> Tokenizer:
+        return _tokenizer(corpus, identity, vocab_size, sides, progress)
+
+    if config.source_vocab_size is None:
+        return Vocabulary.shared(learnt(config.vocab_size, *SIDES))
+    return Vocabulary(
+        learnt(config.source_vocab_size, "source"), learnt(config.vocab_size, "target")
+    )
+
+
+def _tokenizer(
+    corpus: Corpus, identity: str, vocab_size: int, sides: tuple[str, ...], progress: Progress
+) -> Tokenizer:
+    name = _digest(identity, vocab_size, *sides)
+    path = cache_folder("vocabularies") / f"{name}.model"
     if path.exists():
         return Tokenizer.load(path)
     with _alone(path, progress):
         if not path.exists():
-            tokenizer = Tokenizer.learn(_sample(corpus, progress), vocab_size)
+            tokenizer = Tokenizer.learn(_sample(corpus, sides, progress), vocab_size)
             temporary = path.with_suffix(".tmp")
             temporary.write_bytes(tokenizer.model)
             temporary.replace(path)
     return Tokenizer.load(path)
 
 
-def _sample(corpus: Corpus, progress: Progress) -> Iterator[str]:
+def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Iterator[str]:
     """Return the lines that a vocabulary is learnt from: a function of the text alone."""
     progress("reading", 0, 0)
     total = corpus.count("train")
@@ -218,7 +238,9 @@ def _sample(corpus: Corpus, progress: Progress) -> Iterator[str]:
             if number % CHUNK_PAIRS == 0:
                 progress("learning a vocabulary", number, total)
             if number % step == 0 and unfit_text(*pair) is None:
-                yield from (line for line in pair if len(line.encode()) <= LONGEST_TO_LEARN_FROM)
+                for side, line in zip(SIDES, pair, strict=True):
+                    if side in sides and len(line.encode()) <= LONGEST_TO_LEARN_FROM:
+                        yield line
 
     found = lines()
     first = next(found, None)
@@ -231,20 +253,20 @@ def _sample(corpus: Corpus, progress: Progress) -> Iterator[str]:
 
 
 def _write(
-    folder: Path, corpus: Corpus, tokenizer: Tokenizer, config: DataConfig, progress: Progress
+    folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: DataConfig, progress: Progress
 ) -> dict[str, Any]:
     """Make a corpus's folder, which then appears at once; return its report."""
     partial = folder.with_suffix(".partial")
     partial.mkdir(exist_ok=True)
     report: dict[str, Any] = {
         "corpus": corpus.name,
-        "vocabulary": {"pieces": len(tokenizer), "sha256": tokenizer.digest},
+        **vocabulary.describe(),
     }
     # Faults in any file are told before an hour's work.
     for split in corpus.splits:
         corpus.count(split)
     for split in corpus.splits:
-        report[split] = _Writer(partial, corpus, split, tokenizer, config).run(progress)
+        report[split] = _Writer(partial, corpus, split, vocabulary, config).run(progress)
     for journal in partial.glob("*.journal.*"):
         journal.unlink()
     files = sorted(partial.iterdir())
@@ -260,10 +282,15 @@ class _Writer:
     """Writes one split; what was written by an interrupted one before is gone on with."""
 
     def __init__(
-        self, folder: Path, corpus: Corpus, split: Split, tokenizer: Tokenizer, config: DataConfig
+        self,
+        folder: Path,
+        corpus: Corpus,
+        split: Split,
+        vocabulary: Vocabulary,
+        config: DataConfig,
     ) -> None:
         self.corpus, self.split, self.config = corpus, split, config
-        self.tokenizer = tokenizer
+        self.vocabulary = vocabulary
         # Scores are of whole sets: pairs are left out of the training set alone.
         self.is_filtered = split == "train"
         kinds = ["pieces", "lengths"] if self.is_filtered else ["pieces", "lengths", "txt"]
@@ -301,7 +328,7 @@ class _Writer:
         else:
             outcome = Counter[str]()
             self._check_short(sources, targets)
-        pieces = self.tokenizer.encode(sources), self.tokenizer.encode(targets)
+        pieces = self.vocabulary.source.encode(sources), self.vocabulary.target.encode(targets)
         if self.is_filtered:
             reasons = [
                 unfit_pieces(len(s), len(t), self.config) for s, t in zip(*pieces, strict=True)
@@ -310,8 +337,8 @@ class _Writer:
             pieces = tuple([side[i] for i in fit] for side in pieces)
             outcome += Counter(reason for reason in reasons if reason is not None)
         outcome["kept"] += len(pieces[0])
-        dtype = _piece_type(self.tokenizer)
         for side, rows, lines in zip(SIDES, pieces, (sources, targets), strict=True):
+            dtype = _piece_type(getattr(self.vocabulary, side))
             flat = np.fromiter(itertools.chain.from_iterable(rows), dtype)
             self.files[side, "pieces"].write(flat.tobytes())
             self.files[side, "lengths"].write(np.asarray([*map(len, rows)], LENGTH).tobytes())

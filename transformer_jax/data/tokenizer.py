@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import sentencepiece
 
@@ -92,3 +93,38 @@ class Tokenizer:
     def decode(self, pieces: Sequence[Sequence[int]]) -> list[str]:
         """Return the line of each sequence; padding, begin and end leave no trace."""
         return self._processor.decode([list(row) for row in pieces])
+
+
+class Vocabulary(NamedTuple):
+    """The tokenizers of source and target: one and the same where they share their pieces."""
+
+    source: Tokenizer
+    target: Tokenizer
+
+    @classmethod
+    def shared(cls, tokenizer: Tokenizer) -> "Vocabulary":
+        """Return one for both languages, as in the paper."""
+        return cls(tokenizer, tokenizer)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether source and target have the same pieces."""
+        return self.source is self.target
+
+    @property
+    def sizes(self) -> tuple[int, int | None]:
+        """Pieces of the target, and of the source where it has its own, as in the config."""
+        return len(self.target), None if self.is_shared else len(self.source)
+
+    @property
+    def parts(self) -> dict[str, Tokenizer]:
+        """The different tokenizers, by the name that reports and runs have for each."""
+        own = {} if self.is_shared else {"source_vocabulary": self.source}
+        return {"vocabulary": self.target, **own}
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Return what tells these tokenizers from others, as plain data."""
+        return {
+            name: {"pieces": len(tokenizer), "sha256": tokenizer.digest}
+            for name, tokenizer in self.parts.items()
+        }

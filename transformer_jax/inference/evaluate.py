@@ -107,7 +107,7 @@ def evaluate(
         DataError: a source is longer than the model reads, or the corpus is another one than
             that of the run.
     """
-    prepared = prepare(run.config.data, run.tokenizer, run.folder.fingerprint)
+    prepared = prepare(run.config.data, run.vocabulary, run.folder.fingerprint)
     sources, references = prepared.lines(split)
     translator = run.translator(**decode)
     translated = translator.translate(

@@ -10,7 +10,7 @@ import jax
 
 from transformer_jax.cache import keep_compiled_programs
 from transformer_jax.config import Config, DecodeConfig
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import UsageError
 from transformer_jax.inference.translate import Hypothesis, Translator
 from transformer_jax.model.transformer import Params, Transformer, abstract_params
@@ -36,14 +36,14 @@ class Run:
         return self.folder.config
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The vocabulary."""
-        return self.folder.tokenizer
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizers of source and target."""
+        return self.folder.vocabulary
 
     @functools.cached_property
     def model(self) -> Transformer:
         """The architecture, as a Flax module."""
-        return Transformer(self.config.model, len(self.tokenizer))
+        return Transformer(self.config.model, *self.vocabulary.sizes)
 
     @functools.cached_property
     def _translators(self) -> dict[DecodeConfig, Translator]:
@@ -53,7 +53,7 @@ class Run:
         """Return the search, by the run's own `decode` config with these fields changed."""
         config = replace(self.config.decode, **decode)
         if config not in self._translators:
-            self._translators[config] = Translator(self.model, self.tokenizer, config)
+            self._translators[config] = Translator(self.model, self.vocabulary, config)
         return self._translators[config]
 
     def translate(
@@ -100,7 +100,7 @@ def load(path: str | Path, *, average: int | None = None) -> Run:
     """
     keep_compiled_programs()
     folder = RunFolder.open(Path(path))
-    model = Transformer(folder.config.model, len(folder.tokenizer))
+    model = Transformer(folder.config.model, *folder.vocabulary.sizes)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     target = on_device(abstract_params(model), device)
     average = folder.config.decode.average if average is None else average

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import DataError, OutOfMemoryError, is_out_of_memory
 from transformer_jax.inference.search import NEVER, Translations, beam_search, greedy_search
 from transformer_jax.model.transformer import DecodingState, Params, Transformer
@@ -37,9 +37,9 @@ class Hypothesis(NamedTuple):
 class Translator:
     """A model's search, compiled at first use for each width of source and number of best."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, config: DecodeConfig) -> None:
+    def __init__(self, model: Transformer, vocabulary: Vocabulary, config: DecodeConfig) -> None:
         self.model = model
-        self.tokenizer = tokenizer
+        self.vocabulary = vocabulary
         self.config = config
         self._search = functools.cache(self._compile)
 
@@ -87,7 +87,7 @@ class Translator:
             DataError: a line is longer than the model reads, unless it may be truncated.
         """
         longest = self.model.config.max_length
-        encoded = self.tokenizer.encode(lines)
+        encoded = self.vocabulary.source.encode(lines)
         for number, pieces in enumerate(encoded, start=1):
             if len(pieces) > longest and not truncate:
                 raise DataError(
@@ -159,7 +159,7 @@ class Translator:
             [
                 Hypothesis(text, float(score))
                 for rank, (text, score) in enumerate(
-                    zip(self.tokenizer.decode(best.tolist()), row_scores, strict=True)
+                    zip(self.vocabulary.target.decode(best.tolist()), row_scores, strict=True)
                 )
                 # Where there are fewer than were asked for, but never none.
                 if rank == 0 or score > NEVER / 2

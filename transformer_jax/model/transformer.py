@@ -56,6 +56,9 @@ class Transformer(nn.Module):
 
     config: ModelConfig
     vocab_size: int
+    """Pieces that source and target share; of the target alone, where the source has its own."""
+    source_vocab_size: int | None = None
+    """Pieces of the source's own. Differs from the paper when set."""
 
     def setup(self) -> None:
         c = self.config
@@ -63,6 +66,8 @@ class Transformer(nn.Module):
         encoder = nn.remat(EncoderLayer, static_argnums=(3,)) if c.remat else EncoderLayer
         decoder = nn.remat(DecoderLayer, static_argnums=(5,)) if c.remat else DecoderLayer
         self.embedding = SharedEmbedding(c, self.vocab_size)
+        if self.source_vocab_size is not None:
+            self.source_embedding = SharedEmbedding(c, self.source_vocab_size)
         self.source_positions = Positioned(c, c.max_length)
         self.target_positions = Positioned(c, c.max_length + MAX_EXTRA_LENGTH)
         self.encoder = [encoder(c) for _ in range(c.num_layers)]
@@ -71,7 +76,8 @@ class Transformer(nn.Module):
     def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> Float[Array, "B S D"]:
         """Return the memory: one vector for each source position."""
         mask = source_mask(source)
-        x = self.embedding.embed(source)
+        is_shared = self.source_vocab_size is None
+        x = (self.embedding if is_shared else self.source_embedding).embed(source)
         x = self.source_positions(x, jnp.arange(source.shape[1]), train=train)
         for layer in self.encoder:
             x = layer(x, mask, train)

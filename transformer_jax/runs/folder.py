@@ -1,7 +1,7 @@
 """The folder of a run: self-contained, data only, never overwritten.
 
 run.json        format, resolved config, vocabulary and data hashes, versions
-tokenizer.model the vocabulary, a SentencePiece file
+tokenizer.model the vocabulary, a SentencePiece file; tokenizer.source.model too, if separate
 checkpoints/    a folder for each step that is kept
 metrics.jsonl   a line of JSON for each report
 tensorboard/    the same as events
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_jax.config import Config, ConfigError, DecodeConfig
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import StorageError, UsageError
 
 FORMAT = 1
@@ -37,6 +37,7 @@ VERSIONS = (
     "sentencepiece",
     "transformer-jax",
 )
+TOKENIZERS = {"vocabulary": "tokenizer.model", "source_vocabulary": "tokenizer.source.model"}
 # What may change when a run goes on; all else would make it another experiment. (Micro-batches
 # draw their own dropout masks: the same experiment, not the same bits.)
 MAY_CHANGE = {
@@ -63,7 +64,7 @@ class RunFolder:
 
     path: Path
     config: Config
-    tokenizer: Tokenizer
+    vocabulary: Vocabulary
     fingerprint: str
     """Of the data that the run was trained on."""
 
@@ -82,7 +83,7 @@ class RunFolder:
         cls,
         path: Path,
         config: Config,
-        tokenizer: Tokenizer,
+        vocabulary: Vocabulary,
         fingerprint: str,
         fill: Callable[["RunFolder"], None] = lambda _: None,
     ) -> "RunFolder":
@@ -101,8 +102,9 @@ class RunFolder:
             try:
                 # mkdtemp's folders are private; a run is like any other folder.
                 temporary.chmod(0o777 & ~_umask())
-                (temporary / "tokenizer.model").write_bytes(tokenizer.model)
-                folder = cls(temporary, config, tokenizer, fingerprint)
+                for name, tokenizer in vocabulary.parts.items():
+                    (temporary / TOKENIZERS[name]).write_bytes(tokenizer.model)
+                folder = cls(temporary, config, vocabulary, fingerprint)
                 folder._write_description()
                 fill(folder)
                 temporary.rename(path)
@@ -111,7 +113,7 @@ class RunFolder:
                 raise
         except OSError as error:
             raise StorageError(f"the run {path} could not be written: {error}") from error
-        return cls(path, config, tokenizer, fingerprint)
+        return cls(path, config, vocabulary, fingerprint)
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -132,12 +134,12 @@ class RunFolder:
                     f"{path} has format {data['format']}, of another version of this program: "
                     f"this one reads up to {FORMAT}"
                 )
-            model = (path / "tokenizer.model").read_bytes()
-            if hashlib.sha256(model).hexdigest() != data["vocabulary"]["sha256"]:
-                raise StorageError(f"{path / 'tokenizer.model'} is not the run's own vocabulary")
-            tokenizer = Tokenizer(model, str(path / "tokenizer.model"))
             config = Config.from_dict(data["config"])
-            return cls(path, config, tokenizer, data["data"]["fingerprint"])
+            target = _tokenizer(path, data, "vocabulary")
+            own = "source_vocabulary"
+            source = _tokenizer(path, data, own) if own in data else target
+            vocabulary = Vocabulary(source, target)
+            return cls(path, config, vocabulary, data["data"]["fingerprint"])
         except KeyError as error:
             raise StorageError(f"{description} has no {error}") from error
         except (OSError, ValueError, TypeError, ConfigError) as error:
@@ -157,12 +159,12 @@ class RunFolder:
                 steps are fewer than have been done.
             StorageError: it cannot be stored.
         """
+        stored = self.config.to_dict()
         changes = [
             f"{section}.{key} {before!r} -> {after!r}"
             for section, fields in config.to_dict().items()
             for key, after in fields.items()
-            if (before := getattr(getattr(self.config, section), key)) != after
-            and key not in MAY_CHANGE[section]
+            if (before := stored[section][key]) != after and key not in MAY_CHANGE[section]
         ]
         if changes:
             raise ConfigError(f"{self.path} cannot go on with another {', '.join(changes)}")
@@ -171,7 +173,7 @@ class RunFolder:
                 f"train.steps must be at least {self.steps_done}, which {self.path} has done, "
                 f"got {config.train.steps}"
             )
-        changed = RunFolder(self.path, config, self.tokenizer, self.fingerprint)
+        changed = RunFolder(self.path, config, self.vocabulary, self.fingerprint)
         if config != self.config:
             try:
                 changed._write_description()
@@ -183,7 +185,7 @@ class RunFolder:
         description = {
             "format": FORMAT,
             "config": self.config.to_dict(),
-            "vocabulary": {"pieces": len(self.tokenizer), "sha256": self.tokenizer.digest},
+            **self.vocabulary.describe(),
             "data": {"fingerprint": self.fingerprint},
             "versions": {
                 "python": platform.python_version(),
@@ -208,6 +210,15 @@ class RunFolder:
             _replace(self.metrics, "".join(kept))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StorageError(f"{self.metrics} cannot be trimmed: {error}") from error
+
+
+def _tokenizer(folder: Path, description: dict[str, Any], name: str) -> Tokenizer:
+    """Read one that a run keeps, after making sure that it is the run's own."""
+    path = folder / TOKENIZERS[name]
+    model = path.read_bytes()
+    if hashlib.sha256(model).hexdigest() != description[name]["sha256"]:
+        raise StorageError(f"{path} is not the run's own vocabulary")
+    return Tokenizer(model, str(path))
 
 
 def check_free(path: Path) -> None:

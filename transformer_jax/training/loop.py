@@ -61,14 +61,16 @@ def start(
     """
     check_free(path)
     other = None if init_from is None else load(init_from, average=1)
-    tokenizer = None if other is None else other.tokenizer
-    prepared = prepare(config.data, tokenizer, progress=progress)
-    pieces = len(prepared.tokenizer)
-    if pieces != config.data.vocab_size:
-        console.print(f"note: the vocabulary has {pieces} pieces, not {config.data.vocab_size}")
-        config = config.change(data={"vocab_size": pieces})
+    vocabulary = None if other is None else other.vocabulary
+    prepared = prepare(config.data, vocabulary, progress=progress)
+    sizes = prepared.vocabulary.sizes
+    for key, pieces in zip(("vocab_size", "source_vocab_size"), sizes, strict=True):
+        asked = getattr(config.data, key)
+        if pieces != asked:
+            console.print(f"note: data.{key} is {pieces}, not {asked}")
+            config = config.change(data={key: pieces})
     _check_lengths(config, prepared)
-    model = Transformer(config.model, pieces)
+    model = Transformer(config.model, *sizes)
     if other is not None:
         _check_same_shapes(abstract_params(model), abstract_params(other.model), other)
 
@@ -78,7 +80,7 @@ def start(
             with Checkpoints(folder.checkpoints, keep=1) as checkpoints:
                 checkpoints.save(0, other.params, state.optimizer, None)
 
-    return RunFolder.create(path, config, prepared.tokenizer, prepared.fingerprint, begin)
+    return RunFolder.create(path, config, prepared.vocabulary, prepared.fingerprint, begin)
 
 
 def run_training(folder: RunFolder, console: Console) -> int:
@@ -112,8 +114,8 @@ class Training:
     def __init__(self, folder: RunFolder, console: Console) -> None:
         self.folder, self.console = folder, console
         self.config = config = folder.config
-        self.prepared = prepared = prepare(config.data, folder.tokenizer, folder.fingerprint)
-        self.model = Transformer(config.model, len(prepared.tokenizer))
+        self.prepared = prepared = prepare(config.data, folder.vocabulary, folder.fingerprint)
+        self.model = Transformer(config.model, *prepared.vocabulary.sizes)
         self.batches = Batches(
             *prepared.pieces("train"),
             batch_tokens=config.data.batch_tokens,
@@ -123,7 +125,7 @@ class Training:
         self.interval = config.train.checkpoint_every * unit
         self.placement = data_parallel()
         greedy = dataclasses.replace(config.decode, beam_size=1)
-        self.translator = Translator(self.model, prepared.tokenizer, greedy)
+        self.translator = Translator(self.model, prepared.vocabulary, greedy)
 
     def run(self) -> int:
         """Do what `run_training` says."""
@@ -213,7 +215,7 @@ class Training:
             f"model   {self.config.model.num_layers}+{self.config.model.num_layers} layers, "
             f"d_model {self.config.model.d_model}, {params:,} parameters",
             f"data    {self.prepared.report['corpus']}: {self.prepared.report['train']['kept']:,} "
-            f"pairs, {len(self.prepared.tokenizer)} pieces",
+            f"pairs, {self.model.vocab_size} pieces",
             f"batches {self.batches.per_epoch} an epoch in {len(self.batches.shapes)} shapes, "
             f"{self.batches.fill:.1%} of positions are tokens",
         ):
