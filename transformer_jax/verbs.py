@@ -77,19 +77,21 @@ class Prepare(ConfigVerb):
         from transformer_jax.data.prepare import prepare
         from transformer_jax.data.splits import SPLITS
 
+        config = rows[""].config
         with _progress() as progress:
-            prepared = prepare(rows[""].config.data, progress=progress)
+            prepared = prepare(config.data, progress=progress)
         report = prepared.report
         OUT.print(f"corpus      {report['corpus']}")
         for name, part in prepared.vocabulary.parts.items():
-            OUT.print(f"{name:11} {len(part)} pieces, sha256 {part.digest[:12]}")
+            OUT.print(f"{name:11} {len(part):,} pieces, sha256 {part.digest[:12]}")
         for split in (split for split in SPLITS if split in report):
-            left_out = {k: v for k, v in report[split].items() if k not in ("pairs", "kept")}
-            reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
-            OUT.print(
-                f"{split:11} {report[split]['pairs']:,} pairs, {report[split]['kept']:,} kept"
-                + (f"; dropped: {reasons}" if reasons else "")
-            )
+            counts = dict(report[split])
+            told = f"{counts.pop('pairs'):,} pairs, {counts.pop('kept'):,} kept"
+            dropped = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+            OUT.print(f"{split:11} {told}" + (f"; dropped: {dropped}" if dropped else ""))
+        batches = prepared.batches(config.data.batch_tokens, config.train.seed)
+        OUT.print(f"batches     {batches.summary}")
+        OUT.print(f"kept in     {prepared.folder}")
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,14 @@ class Batches:
         """Share of an epoch's positions that hold tokens."""
         return self._tokens / sum(s.rows * (s.source + s.target) * s.batches for s in self.shapes)
 
+    @property
+    def summary(self) -> str:
+        """An epoch in one line."""
+        return (
+            f"{self.per_epoch} an epoch in {len(self.shapes)} shapes, "
+            f"{self.fill:.1%} of positions are tokens"
+        )
+
 
 def first_fitting(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Return the first bucket that has room for each pair.

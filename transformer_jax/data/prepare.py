@@ -25,7 +25,7 @@ import numpy as np
 
 from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
-from transformer_jax.data.batches import Ragged
+from transformer_jax.data.batches import Batches, Ragged
 from transformer_jax.data.corpora import SOURCES, Corpus
 from transformer_jax.data.splits import Split
 from transformer_jax.data.textfiles import MAX_LINE_BYTES
@@ -87,6 +87,10 @@ class Prepared(NamedTuple):
             for side in SIDES
         )
         return source, target
+
+    def batches(self, batch_tokens: int, seed: int) -> Batches:
+        """Return the training set's batches."""
+        return Batches(*self.pieces("train"), batch_tokens=batch_tokens, seed=seed)
 
     def _check_has(self, split: Split) -> None:
         if split not in self.report:

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from transformer_jax.cache import keep_compiled_programs
 from transformer_jax.config import MAX_EXTRA_LENGTH, Config
-from transformer_jax.data.batches import Batches
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.data.prepare import SIDES, Prepared, Progress, prepare, say_nothing
 from transformer_jax.errors import (
@@ -116,11 +115,7 @@ class Training:
         self.config = config = folder.config
         self.prepared = prepared = prepare(config.data, folder.vocabulary, folder.fingerprint)
         self.model = Transformer(config.model, *prepared.vocabulary.sizes)
-        self.batches = Batches(
-            *prepared.pieces("train"),
-            batch_tokens=config.data.batch_tokens,
-            seed=config.train.seed,
-        )
+        self.batches = prepared.batches(config.data.batch_tokens, config.train.seed)
         unit = self.batches.per_epoch if config.train.checkpoint_unit == "epoch" else 1
         self.interval = config.train.checkpoint_every * unit
         self.placement = data_parallel()
@@ -216,8 +211,7 @@ class Training:
             f"d_model {self.config.model.d_model}, {params:,} parameters",
             f"data    {self.prepared.report['corpus']}: {self.prepared.report['train']['kept']:,} "
             f"pairs, {self.model.vocab_size} pieces",
-            f"batches {self.batches.per_epoch} an epoch in {len(self.batches.shapes)} shapes, "
-            f"{self.batches.fill:.1%} of positions are tokens",
+            f"batches {self.batches.summary}",
         ):
             self.console.print(line, highlight=False, soft_wrap=True)
 
