@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from transformer_jax.data.numberwords import NumberWords
+from transformer_jax.data.splits import SPLITS
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 LABELS = ("tested", "needs GPU", "needs TPU", "needs hours")
@@ -45,6 +48,12 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
     (folder / ".venv").symlink_to(sys.prefix)
+    # A reader's own text.
+    for split in SPLITS:
+        pairs = NumberWords(400).read(split)
+        for language, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+            text = "".join(f"{line}\n" for line in lines[: 400 if split == "train" else 40])
+            (folder / f"{split}.{language}").write_text(text, "utf-8")
     return folder
 
 

@@ -215,9 +215,7 @@ class Evaluate(RunVerb):
             NOTES.print(f"note: {error}")
         if not self.json:
             option = "" if self.average is None else f" --average {self.average}"
-            OUT.print(
-                f"next: echo 'forty-two' | transformer-jax translate {self.run_folder}{option}"
-            )
+            OUT.print(f"next: {_translate_command(run.folder, option)}")
 
 
 @dataclass(frozen=True)
@@ -327,7 +325,14 @@ def _say_next(folder: Any, scheduled: int) -> None:
     option = " --average 1" if scheduled < folder.config.decode.average else ""
     OUT.print(f"run kept in {folder.path}")
     OUT.print(f"next: transformer-jax evaluate {folder.path}{option}")
-    OUT.print(f"      echo 'forty-two' | transformer-jax translate {folder.path}{option}")
+    OUT.print(f"      {_translate_command(folder, option)}")
+
+
+def _translate_command(folder: Any, option: str) -> str:
+    """Return a command to try a run with: on words that it knows, where we know such words."""
+    command = f"transformer-jax translate {folder.path}{option}"
+    is_embedded = folder.config.data.source == "embedded"
+    return f"echo 'forty-two' | {command}" if is_embedded else f"{command} < FILE"
 
 
 def _read_lines(data: bytes) -> list[str]:
