@@ -16,6 +16,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download import downloader
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
+from transformer_jax.cli import main
 from transformer_jax.data import tfdatasets
 from transformer_jax.data.tfdatasets import CHUNK, TranslationDataset
 from transformer_jax.errors import DataError, ProjectError, StorageError, UsageError
@@ -147,6 +148,26 @@ def test_wmt14_comes_through_tfds_as_the_paper_has_it(folder: Path) -> None:
     assert Counter(corpus.read("test")) == Counter(NEWSTEST2014)
     assert [corpus.count(split) for split in corpus.splits] == [len(train), 7, 5]
     assert "tensorflow" not in sys.modules
+
+
+@pytest.mark.usefixtures("no_network")
+def test_the_papers_experiment_goes_from_files_to_bleu(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = "--model.num-layers 1 --model.d-model 16 --model.d-ff 32 --data.batch-tokens 512"
+    short = "--train.steps 2 --train.checkpoint-every 1 --decode.average 2"
+    options = f"--data.folder {folder} --data.vocab-size 200 {small} {short}"
+    assert main(["train", "wmt14", *options.split()]) == 0
+    assert "wmt14_translate/de-en 1.0.0, en-de" in capsys.readouterr().out
+    assert main(["evaluate", "runs/wmt14", "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert (scores["set"], scores["average"]) == ("test", 2)
+    assert scores["sentences"] == len(NEWSTEST2014)
+    assert "tok:13a" in scores["bleu_signature"]
 
 
 def test_no_training_text_but_the_papers_is_in_wmt14(folder: Path) -> None:

@@ -11,6 +11,7 @@ from transformer_jax.config import DataConfig
 from transformer_jax.data.numberwords import NumberWords
 from transformer_jax.data.splits import Split
 from transformer_jax.data.textfiles import TextFiles
+from transformer_jax.data.tfdatasets import TranslationDataset
 
 
 class Corpus(Protocol):
@@ -45,6 +46,7 @@ SOURCES: dict[str, Callable[[DataConfig], Corpus]] = {
     "text": lambda config: TextFiles(
         {"train": config.train, "dev": config.dev, "test": config.test}, config.folder
     ),
+    "tfds": lambda config: TranslationDataset(config.dataset, config.languages, config.folder),
 }
 
 
