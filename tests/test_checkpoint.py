@@ -60,11 +60,11 @@ def test_an_average_is_of_scheduled_checkpoints_only(tmp_path: Path) -> None:
     target = on_device(params_of(0), HERE)
     with Checkpoints(tmp_path / "c") as checkpoints:
         assert sorted(checkpoints.scores) == [1, 2, 4]
-        mean = checkpoints.mean_params(2, target)
+        mean = checkpoints.mean_params(checkpoints.last_scheduled(2), target)
         np.testing.assert_allclose(mean["layer"]["kernel"], 3.0)
         np.testing.assert_allclose(mean["layer"]["bias"], [3.0, 4.0])
         with pytest.raises(UsageError, match=r"mean of 4 .* has 3"):
-            checkpoints.mean_params(4, target)
+            checkpoints.last_scheduled(4)
 
 
 def test_a_run_without_checkpoint_says_so(tmp_path: Path) -> None:

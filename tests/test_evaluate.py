@@ -1,6 +1,9 @@
 import json
 import math
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,9 @@ from small import SMALL
 from transformer_jax.cli import main
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError
-from transformer_jax.inference.evaluate import evaluate, keep, perplexity, score
-from transformer_jax.inference.run import Run, load
+from transformer_jax.inference.evaluate import Evaluation, evaluate, keep, perplexity, score
+from transformer_jax.inference.run import Run, load, read_params
+from transformer_jax.inference.significance import compare
 from transformer_jax.training.loop import run_training, start
 
 
@@ -50,6 +54,9 @@ def test_scores_are_those_of_sacrebleu() -> None:
     assert scores.chrf == sacrebleu.corpus_chrf(hypotheses, [references]).score
     assert scores.exact == 0.5
     assert "tok:13a" in scores.bleu_signature
+    bleu = sacrebleu.corpus_bleu(hypotheses, [references])
+    assert (scores.precisions, scores.brevity_penalty) == (bleu.precisions, bleu.bp)
+    assert scores.lengths == [bleu.sys_len, bleu.ref_len]
     assert "tok:char" in score(hypotheses, references, tokenizer="char").bleu_signature
 
 
@@ -80,7 +87,7 @@ def test_the_command_line_prints_scores_for_people_and_for_programs(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(run.folder.path)
-    assert main(["evaluate", path, "--set", "dev", "--beam-size", "1", "--json"]) == 0
+    assert main(["evaluate", path, "--set", "dev", "--beam", "1", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert main(["evaluate", path, "--set", "dev", "--beam-size", "1", "--average", "2"]) == 0
     shown = capsys.readouterr().out
@@ -88,7 +95,7 @@ def test_the_command_line_prints_scores_for_people_and_for_programs(
     assert shown.count("->") == 3
     assert "next: " in shown
     kept = {folder.name for folder in (run.folder.path / "evaluations").iterdir()}
-    assert {"dev-step8-average1-beam1", "dev-step8-average2-beam1"} <= kept
+    assert {"dev-step8-average1-beam1-alpha0.6", "dev-step8-average2-beam1-alpha0.6"} <= kept
 
 
 def test_scores_are_printed_where_they_cannot_be_kept(
@@ -107,7 +114,106 @@ def test_scores_are_printed_where_they_cannot_be_kept(
 def test_evaluation_on_other_text_is_refused(run: Run, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
     description = json.loads((copy / "run.json").read_text())
-    description["config"]["data"]["num_pairs"] = 201
+    description["data"]["fingerprint"] = "0" * 64
     (copy / "run.json").write_text(json.dumps(description))
     with pytest.raises(DataError, match="not the one"):
         evaluate(load(copy), "dev", {})
+
+
+def test_text_that_is_tokenised_already_is_scored_word_by_word_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Over 100 lines that end in a period by itself, of which sacreBLEU would warn.
+    references = [f"this is line {i} ." for i in range(120)]
+    hypotheses = [line.replace("is line", "was line") for line in references]
+    scores = score(hypotheses, references, tokenizer="none")
+    assert "tok:none" in scores.bleu_signature
+    assert scores.precisions[0] == pytest.approx(80)
+    assert not caplog.records
+
+
+def test_single_checkpoints_are_scored_beside_their_mean(run: Run) -> None:
+    mean = load(run.folder.path, average=2)
+    assert mean.steps == (4, 8)
+    evaluation = evaluate(mean, "dev", {"beam_size": 1}, singles=True)
+    singles = evaluation.result["singles"]
+    assert [single["step"] for single in singles] == [4, 8]
+    alone = evaluate(run, "dev", {"beam_size": 1})
+    assert {key: alone.result[key] for key in singles[1]} == singles[1]
+    pieces = prepare(run.config.data, run.vocabulary).pieces("dev")
+    first = read_params(run.folder, run.model, [4])
+    assert singles[0]["perplexity"] == perplexity(run.model, first, *pieces)
+    assert len({evaluation.result["perplexity"], *(s["perplexity"] for s in singles)}) == 3
+
+
+def spoilt(evaluation: Evaluation, every: int) -> Evaluation:
+    """Return the references as translations, but every so many without their first letters."""
+    lines = [r[3:] if i % every == 0 else r for i, r in enumerate(evaluation.references)]
+    return evaluation._replace(hypotheses=lines)
+
+
+def test_a_comparison_is_that_of_sacrebleus_own_command(run: Run, tmp_path: Path) -> None:
+    evaluation = evaluate(run, "dev", {"beam_size": 1})
+    better, worse = spoilt(evaluation, 9), spoilt(evaluation, 7)
+    files = {
+        "reference": evaluation.references,
+        "worse": worse.hypotheses,
+        "better": better.hypotheses,
+    }
+    for name, lines in files.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    command = "sacrebleu reference -i worse better -m bleu chrf -tok char --paired-bs -f text -w 4"
+    told = subprocess.run(
+        [sys.executable, "-m", *command.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # Its table has "score (mean ± interval)", and under it "(p = ...)", for both scores.
+    score_and_interval = re.findall(r"([\d.]+) \([\d.]+ ± ([\d.]+)\)", told.stdout)
+    p_values = re.findall(r"\(p = ([\d.]+)\)", told.stdout)
+    bleu, chrf = compare(better, worse, "char")
+    ours = [
+        (f"{value:.4f}", f"{interval:.4f}")
+        for value, interval in (
+            (bleu.against, bleu.against_interval),
+            (chrf.against, chrf.against_interval),
+            (bleu.score, bleu.interval),
+            (chrf.score, chrf.interval),
+        )
+    ]
+    assert score_and_interval == ours
+    assert p_values == [f"{c.p:.4f}" for c in (bleu, chrf)]
+    assert bleu.score > bleu.against
+
+
+def test_only_a_difference_that_is_large_enough_is_significant(run: Run) -> None:
+    evaluation = evaluate(run, "dev", {"beam_size": 1})
+    good, bad = spoilt(evaluation, 50), spoilt(evaluation, 3)
+    assert all(c.p > 0.9 for c in compare(good, good, "char"))
+    assert all(c.p < 0.01 for c in compare(good, bad, "char"))
+
+
+def test_runs_on_other_sentences_are_not_compared(run: Run) -> None:
+    evaluation = evaluate(run, "dev", {"beam_size": 1})
+    sides = {side: getattr(evaluation, side)[:9] for side in Evaluation._fields[1:4]}
+    shorter = evaluation._replace(**sides)
+    with pytest.raises(DataError, match="other dev sets: 500 sentences and 9 sentences"):
+        compare(evaluation, shorter, "char")
+
+
+def test_the_command_line_compares_two_runs(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(run.folder.path)
+    options = ["--set", "dev", "--beam", "1", "--average", "2", "--singles", "--against", path]
+    assert main(["evaluate", path, *options]) == 0
+    shown = capsys.readouterr().out
+    assert "paired" in shown
+    assert "mean of 2 checkpoints" in shown
+    assert main(["evaluate", path, *options, "--json"]) == 0
+    against = json.loads(capsys.readouterr().out)["against"]
+    assert against["run"] == "run"
+    assert [c["metric"] for c in against["scores"]] == ["BLEU", "chrF2"]
+    assert against["scores"][0]["p"] == 1
+    assert main(["evaluate", path, "--against", f"{path}-2"]) == 2
+    assert "is no run" in capsys.readouterr().err

@@ -11,8 +11,9 @@ from typing import Any
 import tyro
 
 from transformer_jax.config import Config, ConfigError, Row, nearest
+from transformer_jax.console import NOTES, OUT
 from transformer_jax.errors import OutOfMemoryError, ProjectError, StorageError, UsageError
-from transformer_jax.verbs import NOTES, OUT, VERBS, ConfigVerb, RunVerb
+from transformer_jax.verbs import VERBS, ConfigVerb, RunVerb
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

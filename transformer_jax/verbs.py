@@ -4,16 +4,12 @@ JAX is imported inside the methods, so that help and mistakes come at once.
 """
 
 import abc
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from rich.console import Console
-from rich.progress import Progress, TaskID
 from rich.table import Table
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
@@ -26,12 +22,8 @@ from transformer_jax.config import (
     Row,
     TrainConfig,
 )
+from transformer_jax.console import NOTES, OUT, print_comparison, print_scores, progress_bar
 from transformer_jax.errors import DataError, StorageError, UsageError
-
-# Results go to standard output; notes and progress to standard error.
-OUT = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-NOTES = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)
-
 
 ConfigArgument = Positional[
     Annotated[str, arg(metavar="CONFIG", help_behavior_hint="(required, and first)")]
@@ -78,7 +70,7 @@ class Prepare(ConfigVerb):
         from transformer_jax.data.splits import SPLITS
 
         config = rows[""].config
-        with _progress() as progress:
+        with progress_bar() as progress:
             prepared = prepare(config.data, progress=progress)
         report = prepared.report
         OUT.print(f"corpus      {report['corpus']}")
@@ -113,7 +105,7 @@ class Train(ConfigVerb):
         check_free(path)
         from transformer_jax.training.loop import run_training, start
 
-        with _progress() as progress:
+        with progress_bar() as progress:
             folder = start(
                 rows[""].config, path, NOTES, init_from=self.init_from, progress=progress
             )
@@ -152,7 +144,7 @@ class RunVerb(abc.ABC):
     average: int | None = None
     """Mean of the last so many scheduled checkpoints; 1 is the newest by itself. The run's own
     decode.average where it is not said."""
-    beam_size: int | None = None
+    beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
     """The run's own decode.beam_size where it is not said; 1 is greedy search."""
     subject: ClassVar[str] = "a run"
 
@@ -160,17 +152,17 @@ class RunVerb(abc.ABC):
     def run(self) -> None:
         """Do what the verb does."""
 
-    def load(self) -> Any:
-        """Return the run."""
+    def load(self, path: Path | None = None) -> Any:
+        """Return the run, or another with the same options."""
         from transformer_jax.runs.folder import RunFolder
 
         if self.average is not None and self.average < 1:
             raise UsageError(f"--average must be positive, got {self.average}")
         # Before JAX is there: whoever mistook the path hears of it at once.
-        RunFolder.open(Path(self.run_folder))
+        folder = RunFolder.open(path or Path(self.run_folder))
         from transformer_jax.inference.run import load
 
-        return load(self.run_folder, average=self.average)
+        return load(folder.path, average=self.average)
 
     @property
     def decode(self) -> dict[str, Any]:
@@ -184,29 +176,39 @@ class Evaluate(RunVerb):
 
     set: Literal["test", "dev"] = "test"
     """Which sentences."""
+    singles: FlagCreatePairsOff[bool] = False
+    """Score each checkpoint of the average by itself too."""
+    against: Path | None = None
+    """Another run, with which this one is compared by paired bootstrap."""
     json: FlagCreatePairsOff[bool] = False
     """Print the scores as one JSON object."""
 
     def run(self) -> None:
         run = self.load()
+        other = None if self.against is None else self.load(self.against)
+        from transformer_jax.data.corpora import bleu_tokenizer
         from transformer_jax.inference.evaluate import evaluate, keep
 
-        with Progress(console=NOTES, transient=True, disable=not NOTES.is_terminal) as bar:
-            task = bar.add_task("translating", total=None)
+        with progress_bar() as progress:
+            evaluation = evaluate(
+                run, self.set, self.decode, singles=self.singles, progress=progress
+            )
+            compared: list[Any] = []
+            if other is not None:
+                from transformer_jax.inference.significance import compare
 
-            def progress(done: int, total: int) -> None:
-                bar.update(task, advance=done, total=total)
-
-            evaluation = evaluate(run, self.set, self.decode, progress=progress)
-        result = evaluation.result
+                theirs = evaluate(other, self.set, self.decode, progress=progress)
+                compared = compare(evaluation, theirs, bleu_tokenizer(run.config.data))
+                evaluation.result["against"] = {
+                    "run": other.folder.path.name,
+                    **{key: theirs.result[key] for key in ("step", "average", "decode")},
+                    "scores": [asdict(comparison) for comparison in compared],
+                }
         if self.json:
-            OUT.print(json.dumps(result))
+            OUT.print(json.dumps(evaluation.result))
         else:
-            OUT.print(f"{self.set} set, {result['sentences']} sentences, step {result['step']}")
-            OUT.print(f"  perplexity  {result['perplexity']:.3f} per piece")
-            OUT.print(f"  exact       {result['exact']:.2%}")
-            OUT.print(f"  BLEU        {result['bleu']:.2f}  {result['bleu_signature']}")
-            OUT.print(f"  chrF2       {result['chrf']:.2f}  {result['chrf_signature']}\n")
+            print_scores(evaluation)
+            print_comparison(compared, self.run_folder, str(self.against))
             for source, hypothesis in list(zip(*evaluation[1:3], strict=True))[:3]:
                 OUT.print(f"  {source}\n  -> {hypothesis}\n")
         try:
@@ -302,22 +304,6 @@ VERBS: dict[str, type[ConfigVerb] | type[RunVerb]] = {
     "translate": Translate,
     "params": Params,
 }
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show what takes long, on a terminal; elsewhere name each part once."""
-    with Progress(console=NOTES, transient=True, disable=not NOTES.is_terminal) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def tell(doing: str, done: int, total: int) -> None:
-            if doing not in tasks:
-                tasks[doing] = bar.add_task(doing)
-                if bar.disable:
-                    NOTES.print(f"{doing} ...")
-            bar.update(tasks[doing], completed=done, total=total or None)
-
-        yield tell
 
 
 def _say_next(folder: Any, scheduled: int) -> None:

@@ -13,10 +13,10 @@ import sacrebleu
 
 from transformer_jax.data.batches import Batch, Batches, Ragged
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import prepare, say_nothing
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, StorageError
-from transformer_jax.inference.run import Run
+from transformer_jax.inference.run import Run, read_params
 from transformer_jax.model.losses import Loss, cross_entropy
 from transformer_jax.model.transformer import Params, Transformer
 from transformer_jax.runs.folder import write_json
@@ -34,8 +34,26 @@ class Scores:
     """Share of translations that equal their reference."""
     bleu: float
     bleu_signature: str
+    precisions: list[float]
+    """Of one to four words in a row, in percent: BLEU's parts."""
+    brevity_penalty: float
+    lengths: list[int]
+    """Words of all translations, and of all references."""
     chrf: float
     chrf_signature: str
+
+    @property
+    def bleu_details(self) -> str:
+        """BLEU's parts in one line."""
+        parts = "/".join(f"{precision:.1f}" for precision in self.precisions)
+        words, wanted = self.lengths
+        return f"{parts} BP {self.brevity_penalty:.3f} ({words:,} for {wanted:,} words)"
+
+
+def metrics(tokenizer: str) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
+    """Return sacreBLEU's BLEU, over words as `tokenizer` parts them, and its chrF."""
+    # With "none" the text is meant to be tokenised: no need to warn of it.
+    return sacrebleu.BLEU(tokenize=tokenizer, force=tokenizer == "none"), sacrebleu.CHRF()
 
 
 def score(
@@ -51,15 +69,18 @@ def score(
         raise DataError(
             f"{len(hypotheses)} translations cannot be scored by {len(references)} references"
         )
-    bleu, chrf = sacrebleu.BLEU(tokenize=tokenizer), sacrebleu.CHRF()
-    bleu_score = bleu.corpus_score(hypotheses, [references]).score
-    chrf_score = chrf.corpus_score(hypotheses, [references]).score
+    bleu, chrf = metrics(tokenizer)
+    bleu_score = bleu.corpus_score(hypotheses, [references])
+    chrf_score = chrf.corpus_score(hypotheses, [references])
     return Scores(
         sentences=len(references),
         exact=float(np.mean([h == r for h, r in zip(hypotheses, references, strict=True)])),
-        bleu=bleu_score,
+        bleu=bleu_score.score,
         bleu_signature=str(bleu.get_signature()),
-        chrf=chrf_score,
+        precisions=list(bleu_score.precisions),
+        brevity_penalty=bleu_score.bp,
+        lengths=[bleu_score.sys_len, bleu_score.ref_len],
+        chrf=chrf_score.score,
         chrf_signature=str(chrf.get_signature()),
     )
 
@@ -82,10 +103,12 @@ class Evaluation(NamedTuple):
     """Translations of a set and what they are worth."""
 
     result: dict[str, Any]
-    """Perplexity, the fields of `Scores`, and how they came about: plain data."""
+    """How they came about, perplexity, `Scores`, and `singles`, the same of each checkpoint by
+    itself: plain data."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]
+    scores: Scores
 
 
 def evaluate(
@@ -93,7 +116,8 @@ def evaluate(
     split: Split,
     decode: dict[str, Any],
     *,
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    singles: bool = False,
+    progress: Callable[[str, int, int], None] = say_nothing,
 ) -> Evaluation:
     """Translate and score a set.
 
@@ -101,29 +125,50 @@ def evaluate(
         run: the model.
         split: which set.
         decode: fields of the run's `DecodeConfig` to change.
-        progress: told after each batch how many sentences it had, and how many there are.
+        singles: score each checkpoint of the run's average by itself too.
+        progress: told what is translated, how many sentences are done, and of how many.
 
     Raises:
+        UsageError: the corpus has no such set.
         DataError: a source is longer than the model reads, or the corpus is another one than
             that of the run.
     """
     prepared = prepare(run.config.data, run.vocabulary, run.folder.fingerprint)
     sources, references = prepared.lines(split)
     translator = run.translator(**decode)
-    translated = translator.translate(
-        run.params, sources, progress=lambda done: progress(done, len(sources))
-    )
-    hypotheses = [best[0].text for best in translated]
-    scores = score(hypotheses, references, tokenizer=bleu_tokenizer(run.config.data))
-    result = {
+    tokenizer = bleu_tokenizer(run.config.data)
+
+    def scored(params: Params, doing: str) -> tuple[list[str], Scores, float]:
+        done = 0
+
+        def count(sentences: int) -> None:
+            nonlocal done
+            done += sentences
+            progress(doing, done, len(sources))
+
+        found = translator.translate(params, sources, progress=count)
+        hypotheses = [best[0].text for best in found]
+        scores = score(hypotheses, references, tokenizer=tokenizer)
+        return hypotheses, scores, perplexity(run.model, params, *prepared.pieces(split))
+
+    hypotheses, scores, found = scored(run.params, f"translating {split}")
+    result: dict[str, Any] = {
         "set": split,
         "step": run.step,
         "average": run.average,
         "decode": asdict(translator.config),
-        "perplexity": perplexity(run.model, run.params, *prepared.pieces(split)),
+        "perplexity": found,
         **asdict(scores),
     }
-    return Evaluation(result, sources, hypotheses, references)
+    if singles:
+
+        def single(step: int) -> dict[str, Any]:
+            params = read_params(run.folder, run.model, [step])
+            _, scores, found = scored(params, f"translating {split} at step {step}")
+            return {"step": step, "perplexity": found, **asdict(scores)}
+
+        result["singles"] = [single(step) for step in run.steps]
+    return Evaluation(result, sources, hypotheses, references, scores)
 
 
 def keep(run: Run, evaluation: Evaluation) -> Path:
@@ -133,12 +178,14 @@ def keep(run: Run, evaluation: Evaluation) -> Path:
         StorageError: the folder cannot be written.
     """
     result = evaluation.result
-    beam = result["decode"]["beam_size"]
-    name = f"{result['set']}-step{result['step']}-average{result['average']}-beam{beam}"
+    beam, alpha = result["decode"]["beam_size"], result["decode"]["alpha"]
+    name = (
+        f"{result['set']}-step{result['step']}-average{result['average']}-beam{beam}-alpha{alpha:g}"
+    )
     folder = run.folder.path / "evaluations" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for kind, lines in zip(("source", "hypothesis", "reference"), evaluation[1:], strict=True):
+        for kind, lines in zip(("source", "hypothesis", "reference"), evaluation[1:4], strict=True):
             text = "".join(f"{line}\n" for line in lines)
             (folder / f"{kind}.txt").write_text(text, "utf-8")
         write_json(folder / "scores.json", result)

@@ -25,10 +25,18 @@ class Run:
     folder: RunFolder
     params: Params
     """As `model.apply({"params": params}, ...)` takes them."""
-    step: int
-    """Of the checkpoint; of the last one, where it is a mean."""
-    average: int = 1
-    """Of how many checkpoints the parameters are the mean."""
+    steps: tuple[int, ...]
+    """Of the checkpoint, or of those of which the parameters are the mean."""
+
+    @property
+    def step(self) -> int:
+        """Of the checkpoint; of the last one, where it is a mean."""
+        return self.steps[-1]
+
+    @property
+    def average(self) -> int:
+        """Of how many checkpoints the parameters are the mean."""
+        return len(self.steps)
 
     @property
     def config(self) -> Config:
@@ -86,6 +94,14 @@ class Run:
         return translator.translate(self.params, lines, num_best=num_best, truncate=truncate)
 
 
+def read_params(folder: RunFolder, model: Transformer, steps: Sequence[int]) -> Params:
+    """Return the mean of the parameters of some checkpoints, on JAX's default device."""
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    target = on_device(abstract_params(model), device)
+    with Checkpoints(folder.checkpoints) as checkpoints:
+        return checkpoints.mean_params(steps, target)
+
+
 def load(path: str | Path, *, average: int | None = None) -> Run:
     """Read a run's parameters onto this machine's default device, whatever it was trained on.
 
@@ -101,16 +117,9 @@ def load(path: str | Path, *, average: int | None = None) -> Run:
     keep_compiled_programs()
     folder = RunFolder.open(Path(path))
     model = Transformer(folder.config.model, *folder.vocabulary.sizes)
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    target = on_device(abstract_params(model), device)
     average = folder.config.decode.average if average is None else average
     with Checkpoints(folder.checkpoints) as checkpoints:
-        step = checkpoints.latest
-        if step is None:
+        if checkpoints.latest is None:
             raise UsageError(f"{folder.path} has no checkpoint yet")
-        if average == 1:
-            params = checkpoints.restore(step, {"params": target})["params"]
-        else:
-            params = checkpoints.mean_params(average, target)
-            step = max(checkpoints.scores)
-    return Run(folder, params, step, average)
+        steps = [checkpoints.latest] if average == 1 else checkpoints.last_scheduled(average)
+    return Run(folder, read_params(folder, model, steps), tuple(steps))

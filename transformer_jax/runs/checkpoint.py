@@ -142,8 +142,8 @@ class Checkpoints:
             reason = str(error.__cause__ or error).strip().splitlines()[0]
             raise StorageError(f"checkpoint {step} cannot be read: {reason}") from error
 
-    def mean_params(self, count: int, target: PyTree) -> PyTree:
-        """Return the mean of the last `count` scheduled parameters (section 6.1).
+    def last_scheduled(self, count: int) -> list[int]:
+        """Return the last `count` scheduled steps.
 
         Raises:
             UsageError: there are not so many.
@@ -154,11 +154,15 @@ class Checkpoints:
                 f"the mean of {count} checkpoints was asked for, but the run has "
                 f"{len(steps)} scheduled ones: `--average 1` takes the newest by itself"
             )
+        return steps
+
+    def mean_params(self, steps: Sequence[int], target: PyTree) -> PyTree:
+        """Return the mean of the parameters of these steps (section 6.1)."""
         total = self.restore(steps[0], {"params": target})["params"]
         for step in steps[1:]:
             found = self.restore(step, {"params": target})["params"]
             total = jax.tree.map(jnp.add, total, found)
-        return jax.tree.map(lambda x: x / count, total)
+        return total if len(steps) == 1 else jax.tree.map(lambda x: x / len(steps), total)
 
     def __enter__(self) -> Self:
         return self

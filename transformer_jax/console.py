@@ -1,0 +1,70 @@
+"""What the command line shows: consoles, progress, tables of scores."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+from rich.table import Table
+
+# Results go to standard output; notes and progress to standard error.
+OUT = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+NOTES = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Show what takes long, on a terminal; elsewhere name each part once."""
+    with Progress(console=NOTES, transient=True, disable=not NOTES.is_terminal) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def tell(doing: str, done: int, total: int) -> None:
+            if doing not in tasks:
+                tasks[doing] = bar.add_task(doing)
+                if bar.disable:
+                    NOTES.print(f"{doing} ...")
+            bar.update(tasks[doing], completed=done, total=total or None)
+
+        yield tell
+
+
+def print_scores(evaluation: Any) -> None:
+    """Show an `Evaluation`."""
+    result, scores = evaluation.result, evaluation.scores
+    mean = f", mean of {result['average']} checkpoints" if result["average"] > 1 else ""
+    OUT.print(f"{result['set']} set, {scores.sentences} sentences, step {result['step']}{mean}")
+    OUT.print(f"  perplexity  {result['perplexity']:.3f} per piece")
+    OUT.print(f"  exact       {scores.exact:.2%}")
+    OUT.print(f"  BLEU        {scores.bleu:.2f}  {scores.bleu_details}")
+    OUT.print(f"              {scores.bleu_signature}")
+    OUT.print(f"  chrF2       {scores.chrf:.2f}  {scores.chrf_signature}")
+    if "tok:none" in scores.bleu_signature:
+        OUT.print(
+            "  BLEU is over the words of the text as it is: tokenised BLEU, if it is tokenised"
+        )
+    if singles := result.get("singles"):
+        table = Table("step", "perplexity", "BLEU", "chrF2", box=None)
+        for single in singles:
+            values = (f"{single[key]:.2f}" for key in ("perplexity", "bleu", "chrf"))
+            table.add_row(str(single["step"]), *values)
+        values = (f"{x:.2f}" for x in (result["perplexity"], scores.bleu, scores.chrf))
+        table.add_row("mean", *values)
+        OUT.print(table)
+    OUT.print()
+
+
+def print_comparison(compared: list[Any], run: str, against: str) -> None:
+    """Show what `significance.compare` found, if anything was compared."""
+    if not compared:
+        return
+    table = Table("", run, against, "p", box=None)
+    for c in compared:
+        ours, theirs = (
+            f"{c.score:.2f} ± {c.interval:.2f}",
+            f"{c.against:.2f} ± {c.against_interval:.2f}",
+        )
+        table.add_row(c.metric, ours, theirs, f"{c.p:.4f}")
+    OUT.print(table)
+    OUT.print("p: how often such a difference comes by the choice of sentences alone, by paired")
+    OUT.print(f"bootstrap: {compared[0].signature}; ± is a 95 % interval\n")
