@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import itertools
 import json
+import os
 import re
 import shutil
 from collections import Counter
@@ -28,7 +29,7 @@ from transformer_jax.config import DataConfig
 from transformer_jax.data.batches import Ragged
 from transformer_jax.data.corpora import SOURCES, Corpus
 from transformer_jax.data.splits import Split
-from transformer_jax.data.textfiles import MAX_LINE_BYTES
+from transformer_jax.data.textfiles import MAX_LINE_BYTES, is_too_long
 from transformer_jax.data.tokenizer import LONGEST_TO_LEARN_FROM, Tokenizer
 from transformer_jax.errors import DataError, StorageError, UsageError
 
@@ -37,7 +38,9 @@ FORMAT = 4
 SIDES = ("source", "target")
 # A vocabulary is learnt from at most so many pairs, spread evenly over the text.
 SAMPLE_PAIRS = 500_000
+# So much text is encoded at a time, whichever comes first: a piece takes 36 bytes in Python.
 CHUNK_PAIRS = 4096
+CHUNK_CHARACTERS = 1 << 21
 LENGTH = np.dtype("<u4")
 
 # What no sentence holds: control characters and line ends that are not "\n" (a tab is allowed),
@@ -122,7 +125,8 @@ def prepare(
     try:
         home = cache_folder("corpora")
         if tokenizer is not None and fingerprint is not None:
-            for folder in sorted(home.glob("*")):
+            # Those in the making have a suffix.
+            for folder in sorted(path for path in home.iterdir() if not path.suffix):
                 report = _report(folder)
                 if report is not None and report["fingerprint"] == fingerprint:
                     return Prepared(folder, tokenizer, report)
@@ -137,7 +141,10 @@ def prepare(
     except OSError as error:
         raise StorageError(f"the corpus could not be kept in the cache: {error}") from error
     if fingerprint not in (None, report["fingerprint"]):
-        raise DataError("the text is not the one that the run began with")
+        raise DataError(
+            f"{report['corpus']} is not the text that the run began with, or was not prepared "
+            f"as then: bring that text back, or begin a new run"
+        )
     return Prepared(folder, tokenizer, report)
 
 
@@ -145,9 +152,7 @@ def unfit_text(source: str, target: str) -> str | None:
     """Return why these two lines are not to be trained on, if so."""
     if not source.strip() or not target.strip():
         return "empty"
-    if max(len(source), len(target)) > MAX_LINE_BYTES // 4 and (
-        max(len(source.encode()), len(target.encode())) > MAX_LINE_BYTES
-    ):
+    if is_too_long(source) or is_too_long(target):
         return "too long"
     if CONTROL.search(source) or CONTROL.search(target):
         return "control symbols"
@@ -177,9 +182,10 @@ def _report(folder: Path) -> dict[str, Any] | None:
     try:
         report = json.loads((folder / "report.json").read_bytes())
         sizes = {name: (folder / name).stat().st_size for name in report["sizes"]}
+        is_whole = sizes == report["sizes"] and bool(report["fingerprint"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return report if sizes == report["sizes"] else None
+    return report if is_whole else None
 
 
 @contextmanager
@@ -196,15 +202,28 @@ def _alone(folder: Path, progress: Progress) -> Iterator[None]:
 
 def _vocabulary(corpus: Corpus, identity: str, vocab_size: int, progress: Progress) -> Tokenizer:
     path = cache_folder("vocabularies") / f"{_digest(identity, vocab_size)}.model"
-    if path.exists():
+    tokenizer = _kept(path)
+    if tokenizer is None:
+        with _alone(path, progress):
+            tokenizer = _kept(path)
+            if tokenizer is None:
+                tokenizer = Tokenizer.learn(_sample(corpus, progress), vocab_size)
+                temporary = path.with_suffix(".tmp")
+                with temporary.open("wb") as file:
+                    file.write(tokenizer.model)
+                    # Half a model can pass for a smaller one: after a power cut too it is whole.
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+    return tokenizer
+
+
+def _kept(path: Path) -> Tokenizer | None:
+    """Return a vocabulary that is there and whole, or None."""
+    try:
         return Tokenizer.load(path)
-    with _alone(path, progress):
-        if not path.exists():
-            tokenizer = Tokenizer.learn(_sample(corpus, progress), vocab_size)
-            temporary = path.with_suffix(".tmp")
-            temporary.write_bytes(tokenizer.model)
-            temporary.replace(path)
-    return Tokenizer.load(path)
+    except (FileNotFoundError, DataError):
+        return None
 
 
 def _sample(corpus: Corpus, progress: Progress) -> Iterator[str]:
@@ -243,14 +262,16 @@ def _write(
     # Faults in any file are told before an hour's work.
     for split in corpus.splits:
         corpus.count(split)
-    for split in corpus.splits:
-        report[split] = _Writer(partial, corpus, split, tokenizer, config).run(progress)
-    for journal in partial.glob("*.journal.*"):
-        journal.unlink()
-    files = sorted(partial.iterdir())
+    writers = [_Writer(partial, corpus, split, tokenizer, config) for split in corpus.splits]
+    for writer in writers:
+        report[writer.split] = writer.run(progress)
+    files = sorted(path for writer in writers for path in writer.paths.values())
     report["sizes"] = {path.name: path.stat().st_size for path in files}
     report["fingerprint"] = _fingerprint(files)
     (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    # Not before: whoever is interrupted here has nothing to encode again.
+    for journal in partial.glob("*.journal.*"):
+        journal.unlink()
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     return report
@@ -285,10 +306,13 @@ class _Writer:
                 done += len(sources)
                 progress(f"encoding {self.split}", done, total)
                 self._note(done, outcome)
-        kept = outcome["kept"]
-        if not kept:
-            reasons = ", ".join(f"{n} {reason}" for reason, n in outcome.items())
-            raise DataError(f"no pair of {self.split} is left of {total}: {reasons}")
+        if not outcome["kept"]:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in (+outcome).items())
+            raise DataError(
+                f"no pair of {self.corpus.name} is left to train on, of {total}: {reasons} "
+                f"(data.max_length {self.config.max_length}, data.max_ratio "
+                f"{self.config.max_ratio:g})"
+            )
         return {"pairs": done, **outcome}
 
     def _write(self, sources: list[str], targets: list[str]) -> Counter[str]:
@@ -321,7 +345,7 @@ class _Writer:
 
     def _check_short(self, sources: list[str], targets: list[str]) -> None:
         for line in itertools.chain(sources, targets):
-            if len(line) > MAX_LINE_BYTES // 4 and len(line.encode()) > MAX_LINE_BYTES:
+            if is_too_long(line):
                 raise DataError(
                     f"{self.split} of {self.corpus.name} has a line of more than {MAX_LINE_BYTES} "
                     f"bytes, which begins {line[:40]!r}"
@@ -356,8 +380,16 @@ class _Writer:
 
 def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
     """Yield sources and targets of many pairs at a time: SentencePiece is faster on lists."""
-    while chunk := list(itertools.islice(pairs, CHUNK_PAIRS)):
-        yield [source for source, _ in chunk], [target for _, target in chunk]
+    sources, targets, characters = list[str](), list[str](), 0
+    for source, target in pairs:
+        sources.append(source)
+        targets.append(target)
+        characters += len(source) + len(target)
+        if len(sources) == CHUNK_PAIRS or characters >= CHUNK_CHARACTERS:
+            yield sources, targets
+            sources, targets, characters = list[str](), list[str](), 0
+    if sources:
+        yield sources, targets
 
 
 def _fingerprint(files: list[Path]) -> str:
