@@ -632,15 +632,17 @@ def test_what_a_run_began_with_may_lie_elsewhere_but_not_be_another(
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_fault_in_any_file_is_told_before_anything_is_encoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("tokenizer", [None, TOKENIZER])
+def test_a_fault_in_any_file_is_told_before_anything_is_learnt_or_encoded(
+    tokenizer: Tokenizer | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = write_texts(tmp_path / "texts", WORDS)
     with (tmp_path / "texts" / "dev.de").open("ab") as file:
         file.write(b"one\n\xff\n")
     encoder = Encoder(monkeypatch)
+    monkeypatch.setattr(Tokenizer, "learn", lambda *_: pytest.fail("it was learnt"))
     with pytest.raises(DataError, match=r"^dev\.de, line 7: no UTF-8"):
-        prepare(config)
+        prepare(config, tokenizer)
     assert encoder.calls == 0
 
 
@@ -704,8 +706,8 @@ def test_text_of_any_size_goes_through_little_memory(
                     file.writelines(f"{line}\n" for line in side)
                 report = {"pairs": 5_000_100, "kept": 5_000_100}
             else:
-                file.writelines(f"{' '.join(side[n : n + 1000])}\n" for n in range(2000))
-                report = {"pairs": 2100, "kept": 100, "too long": 2000}
+                file.writelines(f"{' '.join(side[n : n + 1000])}\n" for n in range(1000))
+                report = {"pairs": 1100, "kept": 100, "too long": 1000}
     ended = subprocess.run(
         [sys.executable, "-c", STREAMS, str(tmp_path), repr(report)],
         env={**os.environ, "TRANSFORMER_JAX_CACHE": str(cache)},

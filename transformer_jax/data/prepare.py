@@ -226,9 +226,16 @@ def _kept(path: Path) -> Tokenizer | None:
         return None
 
 
+def _look_at_all(corpus: Corpus, progress: Progress) -> None:
+    """Read every line once: a fault in any file is told before an hour's work."""
+    progress("reading", 0, 0)
+    for split in corpus.splits:
+        corpus.count(split)
+
+
 def _sample(corpus: Corpus, progress: Progress) -> Iterator[str]:
     """Return the lines that a vocabulary is learnt from: a function of the text alone."""
-    progress("reading", 0, 0)
+    _look_at_all(corpus, progress)
     total = corpus.count("train")
     step = -(-total // SAMPLE_PAIRS)
 
@@ -259,9 +266,7 @@ def _write(
         "corpus": corpus.name,
         "vocabulary": {"pieces": len(tokenizer), "sha256": tokenizer.digest},
     }
-    # Faults in any file are told before an hour's work.
-    for split in corpus.splits:
-        corpus.count(split)
+    _look_at_all(corpus, progress)
     writers = [_Writer(partial, corpus, split, tokenizer, config) for split in corpus.splits]
     for writer in writers:
         report[writer.split] = writer.run(progress)
