@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from transformer_jax.data.batches import (
     Batch,
     Batches,
     Ragged,
-    bucket_edges,
+    _Rooms,
+    bucket_sizes,
+    first_fitting,
 )
 
 Lengths = list[tuple[int, int]]
@@ -123,6 +126,7 @@ def test_batches_have_few_shapes_within_the_budget(lengths: Lengths, batch_token
         rows, width = batch.source.shape
         assert batch.target.shape[0] == rows
         assert rows % ROW_MULTIPLE == 0
+        # A budget that has no room for the fewest rows is passed: sentences are never cut.
         assert rows == ROW_MULTIPLE or rows * max(width, batch.target.shape[1]) <= batch_tokens
         assert batch.source.dtype == batch.target.dtype == np.int32
 
@@ -138,53 +142,146 @@ def test_fill_is_the_share_of_positions_that_hold_tokens(
     assert batches.fill == pytest.approx(tokens / sum(side.size for side in sides))
 
 
-def test_a_large_corpus_fills_its_batches() -> None:
-    rng = np.random.default_rng(0)
-    lengths = [(int(n), int(n + rng.integers(3))) for n in rng.integers(2, 60, 20_000)]
-    batches = plan(lengths, 4000)
-    assert batches.fill > 0.9
-    tokens = [np.count_nonzero(batches[step].target) for step in range(batches.per_epoch)]
-    assert 0.8 * 4000 < np.mean(tokens) <= 4000
-
-
-def least_positions(lengths: list[int], buckets: int) -> int:
-    """Return the fewest positions that so many buckets can have, by trying all."""
-    distinct = sorted(set(lengths))
-    return min(
-        positions(lengths, [*inner, distinct[-1]])
-        for inner in itertools.combinations(distinct[:-1], buckets - 1)
-    )
-
-
-def positions(lengths: list[int], edges: list[int]) -> int:
-    return sum(min(edge for edge in edges if edge >= length) for length in lengths)
-
-
-@given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=40)
-    | st.lists(st.integers(1, 400), min_size=1, max_size=9),
-    st.floats(0.3, 1.0),
-)
-@settings(deadline=None, derandomize=True, max_examples=300)
-def test_buckets_are_as_few_as_are_good_and_placed_as_well_as_can_be(
-    lengths: list[int], good: float
+@given(LENGTHS, BUDGETS)
+@EXAMPLES
+def test_rows_are_dealt_out_evenly_over_as_few_batches_as_have_room(
+    lengths: Lengths, batch_tokens: int
 ) -> None:
-    edges = bucket_edges(np.array(lengths), good=good).tolist()
-    assert edges == sorted(set(edges))
-    assert set(edges) <= set(lengths)
-    assert edges[-1] == max(lengths)
-    assert positions(lengths, edges) == least_positions(lengths, len(edges))
-    if len(edges) > 1:
-        assert sum(lengths) < good * least_positions(lengths, len(edges) - 1)
-    if len(edges) < len(set(lengths)):
-        assert sum(lengths) >= good * positions(lengths, edges)
+    batches = plan(lengths, batch_tokens)
+    dealt: dict[tuple[int, ...], list[int]] = {}
+    for step in range(batches.per_epoch):
+        batch = batches[step]
+        shape = (*batch.source.shape, batch.target.shape[1])
+        dealt.setdefault(shape, []).append(len(contents(batch)))
+    widths = [shape[1:] for shape in dealt]
+    for (rows, *width), pairs in dealt.items():
+        assert rows - ROW_MULTIPLE < max(pairs) <= rows
+        room = max(ROW_MULTIPLE, batch_tokens // max(width) // ROW_MULTIPLE * ROW_MULTIPLE)
+        assert len(pairs) == -(-sum(pairs) // room)
+        assert max(pairs) - min(pairs) <= 1
+    assert len(widths) == len(set(widths)) == len(batches.shapes)
+
+
+def like_text(pairs: int) -> np.ndarray:
+    """Return lengths as of sentences and their translations: alike, seldom long, never equal."""
+    rng = np.random.default_rng(0)
+    source = rng.gamma(5.0, 28 / 5, pairs)
+    target = source * rng.lognormal(0.05, 0.1, pairs)
+    return np.clip(np.stack([source, target], axis=1).round().astype(int) + 1, 2, 256)
+
+
+def test_a_large_corpus_fills_its_batches() -> None:
+    sides = (
+        Ragged(np.ones(side.sum(), np.uint16), np.concatenate([[0], np.cumsum(side)]))
+        for side in like_text(50_000).T
+    )
+    batches = Batches(*sides, batch_tokens=25_000, seed=0)
+    assert batches.fill >= 0.88
+    found = [batches[step] for step in range(batches.per_epoch)]
+    for side in zip(*found, strict=True):
+        tokens = [np.count_nonzero(block) for block in side]
+        assert 0.75 * 25_000 < np.mean(tokens) <= 25_000
+
+
+def positions(lengths: np.ndarray, sizes: np.ndarray) -> int:
+    """Return how many positions these pairs take, each in the cheapest bucket with room."""
+    fits = (lengths[:, None, :] <= sizes).all(axis=2)
+    return int(np.where(fits, sizes.sum(axis=1), np.iinfo(int).max).min(axis=1).sum())
+
+
+def all_sets_of(sizes: list[tuple[int, int]], count: int) -> Iterator[np.ndarray]:
+    """Yield every set of so many buckets that has the last one, which has room for all."""
+    for inner in itertools.combinations(sizes[:-1], count - 1):
+        yield np.asarray([*inner, sizes[-1]])
+
+
+GOOD = st.floats(0.3, 1.0)
+SEARCHES = settings(deadline=None, derandomize=True, max_examples=150)
+
+
+@given(LENGTHS.map(np.asarray), GOOD)
+@SEARCHES
+def test_buckets_have_room_for_all_and_none_is_idle(lengths: np.ndarray, good: float) -> None:
+    sizes = bucket_sizes(lengths, good=good)
+    assert 1 <= len(sizes) <= MAX_SHAPES
+    assert len(np.unique(sizes, axis=0)) == len(sizes)
+    assert (np.diff(sizes.sum(axis=1)) >= 0).all()
+    for side in (0, 1):
+        assert set(sizes[:, side]) <= set(lengths[:, side])
+    bucket = first_fitting(lengths, sizes)
+    assert set(bucket) == set(range(len(sizes)))
+    assert (lengths <= sizes[bucket]).all()
+    # The first with room is the cheapest with room.
+    assert sizes[bucket].sum() == positions(lengths, sizes)
+    np.testing.assert_array_equal(bucket_sizes(lengths, good=good), sizes)
+
+
+@given(LENGTHS.map(np.asarray), GOOD)
+@SEARCHES
+def test_buckets_are_never_worse_than_those_of_the_longer_side_or_than_greedy_ones(
+    lengths: np.ndarray, good: float
+) -> None:
+    sizes = bucket_sizes(lengths, good=good)
+    ours = positions(lengths, sizes)
+    assert ours <= positions(lengths, np.asarray(_Rooms(lengths).greedy(good)))
+    longer = np.unique(lengths.max(axis=1))
+    # Enough of these can be tried only where they are few.
+    if len(longer) <= 12:
+        edges = [(int(edge), int(edge)) for edge in longer]
+        tried = all_sets_of(edges, min(len(sizes), len(edges)))
+        assert ours <= min(positions(lengths, one) for one in tried)
+
+
+SIDES = st.lists(st.integers(2, 60), min_size=1, max_size=4, unique=True)
+FEW_LENGTHS = st.tuples(SIDES, SIDES).flatmap(
+    lambda sides: st.lists(st.tuples(*map(st.sampled_from, sides)), min_size=1, max_size=30)
+)
+
+
+@given(FEW_LENGTHS.map(np.asarray), GOOD)
+@SEARCHES
+def test_few_lengths_have_the_best_of_all_buckets_of_which_one_has_room_for_all(
+    lengths: np.ndarray, good: float
+) -> None:
+    sizes = bucket_sizes(lengths, good=good)
+    sides = [np.unique(side).tolist() for side in lengths.T]
+    every = list(itertools.product(*sides))
+    if len(sizes) <= 4:
+        best = min(positions(lengths, one) for one in all_sets_of(every, len(sizes)))
+        # Of 7,641 drawn ones 4 missed it, the worst by 3 %.
+        assert positions(lengths, sizes) <= 1.05 * best
+
+
+@given(st.integers(2, 300), st.integers(2, 300), st.integers(1, 50))
+@EXAMPLES
+def test_pairs_of_one_length_have_one_bucket_without_padding(
+    source: int, target: int, pairs: int
+) -> None:
+    sizes = bucket_sizes(np.asarray([[source, target]] * pairs))
+    assert sizes.tolist() == [[source, target]]
+
+
+def test_a_bucket_for_all_that_no_pair_needs_is_left_out() -> None:
+    lengths = [(2, 40)] * 100 + [(40, 2)] * 100 + [(2, 2)]
+    assert bucket_sizes(np.asarray(lengths)).tolist() == [[2, 40], [40, 2]]
+    assert Counter(epoch(plan(lengths, 100))) == Counter(pairs_of(lengths))
 
 
 def test_there_are_never_more_buckets_than_programs_may_be_compiled() -> None:
-    lengths = np.arange(1, 100)
-    assert len(bucket_edges(lengths, good=1.0)) == MAX_SHAPES
-    assert len(bucket_edges(lengths[:MAX_SHAPES], good=1.0)) == MAX_SHAPES
-    assert len(bucket_edges(lengths[: MAX_SHAPES - 1], good=1.0)) == MAX_SHAPES - 1
+    diagonal = np.stack([np.arange(1, 100)] * 2, axis=1)
+    for distinct in (99, MAX_SHAPES, MAX_SHAPES - 1):
+        sizes = bucket_sizes(diagonal[:distinct], good=1.0)
+        assert len(sizes) == min(distinct, MAX_SHAPES)
+    assert len(bucket_sizes(like_text(20_000), good=1.0)) == MAX_SHAPES
+
+
+def test_more_buckets_are_made_only_until_enough_is_filled() -> None:
+    lengths = like_text(5000)
+    counts = [len(bucket_sizes(lengths, good=good)) for good in (0.1, 0.5, 0.7, 0.8, 0.9)]
+    assert counts == sorted(counts)
+    assert counts[0] == 1 < counts[-1]
+    for good in (0.5, 0.7, 0.8):
+        assert lengths.sum() >= good * positions(lengths, bucket_sizes(lengths, good=good))
 
 
 @given(st.lists(st.lists(st.integers(1, 2**16 - 1))))

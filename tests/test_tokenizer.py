@@ -1,10 +1,13 @@
 """Lines become pieces and the very lines again; the same text gives the same model."""
 
 import io
+import itertools
 import os
+import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,8 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_jax.data.corpora import NumberWords, Split
+from transformer_jax.data.numberwords import NumberWords
+from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import DataError
 from transformer_jax.pieces import BOS, EOS, PAD, UNKNOWN
@@ -45,6 +49,52 @@ def test_any_words_of_known_letters_come_back(words: list[str]) -> None:
     assert TOKENIZER.decode([pieces]) == [line]
 
 
+def as_documented(line: str, known: set[str]) -> str:
+    """Return the line as the tokenizer's module says that it comes back."""
+    line = re.sub(" +", " ", line).replace("\u2581", " ").strip(" ")
+    runs = itertools.groupby(line, key=known.__contains__)
+    return "".join("".join(run) if is_known else " \u2047 " for is_known, run in runs)
+
+
+# Letters of the text, all that looks like a space or is special, and anything else.
+FUZZ = [
+    *ALPHABET,
+    *" \u2581\t\u00a0\u3000\u2047\u2585\0\r\x85\u2028\ufeff日",
+    "  ",
+    "</s>",
+    "<unk>",
+]
+
+
+def fuzz(count: int, seed: int) -> Iterator[str]:
+    rng = random.Random(seed)  # noqa: S311 - for strings, not for secrets
+    for _ in range(count):
+        anything = (rng.randrange(0xD800) for _ in range(rng.randrange(4)))
+        parts = [*rng.choices(FUZZ, k=rng.randrange(40)), *map(chr, anything)]
+        rng.shuffle(parts)
+        yield "".join(parts)
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_any_line_comes_back_as_documented(count: int) -> None:
+    known = {*ALPHABET, " "}
+    lines = list(fuzz(count, seed=count))
+    back = TOKENIZER.decode(TOKENIZER.encode(lines))
+    assert back == [as_documented(line, known) for line in lines]
+    assert len(set(back)) > count // 2
+
+
+@pytest.mark.parametrize("error", [DataError("told"), OSError(5, "told"), KeyboardInterrupt()])
+def test_what_the_lines_raise_while_they_are_learnt_from_is_raised(error: BaseException) -> None:
+    def broken() -> Iterator[str]:
+        yield from TRAINING[:9]
+        raise error
+
+    with pytest.raises(type(error)) as told:
+        Tokenizer.learn(broken(), 256)
+    assert told.value is error
+
+
 def test_text_is_left_as_it_is_but_for_spaces() -> None:
     # Unicode's normal forms and lower case would change each of these.
     odd = ["Straße", "ﬁnd", "½", "\uff21\uff22", "e\u0301", "é", "…", "I\u0307"]
@@ -74,10 +124,15 @@ def test_decoding_drops_padding_begin_and_end() -> None:
     ]
 
 
+def test_the_same_lines_give_the_same_bytes_again() -> None:
+    assert Tokenizer.learn(iter(TRAINING), 256).model == TOKENIZER.model
+    assert Tokenizer.learn(TRAINING[1:], 256).model != TOKENIZER.model
+
+
 def test_the_same_lines_give_the_same_bytes_for_anyone_anywhere(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from transformer_jax.data.corpora import NumberWords\n"
+        "from transformer_jax.data.numberwords import NumberWords\n"
         "from transformer_jax.data.tokenizer import Tokenizer\n"
         "lines = (line for pair in NumberWords(300).read('train') for line in pair)\n"
         "sys.stdout.buffer.write(Tokenizer.learn(lines, 256).model)\n"

@@ -129,7 +129,7 @@ def first_fitting(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
     Args:
         lengths: int[pairs, 2], of source and target.
-        sizes: int[buckets, 2], likewise, the smallest first; the last has room for all.
+        sizes: int[buckets, 2], likewise, the smallest first; there is one for each pair.
     """
     bucket = np.full(len(lengths), len(sizes) - 1)
     for i in reversed(range(len(sizes))):
@@ -158,7 +158,9 @@ def bucket_sizes(lengths: np.ndarray, *, good: float = 0.92, starts: int = 16) -
     for _ in range(starts - 1):
         beginning = plan.settled([sizes[0], *plan.drawn(rng, len(sizes) - 1)])
         best = min(best, beginning, key=plan.cost)
-    return np.asarray(sorted(set(best), key=lambda size: (sum(size), size)))
+    found = np.asarray(sorted(set(best), key=lambda size: (sum(size), size)))
+    # All pairs of one, often of the one for all, may have found room in smaller ones.
+    return found[np.unique(first_fitting(lengths, found))]
 
 
 Size = tuple[int, int]

@@ -3,8 +3,7 @@
 <cache>/vocabularies/<digest of text and size>.model
 <cache>/corpora/<digest of text, vocabulary and limits>/
     report.json                     lines read, kept, left out and why; sizes, fingerprint
-    {train,dev,test}.{source,target}.{pieces,lengths}   little-endian integers
-    {dev,test}.{source,target}.txt  the lines
+    what `encode` writes            pieces, and the lines of dev and test
 
 Text of any length goes through in chunks. What an interruption left behind is gone on with.
 """
@@ -13,11 +12,10 @@ import fcntl
 import hashlib
 import itertools
 import json
-import re
+import os
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,29 +25,24 @@ from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
 from transformer_jax.data.batches import Batches, Ragged
 from transformer_jax.data.corpora import SOURCES, Corpus
+from transformer_jax.data.encode import (
+    CHUNK_PAIRS,
+    LENGTH,
+    SIDES,
+    Progress,
+    SplitWriter,
+    piece_type,
+    say_nothing,
+    unfit_text,
+)
 from transformer_jax.data.splits import Split
-from transformer_jax.data.textfiles import MAX_LINE_BYTES
 from transformer_jax.data.tokenizer import LONGEST_TO_LEARN_FROM, Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError, UsageError
 
 # Part of every digest: a change of what is stored makes it anew.
 FORMAT = 4
-SIDES = ("source", "target")
 # A vocabulary is learnt from at most so many pairs, spread evenly over the text.
 SAMPLE_PAIRS = 500_000
-CHUNK_PAIRS = 4096
-LENGTH = np.dtype("<u4")
-
-# What no sentence holds: control characters and line ends that are not "\n" (a tab is allowed),
-# marks in the middle of text, and what SentencePiece has for itself.
-CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ufeff\u2581\u2585]|<(?:pad|s|/s|unk)>")
-
-Progress = Callable[[str, int, int], None]
-"""Told what is being done, and how many pairs of how many are done."""
-
-
-def say_nothing(_doing: str, _done: int, _total: int) -> None:
-    """Show no progress."""
 
 
 class Prepared(NamedTuple):
@@ -99,7 +92,7 @@ class Prepared(NamedTuple):
     def _ragged(self, split: Split, side: str) -> Ragged:
         name = f"{split}.{side}"
         lengths = np.fromfile(self.folder / f"{name}.lengths", LENGTH)
-        dtype = _piece_type(getattr(self.vocabulary, side))
+        dtype = piece_type(getattr(self.vocabulary, side))
         pieces = np.memmap(self.folder / f"{name}.pieces", dtype, "r")
         return Ragged(pieces, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
@@ -127,7 +120,8 @@ def prepare(
     try:
         home = cache_folder("corpora")
         if vocabulary is not None and fingerprint is not None:
-            for folder in sorted(home.glob("*")):
+            # Those in the making have a suffix.
+            for folder in sorted(path for path in home.iterdir() if not path.suffix):
                 report = _report(folder)
                 if report is not None and report["fingerprint"] == fingerprint:
                     return Prepared(folder, vocabulary, report)
@@ -145,39 +139,15 @@ def prepare(
     except OSError as error:
         raise StorageError(f"the corpus could not be kept in the cache: {error}") from error
     if fingerprint not in (None, report["fingerprint"]):
-        raise DataError("the text is not the one that the run began with")
+        raise DataError(
+            f"{report['corpus']} is not the text that the run began with, or was not prepared "
+            f"as then: bring that text back, or begin a new run"
+        )
     return Prepared(folder, vocabulary, report)
-
-
-def unfit_text(source: str, target: str) -> str | None:
-    """Return why these two lines are not to be trained on, if so."""
-    if not source.strip() or not target.strip():
-        return "empty"
-    if max(len(source), len(target)) > MAX_LINE_BYTES // 4 and (
-        max(len(source.encode()), len(target.encode())) > MAX_LINE_BYTES
-    ):
-        return "too long"
-    if CONTROL.search(source) or CONTROL.search(target):
-        return "control symbols"
-    return None
-
-
-def unfit_pieces(source: int, target: int, config: DataConfig) -> str | None:
-    """Return why pairs of so many pieces, with their ends, are not to be trained on, if so."""
-    shorter, longer = sorted((source - 1, target - 1))
-    if shorter == 0:
-        return "empty"
-    if longer + 1 > config.max_length:
-        return "too long"
-    return "ratio" if longer > config.max_ratio * shorter else None
 
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps([FORMAT, *parts]).encode()).hexdigest()[:16]
-
-
-def _piece_type(tokenizer: Tokenizer) -> np.dtype[Any]:
-    return np.dtype("<u2" if len(tokenizer) <= 2**16 else "<u4")
 
 
 def _report(folder: Path) -> dict[str, Any] | None:
@@ -185,9 +155,10 @@ def _report(folder: Path) -> dict[str, Any] | None:
     try:
         report = json.loads((folder / "report.json").read_bytes())
         sizes = {name: (folder / name).stat().st_size for name in report["sizes"]}
+        is_whole = sizes == report["sizes"] and bool(report["fingerprint"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return report if sizes == report["sizes"] else None
+    return report if is_whole else None
 
 
 @contextmanager
@@ -220,20 +191,40 @@ def _tokenizer(
 ) -> Tokenizer:
     name = _digest(identity, vocab_size, *sides)
     path = cache_folder("vocabularies") / f"{name}.model"
-    if path.exists():
+    tokenizer = _kept(path)
+    if tokenizer is None:
+        with _alone(path, progress):
+            tokenizer = _kept(path)
+            if tokenizer is None:
+                tokenizer = Tokenizer.learn(_sample(corpus, sides, progress), vocab_size)
+                temporary = path.with_suffix(".tmp")
+                with temporary.open("wb") as file:
+                    file.write(tokenizer.model)
+                    # Half a model can pass for a smaller one: after a power cut too it is whole.
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+    return tokenizer
+
+
+def _kept(path: Path) -> Tokenizer | None:
+    """Return a vocabulary that is there and whole, or None."""
+    try:
         return Tokenizer.load(path)
-    with _alone(path, progress):
-        if not path.exists():
-            tokenizer = Tokenizer.learn(_sample(corpus, sides, progress), vocab_size)
-            temporary = path.with_suffix(".tmp")
-            temporary.write_bytes(tokenizer.model)
-            temporary.replace(path)
-    return Tokenizer.load(path)
+    except (FileNotFoundError, DataError):
+        return None
+
+
+def _look_at_all(corpus: Corpus, progress: Progress) -> None:
+    """Read every line once: a fault in any file is told before an hour's work."""
+    progress("reading", 0, 0)
+    for split in corpus.splits:
+        corpus.count(split)
 
 
 def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Iterator[str]:
     """Return the lines that a vocabulary is learnt from: a function of the text alone."""
-    progress("reading", 0, 0)
+    _look_at_all(corpus, progress)
     total = corpus.count("train")
     step = -(-total // SAMPLE_PAIRS)
 
@@ -266,129 +257,20 @@ def _write(
         "corpus": corpus.name,
         **vocabulary.describe(),
     }
-    # Faults in any file are told before an hour's work.
-    for split in corpus.splits:
-        corpus.count(split)
-    for split in corpus.splits:
-        report[split] = _Writer(partial, corpus, split, vocabulary, config).run(progress)
-    for journal in partial.glob("*.journal.*"):
-        journal.unlink()
-    files = sorted(partial.iterdir())
+    _look_at_all(corpus, progress)
+    writers = [SplitWriter(partial, corpus, split, vocabulary, config) for split in corpus.splits]
+    for writer in writers:
+        report[writer.split] = writer.run(progress)
+    files = sorted(path for writer in writers for path in writer.paths.values())
     report["sizes"] = {path.name: path.stat().st_size for path in files}
     report["fingerprint"] = _fingerprint(files)
     (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    # Not before: whoever is interrupted here has nothing to encode again.
+    for journal in partial.glob("*.journal.*"):
+        journal.unlink()
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     return report
-
-
-class _Writer:
-    """Writes one split; what was written by an interrupted one before is gone on with."""
-
-    def __init__(
-        self,
-        folder: Path,
-        corpus: Corpus,
-        split: Split,
-        vocabulary: Vocabulary,
-        config: DataConfig,
-    ) -> None:
-        self.corpus, self.split, self.config = corpus, split, config
-        self.vocabulary = vocabulary
-        # Scores are of whole sets: pairs are left out of the training set alone.
-        self.is_filtered = split == "train"
-        kinds = ["pieces", "lengths"] if self.is_filtered else ["pieces", "lengths", "txt"]
-        self.paths = {
-            (side, kind): folder / f"{split}.{side}.{kind}" for side in SIDES for kind in kinds
-        }
-        self.journal = folder / f"{split}.journal.json"
-
-    def run(self, progress: Progress) -> dict[str, int]:
-        """Write it; return how many pairs there are, were kept, and left out for which reason."""
-        total = self.corpus.count(self.split)
-        done, outcome = self._resume()
-        with ExitStack() as stack:
-            self.files = {
-                key: stack.enter_context(path.open("ab")) for key, path in self.paths.items()
-            }
-            for sources, targets in _chunks(self.corpus.read(self.split, done)):
-                outcome.update(self._write(sources, targets))
-                done += len(sources)
-                progress(f"encoding {self.split}", done, total)
-                self._note(done, outcome)
-        kept = outcome["kept"]
-        if not kept:
-            reasons = ", ".join(f"{n} {reason}" for reason, n in outcome.items())
-            raise DataError(f"no pair of {self.split} is left of {total}: {reasons}")
-        return {"pairs": done, **outcome}
-
-    def _write(self, sources: list[str], targets: list[str]) -> Counter[str]:
-        """Write the pairs that are fit; return how many are, and why the others are not."""
-        if self.is_filtered:
-            reasons = [unfit_text(*pair) for pair in zip(sources, targets, strict=True)]
-            fit = [i for i, reason in enumerate(reasons) if reason is None]
-            sources, targets = [sources[i] for i in fit], [targets[i] for i in fit]
-            outcome = Counter(reason for reason in reasons if reason is not None)
-        else:
-            outcome = Counter[str]()
-            self._check_short(sources, targets)
-        pieces = self.vocabulary.source.encode(sources), self.vocabulary.target.encode(targets)
-        if self.is_filtered:
-            reasons = [
-                unfit_pieces(len(s), len(t), self.config) for s, t in zip(*pieces, strict=True)
-            ]
-            fit = [i for i, reason in enumerate(reasons) if reason is None]
-            pieces = tuple([side[i] for i in fit] for side in pieces)
-            outcome += Counter(reason for reason in reasons if reason is not None)
-        outcome["kept"] += len(pieces[0])
-        for side, rows, lines in zip(SIDES, pieces, (sources, targets), strict=True):
-            dtype = _piece_type(getattr(self.vocabulary, side))
-            flat = np.fromiter(itertools.chain.from_iterable(rows), dtype)
-            self.files[side, "pieces"].write(flat.tobytes())
-            self.files[side, "lengths"].write(np.asarray([*map(len, rows)], LENGTH).tobytes())
-            if not self.is_filtered:
-                self.files[side, "txt"].write("".join(f"{line}\n" for line in lines).encode())
-        return outcome
-
-    def _check_short(self, sources: list[str], targets: list[str]) -> None:
-        for line in itertools.chain(sources, targets):
-            if len(line) > MAX_LINE_BYTES // 4 and len(line.encode()) > MAX_LINE_BYTES:
-                raise DataError(
-                    f"{self.split} of {self.corpus.name} has a line of more than {MAX_LINE_BYTES} "
-                    f"bytes, which begins {line[:40]!r}"
-                )
-
-    def _note(self, done: int, outcome: Counter[str]) -> None:
-        """Note how far all files are written, so that the work can be gone on with there."""
-        for file in self.files.values():
-            file.flush()
-        sizes = [path.stat().st_size for path in self.paths.values()]
-        temporary = self.journal.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"done": done, "outcome": outcome, "sizes": sizes}))
-        temporary.replace(self.journal)
-
-    def _resume(self) -> tuple[int, Counter[str]]:
-        """Cut the files back to where the journal knows them; return how far that is."""
-        try:
-            journal = json.loads(self.journal.read_bytes())
-            sizes = dict(zip(self.paths.values(), journal["sizes"], strict=True))
-            if any(path.stat().st_size < size for path, size in sizes.items()):
-                raise ValueError("a file is shorter than its journal says")
-            done, outcome = journal["done"], Counter[str](journal["outcome"])
-        except (OSError, ValueError, KeyError, TypeError):
-            done, outcome = 0, Counter[str]()
-            sizes = dict.fromkeys(self.paths.values(), 0)
-        for path, size in sizes.items():
-            path.touch()
-            with path.open("r+b") as file:
-                file.truncate(size)
-        return done, outcome
-
-
-def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield sources and targets of many pairs at a time: SentencePiece is faster on lists."""
-    while chunk := list(itertools.islice(pairs, CHUNK_PAIRS)):
-        yield [source for source, _ in chunk], [target for _, target in chunk]
 
 
 def _fingerprint(files: list[Path]) -> str:

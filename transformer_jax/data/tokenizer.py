@@ -1,9 +1,17 @@
-"""Byte-pair encoding with SentencePiece, one vocabulary for both languages (section 5.1)."""
+"""Byte-pair encoding with SentencePiece, one vocabulary for both languages (section 5.1).
+
+A line that is encoded and decoded comes back as it was, but for this:
+
+1. spaces (U+0020, no others) in a row become one;
+2. "▁" (U+2581), which stands for a space in pieces, becomes a space;
+3. spaces at both ends are gone;
+4. characters that no training line had become " ⁇ ", with its spaces: one for all in a row.
+"""
 
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,16 +49,16 @@ class Tokenizer:
     def learn(cls, lines: Iterable[str], vocab_size: int) -> "Tokenizer":
         """Learn at most `vocab_size` pieces; text too small for so many gives fewer.
 
-        The same lines give the same bytes: one thread, and no file names inside. Text is left
-        as it is but for spaces, so that decoding gives back what was encoded.
+        The same lines give the same bytes: one thread, and no file names inside.
 
         Raises:
             DataError: there is nothing to learn from, or no room for the characters.
         """
         model = io.BytesIO()
+        raised: list[BaseException] = []
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(lines),
+                sentence_iterator=_noting(lines, raised),
                 model_writer=model,
                 model_type="bpe",
                 vocab_size=vocab_size,
@@ -66,6 +74,9 @@ class Tokenizer:
                 minloglevel=2,
             )
         except RuntimeError as error:
+            # SentencePiece tells whatever the lines raise, Ctrl-C too, as an error of its own.
+            if raised:
+                raise raised[0] from None
             needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
             reason = f"its characters alone need {needed[1]}" if needed else str(error)
             raise DataError(
@@ -93,6 +104,15 @@ class Tokenizer:
     def decode(self, pieces: Sequence[Sequence[int]]) -> list[str]:
         """Return the line of each sequence; padding, begin and end leave no trace."""
         return self._processor.decode([list(row) for row in pieces])
+
+
+def _noting(lines: Iterable[str], raised: list[BaseException]) -> Iterator[str]:
+    """Yield the lines; note what they raise."""
+    try:
+        yield from lines
+    except BaseException as error:
+        raised.append(error)
+        raise
 
 
 class Vocabulary(NamedTuple):

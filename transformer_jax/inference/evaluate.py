@@ -13,7 +13,8 @@ import sacrebleu
 
 from transformer_jax.data.batches import Batch, Batches, Ragged
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.data.prepare import prepare, say_nothing
+from transformer_jax.data.encode import say_nothing
+from transformer_jax.data.prepare import prepare
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, StorageError
 from transformer_jax.inference.run import Run, read_params

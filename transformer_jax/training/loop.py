@@ -13,7 +13,8 @@ from rich.console import Console
 from transformer_jax.cache import keep_compiled_programs
 from transformer_jax.config import MAX_EXTRA_LENGTH, Config
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.data.prepare import SIDES, Prepared, Progress, prepare, say_nothing
+from transformer_jax.data.encode import SIDES, Progress, say_nothing
+from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.errors import (
     DataError,
     DivergedError,
