@@ -60,11 +60,27 @@ def test_an_average_is_of_scheduled_checkpoints_only(tmp_path: Path) -> None:
     target = on_device(params_of(0), HERE)
     with Checkpoints(tmp_path / "c") as checkpoints:
         assert sorted(checkpoints.scores) == [1, 2, 4]
-        mean = checkpoints.mean_params(checkpoints.last_scheduled(2), target)
+        mean = checkpoints.mean_params(checkpoints.choose(2), target)
         np.testing.assert_allclose(mean["layer"]["kernel"], 3.0)
         np.testing.assert_allclose(mean["layer"]["bias"], [3.0, 4.0])
         with pytest.raises(UsageError, match=r"mean of 4 .* has 3"):
-            checkpoints.last_scheduled(4)
+            checkpoints.choose(4)
+
+
+def test_what_is_meant_ends_at_the_step_that_is_named(tmp_path: Path) -> None:
+    save(tmp_path / "run" / "c", {1: 9.0, 2: 8.0, 3: None, 4: 7.0, 5: None}, keep=3)
+    with Checkpoints(tmp_path / "run" / "c") as checkpoints:
+        # An interruption's own checkpoint, of step 3, went when that of step 4 came.
+        assert checkpoints.choose() == checkpoints.choose(step=5) == [5]
+        assert checkpoints.choose(step=2) == [2]
+        assert checkpoints.choose(2) == checkpoints.choose(2, step=4) == [2, 4]
+        assert checkpoints.choose(2, step=2) == [1, 2]
+        with pytest.raises(UsageError, match=r"run has no checkpoint of step 3; .*: 1, 2, 4, 5$"):
+            checkpoints.choose(step=3)
+        with pytest.raises(UsageError, match=r"no scheduled checkpoint of step 5; .*: 1, 2, 4$"):
+            checkpoints.choose(2, step=5)
+        with pytest.raises(UsageError, match=r"mean of 3 .* has 2 scheduled ones up to step 2"):
+            checkpoints.choose(3, step=2)
 
 
 def test_a_run_without_checkpoint_says_so(tmp_path: Path) -> None:

@@ -150,6 +150,15 @@ def test_an_average_is_loaded_when_asked_for(run: Run) -> None:
         load(run.folder.path, average=3)
 
 
+def test_a_run_is_loaded_as_it_was_at_a_step(run: Run, lines: list[str]) -> None:
+    earlier = load(run.folder.path, step=100)
+    assert earlier.steps == (100,)
+    assert earlier.translate(lines[:20]) != run.translate(lines[:20])
+    assert load(run.folder.path, step=200).translate(lines[:20]) == run.translate(lines[:20])
+    with pytest.raises(UsageError, match=r"has no checkpoint of step 150; there are: 100, 200$"):
+        load(run.folder.path, step=150)
+
+
 def test_a_model_that_gives_no_numbers_still_gives_a_line(run: Run) -> None:
     broken = jax.tree.map(lambda x: x * np.nan, run.params)
     found = run.translator().translate(broken, ["one", "", "two"])

@@ -144,6 +144,8 @@ class RunVerb(abc.ABC):
     average: int | None = None
     """Mean of the last so many scheduled checkpoints; 1 is the newest by itself. The run's own
     decode.average where it is not said."""
+    step: int | None = None
+    """Of the checkpoint, or of the last one of a mean; the newest where it is not said."""
     beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
     """The run's own decode.beam_size where it is not said; 1 is greedy search."""
     subject: ClassVar[str] = "a run"
@@ -162,7 +164,13 @@ class RunVerb(abc.ABC):
         folder = RunFolder.open(path or Path(self.run_folder))
         from transformer_jax.inference.run import load
 
-        return load(folder.path, average=self.average)
+        return load(folder.path, average=self.average, step=self.step)
+
+    @property
+    def which(self) -> str:
+        """The options that say which checkpoints are meant, as they were given."""
+        given = {"--average": self.average, "--step": self.step}
+        return "".join(f" {key} {value}" for key, value in given.items() if value is not None)
 
     @property
     def decode(self) -> dict[str, Any]:
@@ -216,8 +224,7 @@ class Evaluate(RunVerb):
         except StorageError as error:
             NOTES.print(f"note: {error}")
         if not self.json:
-            option = "" if self.average is None else f" --average {self.average}"
-            OUT.print(f"next: {_translate_command(run.folder, option)}")
+            OUT.print(f"next: {_translate_command(run.folder, self.which)}")
 
 
 @dataclass(frozen=True)

@@ -102,16 +102,17 @@ def read_params(folder: RunFolder, model: Transformer, steps: Sequence[int]) -> 
         return checkpoints.mean_params(steps, target)
 
 
-def load(path: str | Path, *, average: int | None = None) -> Run:
+def load(path: str | Path, *, average: int | None = None, step: int | None = None) -> Run:
     """Read a run's parameters onto this machine's default device, whatever it was trained on.
 
     Args:
         path: the run's folder; nothing in it is executed or changed.
         average: take the mean of the last so many scheduled checkpoints; 1 takes the newest
             one as it is; None does as the run's `decode.average` says.
+        step: the last of these checkpoints; None for the newest there is.
 
     Raises:
-        UsageError: there is no run, or not so many checkpoints.
+        UsageError: there is no run, no checkpoint of this step, or not so many.
         StorageError: the run cannot be read.
     """
     keep_compiled_programs()
@@ -119,7 +120,5 @@ def load(path: str | Path, *, average: int | None = None) -> Run:
     model = Transformer(folder.config.model, *folder.vocabulary.sizes)
     average = folder.config.decode.average if average is None else average
     with Checkpoints(folder.checkpoints) as checkpoints:
-        if checkpoints.latest is None:
-            raise UsageError(f"{folder.path} has no checkpoint yet")
-        steps = [checkpoints.latest] if average == 1 else checkpoints.last_scheduled(average)
+        steps = checkpoints.choose(average, step)
     return Run(folder, read_params(folder, model, steps), tuple(steps))

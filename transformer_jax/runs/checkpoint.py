@@ -51,6 +51,7 @@ class Checkpoints:
             keep: how many scheduled checkpoints stay; None opens for reading only.
         """
         logging.getLogger("absl").setLevel(logging.WARNING)
+        self._run = folder.parent
         if keep is None and not folder.is_dir():
             raise UsageError(f"{folder.parent} has no checkpoint yet")
         policy: Any = (
@@ -142,17 +143,30 @@ class Checkpoints:
             reason = str(error.__cause__ or error).strip().splitlines()[0]
             raise StorageError(f"checkpoint {step} cannot be read: {reason}") from error
 
-    def last_scheduled(self, count: int) -> list[int]:
-        """Return the last `count` scheduled steps.
+    def choose(self, average: int = 1, step: int | None = None) -> list[int]:
+        """Return the steps of the checkpoints that are meant, oldest first.
+
+        Args:
+            average: how many. One may be of any step; more are scheduled ones.
+            step: the last of them; None for the newest there is.
 
         Raises:
-            UsageError: there are not so many.
+            UsageError: there is none, none of this step, or there are not so many.
         """
-        steps = sorted(self.scores)[-count:]
-        if len(steps) < count:
+        if self.latest is None:
+            raise UsageError(f"{self._run} has no checkpoint yet")
+        kept: Any = self._checkpointer.checkpoints
+        steps = sorted(self.scores if average > 1 else [c.step for c in kept])
+        if step not in (None, *steps):
+            kind = "scheduled checkpoint" if average > 1 else "checkpoint"
+            there = ", ".join(map(str, steps)) or "none"
+            raise UsageError(f"{self._run} has no {kind} of step {step}; there are: {there}")
+        steps = [s for s in steps if step is None or s <= step][-average:]
+        if len(steps) < average:
+            until = "" if step is None else f" up to step {step}"
             raise UsageError(
-                f"the mean of {count} checkpoints was asked for, but the run has "
-                f"{len(steps)} scheduled ones: `--average 1` takes the newest by itself"
+                f"the mean of {average} checkpoints was asked for, but the run has "
+                f"{len(steps)} scheduled ones{until}: `--average 1` takes the newest by itself"
             )
         return steps
 
