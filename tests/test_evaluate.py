@@ -68,6 +68,18 @@ def test_sets_of_unlike_size_have_no_score(hypotheses: list[str], references: li
         score(hypotheses, references)
 
 
+@pytest.mark.parametrize(
+    ("hypotheses", "references", "missing"),
+    [([None, "a"], ["a", "b"], "translation 1"), (["a", "b"], ["a", None], "reference 2")],
+)
+def test_a_missing_line_has_no_score(
+    hypotheses: list[str | None], references: list[str | None], missing: str
+) -> None:
+    with pytest.raises(DataError, match=f"{missing} is missing") as caught:
+        score(hypotheses, references)
+    assert caught.value.exit_code == 65
+
+
 def test_an_evaluation_keeps_lines_and_scores(run: Run) -> None:
     evaluation = evaluate(run, "dev", {"beam_size": 1})
     result, folder = evaluation.result, keep(run, evaluation)

@@ -58,24 +58,28 @@ def metrics(tokenizer: str) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
 
 
 def score(
-    hypotheses: Sequence[str], references: Sequence[str], *, tokenizer: str = "13a"
+    hypotheses: Sequence[str | None],
+    references: Sequence[str | None],
+    *,
+    tokenizer: str = "13a",
 ) -> Scores:
     """Compare translations with one reference each, by sacreBLEU.
 
     Raises:
-        DataError: there are not as many of one as of the other, or none at all: sacreBLEU
-            itself would say 100.
+        DataError: there are not as many of one as of the other, none at all, or one is None:
+            sacreBLEU itself would say 100, or leave a reference out.
     """
     if len(hypotheses) != len(references) or not references:
         raise DataError(
             f"{len(hypotheses)} translations cannot be scored by {len(references)} references"
         )
     bleu, chrf = metrics(tokenizer)
-    bleu_score = bleu.corpus_score(hypotheses, [references])
-    chrf_score = chrf.corpus_score(hypotheses, [references])
+    systems, wanted = _whole("translation", hypotheses), _whole("reference", references)
+    bleu_score = bleu.corpus_score(systems, [wanted])
+    chrf_score = chrf.corpus_score(systems, [wanted])
     return Scores(
-        sentences=len(references),
-        exact=float(np.mean([h == r for h, r in zip(hypotheses, references, strict=True)])),
+        sentences=len(wanted),
+        exact=float(np.mean([h == r for h, r in zip(systems, wanted, strict=True)])),
         bleu=bleu_score.score,
         bleu_signature=str(bleu.get_signature()),
         precisions=list(bleu_score.precisions),
@@ -84,6 +88,13 @@ def score(
         chrf=chrf_score.score,
         chrf_signature=str(chrf.get_signature()),
     )
+
+
+def _whole(kind: str, lines: Sequence[str | None]) -> list[str]:
+    whole = [line for line in lines if line is not None]
+    if len(whole) < len(lines):
+        raise DataError(f"{kind} {lines.index(None) + 1} is missing: it cannot be scored")
+    return whole
 
 
 @functools.partial(jax.jit, static_argnames="model")
