@@ -15,8 +15,8 @@ from rich.console import Console
 from small import SMALL
 
 from transformer_jax.cli import main
-from transformer_jax.data.prepare import prepare
-from transformer_jax.errors import DataError
+from transformer_jax.data.prepare import Prepared, prepare
+from transformer_jax.errors import DataError, StorageError
 from transformer_jax.inference.evaluate import Evaluation, evaluate, keep, perplexity, score
 from transformer_jax.inference.run import Run, load, read_params
 from transformer_jax.inference.significance import compare
@@ -156,6 +156,84 @@ def test_single_checkpoints_are_scored_beside_their_mean(run: Run) -> None:
     first = read_params(run.folder, run.model, [4])
     assert singles[0]["perplexity"] == perplexity(run.model, first, *pieces)
     assert len({evaluation.result["perplexity"], *(s["perplexity"] for s in singles)}) == 3
+    earlier = evaluate(load(run.folder.path, step=4), "dev", {"beam_size": 1})
+    assert evaluation.singles[0] == earlier
+
+
+def test_translations_of_single_checkpoints_are_kept_as_evaluations(
+    run: Run, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
+    shutil.rmtree(copy / "evaluations", ignore_errors=True)
+    mean = load(copy, average=2)
+    evaluation = evaluate(mean, "dev", {"beam_size": 1}, singles=True)
+    home = keep(mean, evaluation).parent
+    assert {folder.name for folder in home.iterdir()} == {
+        "dev-step8-average2-beam1-alpha0.6",
+        "dev-step4-average1-beam1-alpha0.6",
+        "dev-step8-average1-beam1-alpha0.6",
+    }
+    kept = json.loads((home / "dev-step4-average1-beam1-alpha0.6" / "scores.json").read_text())
+    assert kept == evaluation.singles[0].result
+
+
+def test_every_way_to_translate_has_a_folder_of_its_own(run: Run, tmp_path: Path) -> None:
+    copy = load(shutil.copytree(run.folder.path, tmp_path / "copy"))
+    evaluation = evaluate(run, "dev", {"beam_size": 1})
+    others: list[dict[str, Any]] = [
+        {},
+        {"alpha": 1.0},
+        {"length_penalty": "power"},
+        {"max_extra_length": 20},
+        {"beam_size": 2},
+    ]
+    results = [
+        {**evaluation.result, "decode": {**evaluation.result["decode"], **other}}
+        for other in others
+    ]
+    folders = {keep(copy, evaluation._replace(result=result)).name for result in results}
+    assert len(folders) == len(others)
+    assert "dev-step8-average1-beam1-alpha0.6-length-penalty-power" in folders
+
+
+def test_scores_never_lie_beside_other_translations(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = load(shutil.copytree(run.folder.path, tmp_path / "copy"))
+    evaluation = evaluate(run, "dev", {"beam_size": 1})
+    folder = keep(copy, evaluation)
+    (folder / "against-other.json").touch()
+    keep(copy, evaluation)  # the same lines: nothing is lost
+    assert (folder / "against-other.json").exists()
+
+    def fail(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("transformer_jax.inference.evaluate.write_json", fail)
+    with pytest.raises(StorageError, match="no space left"):
+        keep(copy, spoilt(evaluation, 2))
+    assert list(folder.glob("*.json")) == []
+
+
+def test_singles_are_of_a_mean(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(run.folder.path), "--average", "1", "--singles"]) == 2
+    assert "--singles is for a mean of checkpoints" in capsys.readouterr().err
+
+
+def test_a_set_that_the_text_lacks_is_told_with_the_run(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without_test(*arguments: Any) -> Prepared:
+        prepared = prepare(*arguments)
+        report = {key: value for key, value in prepared.report.items() if key != "test"}
+        return prepared._replace(report=report)
+
+    monkeypatch.setattr("transformer_jax.inference.evaluate.prepare", without_test)
+    path = run.folder.path
+    assert main(["evaluate", str(path)]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert f"{path} has no test set" in told.err
 
 
 def spoilt(evaluation: Evaluation, every: int) -> Evaluation:

@@ -194,6 +194,8 @@ class Evaluate(RunVerb):
     def run(self) -> None:
         run = self.load()
         other = None if self.against is None else self.load(self.against)
+        if self.singles and run.average == 1:
+            raise UsageError("--singles is for a mean of checkpoints: say --average 2, or more")
         from transformer_jax.data.corpora import bleu_tokenizer
         from transformer_jax.inference.evaluate import evaluate, keep
 

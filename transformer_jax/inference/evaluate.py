@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,12 +11,13 @@ import jax
 import numpy as np
 import sacrebleu
 
+from transformer_jax.config import DecodeConfig
 from transformer_jax.data.batches import Batch, Batches, Ragged
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.data.encode import say_nothing
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.encode import Progress, say_nothing
+from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.data.splits import Split
-from transformer_jax.errors import DataError, StorageError
+from transformer_jax.errors import DataError, StorageError, UsageError
 from transformer_jax.inference.run import Run, read_params
 from transformer_jax.model.losses import Loss, cross_entropy
 from transformer_jax.model.transformer import Params, Transformer
@@ -73,8 +74,8 @@ def score(
         raise DataError(
             f"{len(hypotheses)} translations cannot be scored by {len(references)} references"
         )
-    bleu, chrf = metrics(tokenizer)
     systems, wanted = _whole("translation", hypotheses), _whole("reference", references)
+    bleu, chrf = metrics(tokenizer)
     bleu_score = bleu.corpus_score(systems, [wanted])
     chrf_score = chrf.corpus_score(systems, [wanted])
     return Scores(
@@ -121,6 +122,24 @@ class Evaluation(NamedTuple):
     hypotheses: list[str]
     references: list[str]
     scores: Scores
+    singles: tuple["Evaluation", ...] = ()
+    """Of the checkpoints of a mean, each by itself."""
+
+
+def prepared_with(split: Split, *, of: Run) -> Prepared:
+    """Return the text of a run that has this set.
+
+    Raises:
+        UsageError: it has no such set.
+        DataError: the text is not that of the run any more.
+    """
+    try:
+        prepared = prepare(of.config.data, of.vocabulary, of.folder.fingerprint)
+    except DataError as error:
+        raise DataError(f"{of.folder.path}: {error}") from error
+    if split not in prepared.report:
+        raise UsageError(f"{of.folder.path} has no {split} set: its text was prepared without one")
+    return prepared
 
 
 def evaluate(
@@ -129,7 +148,7 @@ def evaluate(
     decode: dict[str, Any],
     *,
     singles: bool = False,
-    progress: Callable[[str, int, int], None] = say_nothing,
+    progress: Progress = say_nothing,
 ) -> Evaluation:
     """Translate and score a set.
 
@@ -137,7 +156,8 @@ def evaluate(
         run: the model.
         split: which set.
         decode: fields of the run's `DecodeConfig` to change.
-        singles: score each checkpoint of the run's average by itself too.
+        singles: score each checkpoint of the run's average by itself too, one after the other:
+            there are never more than two sets of parameters.
         progress: told what is translated, how many sentences are done, and of how many.
 
     Raises:
@@ -145,12 +165,12 @@ def evaluate(
         DataError: a source is longer than the model reads, or the corpus is another one than
             that of the run.
     """
-    prepared = prepare(run.config.data, run.vocabulary, run.folder.fingerprint)
+    prepared = prepared_with(split, of=run)
     sources, references = prepared.lines(split)
     translator = run.translator(**decode)
     tokenizer = bleu_tokenizer(run.config.data)
 
-    def scored(params: Params, doing: str) -> tuple[list[str], Scores, float]:
+    def scored(params: Params, steps: tuple[int, ...], doing: str) -> Evaluation:
         done = 0
 
         def count(sentences: int) -> None:
@@ -161,46 +181,72 @@ def evaluate(
         found = translator.translate(params, sources, progress=count)
         hypotheses = [best[0].text for best in found]
         scores = score(hypotheses, references, tokenizer=tokenizer)
-        return hypotheses, scores, perplexity(run.model, params, *prepared.pieces(split))
+        result = {
+            "set": split,
+            "step": steps[-1],
+            "steps": list(steps),
+            "average": len(steps),
+            "decode": asdict(translator.config),
+            "perplexity": perplexity(run.model, params, *prepared.pieces(split)),
+            **asdict(scores),
+        }
+        return Evaluation(result, sources, hypotheses, references, scores)
 
-    hypotheses, scores, found = scored(run.params, f"translating {split}")
-    result: dict[str, Any] = {
-        "set": split,
-        "step": run.step,
-        "average": run.average,
-        "decode": asdict(translator.config),
-        "perplexity": found,
-        **asdict(scores),
-    }
-    if singles:
-
-        def single(step: int) -> dict[str, Any]:
-            params = read_params(run.folder, run.model, [step])
-            _, scores, found = scored(params, f"translating {split} at step {step}")
-            return {"step": step, "perplexity": found, **asdict(scores)}
-
-        result["singles"] = [single(step) for step in run.steps]
-    return Evaluation(result, sources, hypotheses, references, scores)
+    doing = f"translating {split} by {run.folder.path.resolve().name}"
+    evaluation = scored(run.params, run.steps, doing)
+    if not singles:
+        return evaluation
+    alone = tuple(
+        scored(read_params(run.folder, run.model, [step]), (step,), f"{doing} at step {step}")
+        for step in run.steps
+    )
+    evaluation.result["singles"] = [
+        {key: single.result[key] for key in ("step", "perplexity", *asdict(single.scores))}
+        for single in alone
+    ]
+    return evaluation._replace(singles=alone)
 
 
 def keep(run: Run, evaluation: Evaluation) -> Path:
     """Write lines and, last, scores into the run's folder; return where.
 
+    Checkpoints that were scored by themselves have folders of their own.
+
     Raises:
         StorageError: the folder cannot be written.
     """
-    result = evaluation.result
-    beam, alpha = result["decode"]["beam_size"], result["decode"]["alpha"]
-    name = (
-        f"{result['set']}-step{result['step']}-average{result['average']}-beam{beam}-alpha{alpha:g}"
-    )
-    folder = run.folder.path / "evaluations" / name
+    for single in evaluation.singles:
+        keep(run, single)
+    folder = run.folder.path / "evaluations" / _name(evaluation.result)
+    kinds = zip(("source", "hypothesis", "reference"), evaluation[1:4], strict=True)
+    texts = {folder / f"{kind}.txt": _text(lines) for kind, lines in kinds}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for kind, lines in zip(("source", "hypothesis", "reference"), evaluation[1:4], strict=True):
-            text = "".join(f"{line}\n" for line in lines)
-            (folder / f"{kind}.txt").write_text(text, "utf-8")
-        write_json(folder / "scores.json", result)
+        if any(path.exists() and path.read_bytes() != text for path, text in texts.items()):
+            # What is there are scores of other lines than these: they go first.
+            for scores in folder.glob("*.json"):
+                scores.unlink()
+        for path, text in texts.items():
+            path.write_bytes(text)
+        write_json(folder / "scores.json", evaluation.result)
     except OSError as error:
         raise StorageError(f"the scores could not be kept: {error}") from error
     return folder
+
+
+def _text(lines: Sequence[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _name(result: dict[str, Any]) -> str:
+    """Return a name that tells apart all ways in which a set can be translated.
+
+    What differs from the defaults is named, and not what differs from the run's own config,
+    which may change when the run goes on.
+    """
+    decode = dict(result["decode"])
+    name = f"{result['set']}-step{result['step']}-average{result['average']}"
+    name += f"-beam{decode.pop('beam_size')}-alpha{decode.pop('alpha'):g}"
+    usual = {**asdict(DecodeConfig()), "average": decode["average"]}
+    others = {key: value for key, value in decode.items() if value != usual[key]}
+    return name + "".join(f"-{key.replace('_', '-')}-{value}" for key, value in others.items())
