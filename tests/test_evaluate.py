@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from transformer_jax.errors import DataError, StorageError
 from transformer_jax.inference.evaluate import Evaluation, evaluate, keep, perplexity, score
 from transformer_jax.inference.run import Run, load, read_params
 from transformer_jax.inference.significance import compare
+from transformer_jax.inference.translate import Translator
 from transformer_jax.training.loop import run_training, start
 
 
@@ -285,12 +287,41 @@ def test_only_a_difference_that_is_large_enough_is_significant(run: Run) -> None
     assert all(c.p < 0.01 for c in compare(good, bad, "char"))
 
 
-def test_runs_on_other_sentences_are_not_compared(run: Run) -> None:
+def test_a_comparison_repeats_whatever_the_environment_says(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluation = evaluate(run, "dev", {"beam_size": 1})
+    better, worse = spoilt(evaluation, 9), spoilt(evaluation, 7)
+    expected = compare(better, worse, "char")
+    for seed in ("none", "0", "7", "seven"):
+        monkeypatch.setenv("SACREBLEU_SEED", seed)
+        assert compare(better, worse, "char") == expected
+        assert os.environ["SACREBLEU_SEED"] == seed
+
+
+def test_runs_with_other_references_are_not_compared(run: Run) -> None:
     evaluation = evaluate(run, "dev", {"beam_size": 1})
     sides = {side: getattr(evaluation, side)[:9] for side in Evaluation._fields[1:4]}
-    shorter = evaluation._replace(**sides)
-    with pytest.raises(DataError, match="other dev sets: 500 sentences and 9 sentences"):
-        compare(evaluation, shorter, "char")
+    with pytest.raises(DataError, match="one has 500 references in its dev set, the other 9"):
+        compare(evaluation, evaluation._replace(**sides), "char")
+    other = [*evaluation.references[:3], "nichts", *evaluation.references[4:]]
+    with pytest.raises(DataError, match=r"reference 4 of their dev sets .* 'nichts' in the other"):
+        compare(evaluation, evaluation._replace(references=other), "char")
+    # The same references of other sources are no reason.
+    assert compare(evaluation, evaluation._replace(sources=other), "char")[0].p == 1
+
+
+def test_runs_with_other_references_are_told_before_anything_is_translated(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = iter([(["one"], ["eins"]), (["one"], ["zwei"])])
+    monkeypatch.setattr(Prepared, "lines", lambda _self, _split: next(sets))
+    monkeypatch.setattr(Translator, "translate", None)
+    path = str(run.folder.path)
+    assert main(["evaluate", path, "--against", path]) == 65
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert "reference 1 of their test sets is 'eins' in one, 'zwei' in the other" in told.err
 
 
 def test_the_command_line_compares_two_runs(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,6 +334,16 @@ def test_the_command_line_compares_two_runs(run: Run, capsys: pytest.CaptureFixt
     assert main(["evaluate", path, *options, "--json"]) == 0
     against = json.loads(capsys.readouterr().out)["against"]
     assert against["run"] == "run"
+    folder = run.folder.path / "evaluations" / "dev-step8-average2-beam1-alpha0.6"
+    assert json.loads((folder / "against-run.json").read_text()) == against
+    lines = (folder / "against-run.txt").read_text("utf-8").split("\n")[:-1]
+    references = (folder / "reference.txt").read_text("utf-8").split("\n")[:-1]
+    scores = score(lines, references, tokenizer="char")
+    assert scores.bleu == against["scores"][0]["against"]
+    assert scores.bleu_signature == against["bleu_signature"]
+    assert f"bs:1000|seed:{against['seed']}" in against["scores"][0]["signature"]
+    assert str(run.folder.path.parent) not in json.dumps(against)
+    assert "against" not in json.loads((folder / "scores.json").read_text())
     assert [c["metric"] for c in against["scores"]] == ["BLEU", "chrF2"]
     assert against["scores"][0]["p"] == 1
     assert main(["evaluate", path, "--against", f"{path}-2"]) == 2

@@ -61,10 +61,16 @@ def print_comparison(compared: list[Any], run: str, against: str) -> None:
     table = Table("", run, against, "p", box=None)
     for c in compared:
         ours, theirs = (
-            f"{c.score:.2f} ± {c.interval:.2f}",
-            f"{c.against:.2f} ± {c.against_interval:.2f}",
+            f"{c.score:.2f} ({c.mean:.2f} ± {c.interval:.2f})",
+            f"{c.against:.2f} ({c.against_mean:.2f} ± {c.against_interval:.2f})",
         )
         table.add_row(c.metric, ours, theirs, f"{c.p:.4f}")
     OUT.print(table)
-    OUT.print("p: how often such a difference comes by the choice of sentences alone, by paired")
-    OUT.print(f"bootstrap: {compared[0].signature}; ± is a 95 % interval\n")
+    OUT.print(f"p: how often a run that is as good as the baseline, {against}, comes to such a")
+    OUT.print(
+        "difference by the choice of sentences alone; under 0.05 is commonly called significant."
+    )
+    OUT.print("In brackets the mean and 95 % interval over resampled sets. By paired bootstrap:")
+    for c in compared:
+        OUT.print(f"  {c.metric:5}  {c.signature}")
+    OUT.print()

@@ -6,7 +6,7 @@ JAX is imported inside the methods, so that help and mistakes come at once.
 import abc
 import json
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -187,42 +187,51 @@ class Evaluate(RunVerb):
     singles: FlagCreatePairsOff[bool] = False
     """Score each checkpoint of the average by itself too."""
     against: Path | None = None
-    """Another run, with which this one is compared by paired bootstrap."""
+    """Another run, the baseline, with which this one is compared by paired bootstrap. Options hold
+    for both; what is not said is each run's own."""
     json: FlagCreatePairsOff[bool] = False
     """Print the scores as one JSON object."""
 
     def run(self) -> None:
+        from transformer_jax.runs.folder import RunFolder
+
+        # Told before JAX is there, as is a mistake in the run's own path.
+        if self.against is not None:
+            RunFolder.open(self.against)
         run = self.load()
         other = None if self.against is None else self.load(self.against)
         if self.singles and run.average == 1:
             raise UsageError("--singles is for a mean of checkpoints: say --average 2, or more")
         from transformer_jax.data.corpora import bleu_tokenizer
+        from transformer_jax.inference import significance
         from transformer_jax.inference.evaluate import evaluate, keep
 
+        if other is not None:
+            significance.check_comparable(run, other, self.set)
+        compared: list[Any] = []
+        hypotheses: list[str] = []
+        against: dict[str, Any] = {}
         with progress_bar() as progress:
             evaluation = evaluate(
                 run, self.set, self.decode, singles=self.singles, progress=progress
             )
-            compared: list[Any] = []
             if other is not None:
-                from transformer_jax.inference.significance import compare
-
                 theirs = evaluate(other, self.set, self.decode, progress=progress)
-                compared = compare(evaluation, theirs, bleu_tokenizer(run.config.data))
-                evaluation.result["against"] = {
-                    "run": other.folder.path.name,
-                    **{key: theirs.result[key] for key in ("step", "average", "decode")},
-                    "scores": [asdict(comparison) for comparison in compared],
-                }
+                compared = significance.compare(evaluation, theirs, bleu_tokenizer(run.config.data))
+                against = significance.describe(other, theirs, compared)
+                hypotheses = theirs.hypotheses
         if self.json:
-            OUT.print(json.dumps(evaluation.result))
+            OUT.print(json.dumps(evaluation.result | ({"against": against} if against else {})))
         else:
             print_scores(evaluation)
             print_comparison(compared, self.run_folder, str(self.against))
             for source, hypothesis in list(zip(*evaluation[1:3], strict=True))[:3]:
                 OUT.print(f"  {source}\n  -> {hypothesis}\n")
         try:
-            NOTES.print(f"kept in {keep(run, evaluation)}")
+            folder = keep(run, evaluation)
+            if against:
+                significance.keep_comparison(folder, against, hypotheses)
+            NOTES.print(f"kept in {folder}")
         except StorageError as error:
             NOTES.print(f"note: {error}")
         if not self.json:

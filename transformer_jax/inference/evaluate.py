@@ -52,10 +52,15 @@ class Scores:
         return f"{parts} BP {self.brevity_penalty:.3f} ({words:,} for {wanted:,} words)"
 
 
-def metrics(tokenizer: str) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
-    """Return sacreBLEU's BLEU, over words as `tokenizer` parts them, and its chrF."""
-    # With "none" the text is meant to be tokenised: no need to warn of it.
-    return sacrebleu.BLEU(tokenize=tokenizer, force=tokenizer == "none"), sacrebleu.CHRF()
+def metrics(tokenizer: str, *, warn: bool = True) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
+    """Return sacreBLEU's BLEU, over words as `tokenizer` parts them, and its chrF.
+
+    Args:
+        tokenizer: sacreBLEU's name for it.
+        warn: whether BLEU warns of text that looks tokenised, where it is not meant to be.
+    """
+    force = tokenizer == "none" or not warn
+    return sacrebleu.BLEU(tokenize=tokenizer, force=force), sacrebleu.CHRF()
 
 
 def score(
@@ -219,7 +224,7 @@ def keep(run: Run, evaluation: Evaluation) -> Path:
         keep(run, single)
     folder = run.folder.path / "evaluations" / _name(evaluation.result)
     kinds = zip(("source", "hypothesis", "reference"), evaluation[1:4], strict=True)
-    texts = {folder / f"{kind}.txt": _text(lines) for kind, lines in kinds}
+    texts = {folder / f"{kind}.txt": text_of(lines) for kind, lines in kinds}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.exists() and path.read_bytes() != text for path, text in texts.items()):
@@ -234,7 +239,8 @@ def keep(run: Run, evaluation: Evaluation) -> Path:
     return folder
 
 
-def _text(lines: Sequence[str]) -> bytes:
+def text_of(lines: Sequence[str]) -> bytes:
+    """Return the content of a file of these lines."""
     return "".join(f"{line}\n" for line in lines).encode()
 
 

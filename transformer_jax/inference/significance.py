@@ -1,15 +1,23 @@
 """Whether one run is better than another, or only luckier: sacreBLEU's paired bootstrap."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from sacrebleu.significance import PairedTest, Result
 
-from transformer_jax.errors import DataError
-from transformer_jax.inference.evaluate import Evaluation, metrics
+from transformer_jax.data.splits import Split
+from transformer_jax.errors import DataError, StorageError
+from transformer_jax.inference.evaluate import Evaluation, metrics, prepared_with, text_of
+from transformer_jax.inference.run import Run
+from transformer_jax.runs.folder import write_json
 
 SAMPLES = 1000
+# sacreBLEU's own default, whatever the environment says: a comparison repeats.
+SEED = 12345
 
 
 @dataclass(frozen=True)
@@ -19,14 +27,28 @@ class Comparison:
     metric: str
     score: float
     """Of the run."""
+    mean: float
+    """Over resampled sets."""
     interval: float
     """Half the width of its 95 % interval, over resampled sets."""
     against: float
     """Of the other run."""
+    against_mean: float
     against_interval: float
     p: float
     """How often a difference like this one comes by the choice of sentences alone."""
     signature: str
+
+
+def check_comparable(run: Run, against: Run, split: Split) -> None:
+    """Make sure, before anything is translated, that two runs have the same references.
+
+    Raises:
+        UsageError: one of them has no such set.
+        DataError: they differ, or a run's text is another one now.
+    """
+    ours, theirs = (prepared_with(split, of=r).lines(split)[1] for r in (run, against))
+    _check_same(ours, theirs, split)
 
 
 def compare(evaluation: Evaluation, against: Evaluation, tokenizer: str) -> list[Comparison]:
@@ -38,31 +60,33 @@ def compare(evaluation: Evaluation, against: Evaluation, tokenizer: str) -> list
         tokenizer: how BLEU parts text into words.
 
     Raises:
-        DataError: they are not of the same sentences.
+        DataError: their references differ.
     """
-    pairs = [list(zip(e.sources, e.references, strict=True)) for e in (evaluation, against)]
-    if pairs[0] != pairs[1]:
-        sizes = " and ".join(f"{len(p)} sentences" for p in pairs)
-        raise DataError(f"the two runs have other {evaluation.result['set']} sets: {sizes}")
+    _check_same(evaluation.references, against.references, evaluation.result["set"])
     systems: list[tuple[str, Sequence[str]]] = [
         ("against", against.hypotheses),
         ("run", evaluation.hypotheses),
     ]
-    bleu, chrf = metrics(tokenizer)
-    test = PairedTest(
-        systems,
-        {"BLEU": bleu, "chrF2": chrf},
-        [evaluation.references],
-        test_type="bs",
-        n_samples=SAMPLES,
-    )
-    signatures, found = test()
+    # What there is to warn of was said when each was scored.
+    bleu, chrf = metrics(tokenizer, warn=False)
+    with _seeded():
+        test = PairedTest(
+            systems,
+            {"BLEU": bleu, "chrF2": chrf},
+            [evaluation.references],
+            test_type="bs",
+            n_samples=SAMPLES,
+            n_jobs=1,
+        )
+        signatures, found = test()
     return [
         Comparison(
             metric=name,
             score=ours.score,
+            mean=_number(ours.mean),
             interval=_number(ours.ci),
             against=theirs.score,
+            against_mean=_number(theirs.mean),
             against_interval=_number(theirs.ci),
             # Of no difference at all sacreBLEU says the least p there is.
             p=1.0 if ours.score == theirs.score else _number(ours.p_value),
@@ -70,6 +94,72 @@ def compare(evaluation: Evaluation, against: Evaluation, tokenizer: str) -> list
         )
         for name, (theirs, ours) in _results(found).items()
     ]
+
+
+def describe(against: Run, evaluation: Evaluation, compared: list[Comparison]) -> dict[str, Any]:
+    """Return a comparison, and how it came about, as plain data.
+
+    Args:
+        against: the other run; of its path the name alone.
+        evaluation: of the other run.
+        compared: with it.
+    """
+    about = ("set", "step", "steps", "average", "decode", "sentences")
+    return {
+        "run": against.folder.path.resolve().name,
+        **{key: evaluation.result[key] for key in about},
+        "bleu_signature": evaluation.scores.bleu_signature,
+        "chrf_signature": evaluation.scores.chrf_signature,
+        "test": "paired bootstrap",
+        "samples": SAMPLES,
+        "seed": SEED,
+        "scores": [asdict(comparison) for comparison in compared],
+    }
+
+
+def keep_comparison(folder: Path, description: dict[str, Any], hypotheses: Sequence[str]) -> None:
+    """Write the other run's lines and, last, what came of them beside the run's evaluation.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    name = f"against-{description['run']}"
+    try:
+        # What is there may be of other lines.
+        (folder / f"{name}.json").unlink(missing_ok=True)
+        (folder / f"{name}.txt").write_bytes(text_of(hypotheses))
+        write_json(folder / f"{name}.json", description)
+    except OSError as error:
+        raise StorageError(f"the comparison could not be kept: {error}") from error
+
+
+def _check_same(ours: list[str], theirs: list[str], split: Split) -> None:
+    if len(ours) != len(theirs):
+        raise DataError(
+            f"the runs cannot be compared: one has {len(ours)} references in its {split} set, "
+            f"the other {len(theirs)}"
+        )
+    for number, pair in enumerate(zip(ours, theirs, strict=True), start=1):
+        if pair[0] != pair[1]:
+            our, their = (repr(line if len(line) <= 80 else f"{line[:80]}...") for line in pair)
+            raise DataError(
+                f"the runs cannot be compared: reference {number} of their {split} sets is "
+                f"{our} in one, {their} in the other"
+            )
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Give sacreBLEU its seed where it looks for it: in the environment."""
+    before = os.environ.get("SACREBLEU_SEED")
+    os.environ["SACREBLEU_SEED"] = str(SEED)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SACREBLEU_SEED"]
+        else:
+            os.environ["SACREBLEU_SEED"] = before
 
 
 def _results(found: dict[str, Any]) -> dict[str, list[Result]]:
