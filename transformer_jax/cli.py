@@ -108,7 +108,8 @@ def _one_line(box: str) -> str:
         hint = nearest(given, re.findall(r"'(.*?)'", choices))
         return f"{option} must be one of {choices}, got {given!r}{hint}"
     if value := re.match(r"Error parsing (--\S+): .*?\[?'(.*?)'", message):
-        kind = re.search(rf"{re.escape(value[1])} (\S+)", advice)
+        # Of an option with two names, advice has the kind after each: --beam INT, --beam-size INT.
+        kind = re.search(rf"{re.escape(value[1].split('/')[0])} (\S+?),?(?:\s|$)", advice)
         return f"{value[1]} must be {kind[1] if kind else 'something else'}, got {value[2]!r}"
     return message
 
