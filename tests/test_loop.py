@@ -263,7 +263,7 @@ def test_other_text_than_the_run_began_with_is_refused(whole: Path, tmp_path: Pa
     description = json.loads((copy / "run.json").read_text())
     description["data"]["fingerprint"] = "0" * 64
     (copy / "run.json").write_text(json.dumps(description))
-    with pytest.raises(DataError, match="not the one"):
+    with pytest.raises(DataError, match="not the text that the run began with"):
         resume(copy, train={"steps": 9})
 
 
