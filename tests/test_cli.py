@@ -57,6 +57,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("translate", "runs/x", "--beam-size", "wide"): "--beam-size must be {None}|INT, got 'wide'",
     ("evaluate", "runs/x", "--beam", "wide"): "--beam-size must be {None}|INT, got 'wide'",
     ("evaluate", "runs/x", "--step", "last"): "--step must be {None}|INT, got 'last'",
+    ("prepare", "text", "--data.train", "a.en"): "--data.train must be two strings, got 'a.en'",
     ("evaluate", "runs/x", "--against"): "--against",
     ("evaluate", "runs/x", "--singels"): "--singels",
     ("train", "tiny", "--model.d-model", "129"): "model.d_model must be even",

@@ -110,7 +110,10 @@ def _one_line(box: str) -> str:
     if value := re.match(r"Error parsing (--\S+): .*?\[?'(.*?)'", message):
         # Of an option with two names, advice has the kind after each: --beam INT, --beam-size INT.
         kind = re.search(rf"{re.escape(value[1].split('/')[0])} (\S+?),?(?:\s|$)", advice)
-        return f"{value[1]} must be {kind[1] if kind else 'something else'}, got {value[2]!r}"
+        wanted = kind[1] if kind else "something else"
+        # tyro's way to write a pair, or none.
+        wanted = "two strings" if "{STR" in wanted or wanted == "STR" else wanted
+        return f"{value[1]} must be {wanted}, got {value[2]!r}"
     return message
 
 
