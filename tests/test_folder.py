@@ -162,10 +162,10 @@ def test_what_is_no_run_is_told(place: str, tmp_path: Path) -> None:
     assert str(told.value).startswith(f"{tmp_path / place} is no run")
 
 
-def test_a_run_of_a_later_format_is_told_with_both_formats(tmp_path: Path) -> None:
+def test_a_run_of_another_format_is_told_with_both_formats(tmp_path: Path) -> None:
     path = create(tmp_path / "run").path
     rewrite(path, lambda run: run.update(format=99))
-    with pytest.raises(UsageError, match=f"{path} has format 99, .* up to {folder_module.FORMAT}"):
+    with pytest.raises(UsageError, match=f"{path} has format 99, .* reads {folder_module.FORMAT}"):
         RunFolder.open(path)
 
 
@@ -207,7 +207,10 @@ def test_a_run_whose_parts_do_not_fit_is_told_with_its_path(fault: str, tmp_path
 def test_another_config_is_stored_with_the_run(tmp_path: Path) -> None:
     run = create(tmp_path / "run")
     longer = CONFIG.change(train={"steps": 7})
-    assert run.go_on_with(longer).config == longer
+    changed = run.go_on_with(longer)
+    assert changed.config == longer
+    assert RunFolder.open(tmp_path / "run").config == CONFIG
+    changed.store()
     opened = RunFolder.open(tmp_path / "run")
     assert opened.config == longer
     assert (opened.vocabulary.target.model, opened.fingerprint) == (TOKENIZER.model, "f1a9")

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
@@ -18,6 +20,7 @@ from small import SMALL, metrics_of
 import transformer_jax
 from transformer_jax.cli import main
 from transformer_jax.config import Config, ConfigError
+from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import (
     DataError,
     DivergedError,
@@ -29,7 +32,7 @@ from transformer_jax.errors import (
 from transformer_jax.runs.checkpoint import Checkpoints, on_device
 from transformer_jax.runs.folder import RunFolder
 from transformer_jax.training import loop
-from transformer_jax.training.step import init_state
+from transformer_jax.training.step import TrainState, TrainStep, init_state
 
 QUIET = Console(quiet=True)
 
@@ -51,10 +54,15 @@ def state_of(path: Path) -> Any:
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.eval_shape(lambda: init_state(run.model, run.config.train))
     parts = {"params": shapes.params, "optimizer": shapes.optimizer}
-    with Checkpoints(path / "checkpoints") as checkpoints:
-        latest = checkpoints.latest
+    with Checkpoints(path / "checkpoints", run.folder.identity) as checkpoints:
+        latest = checkpoints.latest_good()
         assert latest is not None
         return latest, checkpoints.restore(latest, on_device(parts, here))
+
+
+def scores_of(path: Path) -> dict[int, float]:
+    with Checkpoints(path / "checkpoints", RunFolder.open(path).identity) as checkpoints:
+        return checkpoints.scores
 
 
 def assert_same(left: Any, right: Any) -> None:
@@ -71,10 +79,11 @@ def interrupt_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Send this process a SIGTERM when it has done so many steps."""
     add, count = loop.Meter.add, itertools.count(1)
 
-    def counting(meter: loop.Meter, *arguments: Any) -> None:
-        add(meter, *arguments)
+    def counting(meter: loop.Meter, *arguments: Any) -> int:
+        skipped = add(meter, *arguments)
         if next(count) == steps:
             signal.raise_signal(signal.SIGTERM)
+        return skipped
 
     monkeypatch.setattr(loop.Meter, "add", counting)
 
@@ -93,8 +102,7 @@ def test_stop_and_resume_gives_the_same_bits_as_going_through(
     resume(path)
     assert_same(state_of(path), state_of(whole))
     assert metrics_of(path) == metrics_of(whole)
-    with Checkpoints(path / "checkpoints") as mine, Checkpoints(whole / "checkpoints") as theirs:
-        assert mine.scores == theirs.scores
+    assert scores_of(path) == scores_of(whole)
 
 
 def test_half_the_steps_and_then_all_of_them_equal_all_at_once(whole: Path, tmp_path: Path) -> None:
@@ -185,26 +193,75 @@ def test_parameters_of_another_shape_are_refused(whole: Path, tmp_path: Path) ->
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("log_every", [1, 100], ids=["told at once", "not told before"])
-def test_a_run_that_diverges_ends_before_anything_of_it_is_saved(
-    tmp_path: Path, log_every: int
-) -> None:
-    wild = SMALL.change(
-        train={"rate_factor": 1e30, "steps": 50, "checkpoint_every": 7, "log_every": log_every}
-    )
-    with pytest.raises(DivergedError, match=r"--train.rate-factor"):
-        train(wild, tmp_path / "run")
-    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+def poison(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
+    """Let the gradients of these steps, counted from 1, hold something that is no number."""
+    make = loop.make_train_step
+
+    def poisoned(*arguments: Any) -> TrainStep:
+        step = make(*arguments)
+
+        def sums(state: TrainState, batch: Any, part: Any) -> Any:
+            gradients, loss = step.sums(state, batch, part)
+            is_bad = jnp.isin(state.step + 1, jnp.asarray(steps))
+            return jax.tree.map(lambda g: jnp.where(is_bad, jnp.nan, g), gradients), loss
+
+        return dataclasses.replace(step, sums=sums)
+
+    monkeypatch.setattr(loop, "make_train_step", poisoned)
 
 
-def test_an_interruption_saves_nothing_of_a_diverged_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_step_that_is_not_finite_is_skipped_and_told(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wild = SMALL.change(train={"rate_factor": 1e30, "log_every": 100, "checkpoint_every": 100})
-    interrupt_after(6, monkeypatch)
-    with pytest.raises(DivergedError):
+    poison(monkeypatch, 3, 5)
+    path = train(SMALL, tmp_path / "run")
+    told = [line.get("skipped") for line in metrics_of(path) if line["split"] == "train"]
+    assert told == [None, 1, 1, None]
+    # Up to the first of them nothing was another.
+    assert metrics_of(path)[0] == metrics_of(whole)[0]
+    assert metrics_of(path)[-1]["perplexity"] != metrics_of(whole)[-1]["perplexity"]
+    rates = [line["learning_rate"] for line in metrics_of(path) if line["split"] == "train"]
+    usual = [line["learning_rate"] for line in metrics_of(whole) if line["split"] == "train"]
+    assert rates[0] == usual[0]
+    assert rates[1] < usual[1]
+    with monkeypatch.context() as patch:
+        interrupt_after(3, patch)
+        with pytest.raises(InterruptedRunError):
+            train(SMALL, tmp_path / "parts")
+    resume(tmp_path / "parts")
+    assert_same(state_of(tmp_path / "parts"), state_of(path))
+    assert metrics_of(tmp_path / "parts") == metrics_of(path)
+
+
+# Where nothing is told, up to two more steps have begun before the tenth is known.
+@pytest.mark.parametrize(("log_every", "last"), [(1, 15), (100, 16)])
+def test_ten_such_steps_in_a_row_end_a_run_and_name_the_sentences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_every: int, last: int
+) -> None:
+    poison(monkeypatch, 3, *range(6, 100))
+    train_config = {"steps": 50, "checkpoint_every": 4, "log_every": log_every}
+    config = SMALL.change(train=train_config)
+    with pytest.raises(DivergedError, match=rf"in a row, up to {last}: .*--train.rate-factor"):
+        train(config, tmp_path / "run")
+    named = json.loads((tmp_path / "run" / "diverged.json").read_text())["pairs"]
+    assert sorted(map(int, named)) == list(range(6, last + 1))
+    folder = RunFolder.open(tmp_path / "run")
+    batches = prepare(config.data, folder.vocabulary, folder.fingerprint).batches(512, 0)
+    assert all(named[str(step)] == batches.pairs(step - 1).tolist() for step in range(6, last + 1))
+    step, state = state_of(tmp_path / "run")
+    assert step >= 4
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
+    # Interruptions do not begin the count anew.
+    with pytest.raises(DivergedError, match=f"up to {last}:"):
+        resume(tmp_path / "run")
+
+
+def test_nothing_is_saved_of_a_model_that_finds_the_text_impossible(tmp_path: Path) -> None:
+    wild = SMALL.change(train={"rate_factor": 1e30, "recovery_minutes": 1e-6, "log_every": 100})
+    with pytest.raises(DivergedError, match=r"development set is nan.*--train.rate-factor"):
         train(wild, tmp_path / "run")
-    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state_of(tmp_path / "run")[1]))
+    assert not scores_of(tmp_path / "run")
 
 
 def test_a_full_device_is_one_line_with_commands_that_exist(
@@ -272,7 +329,7 @@ def test_a_checkpoint_of_another_model_is_refused(whole: Path, tmp_path: Path) -
     description = json.loads((copy / "run.json").read_text())
     description["config"]["model"]["d_ff"] = 48
     (copy / "run.json").write_text(json.dumps(description))
-    with pytest.raises(StorageError, match=r"feed_forward\S+ is float32"):
+    with pytest.raises(StorageError, match=r"another run: model.d_ff 32 -> 48"):
         transformer_jax.load(copy)
 
 
@@ -343,8 +400,7 @@ def test_checkpoints_can_be_counted_in_epochs_and_translated_now_and_then(tmp_pa
     assert translated == [4 * epoch, 8 * epoch, last]
     # The three that are kept; the last step is on no schedule.
     assert scheduled == 3
-    with Checkpoints(folder.checkpoints) as checkpoints:
-        assert sorted(checkpoints.scores)[-1] == 8 * epoch
+    assert sorted(scores_of(folder.path))[-1] == 8 * epoch
 
 
 def test_patience_ends_a_run_that_gets_no_better(

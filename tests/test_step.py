@@ -120,3 +120,39 @@ def test_a_step_learns_what_it_is_shown() -> None:
         state, metrics = step(state, batch)
         losses.append(float(metrics.loss.nll / metrics.loss.count))
     assert losses[-1] < 0.1 * losses[0]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("where", ["a gradient", "the loss"])
+def test_a_gradient_that_is_not_finite_changes_nothing_but_the_count(
+    value: float, where: str
+) -> None:
+    transformer, batch = Transformer(CALM.model, VOCAB), batch_of(6)
+    step = make_train_step(transformer, CALM.train)
+    state = init_state(transformer, CALM.train)
+    state, _ = jax.jit(step)(state, batch)
+    gradients, loss = step.sums(state, batch, jnp.int32(0))
+    table = gradients["embedding"]["table"]
+    if where == "a gradient":
+        gradients["embedding"]["table"] = table.at[5, 3].set(value)
+    else:
+        loss = loss._replace(smoothed=loss.smoothed + value)
+    new, metrics = jax.jit(step.update)(state, (gradients, loss))
+    jax.tree.map(np.testing.assert_array_equal, new.params, state.params)
+    jax.tree.map(np.testing.assert_array_equal, new.optimizer, state.optimizer)
+    assert (int(new.step), int(new.skipped), int(new.skipped_in_a_row)) == (2, 1, 1)
+    assert [float(x) for x in metrics.loss] == [0.0, 0.0, 0.0]
+    again, _ = jax.jit(step.update)(new, (gradients, loss))
+    assert (int(again.skipped), int(again.skipped_in_a_row)) == (2, 2)
+    better, _ = jax.jit(step)(again, batch)
+    assert (int(better.step), int(better.skipped), int(better.skipped_in_a_row)) == (4, 2, 0)
+    assert largest_difference(better.params, state.params) > 0
+
+
+def test_parts_of_a_batch_draw_masks_of_their_own() -> None:
+    noisy = SMALL.change(model={"dropout": 0.5})
+    transformer, batch = Transformer(noisy.model, VOCAB), batch_of(6)
+    step = make_train_step(transformer, noisy.train)
+    state = init_state(transformer, noisy.train)
+    losses = {float(jax.jit(step.sums)(state, batch, jnp.int32(part))[1].nll) for part in range(3)}
+    assert len(losses) == 3

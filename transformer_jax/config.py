@@ -200,6 +200,9 @@ class TrainConfig(Section):
     paper when set: it trains for a fixed number of steps."""
     keep_checkpoints: int = 20
     """The last so many scheduled checkpoints stay, for averaging; the best one stays too."""
+    recovery_minutes: float = 10.0
+    """Between scheduled checkpoints one is kept for recovery: after the first step, then ever more
+    seldom, until there are so many minutes from one to the next."""
     log_every: int = 100
     """Steps from one line of metrics to the next."""
 
@@ -207,7 +210,7 @@ class TrainConfig(Section):
     rules = (
         *positive("steps", "warmup_steps", "rate_factor", "adam_epsilon", "clip_norm"),
         *positive("micro_batches", "checkpoint_every", "keep_checkpoints", "log_every"),
-        *positive("translate_every", "patience"),
+        *positive("translate_every", "patience", "recovery_minutes"),
         *fraction("adam_beta1", "adam_beta2", "label_smoothing"),
         ("seed", lambda x: 0 <= x < 2**31, "from 0 to 2147483647"),
     )

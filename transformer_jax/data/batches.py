@@ -101,10 +101,17 @@ class Batches:
         ]
         return [planned[i] for i in rng.permutation(len(planned))]
 
+    def _planned(self, step: int) -> tuple[Shape, np.ndarray]:
+        epoch, place = divmod(step, self.per_epoch)
+        return self._order(epoch)[place]
+
+    def pairs(self, step: int) -> np.ndarray:
+        """Return which pairs are in the batch of this step: int[pairs], of those kept."""
+        return self._planned(step)[1]
+
     def __getitem__(self, step: int) -> Batch:
         """Return the batch of this step, counted from 0 over all epochs."""
-        epoch, place = divmod(step, self.per_epoch)
-        shape, indices = self._order(epoch)[place]
+        shape, indices = self._planned(step)
         return Batch(
             self._source.padded(indices, shape.rows, shape.source),
             self._target.padded(indices, shape.rows, shape.target),

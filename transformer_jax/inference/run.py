@@ -98,7 +98,7 @@ def read_params(folder: RunFolder, model: Transformer, steps: Sequence[int]) -> 
     """Return the mean of the parameters of some checkpoints, on JAX's default device."""
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     target = on_device(abstract_params(model), device)
-    with Checkpoints(folder.checkpoints) as checkpoints:
+    with Checkpoints(folder.checkpoints, folder.identity) as checkpoints:
         return checkpoints.mean_params(steps, target)
 
 
@@ -119,6 +119,6 @@ def load(path: str | Path, *, average: int | None = None, step: int | None = Non
     folder = RunFolder.open(Path(path))
     model = Transformer(folder.config.model, *folder.vocabulary.sizes)
     average = folder.config.decode.average if average is None else average
-    with Checkpoints(folder.checkpoints) as checkpoints:
+    with Checkpoints(folder.checkpoints, folder.identity) as checkpoints:
         steps = checkpoints.choose(average, step)
     return Run(folder, read_params(folder, model, steps), tuple(steps))

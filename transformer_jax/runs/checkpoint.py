@@ -1,112 +1,278 @@
-"""Checkpoints by Orbax: written in the background, the latest, the best and the last few kept.
+"""Checkpoints: arrays by Orbax, written in the background, whole or not there at all.
 
-A checkpoint has two parts, "params" and "optimizer", so that the first can be read without the
-second. One of a scheduled step carries its score on the development set; one that an
-interruption or the end of training made does not. Averages and the best are of scheduled steps
-only, so that an interruption changes no result.
+checkpoints/120/             after step 120
+    params/, optimizer/      Orbax's; each can be read without the other
+    checkpoint.json          what else the run needs to go on, and whose it is
+    SHA256SUMS               of all these files, checked before Orbax opens any
+
+A checkpoint is made under a name that begins with a dot and appears by rename, when all of it is
+on disk; only then older ones go. One that is damaged is moved aside, as bad-120, and the one
+before is used.
+
+One of a scheduled step carries its score on the development set; one that an interruption, the
+clock or the end of training made does not. Averages and the best are of scheduled steps only, so
+that no interruption and no clock changes a result.
 """
 
+import contextlib
+import json
 import logging
-from collections.abc import Sequence
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
+from transformer_jax.console import NOTES
 from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.runs import manifest
+from transformer_jax.runs.manifest import DamagedError
 
 PyTree = Any
-PARTS = ("params", "optimizer")
+DESCRIPTION = "checkpoint.json"
+STEP = re.compile(r"[0-9]+\Z")
+# Orbax compresses: a checkpoint may hold more than it weighs, within reason.
+MOST_COMPRESSED = 20
+ALWAYS_ALLOWED = 64 << 20
 
 
-class Keep:
-    """Orbax's policy of what stays: the latest, the best, and the last `scheduled` with a score."""
+class Record(NamedTuple):
+    """What a checkpoint holds beside arrays."""
 
-    def __init__(self, scheduled: int) -> None:
-        self.scheduled = scheduled
+    perplexity: float | None
+    """On the development set; None unless the step is a scheduled one."""
+    notes: dict[str, Any]
+    """Whatever else training needs to go on, as plain data."""
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
-        """Say of each checkpoint whether it stays."""
-        del context
-        scored = [c for c in checkpoints if c.metrics is not None]
-        best = min(scored, key=lambda c: c.metrics["perplexity"], default=None)
-        kept = {
-            c.step
-            for c in [*checkpoints[-1:], *scored[-self.scheduled :], *([best] if best else [])]
-        }
-        return [c.step in kept for c in checkpoints]
+
+def kept(scores: Mapping[int, float | None], scheduled: int) -> set[int]:
+    """Return the steps that stay: the latest, the best, the last `scheduled` that have a score.
+
+    Args:
+        scores: perplexity of each step there is; None where it is none of the schedule's.
+        scheduled: how many.
+    """
+    scored = [step for step in sorted(scores) if scores[step] is not None]
+    best = min(scored, key=lambda step: (scores[step], step), default=max(scores))
+    return {max(scores), best, *scored[-scheduled:]}
 
 
 class Checkpoints:
     """The checkpoints of a run; a context, at whose end all are on disk."""
 
-    def __init__(self, folder: Path, *, keep: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        identity: Mapping[str, Any],
+        *,
+        keep: int | None = None,
+        say: Callable[[str], object] = NOTES.print,
+    ) -> None:
         """Open the folder.
 
         Args:
             folder: made where it is missing, if it may be written.
+            identity: what a run must have in common with a checkpoint of it, by name.
             keep: how many scheduled checkpoints stay; None opens for reading only.
+            say: told, in one line, of what is damaged.
         """
         logging.getLogger("absl").setLevel(logging.WARNING)
-        self._run = folder.parent
+        self.folder, self._run = folder, folder.parent
+        self._identity, self._keep, self._say = dict(identity), keep, say
+        # Of the processes of a run all write arrays, and one all else.
+        self._is_main = jax.process_index() == 0
         if keep is None and not folder.is_dir():
             raise UsageError(f"{folder.parent} has no checkpoint yet")
-        policy: Any = (
-            ocp.training.preservation_policies.PreserveAll() if keep is None else Keep(keep)
-        )
-        self._checkpointer = ocp.training.Checkpointer(
-            str(folder.absolute()),
-            preservation_policy=policy,
-            cleanup_tmp_directories=keep is not None,
-        )
-        self._pending: Any = None
+        if keep is not None and self._is_main:
+            folder.mkdir(parents=True, exist_ok=True)
+            for leftover in folder.glob(".*"):
+                shutil.rmtree(leftover)
+        self._records = {step: self._read_record(step) for step in self.steps}
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
 
     @property
-    def latest(self) -> int | None:
-        """The newest step, or None."""
-        latest = self._checkpointer.latest
-        return None if latest is None else latest.step
+    def steps(self) -> list[int]:
+        """The steps that are on disk, in order."""
+        return sorted(int(path.name) for path in self.folder.iterdir() if STEP.match(path.name))
 
     @property
     def scores(self) -> dict[int, float]:
         """Perplexity on the development set of each scheduled step that is kept."""
-        kept: Any = self._checkpointer.checkpoints
-        return {c.step: c.metrics["perplexity"] for c in kept if c.metrics is not None}
+        return {
+            step: record.perplexity
+            for step, record in sorted(self._records.items())
+            if isinstance(record, Record) and record.perplexity is not None
+        }
+
+    def notes(self, step: int) -> dict[str, Any]:
+        """Return what `save` was given under this name.
+
+        Raises:
+            StorageError: the checkpoint is damaged.
+        """
+        record = self._records[step]
+        if isinstance(record, DamagedError):
+            raise StorageError(f"checkpoint {step} of {self._run} is damaged: {record}")
+        return record.notes
+
+    def _read_record(self, step: int) -> Record | DamagedError:
+        """Return what a checkpoint holds beside arrays, or what is wrong with it."""
+        try:
+            found = json.loads(manifest.read(self.folder / str(step), DESCRIPTION))
+            self._check_identity(step, found["run"])
+            return Record(found["perplexity"], found["notes"])
+        except DamagedError as error:
+            return error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StorageError(f"checkpoint {step} cannot be read: {error}") from error
+
+    def _check_identity(self, step: int, theirs: Mapping[str, Any]) -> None:
+        differing = [
+            f"{name} {theirs.get(name)!r} -> {self._identity.get(name)!r}"
+            for name in sorted(theirs.keys() | self._identity.keys())
+            if theirs.get(name) != self._identity.get(name)
+        ]
+        if differing:
+            raise StorageError(
+                f"checkpoint {step} of {self._run} is of another run: {', '.join(differing)}"
+            )
+
+    def latest_good(self) -> int | None:
+        """Return the newest step whose files are as they were written, or None.
+
+        Who may write moves newer ones aside; nothing is ever deleted.
+
+        Raises:
+            StorageError: there are checkpoints, and all are damaged.
+        """
+        damaged: dict[int, str] = {}
+        for step in reversed(self.steps):
+            if (fault := self._fault(step)) is None:
+                for bad, why in damaged.items():
+                    aside = self._move_aside(bad)
+                    self._say(f"checkpoint {bad} is damaged{aside}: {why}; {step} is used instead")
+                return step
+            damaged[step] = fault
+        if damaged:
+            told = "; ".join(f"{step}: {fault}" for step, fault in damaged.items())
+            raise StorageError(f"every checkpoint of {self._run} is damaged: {told}")
+        return None
+
+    def _fault(self, step: int) -> str | None:
+        """Return what is wrong with the files of a checkpoint, if anything is."""
+        try:
+            manifest.check(self.folder / str(step))
+        except (DamagedError, FileNotFoundError) as error:
+            return str(error)
+        except OSError as error:
+            # It may be whole, for someone who may read it.
+            raise StorageError(f"checkpoint {step} cannot be read: {error}") from error
+        record = self._records.get(step)
+        return str(record) if isinstance(record, DamagedError) else None
+
+    def _move_aside(self, step: int) -> str:
+        if self._keep is None or not self._is_main:
+            return ""
+        name, count = f"bad-{step}", 1
+        while (self.folder / name).exists():
+            count += 1
+            name = f"bad-{step}-{count}"
+        (self.folder / str(step)).rename(self.folder / name)
+        self._records.pop(step, None)
+        return f" and now called {name}"
 
     def save(
         self,
         step: int,
-        params: PyTree,
-        optimizer: PyTree,
+        arrays: Mapping[str, PyTree],
         perplexity: float | None,
-        unreported: Sequence[Sequence[float]] = (),
+        notes: Mapping[str, Any],
     ) -> None:
         """Begin to write a checkpoint; the arrays may be given away once this returns.
 
         Args:
-            step: updates done.
-            params: of the model.
-            optimizer: its state.
+            step: batches seen.
+            arrays: by part: the parameters, and what else training needs.
             perplexity: on the development set, for a scheduled step; else None.
-            unreported: what the next report needs of the steps since the last one.
+            notes: what else training needs, as plain data.
+
+        Raises:
+            StorageError: the one before could not be written, or there is no room for this one.
         """
         self.wait()
-        self._pending = self._checkpointer.save_checkpointables_async(
-            step,
-            dict(zip(PARTS, (params, optimizer), strict=True)),
-            metrics=None if perplexity is None else {"perplexity": perplexity},
-            custom_metadata={"unreported": [list(sums) for sums in unreported]},
-            # Whenever it is called, not by Orbax's own schedule.
-            force=True,
-        )
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(dict(arrays)))
+        free = shutil.disk_usage(self.folder).free
+        if free < size:
+            raise StorageError(
+                f"no room for checkpoint {step}: it takes {size >> 20} MiB and {self.folder} has "
+                f"{free >> 20} left; those before are untouched"
+            )
+        temporary = self.folder / f".{step}"
+        description = {
+            "step": step,
+            "perplexity": perplexity,
+            "notes": dict(notes),
+            "run": self._identity,
+        }
+        with self._told(step, temporary):
+            begun = ocp.save_checkpointables_async(str(temporary.absolute()), dict(arrays))
+        self._records[step] = Record(perplexity, description["notes"])
+        whole = {s: r.perplexity for s, r in self._records.items() if isinstance(r, Record)}
+        doomed = whole.keys() - kept(whole, self._keep or 1)
+        for old in doomed:
+            del self._records[old]
+        self._pending = self._writer.submit(self._finish, begun, temporary, description, doomed)
 
-    def unreported(self, step: int) -> list[list[float]]:
-        """Return what `save` was given under this name."""
-        metadata: Any = self._checkpointer.checkpointables_metadata(step).custom_metadata
-        return metadata["unreported"]
+    def _finish(
+        self, begun: Any, temporary: Path, description: dict[str, Any], doomed: set[int]
+    ) -> None:
+        """Wait for Orbax, and let the checkpoint appear; then older ones may go."""
+        step = description["step"]
+        with self._told(step, temporary):
+            begun.result()
+            if not self._is_main:
+                return
+            text = json.dumps(description, indent=1, ensure_ascii=False) + "\n"
+            (temporary / DESCRIPTION).write_text(text, "utf-8")
+            manifest.write(temporary)
+            temporary.rename(self.folder / str(step))
+            manifest.sync(self.folder)
+            for old in doomed:
+                # By rename first: whatever happens, a name that is a number is a whole checkpoint.
+                gone = (self.folder / str(old)).rename(self.folder / f".old-{old}")
+                shutil.rmtree(gone)
+
+    @contextlib.contextmanager
+    def _told(self, step: int, temporary: Path) -> Any:
+        """Turn whatever goes wrong into one line, and leave nothing half written."""
+        try:
+            yield
+        # Orbax and its libraries raise what they please.
+        except Exception as error:
+            for leftover in self.folder.glob(f"{temporary.name}*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            raise StorageError(
+                f"checkpoint {step} could not be written: {_one_line(error)}; those before are "
+                f"untouched"
+            ) from error
+
+    def is_writing(self) -> bool:
+        """Tell whether one is being written.
+
+        Raises:
+            StorageError: it could not be.
+        """
+        if self._pending is not None and self._pending.done():
+            self.wait()
+        return self._pending is not None
 
     def wait(self) -> None:
         """Wait until what was begun is on disk.
@@ -115,13 +281,10 @@ class Checkpoints:
             StorageError: it could not be written.
         """
         pending, self._pending = self._pending, None
-        try:
-            if pending is not None:
-                pending.result()
-        except (OSError, ValueError) as error:
-            raise StorageError(f"a checkpoint could not be written: {error}") from error
+        if pending is not None:
+            pending.result()
 
-    def restore(self, step: int, targets: dict[str, PyTree]) -> dict[str, PyTree]:
+    def restore(self, step: int, targets: Mapping[str, PyTree]) -> dict[str, PyTree]:
         """Read parts of a checkpoint.
 
         Args:
@@ -130,18 +293,37 @@ class Checkpoints:
                 arrays must be and where they shall lie.
 
         Raises:
-            StorageError: it cannot be read, or holds something else.
+            StorageError: it cannot be read, is damaged, or holds something else.
         """
         self.wait()
+        if (fault := self._fault(step)) is not None:
+            raise StorageError(f"checkpoint {step} of {self._run} is damaged: {fault}")
+        folder = self.folder / str(step)
+        self._check_plausible(step, targets)
         try:
-            stored: Any = self._checkpointer.checkpointables_metadata(step).metadata
+            stored: Any = ocp.checkpointables_metadata(str(folder.absolute())).metadata
             for part, target in targets.items():
                 # Orbax itself would turn one dtype into another without a word.
                 _check_same(f"checkpoint {step}", _leaves(stored[part]), _leaves(target))
-            return self._checkpointer.load_checkpointables(step, targets)
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error.__cause__ or error).strip().splitlines()[0]
+            return ocp.load_checkpointables(str(folder.absolute()), dict(targets))
+        except StorageError:
+            raise
+        # As above.
+        except Exception as error:
+            reason = _one_line(error.__cause__ or error)
             raise StorageError(f"checkpoint {step} cannot be read: {reason}") from error
+
+    def _check_plausible(self, step: int, targets: Mapping[str, PyTree]) -> None:
+        """Refuse what claims to be huge, before there is room made for it."""
+        for part, target in targets.items():
+            claimed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(target))
+            files = (self.folder / str(step) / part).rglob("*")
+            there = sum(path.stat().st_size for path in files if path.is_file())
+            if claimed > ALWAYS_ALLOWED + MOST_COMPRESSED * there:
+                raise StorageError(
+                    f"checkpoint {step} of {self._run} cannot be right: its {part} would take "
+                    f"{claimed >> 20} MiB, and it has {there >> 20}"
+                )
 
     def choose(self, average: int = 1, step: int | None = None) -> list[int]:
         """Return the steps of the checkpoints that are meant, oldest first.
@@ -152,11 +334,13 @@ class Checkpoints:
 
         Raises:
             UsageError: there is none, none of this step, or there are not so many.
+            StorageError: the newest is meant, and all are damaged.
         """
-        if self.latest is None:
+        if not self.steps:
             raise UsageError(f"{self._run} has no checkpoint yet")
-        kept: Any = self._checkpointer.checkpoints
-        steps = sorted(self.scores if average > 1 else [c.step for c in kept])
+        if average == 1 and step is None and (newest := self.latest_good()) is not None:
+            return [newest]
+        steps = sorted(self.scores if average > 1 else self.steps)
         if step not in (None, *steps):
             kind = "scheduled checkpoint" if average > 1 else "checkpoint"
             there = ", ".join(map(str, steps)) or "none"
@@ -190,7 +374,14 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            self._checkpointer.close()
+            self._writer.shutdown()
+
+
+def _one_line(error: BaseException) -> str:
+    """Return what an error of a library's says first."""
+    if isinstance(error, OSError) and error.strerror:
+        return os.strerror(error.errno) if error.errno else error.strerror
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def _leaves(tree: PyTree) -> dict[str, str]:

@@ -3,6 +3,7 @@
 run.json        format, resolved config, vocabulary and data hashes, versions
 tokenizer.model the vocabulary, a SentencePiece file; tokenizer.source.model too, if separate
 checkpoints/    a folder for each step that is kept
+lock            who trains it, or did last
 metrics.jsonl   a line of JSON for each report
 tensorboard/    the same as events
 samples/        translations of development sentences, a file for each scored step
@@ -17,7 +18,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from transformer_jax.config import Config, ConfigError, DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import StorageError, UsageError
 
-FORMAT = 1
+FORMAT = 2
 VERSIONS = (
     "flax",
     "jax",
@@ -52,6 +53,7 @@ MAY_CHANGE = {
         "translate_every",
         "patience",
         "keep_checkpoints",
+        "recovery_minutes",
         "log_every",
     },
     "decode": set(DecodeConfig.__dataclass_fields__),
@@ -129,10 +131,10 @@ class RunFolder:
             raise UsageError(f"{path} is no run: it has no run.json")
         try:
             data = json.loads(description.read_text("utf-8"))
-            if not 1 <= data["format"] <= FORMAT:
+            if data["format"] + 0 != FORMAT:
                 raise UsageError(
                     f"{path} has format {data['format']}, of another version of this program: "
-                    f"this one reads up to {FORMAT}"
+                    f"this one reads {FORMAT}"
                 )
             config = Config.from_dict(data["config"])
             target = _tokenizer(path, data, "vocabulary")
@@ -151,13 +153,26 @@ class RunFolder:
         names = [entry.name for entry in self.checkpoints.glob("*")]
         return max((int(name) for name in names if name.isdigit()), default=0)
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that a checkpoint must have in common with its run, by name."""
+        return {
+            **{
+                f"{section}.{key}": value
+                for section, fields in self.config.to_dict().items()
+                for key, value in fields.items()
+                if key not in MAY_CHANGE[section]
+            },
+            **{name: part.digest for name, part in self.vocabulary.parts.items()},
+            "data": self.fingerprint,
+        }
+
     def go_on_with(self, config: Config) -> "RunFolder":
-        """Return the run with another config, which is stored.
+        """Return the run with another config; `store` keeps it.
 
         Raises:
             ConfigError: a field would make it another experiment (all such are told), or its
                 steps are fewer than have been done.
-            StorageError: it cannot be stored.
         """
         stored = self.config.to_dict()
         changes = [
@@ -173,13 +188,19 @@ class RunFolder:
                 f"train.steps must be at least {self.steps_done}, which {self.path} has done, "
                 f"got {config.train.steps}"
             )
-        changed = RunFolder(self.path, config, self.vocabulary, self.fingerprint)
-        if config != self.config:
-            try:
-                changed._write_description()
-            except OSError as error:
-                raise StorageError(f"{self.path} cannot be written: {error.strerror}") from error
-        return changed
+        return replace(self, config=config)
+
+    def store(self) -> None:
+        """Keep the config that the run goes on with.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        try:
+            if RunFolder.open(self.path).config != self.config:
+                self._write_description()
+        except OSError as error:
+            raise StorageError(f"{self.path} cannot be written: {error.strerror}") from error
 
     def _write_description(self) -> None:
         description = {

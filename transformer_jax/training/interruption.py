@@ -1,6 +1,7 @@
-"""Ctrl-C and SIGTERM end a run after the step at hand, with everything saved."""
+"""What ends a run before its end: a signal, after the step at hand; whatever else, by surprise."""
 
 import signal
+import time
 from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -30,3 +31,37 @@ class StopRequest:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+class RecoveryClock:
+    """When to save, beside the schedule: at once, then ever more seldom.
+
+    So each start gets further than the one before, however short it is, and a long one rarely
+    pauses.
+    """
+
+    SHORTEST = 5.0
+
+    def __init__(self, minutes: float) -> None:
+        """Begin.
+
+        Args:
+            minutes: the longest from one checkpoint to the next.
+        """
+        self._longest = 60 * minutes
+        self._began: float | None = None
+        self._saved = 0.0
+
+    def is_due(self) -> bool:
+        """Tell whether it is time; asked after each step."""
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+            return True
+        # As long as it went on before the last one, and half of its work at most is lost.
+        wait = max(self.SHORTEST, self._saved - self._began)
+        return now - self._saved >= min(self._longest, wait)
+
+    def saved(self) -> None:
+        """Note that one was saved, for whatever reason."""
+        self._saved = time.monotonic()

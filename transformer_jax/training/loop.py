@@ -28,14 +28,19 @@ from transformer_jax.inference.run import Run, load
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.transformer import Transformer, abstract_params
 from transformer_jax.runs.checkpoint import Checkpoints, on_device
-from transformer_jax.runs.folder import RunFolder, check_free
+from transformer_jax.runs.folder import RunFolder, check_free, write_json
+from transformer_jax.runs.lock import only_trainer
 from transformer_jax.training.flops import peak_flops
-from transformer_jax.training.interruption import StopRequest
+from transformer_jax.training.interruption import RecoveryClock, StopRequest
 from transformer_jax.training.logbook import Logbook
-from transformer_jax.training.meter import Meter
+from transformer_jax.training.meter import Meter, Sums
 from transformer_jax.training.optimizer import learning_rate
 from transformer_jax.training.placement import CompiledStep, data_parallel
 from transformer_jax.training.step import TrainState, init_state, make_train_step
+
+# Steps in a row without a finite gradient, after which a run ends.
+MOST_SKIPPED = 10
+CURE = "Try a smaller --train.rate-factor or a longer --train.warmup-steps"
 
 
 def start(
@@ -77,8 +82,9 @@ def start(
     def begin(folder: RunFolder) -> None:
         if other is not None:
             state = init_state(model, config.train)
-            with Checkpoints(folder.checkpoints, keep=1) as checkpoints:
-                checkpoints.save(0, other.params, state.optimizer, None)
+            with Checkpoints(folder.checkpoints, folder.identity, keep=1) as checkpoints:
+                arrays = {"params": other.params, "optimizer": state.optimizer}
+                checkpoints.save(0, arrays, None, notes_of(state, []))
 
     return RunFolder.create(path, config, prepared.vocabulary, prepared.fingerprint, begin)
 
@@ -96,7 +102,9 @@ def run_training(folder: RunFolder, console: Console) -> int:
     """
     keep_compiled_programs()
     try:
-        return Training(folder, console).run()
+        with only_trainer(folder.path):
+            folder.store()
+            return Training(folder, console).run()
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -106,6 +114,15 @@ def run_training(folder: RunFolder, console: Console) -> int:
             f"`transformer-jax resume {folder.path} --train.micro-batches {parts}` computes "
             f"each batch in {parts} parts; --model.remat saves memory too"
         ) from error
+
+
+def notes_of(state: TrainState, unreported: Sums) -> dict[str, Any]:
+    """Return what a checkpoint keeps of a state beside its arrays."""
+    return {
+        "unreported": unreported,
+        "skipped": int(state.skipped),
+        "skipped_in_a_row": int(state.skipped_in_a_row),
+    }
 
 
 class Training:
@@ -122,22 +139,27 @@ class Training:
         self.placement = data_parallel()
         greedy = dataclasses.replace(config.decode, beam_size=1)
         self.translator = Translator(self.model, prepared.vocabulary, greedy)
+        self.recovery = RecoveryClock(config.train.recovery_minutes)
 
     def run(self) -> int:
         """Do what `run_training` says."""
         train = self.config.train
         self._introduce()
         with (
-            Checkpoints(self.folder.checkpoints, keep=train.keep_checkpoints) as self.checkpoints,
+            Checkpoints(
+                self.folder.checkpoints,
+                self.folder.identity,
+                keep=train.keep_checkpoints,
+                say=self._say,
+            ) as self.checkpoints,
             StopRequest() as stop,
         ):
-            state = self._state()
+            state, earlier = self._state()
             first = int(state.step)
             if first >= train.steps or self._is_out_of_patience(first):
                 self.console.print(f"{self.folder.path} is at step {first} already: nothing to do")
                 return len(self.checkpoints.scores)
             self.folder.truncate_metrics(first)
-            earlier = self.checkpoints.unreported(first) if first else []
             self.meter = Meter(self.model, peak_flops(self.config.model.dtype), earlier)
             with Logbook(self.folder, self.console, step=first) as self.log:
                 compiled = CompiledStep(
@@ -149,7 +171,7 @@ class Training:
                 for step in range(first + 1, train.steps + 1):
                     batch = self.batches[step - 1]
                     state, metrics = compiled(state, batch)
-                    self.meter.add(metrics, batch)
+                    self._check_skipped(step - 2, self.meter.add(metrics, batch))
                     self.log.advance(step)
                     self._after(step, state, stop)
                     if self._is_out_of_patience(step):
@@ -173,20 +195,21 @@ class Training:
         is_scheduled = step % self.interval == 0
         # Read once: a signal that comes while this goes on is for the next step.
         signal = stop.signal
+        is_due = not self.checkpoints.is_writing() and self.recovery.is_due()
         if step % train.log_every == 0 or is_scheduled or is_last or signal:
-            self._check_finite(step, *self.meter.last())
+            self._check_skipped(step, int(self.meter.last.skipped_in_a_row))
         if step % train.log_every == 0 or is_last:
             self._report(step)
-        if is_scheduled or is_last or signal:
+        if is_scheduled or is_last or signal or is_due:
             with self.meter.paused():
                 dev = self._score(step, state) if is_scheduled or is_last else None
                 self.checkpoints.save(
                     step,
-                    state.params,
-                    state.optimizer,
+                    {"params": state.params, "optimizer": state.optimizer},
                     dev if is_scheduled else None,
-                    self.meter.unreported(),
+                    notes_of(state, self.meter.unreported()),
                 )
+                self.recovery.saved()
         if signal and not is_last:
             self.checkpoints.wait()
             raise InterruptedRunError(
@@ -194,14 +217,22 @@ class Training:
                 f"`transformer-jax resume {self.folder.path}`"
             )
 
-    def _check_finite(self, step: int, *values: float) -> None:
-        """End the run before anything of a diverged one is saved."""
-        if not all(map(math.isfinite, values)):
-            raise DivergedError(
-                f"at step {step} loss or gradient are no finite numbers any more: try a smaller "
-                f"--train.rate-factor or a longer --train.warmup-steps; "
-                f"{self.folder.checkpoints} has what was saved before"
-            )
+    def _check_skipped(self, step: int, in_a_row: int) -> None:
+        """End a run of which so many steps, up to this one, were skipped, if these are too many."""
+        if in_a_row < MOST_SKIPPED:
+            return
+        path = self.folder.path / "diverged.json"
+        pairs = {
+            n: self.batches.pairs(n - 1).tolist() for n in range(step - in_a_row + 1, step + 1)
+        }
+        write_json(path, {"about": "training pairs, of those kept, by step", "pairs": pairs})
+        raise DivergedError(
+            f"loss or gradient were no finite numbers in {in_a_row} steps in a row, up to "
+            f"{step}: {path.name} names the pairs. {CURE}; checkpoints have what was before"
+        )
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _introduce(self) -> None:
         devices = jax.local_devices()
@@ -214,24 +245,35 @@ class Training:
             f"pairs, {self.model.vocab_size} pieces",
             f"batches {self.batches.summary}",
         ):
-            self.console.print(line, highlight=False, soft_wrap=True)
+            self._say(line)
 
-    def _state(self) -> TrainState:
-        """Return the newest checkpoint's state, or a fresh one, placed."""
-        latest = self.checkpoints.latest
-        if latest is None:
-            return self.placement.place_state(init_state(self.model, self.config.train))
+    def _state(self) -> tuple[TrainState, Sums]:
+        """Return the newest good checkpoint's state, or a fresh one, placed.
+
+        Beside it what that checkpoint had not yet reported.
+        """
         shapes = jax.eval_shape(lambda: init_state(self.model, self.config.train))
+        latest = self.checkpoints.latest_good()
+        if latest is None:
+            return self.placement.place_state(init_state(self.model, self.config.train)), []
         parts = {"params": shapes.params, "optimizer": shapes.optimizer}
         found = self.checkpoints.restore(latest, on_device(parts, self.placement.state))
-        return self.placement.place_state(TrainState(jnp.int32(latest), **found))
+        notes = self.checkpoints.notes(latest)
+        state = TrainState(
+            jnp.int32(latest),
+            skipped=jnp.int32(notes["skipped"]),
+            skipped_in_a_row=jnp.int32(notes["skipped_in_a_row"]),
+            **found,
+        )
+        return self.placement.place_state(state), notes["unreported"]
 
     def _report(self, step: int) -> None:
+        updates = max(step - int(self.meter.last.skipped), 1)
         values = self.meter.read()
         train = self.config.train
         values["learning_rate"] = float(
             learning_rate(
-                step,
+                updates,
                 d_model=self.config.model.d_model,
                 warmup_steps=train.warmup_steps,
                 factor=train.rate_factor,
@@ -243,7 +285,11 @@ class Training:
         """Report scores on the development set; return its perplexity."""
         self.log.doing("scoring")
         dev = perplexity(self.model, state.params, *self.prepared.pieces("dev"))
-        self._check_finite(step, dev)
+        if not math.isfinite(dev):
+            raise DivergedError(
+                f"at step {step} the perplexity of the development set is {dev}, and nothing of "
+                f"it was saved. {CURE}; {self.folder.checkpoints} has what was before"
+            )
         values = {"perplexity": dev}
         is_last = step == self.config.train.steps
         if is_last or step % (self.interval * self.config.train.translate_every) == 0:

@@ -12,7 +12,7 @@ from transformer_jax.model.transformer import Transformer
 from transformer_jax.training.flops import step_flops
 from transformer_jax.training.step import StepMetrics
 
-# For each step: smoothed loss, negative log-likelihood, tokens.
+# For each step: smoothed loss, negative log-likelihood, tokens; all 0 where it was skipped.
 Sums = list[list[float]]
 
 
@@ -37,12 +37,15 @@ class Meter:
         self._flops = self._paused = 0.0
         self._since = time.perf_counter()
 
-    def add(self, metrics: StepMetrics, batch: Batch) -> None:
-        """Count a step; waits for the one before last, so that the host runs no further ahead."""
+    def add(self, metrics: StepMetrics, batch: Batch) -> int:
+        """Count a step; waits for the one before last, so that the host runs no further ahead.
+
+        Returns:
+            How many steps in a row, up to the one before last, were skipped.
+        """
         self._metrics.append(metrics)
         self._flops += step_flops(self._model.config, self._model.vocab_size, batch)
-        if len(self._metrics) > 2:
-            jax.block_until_ready(self._metrics[-3])
+        return int(self._metrics[-3].skipped_in_a_row) if len(self._metrics) > 2 else 0
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -54,10 +57,10 @@ class Meter:
         finally:
             self._paused += time.perf_counter() - began
 
-    def last(self) -> tuple[float, float]:
-        """Return the newest step's loss and gradient norm; waits for it."""
-        metrics = self._metrics[-1]
-        return float(metrics.loss.smoothed), float(metrics.gradient_norm)
+    @property
+    def last(self) -> StepMetrics:
+        """What the newest step said."""
+        return self._metrics[-1]
 
     def unreported(self) -> Sums:
         """Return the sums of each step since the last reading."""
@@ -70,12 +73,14 @@ class Meter:
         seconds = time.perf_counter() - self._since - self._paused
         smoothed, nll, count = (math.fsum(column) for column in zip(*sums, strict=True))
         now = math.fsum(tokens for _, _, tokens in sums[len(self._earlier) :])
-        values = {
-            "loss": smoothed / count,
-            "perplexity": math.exp(min(nll / count, 700.0)),
-            "gradient_norm": float(self._metrics[-1].gradient_norm),
-            "tokens_per_second": now / seconds,
-            "utilization": self._flops / seconds / self._peak,
-        }
+        values: dict[str, float] = {}
+        if count:
+            values |= {"loss": smoothed / count, "perplexity": math.exp(min(nll / count, 700.0))}
+        if math.isfinite(norm := float(self.last.gradient_norm)):
+            values["gradient_norm"] = norm
+        if skipped := sum(tokens == 0 for _, _, tokens in sums):
+            values["skipped"] = skipped
+        values["tokens_per_second"] = now / seconds
+        values["utilization"] = self._flops / seconds / self._peak
         self._clear([])
         return values

@@ -5,6 +5,7 @@ Shapes: B batch, S source positions, T target positions.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -23,24 +24,45 @@ class TrainState(NamedTuple):
     """All that training changes. With the config and the data it determines what follows."""
 
     step: Int[Array, ""]
-    """Updates done."""
+    """Batches that training has seen."""
     params: Params
     optimizer: Any
     """As Optax keeps it."""
+    skipped: Int[Array, ""]
+    """Of the steps, those that changed nothing since their gradient was not finite."""
+    skipped_in_a_row: Int[Array, ""]
+    """The last so many were."""
 
 
 class StepMetrics(NamedTuple):
     """What one step reports."""
 
     loss: Loss
+    """Zeros, of no tokens, where the step was skipped."""
     gradient_norm: Float[Array, ""]
     """Before clipping."""
+    skipped: Int[Array, ""]
+    """As in the state after the step."""
+    skipped_in_a_row: Int[Array, ""]
 
 
 Sums = tuple[Params, Loss]
 """The gradient of the summed loss, and the sums."""
 
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
+
+@dataclass(frozen=True)
+class TrainStep:
+    """One update in two pure functions, between which sums of several devices can be added."""
+
+    sums: Callable[[TrainState, Batch, Array], Sums]
+    """Of a batch, or of a part of it. The last argument is the part's number: each has dropout
+    masks of its own."""
+    update: Callable[[TrainState, Sums], tuple[TrainState, StepMetrics]]
+    """The state after the step, of the sums of the whole batch."""
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        """Do a step with a whole batch."""
+        return self.update(state, self.sums(state, batch, jnp.int32(0)))
 
 
 def seed_key(seed: int) -> Array:
@@ -52,7 +74,9 @@ def init_state(model: Transformer, config: TrainConfig) -> TrainState:
     """Return the state before the first step: a function of the seed."""
     params = init_params(model, seed_key(config.seed))
     optimizer = make_optimizer(config, model.config.d_model).init(params)
-    return TrainState(step=jnp.zeros((), jnp.int32), params=params, optimizer=optimizer)
+    # Three arrays, for the step may give the memory of each to another.
+    step, skipped, in_a_row = jnp.zeros(3, jnp.int32)
+    return TrainState(step, params, optimizer, skipped, in_a_row)
 
 
 def split_rows(batch: Batch, parts: int) -> Batch:
@@ -70,7 +94,10 @@ def split_rows(batch: Batch, parts: int) -> Batch:
 
 
 def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
-    """Return the step: gradient of the mean loss per token, then Adam (sections 5.3, 5.4)."""
+    """Return the step: gradient of the mean loss per token, then Adam (sections 5.3, 5.4).
+
+    A gradient that is not finite changes nothing but the count of such steps.
+    """
     optimizer = make_optimizer(config, model.config.d_model)
 
     def total_loss(params: Params, batch: Batch, rng: Array) -> tuple[Float[Array, ""], Loss]:
@@ -92,16 +119,31 @@ def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
         total, _ = jax.lax.scan(add, zero, (parts, rngs))
         return total
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+    def sums(state: TrainState, batch: Batch, part: Array) -> Sums:
         # Dropout is a function of (seed, step): a run that was resumed draws the same masks.
-        rng = jax.random.fold_in(seed_key(config.seed), state.step)
-        sums = gradient_sum if config.micro_batches == 1 else accumulated
-        gradients, loss = sums(state.params, batch, rng)
-        gradients = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), gradients)
-        updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
-        params: Any = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, new_optimizer), StepMetrics(
-            loss, optax.tree.norm(gradients)
-        )
+        rng = jax.random.fold_in(jax.random.fold_in(seed_key(config.seed), state.step), part)
+        of_batch = gradient_sum if config.micro_batches == 1 else accumulated
+        return of_batch(state.params, batch, rng)
 
-    return train_step
+    def update(state: TrainState, sums: Sums) -> tuple[TrainState, StepMetrics]:
+        gradients, loss = sums
+        gradients = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), gradients)
+        norm = optax.tree.norm(gradients)
+        is_finite = jnp.isfinite(norm) & jnp.isfinite(loss.smoothed)
+        updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
+        new_params: Any = optax.apply_updates(state.params, updates)
+
+        def if_finite(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda a, b: jnp.where(is_finite, a, b), new, old)
+
+        new = TrainState(
+            state.step + 1,
+            if_finite(new_params, state.params),
+            if_finite(new_optimizer, state.optimizer),
+            state.skipped + ~is_finite,
+            if_finite(jnp.int32(0), state.skipped_in_a_row + 1),
+        )
+        loss = if_finite(loss, Loss(*jnp.zeros(3)))
+        return new, StepMetrics(loss, norm, new.skipped, new.skipped_in_a_row)
+
+    return TrainStep(sums, update)
