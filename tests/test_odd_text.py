@@ -46,7 +46,7 @@ class Drawn:
     """A corpus in files, what is to be told of its faults, and what is to be counted."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = rng = random.Random(seed)  # noqa: S311 - for texts, not for secrets
+        self.rng = rng = random.Random(seed)
         self.splits = ["train", "dev", "test"][: rng.choice([2, 3])]
         self.files: dict[str, list[bytes]] = {}
         for split in self.splits:

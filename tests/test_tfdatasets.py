@@ -26,7 +26,7 @@ Pairs = list[tuple[str, str]]
 
 
 def made_up(name: str, count: int) -> Pairs:
-    rng = random.Random(name)  # noqa: S311 - a fixed text, no secret
+    rng = random.Random(name)
     return [
         (
             f"{name} {i}: as {'so ' * rng.randrange(9)}on",

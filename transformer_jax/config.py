@@ -51,6 +51,11 @@ def at_least(bound: float, *keys: str) -> tuple[Rule, ...]:
     )
 
 
+def whole(most: int, *keys: str) -> tuple[Rule, ...]:
+    """Return the rule that each of these counts is at least one, and within reason."""
+    return tuple((key, lambda x: 1 <= x <= most, f"from 1 to {most}") for key in keys)
+
+
 def fraction(*keys: str) -> tuple[Rule, ...]:
     """Return the rule that each of these fields is a probability below one."""
     return tuple((key, lambda x: 0 <= x < 1, "at least 0 and below 1") for key in keys)
@@ -98,7 +103,8 @@ class ModelConfig(Section):
 
     name = "model"
     rules = (
-        *positive("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length"),
+        *whole(1000, "num_layers"),
+        *whole(1_000_000, "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length"),
         *positive("layer_norm_epsilon"),
         *fraction("dropout", "attention_dropout", "activation_dropout"),
     )

@@ -1,6 +1,7 @@
 """What the command line shows: consoles, progress, tables of scores."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,9 +9,28 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
+# Characters that a terminal obeys: in a name or a translation they would do as they please.
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """Return the same with such characters spelt out."""
+    return OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+class PlainConsole(Console):
+    """A console that shows text as it is."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(visible(x) if isinstance(x, str) else x for x in objects), **options)
+
+
 # Results go to standard output; notes and progress to standard error.
-OUT = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-NOTES = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)
+OUT = PlainConsole()
+NOTES = PlainConsole(stderr=True)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,14 @@ from transformer_jax.config import (
     Row,
     TrainConfig,
 )
-from transformer_jax.console import NOTES, OUT, print_comparison, print_scores, progress_bar
+from transformer_jax.console import (
+    NOTES,
+    OUT,
+    print_comparison,
+    print_scores,
+    progress_bar,
+    visible,
+)
 from transformer_jax.errors import DataError, StorageError, UsageError
 
 ConfigArgument = Positional[
@@ -262,7 +269,8 @@ class Translate(RunVerb):
             for number, hypotheses in enumerate(best, start=start + 1):
                 for text, score in hypotheses:
                     ranked = f"{number}\t{score:.4f}\t{text}\n"
-                    out.write((f"{text}\n" if self.num_best is None else ranked).encode())
+                    line = f"{text}\n" if self.num_best is None else ranked
+                    out.write((visible(line) if sys.stdout.isatty() else line).encode())
             out.flush()
 
 

@@ -11,6 +11,8 @@ A line that is encoded and decoded comes back as it was, but for this:
 import hashlib
 import io
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +24,18 @@ from transformer_jax.pieces import BOS, EOS, PAD, UNKNOWN
 
 # In bytes. SentencePiece would leave longer lines out without a word.
 LONGEST_TO_LEARN_FROM = 4192
+
+
+# What a stranger's model is tried with, and how much memory it may take for that.
+PROBE = """
+import resource, sys
+import sentencepiece
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+p = sentencepiece.SentencePieceProcessor(model_proto=sys.stdin.buffer.read())
+p.encode("Two words, ½ and \u2581 \U0001f600.")
+p.decode(list(range(len(p))))
+"""
 
 
 class Tokenizer:
@@ -88,6 +102,26 @@ class Tokenizer:
     def load(cls, path: Path) -> "Tokenizer":
         """Read the model file at `path`."""
         return cls(path.read_bytes(), str(path))
+
+    @classmethod
+    def from_stranger(cls, model: bytes, name: str) -> "Tokenizer":
+        """Read a model that anyone may have made: one that ends a process ends another one.
+
+        Raises:
+            DataError: as the constructor does, or the process that tried it first was ended.
+        """
+        command = [sys.executable, "-I", "-c", PROBE]
+        try:
+            # Our own program, on Python itself.
+            tried = subprocess.run(  # noqa: S603
+                command, input=model, capture_output=True, timeout=60, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise DataError(f"{name} is no SentencePiece model: reading it has no end") from None
+        if tried.returncode:
+            said = tried.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason"]
+            raise DataError(f"{name} is no SentencePiece model: {said[0][:200]}")
+        return cls(model, name)
 
     @property
     def digest(self) -> str:

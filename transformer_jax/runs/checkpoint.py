@@ -94,7 +94,7 @@ class Checkpoints:
             folder.mkdir(parents=True, exist_ok=True)
             for leftover in folder.glob(".*"):
                 shutil.rmtree(leftover)
-        self._records = {step: self._read_record(step) for step in self.steps}
+        self._records = self._read_records()
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
 
@@ -123,15 +123,19 @@ class Checkpoints:
             raise StorageError(f"checkpoint {step} of {self._run} is damaged: {record}")
         return record.notes
 
+    def _read_records(self) -> dict[int, Record | DamagedError]:
+        return {step: self._read_record(step) for step in self.steps}
+
     def _read_record(self, step: int) -> Record | DamagedError:
         """Return what a checkpoint holds beside arrays, or what is wrong with it."""
         try:
             found = json.loads(manifest.read(self.folder / str(step), DESCRIPTION))
             self._check_identity(step, found["run"])
-            return Record(found["perplexity"], found["notes"])
+            perplexity = found["perplexity"]
+            return Record(None if perplexity is None else float(perplexity), dict(found["notes"]))
         except DamagedError as error:
             return error
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise StorageError(f"checkpoint {step} cannot be read: {error}") from error
 
     def _check_identity(self, step: int, theirs: Mapping[str, Any]) -> None:
@@ -281,8 +285,12 @@ class Checkpoints:
             StorageError: it could not be written.
         """
         pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        try:
+            if pending is not None:
+                pending.result()
+        except StorageError:
+            self._records = self._read_records()
+            raise
 
     def restore(self, step: int, targets: Mapping[str, PyTree]) -> dict[str, PyTree]:
         """Read parts of a checkpoint.

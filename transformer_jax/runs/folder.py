@@ -24,9 +24,12 @@ from typing import Any
 
 from transformer_jax.config import Config, ConfigError, DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
-from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.errors import DataError, StorageError, UsageError
 
 FORMAT = 2
+# In bytes: what claims to be longer is none of ours, and is not read.
+MAX_DESCRIPTION = 1 << 20
+MAX_TOKENIZER = 256 << 20
 VERSIONS = (
     "flax",
     "jax",
@@ -130,7 +133,8 @@ class RunFolder:
         if not os.path.isfile(description):  # noqa: PTH113
             raise UsageError(f"{path} is no run: it has no run.json")
         try:
-            data = json.loads(description.read_text("utf-8"))
+            _check_no_links(path)
+            data = json.loads(_read(description, MAX_DESCRIPTION))
             if data["format"] + 0 != FORMAT:
                 raise UsageError(
                     f"{path} has format {data['format']}, of another version of this program: "
@@ -141,10 +145,10 @@ class RunFolder:
             own = "source_vocabulary"
             source = _tokenizer(path, data, own) if own in data else target
             vocabulary = Vocabulary(source, target)
-            return cls(path, config, vocabulary, data["data"]["fingerprint"])
+            return cls(path, config, vocabulary, str(data["data"]["fingerprint"]))
         except KeyError as error:
             raise StorageError(f"{description} has no {error}") from error
-        except (OSError, ValueError, TypeError, ConfigError) as error:
+        except (OSError, ValueError, TypeError, RecursionError, ConfigError, DataError) as error:
             raise StorageError(f"{description} cannot be read: {error}") from error
 
     @property
@@ -229,17 +233,33 @@ class RunFolder:
             whole = [line for line in lines if line.endswith("\n")]
             kept = [line for line in whole if json.loads(line)["step"] <= step]
             _replace(self.metrics, "".join(kept))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise StorageError(f"{self.metrics} cannot be trimmed: {error}") from error
 
 
 def _tokenizer(folder: Path, description: dict[str, Any], name: str) -> Tokenizer:
     """Read one that a run keeps, after making sure that it is the run's own."""
     path = folder / TOKENIZERS[name]
-    model = path.read_bytes()
+    model = _read(path, MAX_TOKENIZER)
     if hashlib.sha256(model).hexdigest() != description[name]["sha256"]:
         raise StorageError(f"{path} is not the run's own vocabulary")
-    return Tokenizer(model, str(path))
+    return Tokenizer.from_stranger(model, str(path))
+
+
+def _read(path: Path, most: int) -> bytes:
+    if path.stat().st_size > most:
+        raise StorageError(f"{path} cannot be right: it has more than {most >> 20} MiB")
+    return path.read_bytes()
+
+
+def _check_no_links(folder: Path) -> None:
+    """Refuse what would have us read or write outside of a run that someone else made."""
+    for entry in folder.iterdir():
+        if entry.is_symlink() or not (entry.is_dir() or entry.is_file()):
+            raise StorageError(
+                f"{entry} is a link, or no plain file: a run has none (`cp -rL` copies what "
+                f"links stand for)"
+            )
 
 
 def check_free(path: Path) -> None:

@@ -5,6 +5,7 @@ below and "time", seconds since 1970. All but "time" and rates are functions of 
 """
 
 import json
+import shutil
 import time
 from pathlib import Path
 from types import TracebackType
@@ -72,10 +73,13 @@ class Logbook:
         line = {"step": step, "split": split, **values, "time": round(time.time(), 3)}
         try:
             self._metrics.write(json.dumps(line) + "\n")
-            for key, value in values.items():
-                self._events.add_scalar(f"{split}/{key}", value, step)
+            self._add_events(line)
         except OSError as error:
-            raise StorageError(f"metrics could not be written: {error}") from error
+            raise _unwritten("metrics", error) from error
+
+    def _add_events(self, line: dict[str, Any]) -> None:
+        for key in line.keys() - {"step", "split", "time"}:
+            self._events.add_scalar(f"{line['split']}/{key}", float(line[key]), int(line["step"]))
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
@@ -92,16 +96,27 @@ class Logbook:
             folder.mkdir(exist_ok=True)
             Path(folder / f"step-{step}.txt").write_text(text + "\n", "utf-8")
         except OSError as error:
-            raise StorageError(f"samples could not be written: {error}") from error
+            raise _unwritten("samples", error) from error
         for source, hypothesis, reference in rows[:2]:
             self.say(f"    {_short(source)}\n      -> {_short(hypothesis)}")
             if hypothesis != reference:
                 self.say(f"       = {_short(reference)}")
 
     def __enter__(self) -> "Logbook":
-        # A line at a time, so that a run that is killed has told what it did.
-        self._metrics = self._folder.metrics.open("a", buffering=1, encoding="utf-8")
-        self._events: Any = Writer(str(self._folder.path / "tensorboard"))
+        events = self._folder.path / "tensorboard"
+        try:
+            # Made anew from the lines that count: whoever was killed wrote some twice.
+            shutil.rmtree(events, ignore_errors=True)
+            self._events: Any = Writer(str(events))
+            # A line at a time, so that a run that is killed has told what it did.
+            self._metrics = self._folder.metrics.open("a+", buffering=1, encoding="utf-8")
+            self._metrics.seek(0)
+            for line in self._metrics:
+                self._add_events(json.loads(line))
+        except OSError as error:
+            raise _unwritten("metrics", error) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise StorageError(f"{self._folder.metrics} cannot be read: {error!r}") from error
         self._progress.start()
         return self
 
@@ -112,8 +127,17 @@ class Logbook:
         traceback: TracebackType | None,
     ) -> None:
         self._progress.stop()
-        self._events.close()
-        self._metrics.close()
+        try:
+            self._events.close()
+            self._metrics.close()
+        except OSError as fault:
+            # What ended the run comes first.
+            if error is None:
+                raise _unwritten("metrics", fault) from fault
+
+
+def _unwritten(what: str, error: OSError) -> StorageError:
+    return StorageError(f"{what} could not be written: {error.strerror or error}")
 
 
 def _short(text: str, width: int = 100) -> str:

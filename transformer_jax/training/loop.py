@@ -20,6 +20,7 @@ from transformer_jax.errors import (
     DivergedError,
     InterruptedRunError,
     OutOfMemoryError,
+    StorageError,
     UsageError,
     is_out_of_memory,
 )
@@ -259,13 +260,13 @@ class Training:
         parts = {"params": shapes.params, "optimizer": shapes.optimizer}
         found = self.checkpoints.restore(latest, on_device(parts, self.placement.state))
         notes = self.checkpoints.notes(latest)
-        state = TrainState(
-            jnp.int32(latest),
-            skipped=jnp.int32(notes["skipped"]),
-            skipped_in_a_row=jnp.int32(notes["skipped_in_a_row"]),
-            **found,
-        )
-        return self.placement.place_state(state), notes["unreported"]
+        try:
+            unreported = [[float(x) for x in sums] for sums in notes["unreported"]]
+            counts = {name: jnp.int32(notes[name]) for name in ("skipped", "skipped_in_a_row")}
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise StorageError(f"checkpoint {latest} is not as we write them: {error!r}") from error
+        state = TrainState(jnp.int32(latest), **found, **counts)
+        return self.placement.place_state(state), unreported
 
     def _report(self, step: int) -> None:
         updates = max(step - int(self.meter.last.skipped), 1)
