@@ -25,6 +25,7 @@ from typing import Any
 from transformer_jax.config import Config, ConfigError, DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError, UsageError
+from transformer_jax.runs.lock import trainer
 
 FORMAT = 2
 # In bytes: what claims to be longer is none of ours, and is not read.
@@ -117,6 +118,8 @@ class RunFolder:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
         except OSError as error:
+            # Someone else may have made it meanwhile.
+            check_free(path)
             raise StorageError(f"the run {path} could not be written: {error}") from error
         return cls(path, config, vocabulary, fingerprint)
 
@@ -288,6 +291,8 @@ def check_free(path: Path) -> None:
         if (path / "run.json").exists()
         else ""
     )
+    if who := trainer(path):
+        resume = f"it is being trained {who}; "
     raise UsageError(f"{path} is there already: {resume}start another by `--out {other}`")
 
 

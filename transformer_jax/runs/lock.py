@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from transformer_jax.errors import StorageError, UsageError
 
@@ -27,19 +28,33 @@ def only_trainer(run: Path) -> Iterator[None]:
     except OSError as error:
         raise StorageError(f"{run} cannot be written: {error.strerror}") from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{run} is being trained already: {_holder(run)}") from None
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": round(time.time())}
+        if not _taken(file):
+            raise UsageError(f"{run} is being trained {_holder(run)}")
+        me = {"pid": os.getpid(), "host": socket.gethostname(), "since": round(time.time())}
         file.truncate(0)
-        file.write(json.dumps(holder) + "\n")
+        file.write(json.dumps(me) + "\n")
         file.flush()
         yield
 
 
+def trainer(run: Path) -> str:
+    """Return by whom a run is being trained, and for how long; "" if it is not."""
+    try:
+        with (run / NAME).open("r", encoding="utf-8") as file:
+            return "" if _taken(file) else _holder(run)
+    except OSError:
+        return ""
+
+
+def _taken(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _holder(run: Path) -> str:
-    """Say who holds a run, and for how long."""
     try:
         holder = json.loads((run / NAME).read_text("utf-8"))
         minutes, seconds = divmod(max(0, round(time.time() - holder["since"])), 60)

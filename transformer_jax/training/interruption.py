@@ -4,20 +4,29 @@ import signal
 import time
 from types import FrameType, TracebackType
 
+from transformer_jax.errors import InterruptedRunError
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequest:
-    """A context in which the first signal is noted, and a second Ctrl-C ends at once (130)."""
+    """A context in which the first signal is noted, and a second Ctrl-C ends at once (130).
 
-    def __init__(self) -> None:
+    Until `is_training` is set there is nothing to save, and the first one ends at once too (75).
+    """
+
+    def __init__(self, how_to_go_on: str) -> None:
         self.signal: signal.Signals | None = None
+        self.is_training = False
+        self.how_to_go_on = how_to_go_on
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
+        if not self.is_training:
+            raise InterruptedRunError(f"{self.signal.name}: nothing was begun; {self.how_to_go_on}")
 
     def __enter__(self) -> "StopRequest":
         self._before = {number: signal.signal(number, self._note) for number in SIGNALS}

@@ -102,10 +102,11 @@ def run_training(folder: RunFolder, console: Console) -> int:
         OutOfMemoryError: the device has no room.
     """
     keep_compiled_programs()
+    how_to_go_on = f"go on with `transformer-jax resume {folder.path}`"
     try:
-        with only_trainer(folder.path):
+        with StopRequest(how_to_go_on) as stop, only_trainer(folder.path):
             folder.store()
-            return Training(folder, console).run()
+            return Training(folder, console).run(stop)
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -142,19 +143,16 @@ class Training:
         self.translator = Translator(self.model, prepared.vocabulary, greedy)
         self.recovery = RecoveryClock(config.train.recovery_minutes)
 
-    def run(self) -> int:
+    def run(self, stop: StopRequest) -> int:
         """Do what `run_training` says."""
         train = self.config.train
         self._introduce()
-        with (
-            Checkpoints(
-                self.folder.checkpoints,
-                self.folder.identity,
-                keep=train.keep_checkpoints,
-                say=self._say,
-            ) as self.checkpoints,
-            StopRequest() as stop,
-        ):
+        with Checkpoints(
+            self.folder.checkpoints,
+            self.folder.identity,
+            keep=train.keep_checkpoints,
+            say=self._say,
+        ) as self.checkpoints:
             state, earlier = self._state()
             first = int(state.step)
             if first >= train.steps or self._is_out_of_patience(first):
@@ -169,6 +167,7 @@ class Training:
                     self.log.say,
                     self.meter.paused,
                 )
+                stop.is_training = True
                 for step in range(first + 1, train.steps + 1):
                     batch = self.batches[step - 1]
                     state, metrics = compiled(state, batch)
@@ -213,10 +212,7 @@ class Training:
                 self.recovery.saved()
         if signal and not is_last:
             self.checkpoints.wait()
-            raise InterruptedRunError(
-                f"{signal.name}: saved at step {step}; go on with "
-                f"`transformer-jax resume {self.folder.path}`"
-            )
+            raise InterruptedRunError(f"{signal.name}: saved at step {step}; {stop.how_to_go_on}")
 
     def _check_skipped(self, step: int, in_a_row: int) -> None:
         """End a run of which so many steps, up to this one, were skipped, if these are too many."""
