@@ -49,3 +49,15 @@ class InterruptedRunError(ProjectError):
     """A run that was asked to stop, and was saved: it can be resumed."""
 
     exit_code = 75
+
+
+class LostProcessError(ProjectError):
+    """A process of a run that is gone or stuck: the run goes on from its last checkpoint."""
+
+    exit_code = 75
+
+
+def is_lost_peer(error: Exception) -> bool:
+    """Tell whether this error, of a step of several processes, says that one of them is gone."""
+    signs = ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "Connection reset", "heartbeat")
+    return any(sign in str(error) for sign in signs)

@@ -1,0 +1,351 @@
+"""A supervisor ends a trainer that is stuck or gone, in time, with one line and exit code 75."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from transformer_jax.errors import LostProcessError
+from transformer_jax.training import heartbeat
+from transformer_jax.training.supervisor import Pulse, supervise
+
+TRAINER = """
+    import os, signal, sys, time
+    from transformer_jax.training import heartbeat
+    step = 0
+    def train(steps, pause=0.02):
+        global step
+        for _ in range(steps):
+            time.sleep(pause)
+            step += 1
+            heartbeat.beat(step)
+    assert heartbeat.connect()
+"""
+
+
+def trainer(folder: Path, *code: str) -> list[str]:
+    """Return the command of a trainer that learns nothing: it beats, and does what is given."""
+    path = folder / "trainer.py"
+    path.write_text("\n".join(map(textwrap.dedent, (TRAINER, *code))))
+    return [sys.executable, str(path)]
+
+
+def watch(folder: Path, *code: str, hang: float = 1.0, busy: float = 60.0) -> int:
+    return supervise(trainer(folder, *code), folder, hang_seconds=hang, busy_seconds=busy)
+
+
+def lost(folder: Path, *code: str, **seconds: float) -> str:
+    """Return what is said of a trainer that is lost."""
+    with pytest.raises(LostProcessError) as caught:
+        watch(folder, *code, **seconds)
+    assert caught.value.exit_code == 75
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 65, 70, 71, 74, 75, 130])
+def test_an_exit_code_is_handed_on(tmp_path: Path, code: int) -> None:
+    assert watch(tmp_path, f"train(9); sys.exit({code})") == code
+
+
+def test_a_trainer_that_is_stuck_tells_where_and_is_ended_in_time(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    began = time.monotonic()
+    said = lost(tmp_path, "def in_a_collective(): time.sleep(60)\ntrain(9); in_a_collective()")
+    assert time.monotonic() - began < 10
+    assert "nothing came for 1 s after step 9" in said
+    assert "in in_a_collective" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "stuck",
+    [
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+        "for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2): "
+        "signal.signal(n, signal.SIG_IGN)\ntime.sleep(60)",
+    ],
+    ids=["stopped", "deaf"],
+)
+def test_a_trainer_that_heeds_no_signal_is_ended_too(tmp_path: Path, stuck: str) -> None:
+    assert "nothing came for 1 s" in lost(tmp_path, f"train(9)\n{stuck}")
+
+
+def test_a_phase_may_take_longer_than_a_step(tmp_path: Path) -> None:
+    assert watch(tmp_path, "train(9); heartbeat.busy('scoring'); time.sleep(3); train(9)") == 0
+
+
+def test_a_phase_lasts_until_the_slowest_process_is_through(tmp_path: Path) -> None:
+    # This one had nothing to score: two steps are begun at once, and the first one is late.
+    code = "train(10); heartbeat.busy('scoring'); train(2); time.sleep(3); train(9)"
+    assert watch(tmp_path, code) == 0
+
+
+def test_after_a_phase_silence_is_a_bad_sign_again(tmp_path: Path) -> None:
+    said = lost(tmp_path, "train(9); heartbeat.busy('scoring'); train(3); time.sleep(60)")
+    assert "nothing came for 1 s after step 12" in said
+
+
+@pytest.mark.parametrize(
+    ("code", "doing"),
+    [("", "while starting after step 0"), ("train(9); heartbeat.busy('saving');", "while saving")],
+)
+def test_a_phase_has_a_limit_too(tmp_path: Path, code: str, doing: str) -> None:
+    assert doing in lost(tmp_path, f"{code} time.sleep(60)", busy=2.0)
+
+
+def test_long_steps_may_be_silent_for_longer() -> None:
+    pulse = Pulse(hang_seconds=30, busy_seconds=1800)
+    assert pulse.limit == 1800
+    for step, silent in ((3, 500.0), (6, 20.0), (9, 10.0)):
+        # How long three steps take is not known before they were done, compilation aside.
+        assert pulse.limit == (80 if step > 6 else 1800)
+        pulse.silent = silent
+        pulse.hear(f"step {step}")
+    pulse.hear("busy compiling")
+    assert pulse.limit == 1800
+    pulse.silent = 600.0
+    pulse.hear("step 12")
+    assert pulse.limit == 80
+    brisk = Pulse(30, 1800, doing="", longest=0.1)
+    assert brisk.limit == 30
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, 40])
+def test_a_trainer_that_dies_by_a_signal_can_be_resumed(
+    tmp_path: Path, number: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.json").touch()
+    code = (
+        f"train(9); sys.stderr.write('a dump'); sys.stderr.flush(); os.kill(os.getpid(), {number})"
+    )
+    name = number.name if isinstance(number, signal.Signals) else "signal 40"
+    assert lost(tmp_path, code) == (
+        f"{name} ended training after step 9; go on with `transformer-jax resume {tmp_path}`"
+    )
+    assert "a dump" in capfd.readouterr().err
+
+
+def test_a_run_that_is_not_there_yet_is_not_to_be_resumed(tmp_path: Path) -> None:
+    said = lost(tmp_path, "os.abort()")
+    assert "resume" not in said
+    assert "the same command" in said
+
+
+def test_a_failure_ends_a_trainer_at_once_whatever_waits_at_the_exit(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = """
+        import atexit
+        atexit.register(time.sleep, 60)
+        def main():
+            print("the last word", end="")
+            {}
+        sys.exit(heartbeat.leave(main))
+    """
+    began = time.monotonic()
+    assert watch(tmp_path, code.format("return 74")) == 74
+    assert watch(tmp_path, code.format("raise RuntimeError('of no kind we know')")) == 1
+    assert watch(tmp_path, code.format("heartbeat.lose_peers(); return 75")) == 75
+    assert time.monotonic() - began < 20
+    out, err = capfd.readouterr()
+    assert out == 3 * "the last word"
+    assert "RuntimeError: of no kind we know" in err
+
+
+def test_a_trainer_that_saved_waits_for_the_others_at_the_exit(tmp_path: Path) -> None:
+    code = """
+        import atexit, pathlib
+        atexit.register(pathlib.Path({!r}).touch)
+        sys.exit(heartbeat.leave(lambda: {}))
+    """
+    for number in (0, 75):
+        mark = tmp_path / str(number)
+        assert watch(tmp_path, code.format(str(mark), number)) == number
+        assert mark.exists()
+
+
+@pytest.fixture
+def parents() -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for parent in started:
+        parent.kill()
+        parent.communicate()
+
+
+def started(
+    parents: list[subprocess.Popen[str]], folder: Path, *code: str, hang: float = 1.0
+) -> subprocess.Popen[str]:
+    """Start a supervisor in a process of its own, and wait until its trainer trains."""
+    command = trainer(folder, "train(9); print(os.getpid(), flush=True)", *code)
+    call = f"supervise({command!r}, Path('run'), hang_seconds={hang}, busy_seconds=60.0)"
+    parent = subprocess.Popen(
+        [
+            *(sys.executable, "-c"),
+            f"import sys\nfrom pathlib import Path\n"
+            f"from transformer_jax.training.supervisor import supervise\nsys.exit({call})",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    parents.append(parent)
+    return parent
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_signals_reach_the_trainer_once_each(
+    tmp_path: Path, parents: list[subprocess.Popen[str]]
+) -> None:
+    code = """
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, lambda n, _: print(signal.Signals(n).name, flush=True))
+        print("ready", flush=True)
+        train(150)
+    """
+    parent = started(parents, tmp_path, code)
+    pid = int(line_of(parent))
+    assert line_of(parent) == "ready"
+    # Two that come at the same time would look like one.
+    assert os.getpgid(pid) != os.getpgid(parent.pid)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        # As a terminal does: to all processes of the group.
+        os.killpg(parent.pid, number)
+        assert line_of(parent) == number.name
+    out, _ = parent.communicate(timeout=30)
+    assert (out, parent.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize("code", ["train(3000)", "time.sleep(60)"], ids=["training", "stuck"])
+@pytest.mark.parametrize("is_deaf", [False, True])
+def test_no_trainer_outlives_its_supervisor(
+    tmp_path: Path, parents: list[subprocess.Popen[str]], code: str, is_deaf: bool
+) -> None:
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if is_deaf else ""
+    code = f"heartbeat.ORPHAN_SECONDS = 1; {deaf} print('ready', flush=True); {code}"
+    parent = started(parents, tmp_path, code)
+    pid = int(line_of(parent))
+    assert line_of(parent) == "ready"
+    parent.kill()
+    until = time.monotonic() + 20
+    while is_alive(pid) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not is_alive(pid)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        # A zombie that no one has asked for yet is gone all the same.
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_time_in_which_the_supervisor_was_stopped_too_is_no_silence(
+    tmp_path: Path, parents: list[subprocess.Popen[str]]
+) -> None:
+    parent = started(parents, tmp_path, "train(50)", hang=3.0)
+    pid = int(line_of(parent))
+    os.kill(pid, signal.SIGSTOP)
+    # So that all that the trainer said was heard.
+    time.sleep(0.5)
+    os.kill(parent.pid, signal.SIGSTOP)
+    time.sleep(5)
+    os.kill(parent.pid, signal.SIGCONT)
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGCONT)
+    assert parent.wait(30) == 0
+
+
+def test_a_supervisor_that_does_not_listen_does_not_hold_up_training(tmp_path: Path) -> None:
+    ours, theirs = os.pipe()
+    command = trainer(tmp_path, "train(3 * 65536 // 5, pause=0)")
+    environment = {**os.environ, heartbeat.VARIABLE: str(theirs)}
+    subprocess.run(command, env=environment, pass_fds=(theirs,), check=True, timeout=30)
+    os.close(theirs)
+    os.close(ours)
+
+
+def test_without_a_supervisor_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "write", None)
+    assert not heartbeat.connect()
+    for step in range(9):
+        heartbeat.beat(step)
+    heartbeat.busy("scoring")
+    assert heartbeat.leave(lambda: 74) == 74
+    with pytest.raises(ZeroDivisionError):
+        heartbeat.leave(lambda: 1 // 0)
+
+
+TWO = """
+    import jax, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    from transformer_jax.errors import is_lost_peer
+    rank = int(sys.argv[1])
+    jax.distributed.initialize(sys.argv[2], 2, rank)
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), "d"), PartitionSpec("d"))
+    total = jax.jit(lambda x: x.sum() - x, out_shardings=sharding)
+    x = jax.make_array_from_process_local_data(sharding, np.ones(1, np.float32))
+    def main():
+        global x
+        for step in range(1, 10_000):
+            if (rank, step) == (1, 50):
+                {lost}
+            try:
+                x = jax.block_until_ready(total(x))
+            except (ValueError, jax.errors.JaxRuntimeError) as error:
+                assert is_lost_peer(error), error
+                heartbeat.lose_peers()
+                return 75
+            time.sleep(0.01)
+            heartbeat.beat(step)
+        return 0
+    sys.exit(heartbeat.leave(main))
+"""
+
+
+@pytest.mark.parametrize(
+    ("lost", "codes"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", [75, 75]),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", [75, 75]),
+        ("time.sleep(1000)", [75, 75]),
+        # Its own failure, such as a full disk.
+        ("return 74", [75, 74]),
+    ],
+    ids=["killed", "stopped", "asleep", "failed"],
+)
+def test_of_two_processes_both_end_soon_when_one_is_lost(
+    tmp_path: Path, lost: str, codes: list[int]
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = trainer(tmp_path, TWO.format(lost=lost))
+    code = (
+        "import sys, json\n"
+        "from pathlib import Path\n"
+        "from transformer_jax.errors import ProjectError\n"
+        "from transformer_jax.training.supervisor import supervise\n"
+        "try:\n"
+        "    sys.exit(supervise(sys.argv[1:], Path('run'), hang_seconds=5, busy_seconds=60))\n"
+        "except ProjectError as error:\n"
+        "    sys.exit(error.exit_code)\n"
+    )
+    pair = [
+        subprocess.Popen([sys.executable, "-c", code, *command, str(rank), address])
+        for rank in (0, 1)
+    ]
+    assert [process.wait(60) for process in pair] == codes

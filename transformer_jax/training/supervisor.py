@@ -1,0 +1,156 @@
+"""A small parent of one trainer, which ends it where it cannot help itself.
+
+Of several processes that train together, one that is lost or stuck leaves the others waiting in
+a collective, where no Python runs, until JAX aborts them from C++, if ever. Each has a parent of
+this kind, which knows no JAX: all end, with one line and an exit code that says what to do.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformer_jax.errors import LostProcessError
+from transformer_jax.training import heartbeat
+from transformer_jax.training.interruption import SIGNALS
+
+# Seconds.
+TICK = 0.5
+STACKS = 1.0
+# Of the longest time between two signs of life, three steps.
+PATIENCE = 4
+
+
+@dataclass
+class Pulse:
+    """What was heard of a trainer, and how long it may be silent."""
+
+    hang_seconds: float
+    busy_seconds: float
+    step: int = 0
+    doing: str = "starting"
+    """Empty between steps."""
+    silent: float = 0.0
+    longest: float = 0.0
+    """Silence between two steps."""
+
+    def hear(self, message: str) -> None:
+        """Take in a line of `heartbeat`."""
+        kind, value = message.split(maxsplit=1)
+        if kind == "busy":
+            self.doing = value
+        else:
+            if not self.doing:
+                self.longest = max(self.longest, self.silent)
+            self.step, self.doing = int(value), ""
+        self.silent = 0.0
+
+    @property
+    def limit(self) -> float:
+        """How long silence is no bad sign yet, in seconds."""
+        # How long a step takes is not known before the first two signs.
+        if self.doing or not self.longest:
+            return self.busy_seconds
+        return max(self.hang_seconds, PATIENCE * self.longest)
+
+
+def train_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs this package with these arguments, as it is running now."""
+    # Without -P, `-m` would import from the working directory whatever lies there.
+    path = [] if sys.path[0] in ("", str(Path.cwd())) else ["-P"]
+    return [sys.executable, *path, "-m", "transformer_jax", *arguments]
+
+
+def supervise(
+    command: Sequence[str], run: Path, *, hang_seconds: float, busy_seconds: float
+) -> int:
+    """Run a trainer and return its exit code.
+
+    Args:
+        command: starts it; it beats (`heartbeat`).
+        run: its folder, for what is said in the end.
+        hang_seconds: of silence between steps, at least, until it is taken for stuck.
+        busy_seconds: the same at the start, and while it compiles, scores or saves.
+
+    Raises:
+        LostProcessError: it was stuck and was killed, or a signal ended it.
+    """
+    ours, theirs = os.pipe()
+    environment = {**os.environ, heartbeat.VARIABLE: str(theirs)}
+    # In a session of its own: a terminal's Ctrl-C comes to it once, from here.
+    trainer = subprocess.Popen(  # noqa: S603
+        command, env=environment, pass_fds=(theirs,), start_new_session=True
+    )
+    os.close(theirs)
+    before = {n: signal.signal(n, lambda n, _: trainer.send_signal(n)) for n in SIGNALS}
+    pulse = Pulse(hang_seconds, busy_seconds)
+    try:
+        code = _watch(trainer, ours, pulse)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        # Should the trainer still be there, it sees that no one listens, and ends.
+        os.close(ours)
+    if code is not None and code >= 0:
+        return code
+    if code == -signal.SIGINT:
+        return 128 + signal.SIGINT
+    if code is None:
+        doing = f" while {pulse.doing}" if pulse.doing else ""
+        what = (
+            f"nothing came for {pulse.silent:.0f} s{doing} after step {pulse.step}: this process, "
+            f"or another that it waits for, was stuck"
+        )
+    else:
+        what = f"{_name(-code)} ended training after step {pulse.step}"
+    if (run / "run.json").exists():
+        raise LostProcessError(f"{what}; go on with `transformer-jax resume {run}`")
+    raise LostProcessError(f"{what}; there is no run yet: begin again with the same command")
+
+
+def _watch(trainer: subprocess.Popen[bytes], pipe: int, pulse: Pulse) -> int | None:
+    """Listen until the trainer ends; return its code, or None where it had to be killed."""
+    rest, is_open, now = b"", True, time.monotonic()
+    while True:
+        # Asked before the last words are read.
+        code = trainer.poll()
+        data = b""
+        if not is_open:
+            with suppress(subprocess.TimeoutExpired):
+                trainer.wait(TICK)
+        elif select.select([pipe], [], [], TICK if code is None else 0)[0]:
+            data = os.read(pipe, 1 << 16)
+            is_open = bool(data)
+        before, now = now, time.monotonic()
+        # Where this process was stopped too, or the whole machine slept, that is no silence.
+        pulse.silent += min(now - before, 2 * TICK)
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            pulse.hear(line.decode())
+        if code is not None:
+            return code
+        if pulse.silent > pulse.limit:
+            _kill(trainer)
+            return None
+
+
+def _kill(trainer: subprocess.Popen[bytes]) -> None:
+    """Let a trainer tell where it is stuck, and end it and its children."""
+    trainer.send_signal(signal.SIGUSR2)
+    with suppress(subprocess.TimeoutExpired):
+        trainer.wait(STACKS)
+    with suppress(ProcessLookupError):
+        os.killpg(trainer.pid, signal.SIGKILL)
+    # A device's driver may hold on to it: that is no reason to wait for ever.
+    with suppress(subprocess.TimeoutExpired):
+        trainer.wait(10 * STACKS)
+
+
+def _name(number: int) -> str:
+    return next((s.name for s in signal.Signals if s == number), f"signal {number}")
