@@ -11,9 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from small import SMALL, metrics_of
+from test_cli import mistake, run_python
+from test_loop import assert_same, state_of
 
 from transformer_jax.errors import LostProcessError
-from transformer_jax.training import heartbeat
+from transformer_jax.training import heartbeat, loop
 from transformer_jax.training.supervisor import Pulse, supervise
 
 TRAINER = """
@@ -287,6 +291,95 @@ def test_without_a_supervisor_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -
     assert heartbeat.leave(lambda: 74) == 74
     with pytest.raises(ZeroDivisionError):
         heartbeat.leave(lambda: 1 // 0)
+
+
+def test_the_supervisor_needs_no_jax(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from transformer_jax.cli import main\n"
+        "from transformer_jax.training import supervisor\n"
+        "supervisor.supervise = lambda command, run, **seconds: print(*command, run, seconds)\n"
+        "main(['train', 'tiny', '--supervise', '--hang-seconds', '7'])\n"
+        "sys.exit('jax' in sys.modules)"
+    )
+    ended = run_python(code, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip().endswith(
+        "-m transformer_jax train tiny --supervise --hang-seconds 7 "
+        "runs/tiny {'hang_seconds': 7.0, 'busy_seconds': 1800.0}"
+    )
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
+def test_a_limit_that_is_none_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("hang", "busy"):
+        arguments = ["train", "tiny", "--supervise", f"--{name}-seconds", seconds]
+        assert f"--{name}-seconds must be positive" in mistake(capsys, arguments)
+
+
+LIMITS = ("--hang-seconds", "3", "--busy-seconds", "120")
+LONGER = SMALL.change(train={"steps": 120, "checkpoint_every": 40})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    quiet = Console(quiet=True)
+    folder = loop.start(LONGER, tmp_path_factory.mktemp("runs") / "whole", quiet)
+    loop.run_training(folder, quiet)
+    return folder.path
+
+
+def command_line(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "transformer_jax", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parents[1]}:{Path(__file__).parent}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "when", "told"),
+    [
+        # Long enough after a phase that its steps are timed.
+        (signal.SIGSTOP, "step > 45 and heartbeat._beats > 6", "nothing came for 3 s after step"),
+        pytest.param(
+            *(signal.SIGKILL, "step == 1", "SIGKILL ended training after step 0"),
+            marks=pytest.mark.slow,
+            id="nothing saved yet",
+        ),
+    ],
+)
+def test_a_lost_run_goes_on_to_the_same_bits(
+    whole: Path, tmp_path: Path, number: signal.Signals, when: str, told: str
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        textwrap.dedent(f"""
+            import os
+            from test_supervisor import LONGER as CONFIG
+            from transformer_jax.training import heartbeat
+            beat = heartbeat.beat
+            def disturbed(step):
+                beat(step)
+                if {when}:
+                    os.kill(os.getpid(), {number})
+            heartbeat.beat = disturbed
+        """)
+    )
+    ended = command_line(tmp_path, "train", "mine.py", "--supervise", *LIMITS)
+    assert ended.returncode == 75, ended.stderr
+    *_, last = ended.stderr.splitlines()
+    assert last.startswith(f"transformer-jax: {told}")
+    assert last.endswith("go on with `transformer-jax resume runs/mine`")
+    resumed = command_line(tmp_path, "resume", "runs/mine", "--supervise")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "next: transformer-jax evaluate runs/mine" in resumed.stdout
+    run = tmp_path / "runs" / "mine"
+    assert_same(state_of(run), state_of(whole))
+    assert metrics_of(run) == metrics_of(whole)
 
 
 TWO = """

@@ -3,5 +3,6 @@
 import sys
 
 from transformer_jax.cli import main
+from transformer_jax.training.heartbeat import leave
 
-sys.exit(main())
+sys.exit(leave(main))

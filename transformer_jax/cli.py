@@ -13,7 +13,8 @@ import tyro
 from transformer_jax.config import Config, ConfigError, Row, nearest
 from transformer_jax.console import NOTES, OUT
 from transformer_jax.errors import OutOfMemoryError, ProjectError, StorageError, UsageError
-from transformer_jax.verbs import VERBS, ConfigVerb, RunVerb
+from transformer_jax.training import heartbeat
+from transformer_jax.verbs import VERBS, ConfigVerb, RunVerb, TrainingVerb
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,6 +65,9 @@ def _dispatch(arguments: list[str]) -> None:
             for key, row in verb.rows(rest[0]).items()
         }
         first = next(iter(rows.values()))[0]
+        # The trainer is the same command again, which finds that it is listened to.
+        if isinstance(first, TrainingVerb) and first.supervise and not heartbeat.connect():
+            sys.exit(first.under_supervisor(arguments))
         first.run({key: Row(_config(key, row), paper) for key, (row, paper) in rows.items()})
     elif "-h" in rest or "--help" in rest:
         _parse(name, verb, rest)

@@ -6,6 +6,7 @@ JAX is imported inside the methods, so that help and mistakes come at once.
 import abc
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -94,7 +95,41 @@ class Prepare(ConfigVerb):
 
 
 @dataclass(frozen=True)
-class Train(ConfigVerb):
+class TrainingVerb(ConfigVerb):
+    """Base of the verbs that train, in this process or in one that it watches."""
+
+    supervise: FlagCreatePairsOff[bool] = False
+    """Train in a process of its own and watch it: one that is stuck, or was killed, ends with one
+    line and exit code 75. Of several processes that train together, each wants it."""
+    hang_seconds: float = 30.0
+    """With --supervise: silence between steps, at least, until training is taken for stuck; more
+    where twelve steps take longer."""
+    busy_seconds: float = 1800.0
+    """The same at the start, and while training compiles, scores or saves."""
+
+    @property
+    @abc.abstractmethod
+    def path(self) -> Path:
+        """The run's folder, which may not be there yet."""
+
+    def under_supervisor(self, arguments: Sequence[str]) -> int:
+        """Carry out the command with these arguments under a supervisor; return its exit code."""
+        for name, value in (("hang", self.hang_seconds), ("busy", self.busy_seconds)):
+            # NaN is refused too.
+            if not value > 0:
+                raise UsageError(f"--{name}-seconds must be positive, got {value}")
+        from transformer_jax.training.supervisor import supervise, train_command
+
+        return supervise(
+            train_command(arguments),
+            self.path,
+            hang_seconds=self.hang_seconds,
+            busy_seconds=self.busy_seconds,
+        )
+
+
+@dataclass(frozen=True)
+class Train(TrainingVerb):
     """Train a model: config in, run folder out."""
 
     file: ConfigArgument = ""
@@ -104,28 +139,35 @@ class Train(ConfigVerb):
     init_from: Path | None = None
     """A run whose newest parameters and vocabulary this one begins with."""
 
+    @property
+    def path(self) -> Path:
+        return self.out or Path("runs") / configfiles.stem(self.file)
+
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.runs.folder import check_free
 
-        path = self.out or Path("runs") / configfiles.stem(self.file)
         # Before JAX is there: whoever mistook the name hears of it at once.
-        check_free(path)
+        check_free(self.path)
         from transformer_jax.training.loop import run_training, start
 
         with progress_bar() as progress:
             folder = start(
-                rows[""].config, path, NOTES, init_from=self.init_from, progress=progress
+                rows[""].config, self.path, NOTES, init_from=self.init_from, progress=progress
             )
         _say_next(folder, run_training(folder, OUT))
 
 
 @dataclass(frozen=True)
-class Resume(ConfigVerb):
+class Resume(TrainingVerb):
     """Go on with a run from its newest checkpoint, also past its end with more --train.steps."""
 
     run_folder: RunArgument = ""
     """A run's folder."""
     subject = "a run"
+
+    @property
+    def path(self) -> Path:
+        return Path(self.run_folder)
 
     @classmethod
     def rows(cls, spec: str) -> dict[str, Row]:
@@ -136,7 +178,7 @@ class Resume(ConfigVerb):
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.runs.folder import RunFolder
 
-        folder = RunFolder.open(Path(self.run_folder)).go_on_with(rows[""].config)
+        folder = RunFolder.open(self.path).go_on_with(rows[""].config)
         from transformer_jax.training.loop import run_training
 
         _say_next(folder, run_training(folder, OUT))

@@ -19,9 +19,11 @@ from transformer_jax.errors import (
     DataError,
     DivergedError,
     InterruptedRunError,
+    LostProcessError,
     OutOfMemoryError,
     StorageError,
     UsageError,
+    is_lost_peer,
     is_out_of_memory,
 )
 from transformer_jax.inference.evaluate import perplexity, score
@@ -31,6 +33,7 @@ from transformer_jax.model.transformer import Transformer, abstract_params
 from transformer_jax.runs.checkpoint import Checkpoints, on_device
 from transformer_jax.runs.folder import RunFolder, check_free, write_json
 from transformer_jax.runs.lock import only_trainer
+from transformer_jax.training import heartbeat
 from transformer_jax.training.flops import peak_flops
 from transformer_jax.training.interruption import RecoveryClock, StopRequest
 from transformer_jax.training.logbook import Logbook
@@ -66,9 +69,14 @@ def start(
         DataError: the text cannot be used.
     """
     check_free(path)
+
+    def tell(doing: str, done: int, total: int) -> None:
+        heartbeat.busy(doing)
+        progress(doing, done, total)
+
     other = None if init_from is None else load(init_from, average=1)
     vocabulary = None if other is None else other.vocabulary
-    prepared = prepare(config.data, vocabulary, progress=progress)
+    prepared = prepare(config.data, vocabulary, progress=tell)
     sizes = prepared.vocabulary.sizes
     for key, pieces in zip(("vocab_size", "source_vocab_size"), sizes, strict=True):
         asked = getattr(config.data, key)
@@ -100,6 +108,7 @@ def run_training(folder: RunFolder, console: Console) -> int:
         InterruptedRunError: a signal asked for an end; the run is saved.
         DivergedError: the loss is no number any more.
         OutOfMemoryError: the device has no room.
+        LostProcessError: another process of the run is gone.
     """
     keep_compiled_programs()
     how_to_go_on = f"go on with `transformer-jax resume {folder.path}`"
@@ -107,7 +116,14 @@ def run_training(folder: RunFolder, console: Console) -> int:
         with StopRequest(how_to_go_on) as stop, only_trainer(folder.path):
             folder.store()
             return Training(folder, console).run(stop)
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        # On CPUs a lost connection is a ValueError.
+        if jax.process_count() > 1 and is_lost_peer(error):
+            heartbeat.lose_peers()
+            raise LostProcessError(
+                f"another process of this run is gone ({str(error).splitlines()[0]}); "
+                f"{how_to_go_on}"
+            ) from error
         if not is_out_of_memory(error):
             raise
         parts = 2 * folder.config.train.micro_batches
@@ -133,7 +149,12 @@ class Training:
     def __init__(self, folder: RunFolder, console: Console) -> None:
         self.folder, self.console = folder, console
         self.config = config = folder.config
-        self.prepared = prepared = prepare(config.data, folder.vocabulary, folder.fingerprint)
+        self.prepared = prepared = prepare(
+            config.data,
+            folder.vocabulary,
+            folder.fingerprint,
+            progress=lambda doing, *_: heartbeat.busy(doing),
+        )
         self.model = Transformer(config.model, *prepared.vocabulary.sizes)
         self.batches = prepared.batches(config.data.batch_tokens, config.train.seed)
         unit = self.batches.per_epoch if config.train.checkpoint_unit == "epoch" else 1
@@ -172,6 +193,7 @@ class Training:
                     batch = self.batches[step - 1]
                     state, metrics = compiled(state, batch)
                     self._check_skipped(step - 2, self.meter.add(metrics, batch))
+                    heartbeat.beat(step)
                     self.log.advance(step)
                     self._after(step, state, stop)
                     if self._is_out_of_patience(step):

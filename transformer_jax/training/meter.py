@@ -9,6 +9,7 @@ import jax
 
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.transformer import Transformer
+from transformer_jax.training import heartbeat
 from transformer_jax.training.flops import step_flops
 from transformer_jax.training.step import StepMetrics
 
@@ -51,6 +52,7 @@ class Meter:
     def paused(self) -> Iterator[None]:
         """Leave out the time of what is done in this context."""
         jax.block_until_ready(self._metrics)
+        heartbeat.busy("compiling, scoring or saving")
         began = time.perf_counter()
         try:
             yield
