@@ -112,6 +112,8 @@ def configs(draw: st.DrawFn) -> Config:
     decode["average"] = min(decode["average"], train["keep_checkpoints"])
     if model["positions"] == "learned":
         decode["max_extra_length"] %= 51
+    if data["source"] != "text":
+        data |= dict.fromkeys(("train", "dev", "test"))
     return Config(
         ModelConfig(**model), DataConfig(**data), TrainConfig(**train), DecodeConfig(**decode)
     )
@@ -205,6 +207,8 @@ def test_a_number_out_of_range_is_told_with_its_field_and_value(kind: Any, key: 
             "decode.max_extra_length",
             "51",
         ),
+        ({"data": {"train": ("a", "b")}}, "data.train", r"\('a', 'b'\)"),
+        ({"data": {"source": "tfds", "test": ("a", "b")}}, "data.test", r"\('a', 'b'\)"),
         ({"decode": {"average": 21}}, "decode.average", "21"),
         ({"decode": {"average": 2}, "train": {"keep_checkpoints": 1}}, "decode.average", "2"),
     ],
@@ -224,6 +228,7 @@ def test_what_cannot_be_together_is_refused(
         {"model": {"positions": "learned"}, "decode": {"max_extra_length": 50}},
         {"decode": {"max_extra_length": 51}},
         {"model": {"max_length": 257}, "data": {"max_length": 257}},
+        {"data": {"source": "text", "train": ["a", "b"], "dev": None}},
         {"decode": {"average": 20}},
         {"model": {"dropout": 0.0}},
     ],
