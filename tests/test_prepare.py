@@ -574,13 +574,27 @@ def test_a_damaged_corpus_is_made_anew(
         assert content(cache) == whole
 
 
+def is_model(data: bytes) -> bool:
+    try:
+        Tokenizer(data)
+    except DataError:
+        return False
+    return True
+
+
 def test_a_damaged_vocabulary_is_learnt_anew(cache: Path) -> None:
     prepared = prepare(CONFIG)
     (path,) = cache.rglob("*.model")
-    for damaged in (b"", prepared.vocabulary.target.model[:-1], b"no model", b"\0" * 999):
+    model = prepared.vocabulary.target.model
+    # Up to the end of any piece the beginning of a model is a model itself.
+    smaller = next(model[:end] for end in range(len(model) - 100, 0, -1) if is_model(model[:end]))
+    assert len(Tokenizer(smaller)) < len(Tokenizer(model))
+    for damaged in (b"", model[:-1], b"no model", b"\0" * 999, smaller):
         path.write_bytes(damaged)
         assert prepare(CONFIG).folder == prepared.folder
-        assert path.read_bytes() == prepared.vocabulary.target.model
+        assert path.read_bytes() == model
+    path.with_suffix(".sha256").unlink()
+    assert prepare(CONFIG).folder == prepared.folder
 
 
 def write_texts(folder: Path, pairs: Pairs) -> DataConfig:

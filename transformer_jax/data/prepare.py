@@ -1,6 +1,6 @@
 """From text to pieces, once: a vocabulary and flat arrays, kept in the cache by digest.
 
-<cache>/vocabularies/<digest of text and size>.model
+<cache>/vocabularies/<digest of text and size>.{model,sha256}
 <cache>/corpora/<digest of text, vocabulary and limits>/
     report.json                     lines read, kept, left out and why; sizes, fingerprint
     what `encode` writes            pieces, and the lines of dev and test
@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -197,22 +196,25 @@ def _tokenizer(
             tokenizer = _kept(path)
             if tokenizer is None:
                 tokenizer = Tokenizer.learn(_sample(corpus, sides, progress), vocab_size)
-                temporary = path.with_suffix(".tmp")
-                with temporary.open("wb") as file:
-                    file.write(tokenizer.model)
-                    # Half a model can pass for a smaller one: after a power cut too it is whole.
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(path)
+                for file, content in (
+                    (path, tokenizer.model),
+                    (path.with_suffix(".sha256"), tokenizer.digest.encode()),
+                ):
+                    temporary = path.with_suffix(".tmp")
+                    temporary.write_bytes(content)
+                    temporary.replace(file)
     return tokenizer
 
 
 def _kept(path: Path) -> Tokenizer | None:
     """Return a vocabulary that is there and whole, or None."""
     try:
-        return Tokenizer.load(path)
+        tokenizer = Tokenizer.load(path)
+        digest = path.with_suffix(".sha256").read_bytes()
     except (FileNotFoundError, DataError):
         return None
+    # The beginning of a model can pass for a smaller one.
+    return tokenizer if digest == tokenizer.digest.encode() else None
 
 
 def _look_at_all(corpus: Corpus, progress: Progress) -> None:
