@@ -339,6 +339,26 @@ def test_a_vocabulary_is_learnt_from_pairs_spread_evenly_over_the_fit_text(
 
 
 @pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(("most", "step"), [(10_000, 1), (9_999, 2), (5_000, 2), (2_500, 4)])
+def test_a_vocabulary_is_learnt_from_so_many_bytes_spread_evenly(
+    most: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs: Pairs = [(f"{number:02} " + "ä" * 26, "x" * 45) for number in range(100)]
+    monkeypatch.setattr(prepare_module, "SAMPLE_BYTES", most)
+    monkeypatch.setitem(SOURCES, "embedded", lambda _: Lines(pairs, WORDS[:1]))
+    learnt: list[str] = []
+
+    def learn(lines: Iterator[str], _: int) -> Tokenizer:
+        learnt.extend(lines)
+        return TOKENIZER
+
+    monkeypatch.setattr(Tokenizer, "learn", learn)
+    prepare(DataConfig(vocab_size=100, max_ratio=100.0))
+    assert learnt == [line for pair in pairs[::step] for line in pair]
+    assert len("".join(learnt).encode()) <= most
+
+
+@pytest.mark.usefixtures("cache")
 def test_text_that_fails_while_a_vocabulary_is_learnt_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

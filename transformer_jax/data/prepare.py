@@ -10,7 +10,6 @@ Text of any length goes through in chunks. What an interruption left behind is g
 
 import fcntl
 import hashlib
-import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -39,9 +38,11 @@ from transformer_jax.data.tokenizer import LONGEST_TO_LEARN_FROM, Tokenizer, Voc
 from transformer_jax.errors import DataError, StorageError, UsageError
 
 # Part of every digest: a change of what is stored makes it anew.
-FORMAT = 4
-# A vocabulary is learnt from at most so many pairs, spread evenly over the text.
+FORMAT = 5
+# A vocabulary is learnt from at most so many pairs, spread evenly over the text, and from about
+# so many bytes: SentencePiece holds them all in memory.
 SAMPLE_PAIRS = 500_000
+SAMPLE_BYTES = 1 << 28
 
 
 class Prepared(NamedTuple):
@@ -228,25 +229,24 @@ def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Itera
     """Return the lines that a vocabulary is learnt from: a function of the text alone."""
     _look_at_all(corpus, progress)
     total = corpus.count("train")
-    step = -(-total // SAMPLE_PAIRS)
 
-    def lines() -> Iterator[str]:
+    def lines(doing: str, step: int) -> Iterator[str]:
         for number, pair in enumerate(corpus.read("train")):
             if number % CHUNK_PAIRS == 0:
-                progress("learning a vocabulary", number, total)
+                progress(doing, number, total)
             if number % step == 0 and unfit_text(*pair) is None:
                 for side, line in zip(SIDES, pair, strict=True):
                     if side in sides and len(line.encode()) <= LONGEST_TO_LEARN_FROM:
                         yield line
 
-    found = lines()
-    first = next(found, None)
-    if first is None:
+    step = -(-total // SAMPLE_PAIRS)
+    size = sum(len(line.encode()) for line in lines("choosing what to learn from", step))
+    if not size:
         raise DataError(
             f"there is nothing to learn a vocabulary from: all {total} pairs of {corpus.name} are "
             f"empty, longer than {LONGEST_TO_LEARN_FROM} bytes or hold control symbols"
         )
-    return itertools.chain([first], found)
+    return lines("learning a vocabulary", step * -(-size // SAMPLE_BYTES))
 
 
 def _write(
