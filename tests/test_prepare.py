@@ -359,6 +359,12 @@ def test_a_vocabulary_is_learnt_from_so_many_bytes_spread_evenly(
 
 
 @pytest.mark.usefixtures("cache")
+def test_a_source_vocabulary_that_is_too_small_is_told_with_its_own_option() -> None:
+    with pytest.raises(DataError, match=r"^no vocabulary of 9 pieces .*data\.source_vocab_size"):
+        prepare(replace(CONFIG, source_vocab_size=9))
+
+
+@pytest.mark.usefixtures("cache")
 def test_text_that_fails_while_a_vocabulary_is_learnt_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
