@@ -338,7 +338,7 @@ def test_a_run_with_a_broken_description_is_told(
     assert str(tmp_path / "run.json") in line
 
 
-@given(st.lists(st.text(st.characters(exclude_characters="\r\n", codec="utf-8"))))
+@given(st.lists(st.text(st.characters(exclude_characters="\r\n\ufeff", codec="utf-8"))))
 @settings(deadline=None, derandomize=True)
 def test_lines_come_back_as_they_were_joined(lines: list[str]) -> None:
     assert _read_lines("".join(f"{line}\n" for line in lines).encode()) == lines
@@ -359,6 +359,7 @@ def test_lines_come_back_as_they_were_joined(lines: list[str]) -> None:
         (b"one\n\ntwo\n", ["one", "", "two"]),
         (b"one\r\ntwo\r\n", ["one", "two"]),
         (b"one\rtwo\n", ["one\rtwo"]),
+        ("\ufeffone\n\ufefftwo\n".encode(), ["one", "\ufefftwo"]),
         ("one\u2028two\u0085three\x0cfour\n".encode(), ["one\u2028two\u0085three\x0cfour"]),
     ],
 )

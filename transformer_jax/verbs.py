@@ -4,6 +4,7 @@ JAX is imported inside the methods, so that help and mistakes come at once.
 """
 
 import abc
+import codecs
 import json
 import sys
 from dataclasses import dataclass, field, replace
@@ -348,7 +349,11 @@ def _translate_command(folder: Any, option: str) -> str:
 
 
 def _read_lines(data: bytes) -> list[str]:
-    """Return the lines of UTF-8 text; only a newline ends one, and the last needs none."""
+    """Return the lines of UTF-8 text; only a newline ends one, and the last needs none.
+
+    As in files to train on, a byte-order mark at the beginning is no text.
+    """
+    data = data.removeprefix(codecs.BOM_UTF8)
     lines = data.removesuffix(b"\n").split(b"\n") if data else []
     decoded = []
     for number, line in enumerate(lines, start=1):
