@@ -137,7 +137,10 @@ class Resume(ConfigVerb):
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.runs.folder import RunFolder
 
-        folder = RunFolder.open(Path(self.run_folder)).go_on_with(rows[""].config)
+        folder, config = RunFolder.open(Path(self.run_folder)), rows[""].config
+        with progress_bar() as progress:
+            _check_text(folder, config.data, progress)
+        folder = folder.go_on_with(config)
         from transformer_jax.training.loop import run_training
 
         _say_next(folder, run_training(folder, OUT))
@@ -331,6 +334,16 @@ VERBS: dict[str, type[ConfigVerb] | type[RunVerb]] = {
     "translate": Translate,
     "params": Params,
 }
+
+
+def _check_text(folder: Any, data: DataConfig, progress: Any) -> None:
+    """Make sure that text which is named anew is the run's own, before its name is stored."""
+    places = {key: getattr(data, key) for key in ("train", "dev", "test", "folder")}
+    moved = replace(folder.config.data, **places)
+    if moved != folder.config.data:
+        from transformer_jax.data.prepare import prepare
+
+        prepare(moved, folder.vocabulary, folder.fingerprint, is_text_moved=True, progress=progress)
 
 
 def _say_next(folder: Any, scheduled: int) -> None:

@@ -102,6 +102,7 @@ def prepare(
     vocabulary: Vocabulary | None = None,
     fingerprint: str | None = None,
     *,
+    is_text_moved: bool = False,
     progress: Progress = say_nothing,
 ) -> Prepared:
     """Return the config's corpus as pieces, from the cache where it is there already.
@@ -110,6 +111,7 @@ def prepare(
         config: which text, how many pieces, which limits.
         vocabulary: one to use in place of learning one: that of an earlier run.
         fingerprint: of the earlier run's data, which must be the same.
+        is_text_moved: whether to look at the text also where the cache has that of the fingerprint.
         progress: told of what takes long.
 
     Raises:
@@ -119,7 +121,7 @@ def prepare(
     """
     try:
         home = cache_folder("corpora")
-        if vocabulary is not None and fingerprint is not None:
+        if vocabulary is not None and fingerprint is not None and not is_text_moved:
             # Those in the making have a suffix.
             for folder in sorted(path for path in home.iterdir() if not path.suffix):
                 report = _report(folder)
