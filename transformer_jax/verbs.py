@@ -217,12 +217,12 @@ class Evaluate(RunVerb):
         from transformer_jax.inference import significance
         from transformer_jax.inference.evaluate import evaluate, keep
 
-        if other is not None:
-            significance.check_comparable(run, other, self.set)
         compared: list[Any] = []
         hypotheses: list[str] = []
         against: dict[str, Any] = {}
         with progress_bar() as progress:
+            if other is not None:
+                significance.check_comparable(run, other, self.set, progress)
             evaluation = evaluate(
                 run, self.set, self.decode, singles=self.singles, progress=progress
             )
