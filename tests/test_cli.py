@@ -61,7 +61,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("evaluate", "runs/x", "--against"): "--against",
     ("evaluate", "runs/x", "--singels"): "--singels",
     ("train", "tiny", "--model.d-model", "129"): "model.d_model must be even",
-    ("train", "tiny", "--model.d-k", "0"): "model.d_k must be positive",
+    ("train", "tiny", "--model.d-k", "0"): "model.d_k must be from 1 to 1000000",
     ("train", "tiny", "--model.dropout", "1.0"): "model.dropout must be",
     ("train", "tiny", "--data.max-length", "65"): "data.max_length must be at most",
     ("train", "tiny", "--model.max-length", "63"): "data.max_length must be at most",
@@ -329,7 +329,7 @@ def test_a_path_that_is_no_run_is_told(
 
 
 @pytest.mark.parametrize("verb", ["resume", "evaluate", "translate"])
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "one"}', '{"format": 1}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "one"}', '{"format": 2}'])
 def test_a_run_with_a_broken_description_is_told(
     verb: str, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -338,7 +338,7 @@ def test_a_run_with_a_broken_description_is_told(
     assert str(tmp_path / "run.json") in line
 
 
-@given(st.lists(st.text(st.characters(exclude_characters="\r\n", codec="utf-8"))))
+@given(st.lists(st.text(st.characters(exclude_characters="\r\n\ufeff", codec="utf-8"))))
 @settings(deadline=None, derandomize=True)
 def test_lines_come_back_as_they_were_joined(lines: list[str]) -> None:
     assert _read_lines("".join(f"{line}\n" for line in lines).encode()) == lines
@@ -359,6 +359,7 @@ def test_lines_come_back_as_they_were_joined(lines: list[str]) -> None:
         (b"one\n\ntwo\n", ["one", "", "two"]),
         (b"one\r\ntwo\r\n", ["one", "two"]),
         (b"one\rtwo\n", ["one\rtwo"]),
+        ("\ufeffone\n\ufefftwo\n".encode(), ["one", "\ufefftwo"]),
         ("one\u2028two\u0085three\x0cfour\n".encode(), ["one\u2028two\u0085three\x0cfour"]),
     ],
 )

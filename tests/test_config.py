@@ -34,19 +34,20 @@ KINDS = {(kind, key): typing.get_type_hints(kind)[key] for kind, key in FIELDS}
 Range = tuple[float, float, tuple[float, ...]]
 INTEGER: Range = (1, 10**9, (0, -1))
 REAL: Range = (1e-12, 1e12, (0.0, -1e-9, math.inf, math.nan))
+WIDTH: Range = (1, 10**6, (0, -1, 10**6 + 1))
 FRACTION: Range = (0.0, 0.999, (1.0, -1e-9, math.inf, math.nan))
 RANGES: dict[str, Range] = {
-    "num_layers": INTEGER,
-    "d_model": (2, 10**9, (0, -2)),
-    "d_ff": INTEGER,
-    "num_heads": INTEGER,
-    "d_k": INTEGER,
-    "d_v": INTEGER,
+    "num_layers": (1, 1000, (0, -1, 1001)),
+    "d_model": (2, 10**6, (0, -2, 10**6 + 2)),
+    "d_ff": WIDTH,
+    "num_heads": WIDTH,
+    "d_k": WIDTH,
+    "d_v": WIDTH,
     "dropout": FRACTION,
     "attention_dropout": FRACTION,
     "activation_dropout": FRACTION,
     "layer_norm_epsilon": REAL,
-    "max_length": INTEGER,
+    "max_length": (1, 10**6, (0, -1)),
     "num_pairs": (1, 500_000, (0, -1, 500_001)),
     "vocab_size": (8, 1_000_000, (7, -8, 1_000_001)),
     "source_vocab_size": (8, 1_000_000, (7, -8, 1_000_001)),
@@ -65,6 +66,7 @@ RANGES: dict[str, Range] = {
     "checkpoint_every": INTEGER,
     "translate_every": INTEGER,
     "patience": INTEGER,
+    "recovery_minutes": REAL,
     "keep_checkpoints": INTEGER,
     "log_every": INTEGER,
     "beam_size": INTEGER,
@@ -112,6 +114,8 @@ def configs(draw: st.DrawFn) -> Config:
     decode["average"] = min(decode["average"], train["keep_checkpoints"])
     if model["positions"] == "learned":
         decode["max_extra_length"] %= 51
+    if data["source"] != "text":
+        data |= dict.fromkeys(("train", "dev", "test"))
     return Config(
         ModelConfig(**model), DataConfig(**data), TrainConfig(**train), DecodeConfig(**decode)
     )
@@ -205,6 +209,8 @@ def test_a_number_out_of_range_is_told_with_its_field_and_value(kind: Any, key: 
             "decode.max_extra_length",
             "51",
         ),
+        ({"data": {"train": ("a", "b")}}, "data.train", r"\('a', 'b'\)"),
+        ({"data": {"source": "tfds", "test": ("a", "b")}}, "data.test", r"\('a', 'b'\)"),
         ({"decode": {"average": 21}}, "decode.average", "21"),
         ({"decode": {"average": 2}, "train": {"keep_checkpoints": 1}}, "decode.average", "2"),
     ],
@@ -224,6 +230,7 @@ def test_what_cannot_be_together_is_refused(
         {"model": {"positions": "learned"}, "decode": {"max_extra_length": 50}},
         {"decode": {"max_extra_length": 51}},
         {"model": {"max_length": 257}, "data": {"max_length": 257}},
+        {"data": {"source": "text", "train": ["a", "b"], "dev": None}},
         {"decode": {"average": 20}},
         {"model": {"dropout": 0.0}},
     ],

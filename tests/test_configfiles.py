@@ -161,7 +161,11 @@ def test_reading_a_config_leaves_no_trace_in_the_process(
             2,
             "unknown field 'modle' of config; did you mean 'model'?",
         ),
-        (FROM_BASE + "CONFIG = BASE.change(model={'d_k': 0})\n", 2, "model.d_k must be positive"),
+        (
+            FROM_BASE + "CONFIG = BASE.change(model={'d_k': 0})\n",
+            2,
+            "model.d_k must be from 1 to 1000000",
+        ),
         ("raise SystemExit('enough')\n", 1, "enough"),
     ],
 )

@@ -134,6 +134,16 @@ def test_evaluation_on_other_text_is_refused(run: Run, tmp_path: Path) -> None:
         evaluate(load(copy), "dev", {})
 
 
+def test_text_that_is_prepared_anew_shows_how_far_it_is(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(run.folder.path)
+    monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path))
+    assert main(["evaluate", path, "--set", "dev", "--beam", "1", "--against", path]) == 0
+    told = capsys.readouterr().err
+    assert told.index("encoding train ...") < told.index("translating dev by run ...")
+
+
 def test_text_that_is_tokenised_already_is_scored_word_by_word_without_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -225,8 +235,8 @@ def test_singles_are_of_a_mean(run: Run, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_set_that_the_text_lacks_is_told_with_the_run(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def without_test(*arguments: Any) -> Prepared:
-        prepared = prepare(*arguments)
+    def without_test(*arguments: Any, **options: Any) -> Prepared:
+        prepared = prepare(*arguments, **options)
         report = {key: value for key, value in prepared.report.items() if key != "test"}
         return prepared._replace(report=report)
 

@@ -20,6 +20,7 @@ from small import SMALL, metrics_of
 import transformer_jax
 from transformer_jax.cli import main
 from transformer_jax.config import Config, ConfigError
+from transformer_jax.data.numberwords import NumberWords
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import (
     DataError,
@@ -379,6 +380,34 @@ def test_the_command_line_trains_resumes_and_names_what_comes_next(
     assert state_of(Path("runs/mine"))[0] == 3
     assert main(["resume", "runs/mine", "--model.d-k", "4"]) == 2
     assert "model.d_k 8 -> 4" in capsys.readouterr().err
+
+
+def test_a_run_takes_no_other_text_for_its_own_though_the_cache_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "cache"))
+    pairs = list(NumberWords(60).read("train"))
+    for place, dev in (("texts", pairs[:5]), ("moved", pairs[:5]), ("other", pairs[5:9])):
+        Path(place).mkdir()
+        for name, lines in (("train", pairs), ("dev", dev)):
+            for language, side in zip(("en", "de"), zip(*lines, strict=True), strict=True):
+                text = "".join(f"{line}\n" for line in side)
+                Path(place, f"{name}.{language}").write_text(text, "utf-8")
+    files = {"train": ("train.en", "train.de"), "dev": ("dev.en", "dev.de"), "folder": "texts"}
+    config = SMALL.change(data={"source": "text", **files}, train={"steps": 1})
+    path = Path("run")
+    loop.start(config, path, Console(quiet=True))
+
+    for options, told in (
+        (["--data.folder", "other"], "is not the text that the run began with"),
+        (["--data.dev", "dev.en", "nowhere.de"], "there is no file texts/nowhere.de"),
+    ):
+        assert main(["resume", "run", *options]) == 65
+        assert told in capsys.readouterr().err
+        assert RunFolder.open(path).config.data.folder == "texts"
+    assert main(["resume", "run", "--data.folder", "moved"]) == 0
+    assert RunFolder.open(path).config.data.folder == "moved"
 
 
 def dev_reports(path: Path) -> dict[int, dict[str, Any]]:

@@ -339,6 +339,32 @@ def test_a_vocabulary_is_learnt_from_pairs_spread_evenly_over_the_fit_text(
 
 
 @pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(("most", "step"), [(10_000, 1), (9_999, 2), (5_000, 2), (2_500, 4)])
+def test_a_vocabulary_is_learnt_from_so_many_bytes_spread_evenly(
+    most: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs: Pairs = [(f"{number:02} " + "ä" * 26, "x" * 45) for number in range(100)]
+    monkeypatch.setattr(prepare_module, "SAMPLE_BYTES", most)
+    monkeypatch.setitem(SOURCES, "embedded", lambda _: Lines(pairs, WORDS[:1]))
+    learnt: list[str] = []
+
+    def learn(lines: Iterator[str], _: int) -> Tokenizer:
+        learnt.extend(lines)
+        return TOKENIZER
+
+    monkeypatch.setattr(Tokenizer, "learn", learn)
+    prepare(DataConfig(vocab_size=100, max_ratio=100.0))
+    assert learnt == [line for pair in pairs[::step] for line in pair]
+    assert len("".join(learnt).encode()) <= most
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_source_vocabulary_that_is_too_small_is_told_with_its_own_option() -> None:
+    with pytest.raises(DataError, match=r"^no vocabulary of 9 pieces .*data\.source_vocab_size"):
+        prepare(replace(CONFIG, source_vocab_size=9))
+
+
+@pytest.mark.usefixtures("cache")
 def test_text_that_fails_while_a_vocabulary_is_learnt_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -574,13 +600,27 @@ def test_a_damaged_corpus_is_made_anew(
         assert content(cache) == whole
 
 
+def is_model(data: bytes) -> bool:
+    try:
+        Tokenizer(data)
+    except DataError:
+        return False
+    return True
+
+
 def test_a_damaged_vocabulary_is_learnt_anew(cache: Path) -> None:
     prepared = prepare(CONFIG)
     (path,) = cache.rglob("*.model")
-    for damaged in (b"", prepared.vocabulary.target.model[:-1], b"no model", b"\0" * 999):
+    model = prepared.vocabulary.target.model
+    # Up to the end of any piece the beginning of a model is a model itself.
+    smaller = next(model[:end] for end in range(len(model) - 100, 0, -1) if is_model(model[:end]))
+    assert len(Tokenizer(smaller)) < len(Tokenizer(model))
+    for damaged in (b"", model[:-1], b"no model", b"\0" * 999, smaller):
         path.write_bytes(damaged)
         assert prepare(CONFIG).folder == prepared.folder
-        assert path.read_bytes() == prepared.vocabulary.target.model
+        assert path.read_bytes() == model
+    path.with_suffix(".sha256").unlink()
+    assert prepare(CONFIG).folder == prepared.folder
 
 
 def write_texts(folder: Path, pairs: Pairs) -> DataConfig:

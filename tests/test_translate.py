@@ -148,6 +148,9 @@ def test_an_average_is_loaded_when_asked_for(run: Run) -> None:
     assert max(jax.tree.leaves(differences)) > 0
     with pytest.raises(UsageError, match="mean of 3"):
         load(run.folder.path, average=3)
+    for average in (0, -1):
+        with pytest.raises(UsageError, match=f"average must be positive, got {average}"):
+            load(run.folder.path, average=average)
 
 
 def test_a_run_is_loaded_as_it_was_at_a_step(run: Run, lines: list[str]) -> None:

@@ -168,6 +168,15 @@ class DataConfig(Section):
         ("source_vocab_size", lambda x: 8 <= x <= 1_000_000, "from 8 to 1000000"),
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("train", "dev", "test"):
+            if self.source != "text" and getattr(self, key) is not None:
+                raise ConfigError(
+                    f"data.{key} must be left out with data.source {self.source} "
+                    f"(only text reads files), got {getattr(self, key)!r}"
+                )
+
 
 @dataclass(frozen=True)
 class TrainConfig(Section):

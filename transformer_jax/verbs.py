@@ -4,6 +4,7 @@ JAX is imported inside the methods, so that help and mistakes come at once.
 """
 
 import abc
+import codecs
 import json
 import sys
 from collections.abc import Sequence
@@ -178,7 +179,10 @@ class Resume(TrainingVerb):
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.runs.folder import RunFolder
 
-        folder = RunFolder.open(self.path).go_on_with(rows[""].config)
+        folder, config = RunFolder.open(self.path), rows[""].config
+        with progress_bar() as progress:
+            _check_text(folder, config.data, progress)
+        folder = folder.go_on_with(config)
         from transformer_jax.training.loop import run_training
 
         _say_next(folder, run_training(folder, OUT))
@@ -255,12 +259,12 @@ class Evaluate(RunVerb):
         from transformer_jax.inference import significance
         from transformer_jax.inference.evaluate import evaluate, keep
 
-        if other is not None:
-            significance.check_comparable(run, other, self.set)
         compared: list[Any] = []
         hypotheses: list[str] = []
         against: dict[str, Any] = {}
         with progress_bar() as progress:
+            if other is not None:
+                significance.check_comparable(run, other, self.set, progress)
             evaluation = evaluate(
                 run, self.set, self.decode, singles=self.singles, progress=progress
             )
@@ -374,6 +378,16 @@ VERBS: dict[str, type[ConfigVerb] | type[RunVerb]] = {
 }
 
 
+def _check_text(folder: Any, data: DataConfig, progress: Any) -> None:
+    """Make sure that text which is named anew is the run's own, before its name is stored."""
+    places = {key: getattr(data, key) for key in ("train", "dev", "test", "folder")}
+    moved = replace(folder.config.data, **places)
+    if moved != folder.config.data:
+        from transformer_jax.data.prepare import prepare
+
+        prepare(moved, folder.vocabulary, folder.fingerprint, is_text_moved=True, progress=progress)
+
+
 def _say_next(folder: Any, scheduled: int) -> None:
     """Name the commands that come after training, as they will work."""
     option = " --average 1" if scheduled < folder.config.decode.average else ""
@@ -390,7 +404,11 @@ def _translate_command(folder: Any, option: str) -> str:
 
 
 def _read_lines(data: bytes) -> list[str]:
-    """Return the lines of UTF-8 text; only a newline ends one, and the last needs none."""
+    """Return the lines of UTF-8 text; only a newline ends one, and the last needs none.
+
+    As in files to train on, a byte-order mark at the beginning is no text.
+    """
+    data = data.removeprefix(codecs.BOM_UTF8)
     lines = data.removesuffix(b"\n").split(b"\n") if data else []
     decoded = []
     for number, line in enumerate(lines, start=1):

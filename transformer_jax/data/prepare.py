@@ -1,6 +1,6 @@
 """From text to pieces, once: a vocabulary and flat arrays, kept in the cache by digest.
 
-<cache>/vocabularies/<digest of text and size>.model
+<cache>/vocabularies/<digest of text and size>.{model,sha256}
 <cache>/corpora/<digest of text, vocabulary and limits>/
     report.json                     lines read, kept, left out and why; sizes, fingerprint
     what `encode` writes            pieces, and the lines of dev and test
@@ -10,9 +10,7 @@ Text of any length goes through in chunks. What an interruption left behind is g
 
 import fcntl
 import hashlib
-import itertools
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,9 +38,11 @@ from transformer_jax.data.tokenizer import LONGEST_TO_LEARN_FROM, Tokenizer, Voc
 from transformer_jax.errors import DataError, StorageError, UsageError
 
 # Part of every digest: a change of what is stored makes it anew.
-FORMAT = 4
-# A vocabulary is learnt from at most so many pairs, spread evenly over the text.
+FORMAT = 5
+# A vocabulary is learnt from at most so many pairs, spread evenly over the text, and from about
+# so many bytes: SentencePiece holds them all in memory.
 SAMPLE_PAIRS = 500_000
+SAMPLE_BYTES = 1 << 28
 
 
 class Prepared(NamedTuple):
@@ -102,6 +102,7 @@ def prepare(
     vocabulary: Vocabulary | None = None,
     fingerprint: str | None = None,
     *,
+    is_text_moved: bool = False,
     progress: Progress = say_nothing,
 ) -> Prepared:
     """Return the config's corpus as pieces, from the cache where it is there already.
@@ -110,6 +111,7 @@ def prepare(
         config: which text, how many pieces, which limits.
         vocabulary: one to use in place of learning one: that of an earlier run.
         fingerprint: of the earlier run's data, which must be the same.
+        is_text_moved: whether to look at the text also where the cache has that of the fingerprint.
         progress: told of what takes long.
 
     Raises:
@@ -119,7 +121,7 @@ def prepare(
     """
     try:
         home = cache_folder("corpora")
-        if vocabulary is not None and fingerprint is not None:
+        if vocabulary is not None and fingerprint is not None and not is_text_moved:
             # Those in the making have a suffix.
             for folder in sorted(path for path in home.iterdir() if not path.suffix):
                 report = _report(folder)
@@ -197,22 +199,25 @@ def _tokenizer(
             tokenizer = _kept(path)
             if tokenizer is None:
                 tokenizer = Tokenizer.learn(_sample(corpus, sides, progress), vocab_size)
-                temporary = path.with_suffix(".tmp")
-                with temporary.open("wb") as file:
-                    file.write(tokenizer.model)
-                    # Half a model can pass for a smaller one: after a power cut too it is whole.
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(path)
+                for file, content in (
+                    (path, tokenizer.model),
+                    (path.with_suffix(".sha256"), tokenizer.digest.encode()),
+                ):
+                    temporary = path.with_suffix(".tmp")
+                    temporary.write_bytes(content)
+                    temporary.replace(file)
     return tokenizer
 
 
 def _kept(path: Path) -> Tokenizer | None:
     """Return a vocabulary that is there and whole, or None."""
     try:
-        return Tokenizer.load(path)
+        tokenizer = Tokenizer.load(path)
+        digest = path.with_suffix(".sha256").read_bytes()
     except (FileNotFoundError, DataError):
         return None
+    # The beginning of a model can pass for a smaller one.
+    return tokenizer if digest == tokenizer.digest.encode() else None
 
 
 def _look_at_all(corpus: Corpus, progress: Progress) -> None:
@@ -226,25 +231,24 @@ def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Itera
     """Return the lines that a vocabulary is learnt from: a function of the text alone."""
     _look_at_all(corpus, progress)
     total = corpus.count("train")
-    step = -(-total // SAMPLE_PAIRS)
 
-    def lines() -> Iterator[str]:
+    def lines(doing: str, step: int) -> Iterator[str]:
         for number, pair in enumerate(corpus.read("train")):
             if number % CHUNK_PAIRS == 0:
-                progress("learning a vocabulary", number, total)
+                progress(doing, number, total)
             if number % step == 0 and unfit_text(*pair) is None:
                 for side, line in zip(SIDES, pair, strict=True):
                     if side in sides and len(line.encode()) <= LONGEST_TO_LEARN_FROM:
                         yield line
 
-    found = lines()
-    first = next(found, None)
-    if first is None:
+    step = -(-total // SAMPLE_PAIRS)
+    size = sum(len(line.encode()) for line in lines("choosing what to learn from", step))
+    if not size:
         raise DataError(
             f"there is nothing to learn a vocabulary from: all {total} pairs of {corpus.name} are "
             f"empty, longer than {LONGEST_TO_LEARN_FROM} bytes or hold control symbols"
         )
-    return itertools.chain([first], found)
+    return lines("learning a vocabulary", step * -(-size // SAMPLE_BYTES))
 
 
 def _write(

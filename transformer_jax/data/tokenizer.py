@@ -94,7 +94,8 @@ class Tokenizer:
             needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
             reason = f"its characters alone need {needed[1]}" if needed else str(error)
             raise DataError(
-                f"no vocabulary of {vocab_size} pieces (data.vocab_size) for this text: {reason}"
+                f"no vocabulary of {vocab_size} pieces (data.vocab_size, or data.source_vocab_size "
+                f"for the source's own) for this text: {reason}"
             ) from error
         return cls(model.getvalue())
 

@@ -131,7 +131,7 @@ class Evaluation(NamedTuple):
     """Of the checkpoints of a mean, each by itself."""
 
 
-def prepared_with(split: Split, *, of: Run) -> Prepared:
+def prepared_with(split: Split, *, of: Run, progress: Progress = say_nothing) -> Prepared:
     """Return the text of a run that has this set.
 
     Raises:
@@ -139,7 +139,7 @@ def prepared_with(split: Split, *, of: Run) -> Prepared:
         DataError: the text is not that of the run any more.
     """
     try:
-        prepared = prepare(of.config.data, of.vocabulary, of.folder.fingerprint)
+        prepared = prepare(of.config.data, of.vocabulary, of.folder.fingerprint, progress=progress)
     except DataError as error:
         raise DataError(f"{of.folder.path}: {error}") from error
     if split not in prepared.report:
@@ -163,14 +163,14 @@ def evaluate(
         decode: fields of the run's `DecodeConfig` to change.
         singles: score each checkpoint of the run's average by itself too, one after the other:
             there are never more than two sets of parameters.
-        progress: told what is translated, how many sentences are done, and of how many.
+        progress: told what is prepared or translated, how much is done, and of how much.
 
     Raises:
         UsageError: the corpus has no such set.
         DataError: a source is longer than the model reads, or the corpus is another one than
             that of the run.
     """
-    prepared = prepared_with(split, of=run)
+    prepared = prepared_with(split, of=run, progress=progress)
     sources, references = prepared.lines(split)
     translator = run.translator(**decode)
     tokenizer = bleu_tokenizer(run.config.data)

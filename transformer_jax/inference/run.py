@@ -112,9 +112,12 @@ def load(path: str | Path, *, average: int | None = None, step: int | None = Non
         step: the last of these checkpoints; None for the newest there is.
 
     Raises:
-        UsageError: there is no run, no checkpoint of this step, or not so many.
+        UsageError: there is no run, no checkpoint of this step, or not so many; `average` is not
+            positive.
         StorageError: the run cannot be read.
     """
+    if average is not None and average < 1:
+        raise UsageError(f"average must be positive, got {average}")
     keep_compiled_programs()
     folder = RunFolder.open(Path(path))
     model = Transformer(folder.config.model, *folder.vocabulary.sizes)

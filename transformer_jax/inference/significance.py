@@ -9,6 +9,7 @@ from typing import Any
 
 from sacrebleu.significance import PairedTest, Result
 
+from transformer_jax.data.encode import Progress, say_nothing
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, StorageError
 from transformer_jax.inference.evaluate import Evaluation, metrics, prepared_with, text_of
@@ -40,14 +41,18 @@ class Comparison:
     signature: str
 
 
-def check_comparable(run: Run, against: Run, split: Split) -> None:
+def check_comparable(
+    run: Run, against: Run, split: Split, progress: Progress = say_nothing
+) -> None:
     """Make sure, before anything is translated, that two runs have the same references.
 
     Raises:
         UsageError: one of them has no such set.
         DataError: they differ, or a run's text is another one now.
     """
-    ours, theirs = (prepared_with(split, of=r).lines(split)[1] for r in (run, against))
+    ours, theirs = (
+        prepared_with(split, of=one, progress=progress).lines(split)[1] for one in (run, against)
+    )
     _check_same(ours, theirs, split)
 
 
