@@ -92,8 +92,19 @@ def test_what_is_meant_ends_at_the_step_that_is_named(tmp_path: Path) -> None:
             checkpoints.choose(step=3)
         with pytest.raises(UsageError, match=r"no scheduled checkpoint of step 5; .*: 1, 2, 4$"):
             checkpoints.choose(2, step=5)
-        with pytest.raises(UsageError, match=r"mean of 3 .* has 2 scheduled ones up to step 2"):
+        with pytest.raises(UsageError, match=r"of 3 .* 2 scheduled ones in a row up to step 2"):
             checkpoints.choose(3, step=2)
+
+
+def test_no_mean_is_taken_over_a_gap(tmp_path: Path) -> None:
+    # 1 is kept as the best; 2 and 3 are gone.
+    save(tmp_path / "c", {1: 1.0, 2: 8.0, 3: 7.0, 4: 6.0, 5: 5.0}, keep=2)
+    assert kept(tmp_path / "c") == {1, 4, 5}
+    with Checkpoints(tmp_path / "c", IDENTITY) as checkpoints:
+        assert checkpoints.choose(2) == [4, 5]
+        for average, step in ((3, None), (2, 4)):
+            with pytest.raises(UsageError, match=r"scheduled ones in a row"):
+                checkpoints.choose(average, step)
 
 
 def test_a_run_without_checkpoint_says_so(tmp_path: Path) -> None:
@@ -364,6 +375,12 @@ def test_leftovers_of_a_process_that_was_killed_are_swept_by_who_may_write(tmp_p
 
 
 def test_a_checkpoint_says_in_plain_json_whose_it_is(tmp_path: Path) -> None:
-    save(tmp_path / "c", {4: 9.0})
+    save(tmp_path / "c", {1: 8.0, 4: 9.0})
     told = json.loads((tmp_path / "c" / "4" / "checkpoint.json").read_text())
-    assert told == {"step": 4, "perplexity": 9.0, "notes": {}, "run": IDENTITY}
+    assert told == {
+        "step": 4,
+        "perplexity": 9.0,
+        "after": 1,
+        "notes": {},
+        "run": IDENTITY,
+    }

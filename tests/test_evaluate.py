@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 import os
@@ -125,13 +126,19 @@ def test_scores_are_printed_where_they_cannot_be_kept(
     assert "note: the scores could not be kept" in told.err
 
 
-def test_evaluation_on_other_text_is_refused(run: Run, tmp_path: Path) -> None:
+def test_evaluation_on_other_text_is_refused(run: Run) -> None:
+    other = dataclasses.replace(run.folder, fingerprint="0" * 64)
+    with pytest.raises(DataError, match=r"run: .* is not the text that the run began with"):
+        evaluate(dataclasses.replace(run, folder=other), "dev", {})
+
+
+def test_a_run_whose_description_names_other_text_is_refused(run: Run, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
     description = json.loads((copy / "run.json").read_text())
     description["data"]["fingerprint"] = "0" * 64
     (copy / "run.json").write_text(json.dumps(description))
-    with pytest.raises(DataError, match=r"copy: .* is not the text that the run began with"):
-        evaluate(load(copy), "dev", {})
+    with pytest.raises(StorageError, match=r"of another run: data '\w+' -> '0{64}'"):
+        load(copy)
 
 
 def test_text_that_is_prepared_anew_shows_how_far_it_is(

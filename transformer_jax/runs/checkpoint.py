@@ -48,6 +48,8 @@ class Record(NamedTuple):
 
     perplexity: float | None
     """On the development set; None unless the step is a scheduled one."""
+    after: int | None
+    """The scheduled step before this one, whether it is still kept or not."""
     notes: dict[str, Any]
     """Whatever else training needs to go on, as plain data."""
 
@@ -131,8 +133,12 @@ class Checkpoints:
         try:
             found = json.loads(manifest.read(self.folder / str(step), DESCRIPTION))
             self._check_identity(step, found["run"])
-            perplexity = found["perplexity"]
-            return Record(None if perplexity is None else float(perplexity), dict(found["notes"]))
+            perplexity, after = found["perplexity"], found["after"]
+            return Record(
+                None if perplexity is None else float(perplexity),
+                None if after is None else int(after),
+                dict(found["notes"]),
+            )
         except DamagedError as error:
             return error
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -220,15 +226,11 @@ class Checkpoints:
                 f"{free >> 20} left; those before are untouched"
             )
         temporary = self.folder / f".{step}"
-        description = {
-            "step": step,
-            "perplexity": perplexity,
-            "notes": dict(notes),
-            "run": self._identity,
-        }
+        record = Record(perplexity, max(self.scores, default=None), dict(notes))
+        description = {"step": step, **record._asdict(), "run": self._identity}
         with self._told(step, temporary):
             begun = ocp.save_checkpointables_async(str(temporary.absolute()), dict(arrays))
-        self._records[step] = Record(perplexity, description["notes"])
+        self._records[step] = record
         whole = {s: r.perplexity for s, r in self._records.items() if isinstance(r, Record)}
         doomed = whole.keys() - kept(whole, self._keep or 1)
         for old in doomed:
@@ -348,19 +350,32 @@ class Checkpoints:
             raise UsageError(f"{self._run} has no checkpoint yet")
         if average == 1 and step is None and (newest := self.latest_good()) is not None:
             return [newest]
-        steps = sorted(self.scores if average > 1 else self.steps)
-        if step not in (None, *steps):
+        there = sorted(self.scores) if average > 1 else self.steps
+        if step not in (None, *there):
             kind = "scheduled checkpoint" if average > 1 else "checkpoint"
-            there = ", ".join(map(str, steps)) or "none"
-            raise UsageError(f"{self._run} has no {kind} of step {step}; there are: {there}")
-        steps = [s for s in steps if step is None or s <= step][-average:]
+            told = ", ".join(map(str, there)) or "none"
+            raise UsageError(f"{self._run} has no {kind} of step {step}; there are: {told}")
+        steps = [s for s in there if step is None or s <= step]
+        if average > 1 and steps:
+            steps = self._in_a_row(steps[-1])
+        steps = steps[-average:]
         if len(steps) < average:
             until = "" if step is None else f" up to step {step}"
             raise UsageError(
                 f"the mean of {average} checkpoints was asked for, but the run has "
-                f"{len(steps)} scheduled ones{until}: `--average 1` takes the newest by itself"
+                f"{len(steps)} scheduled ones in a row{until}: `--average 1` takes the newest by "
+                f"itself"
             )
         return steps
+
+    def _in_a_row(self, last: int | None) -> list[int]:
+        """Return the scheduled steps up to this one, from the first before which one is gone."""
+        row: list[int] = []
+        while last is not None and last in self.scores:
+            row.insert(0, last)
+            record = self._records[last]
+            last = record.after if isinstance(record, Record) else None
+        return row
 
     def mean_params(self, steps: Sequence[int], target: PyTree) -> PyTree:
         """Return the mean of the parameters of these steps (section 6.1)."""
