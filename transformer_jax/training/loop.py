@@ -30,7 +30,7 @@ from transformer_jax.inference.evaluate import perplexity, score
 from transformer_jax.inference.run import Run, load
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.transformer import Transformer, abstract_params
-from transformer_jax.runs.checkpoint import Checkpoints, on_device
+from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.folder import RunFolder, check_free, write_json
 from transformer_jax.runs.lock import only_trainer
 from transformer_jax.training import heartbeat
@@ -39,7 +39,7 @@ from transformer_jax.training.interruption import RecoveryClock, StopRequest
 from transformer_jax.training.logbook import Logbook
 from transformer_jax.training.meter import Meter, Sums
 from transformer_jax.training.optimizer import learning_rate
-from transformer_jax.training.placement import CompiledStep, data_parallel
+from transformer_jax.training.placement import PLACEMENTS, CompiledStep
 from transformer_jax.training.step import TrainState, init_state, make_train_step
 
 # Steps in a row without a finite gradient, after which a run ends.
@@ -159,7 +159,7 @@ class Training:
         self.batches = prepared.batches(config.data.batch_tokens, config.train.seed)
         unit = self.batches.per_epoch if config.train.checkpoint_unit == "epoch" else 1
         self.interval = config.train.checkpoint_every * unit
-        self.placement = data_parallel()
+        self.placement = PLACEMENTS[config.train.parallelism]()
         greedy = dataclasses.replace(config.decode, beam_size=1)
         self.translator = Translator(self.model, prepared.vocabulary, greedy)
         self.recovery = RecoveryClock(config.train.recovery_minutes)
@@ -190,7 +190,7 @@ class Training:
                 )
                 stop.is_training = True
                 for step in range(first + 1, train.steps + 1):
-                    batch = self.batches[step - 1]
+                    batch = self.batches.part(step - 1, self.placement.share)
                     state, metrics = compiled(state, batch)
                     self._check_skipped(step - 2, self.meter.add(metrics, batch))
                     heartbeat.beat(step)
@@ -254,7 +254,7 @@ class Training:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _introduce(self) -> None:
-        devices = jax.local_devices()
+        devices = self.placement.devices
         params = sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(self.model)))
         for line in (
             f"device  {devices[0].device_kind} x {len(devices)}, jax {jax.__version__}",
@@ -276,7 +276,7 @@ class Training:
         if latest is None:
             return self.placement.place_state(init_state(self.model, self.config.train)), []
         parts = {"params": shapes.params, "optimizer": shapes.optimizer}
-        found = self.checkpoints.restore(latest, on_device(parts, self.placement.state))
+        found = self.checkpoints.restore(latest, self.placement.targets(parts))
         notes = self.checkpoints.notes(latest)
         try:
             unreported = [[float(x) for x in sums] for sums in notes["unreported"]]
@@ -303,7 +303,8 @@ class Training:
     def _score(self, step: int, state: TrainState) -> float:
         """Report scores on the development set; return its perplexity."""
         self.log.doing("scoring")
-        dev = perplexity(self.model, state.params, *self.prepared.pieces("dev"))
+        params = self.placement.on_one_device(state.params)
+        dev = perplexity(self.model, params, *self.prepared.pieces("dev"))
         if not math.isfinite(dev):
             raise DivergedError(
                 f"at step {step} the perplexity of the development set is {dev}, and nothing of "
@@ -313,7 +314,7 @@ class Training:
         is_last = step == self.config.train.steps
         if is_last or step % (self.interval * self.config.train.translate_every) == 0:
             sources, references = self.prepared.lines("dev")
-            found = self.translator.translate(state.params, sources)
+            found = self.translator.translate(params, sources)
             hypotheses = [best[0].text for best in found]
             scores = score(hypotheses, references, tokenizer=bleu_tokenizer(self.config.data))
             values |= {"bleu": scores.bleu, "exact": scores.exact}
