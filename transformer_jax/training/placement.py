@@ -171,6 +171,8 @@ class CompiledStep:
                 step = self._placement.compile(self._step, state)
                 self._compiled[shape] = step.lower(state, placed).compile()
                 seconds = time.perf_counter() - began
-            rows, source, _, target = shape
+            mine, source, _, target = shape
+            first, last, total = self._placement.share
+            rows = mine // (last - first) * total
             self._say(f"compiled for {rows} x ({source} + {target}) pieces in {seconds:.1f} s")
         return self._compiled[shape](state, placed)
