@@ -15,6 +15,7 @@ from transformer_jax.data.batches import (
     Batch,
     Batches,
     Ragged,
+    Share,
     _Rooms,
     bucket_sizes,
     first_fitting,
@@ -296,3 +297,20 @@ def test_ragged_sequences_come_back(sequences: list[list[int]]) -> None:
     assert block.shape == (rows, width)
     filled = [row + [0] * (width - len(row)) for row in sequences]
     assert block.tolist() == [*filled, [0] * width, [0] * width]
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 8])
+def test_shares_are_the_rows_of_the_whole_batch_in_order(total: int) -> None:
+    lengths = np.random.default_rng(0).integers(1, 30, (2, 100))
+    source, target = (Ragged.of([[int(n) + 3] * int(n) for n in side]) for side in lengths)
+    batches = Batches(source, target, batch_tokens=300, seed=0)
+    for step in range(batches.per_epoch):
+        whole = batches[step]
+        parts = [batches.part(step, Share(i, i + 1, total)) for i in range(total)]
+        assert len({part.source.shape for part in parts}) == 1
+        for side, expected in enumerate(whole):
+            rows = np.concatenate([part[side] for part in parts])
+            np.testing.assert_array_equal(rows[: len(expected)], expected)
+            # Shares that do not come out even end in empty rows.
+            assert not rows[len(expected) :].any()
+            assert len(rows) < len(expected) + total

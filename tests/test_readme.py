@@ -14,7 +14,7 @@ from transformer_jax.data.splits import SPLITS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-LABELS = ("tested", "needs GPU", "needs TPU", "needs hours")
+LABELS = ("tested", "needs GPU", "needs TPU", "needs hours", "needs Slurm")
 # It would run itself.
 ITSELF = ("make test", "make test-all", ".ci/run")
 

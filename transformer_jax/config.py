@@ -201,6 +201,10 @@ class TrainConfig(Section):
     micro_batches: int = 1
     """Parts in which a batch is computed one after the other, to save memory; each part draws its
     own dropout masks."""
+    parallelism: Literal["data", "fsdp", "pmap"] = "data"
+    """How several devices share the work. data: each holds all parameters and takes some of a
+    batch's rows; fsdp: parameters and Adam's state are split over them too, to save memory; pmap:
+    as data, by jax.pmap, where each device draws its own dropout masks."""
     seed: int = 0
     """Of parameters, dropout and the order of the data."""
     checkpoint_every: int = 1000

@@ -22,6 +22,12 @@ class DataError(ProjectError):
     exit_code = 65
 
 
+class UnreachableError(ProjectError):
+    """Processes of one run that do not find one another."""
+
+    exit_code = 69
+
+
 class DivergedError(ProjectError):
     """A loss that is no finite number."""
 

@@ -5,13 +5,15 @@ JAX is imported inside the methods, so that help and mistakes come at once.
 
 import abc
 import codecs
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
+from rich.console import Console
 from rich.table import Table
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
@@ -33,6 +35,10 @@ from transformer_jax.console import (
     visible,
 )
 from transformer_jax.errors import DataError, StorageError, UsageError
+
+if TYPE_CHECKING:
+    from transformer_jax.runs.folder import RunFolder
+    from transformer_jax.training.hosts import Hosts
 
 ConfigArgument = Positional[
     Annotated[str, arg(metavar="CONFIG", help_behavior_hint="(required, and first)")]
@@ -97,7 +103,7 @@ class Prepare(ConfigVerb):
 
 @dataclass(frozen=True)
 class TrainingVerb(ConfigVerb):
-    """Base of the verbs that train, in this process or in one that it watches."""
+    """Base of the verbs that train: alone or with other processes, watched or not."""
 
     supervise: FlagCreatePairsOff[bool] = False
     """Train in a process of its own and watch it: one that is stuck, or was killed, ends with one
@@ -107,6 +113,14 @@ class TrainingVerb(ConfigVerb):
     where twelve steps take longer."""
     busy_seconds: float = 1800.0
     """The same at the start, and while training compiles, scores or saves."""
+
+    coordinator: str | None = None
+    """HOST:PORT where the processes meet, on the machine of process 0. Slurm, Open MPI, Kubernetes
+    and Cloud TPU say this, and the next two, themselves."""
+    num_processes: int | None = None
+    """How many there are; 1 for this one alone."""
+    process_id: int | None = None
+    """Which one this is, from 0."""
 
     @property
     @abc.abstractmethod
@@ -128,6 +142,12 @@ class TrainingVerb(ConfigVerb):
             busy_seconds=self.busy_seconds,
         )
 
+    def joined(self) -> contextlib.AbstractContextManager["Hosts"]:
+        """Meet the other processes, if there are any."""
+        from transformer_jax.training.hosts import joined
+
+        return joined(self.coordinator, self.num_processes, self.process_id)
+
 
 @dataclass(frozen=True)
 class Train(TrainingVerb):
@@ -145,17 +165,31 @@ class Train(TrainingVerb):
         return self.out or Path("runs") / configfiles.stem(self.file)
 
     def run(self, rows: dict[str, Row]) -> None:
-        from transformer_jax.runs.folder import check_free
+        from transformer_jax.runs.folder import RunFolder, check_free
 
-        # Before JAX is there: whoever mistook the name hears of it at once.
-        check_free(self.path)
-        from transformer_jax.training.loop import run_training, start
+        with self.joined() as hosts:
+            # Before JAX is there, if it can be: whoever mistook the name hears of it at once.
+            hosts.first(lambda: check_free(self.path))
+            if self.init_from is not None and hosts.count > 1:
+                raise UsageError(
+                    "--init-from begins a run in one process: let it do a first step, "
+                    "--train.steps 1, and go on in several by `resume`"
+                )
 
-        with progress_bar() as progress:
-            folder = start(
-                rows[""].config, self.path, NOTES, init_from=self.init_from, progress=progress
-            )
-        _say_next(folder, run_training(folder, OUT))
+            def begin() -> None:
+                from transformer_jax.training.loop import start
+
+                with progress_bar() as progress:
+                    start(
+                        rows[""].config,
+                        self.path,
+                        NOTES,
+                        init_from=self.init_from,
+                        progress=progress,
+                    )
+
+            hosts.first(begin)
+            _train(hosts.together(lambda: RunFolder.open(self.path)), hosts)
 
 
 @dataclass(frozen=True)
@@ -179,13 +213,14 @@ class Resume(TrainingVerb):
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.runs.folder import RunFolder
 
-        folder, config = RunFolder.open(self.path), rows[""].config
-        with progress_bar() as progress:
-            _check_text(folder, config.data, progress)
-        folder = folder.go_on_with(config)
-        from transformer_jax.training.loop import run_training
+        def ready() -> RunFolder:
+            folder, config = RunFolder.open(self.path), rows[""].config
+            with progress_bar() as progress:
+                _check_text(folder, config.data, progress)
+            return folder.go_on_with(config)
 
-        _say_next(folder, run_training(folder, OUT))
+        with self.joined() as hosts:
+            _train(hosts.together(ready), hosts)
 
 
 @dataclass(frozen=True)
@@ -386,6 +421,15 @@ def _check_text(folder: Any, data: DataConfig, progress: Any) -> None:
         from transformer_jax.data.prepare import prepare
 
         prepare(moved, folder.vocabulary, folder.fingerprint, is_text_moved=True, progress=progress)
+
+
+def _train(folder: "RunFolder", hosts: "Hosts") -> None:
+    """Train a run; the first of the processes tells how it goes."""
+    from transformer_jax.training.loop import run_training
+
+    scheduled = run_training(folder, OUT if hosts.is_first else Console(quiet=True), hosts)
+    if hosts.is_first:
+        _say_next(folder, scheduled)
 
 
 def _say_next(folder: Any, scheduled: int) -> None:

@@ -23,6 +23,14 @@ class Batch(NamedTuple):
     """int32[rows, longest target]."""
 
 
+class Share(NamedTuple):
+    """Rows of each batch that are wanted: of `total` equal shares, those in [first, last)."""
+
+    first: int = 0
+    last: int = 1
+    total: int = 1
+
+
 class Ragged(NamedTuple):
     """Sequences of unlike length in one flat array."""
 
@@ -111,10 +119,20 @@ class Batches:
 
     def __getitem__(self, step: int) -> Batch:
         """Return the batch of this step, counted from 0 over all epochs."""
+        return self.part(step, Share())
+
+    def part(self, step: int, share: Share) -> Batch:
+        """Return some rows of the batch of this step; no others are read.
+
+        Where rows do not divide into the shares, the batch is filled up with empty ones.
+        """
         shape, indices = self._planned(step)
+        each = -(-shape.rows // share.total)
+        wanted = indices[share.first * each : share.last * each]
+        rows = (share.last - share.first) * each
         return Batch(
-            self._source.padded(indices, shape.rows, shape.source),
-            self._target.padded(indices, shape.rows, shape.target),
+            self._source.padded(wanted, rows, shape.source),
+            self._target.padded(wanted, rows, shape.target),
         )
 
     @property

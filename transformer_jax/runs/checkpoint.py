@@ -199,6 +199,23 @@ class Checkpoints:
         self._records.pop(step, None)
         return f" and now called {name}"
 
+    def make_ready(self, step: int, arrays: Mapping[str, PyTree]) -> None:
+        """Make sure that the checkpoint before is written and that there is room for this one.
+
+        `save` does so itself; of several processes none must go ahead alone.
+
+        Raises:
+            StorageError: it is not, or there is none.
+        """
+        self.wait()
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(dict(arrays)))
+        free = shutil.disk_usage(self.folder).free
+        if free < size:
+            raise StorageError(
+                f"no room for checkpoint {step}: it takes {size >> 20} MiB and {self.folder} has "
+                f"{free >> 20} left; those before are untouched"
+            )
+
     def save(
         self,
         step: int,
@@ -217,14 +234,7 @@ class Checkpoints:
         Raises:
             StorageError: the one before could not be written, or there is no room for this one.
         """
-        self.wait()
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(dict(arrays)))
-        free = shutil.disk_usage(self.folder).free
-        if free < size:
-            raise StorageError(
-                f"no room for checkpoint {step}: it takes {size >> 20} MiB and {self.folder} has "
-                f"{free >> 20} left; those before are untouched"
-            )
+        self.make_ready(step, arrays)
         temporary = self.folder / f".{step}"
         record = Record(perplexity, max(self.scores, default=None), dict(notes))
         description = {"step": step, **record._asdict(), "run": self._identity}
@@ -271,14 +281,13 @@ class Checkpoints:
             ) from error
 
     def is_writing(self) -> bool:
-        """Tell whether one is being written.
+        """Tell whether one is being written."""
+        return self._pending is not None and not self._pending.done()
 
-        Raises:
-            StorageError: it could not be.
-        """
-        if self._pending is not None and self._pending.done():
-            self.wait()
-        return self._pending is not None
+    def has_failed(self) -> bool:
+        """Tell whether the last one could not be written: what comes next will say why."""
+        pending = self._pending
+        return pending is not None and pending.done() and pending.exception() is not None
 
     def wait(self) -> None:
         """Wait until what was begun is on disk.

@@ -44,7 +44,8 @@ VERSIONS = (
 )
 TOKENIZERS = {"vocabulary": "tokenizer.model", "source_vocabulary": "tokenizer.source.model"}
 # What may change when a run goes on; all else would make it another experiment. (Micro-batches
-# draw their own dropout masks: the same experiment, not the same bits.)
+# draw their own dropout masks, and some ways of parallelism too: the same experiment, not the
+# same bits.)
 MAY_CHANGE = {
     "model": {"remat"},
     # Wherever the text lies now, its fingerprint must be the same.
@@ -52,6 +53,7 @@ MAY_CHANGE = {
     "train": {
         "steps",
         "micro_batches",
+        "parallelism",
         "checkpoint_every",
         "checkpoint_unit",
         "translate_every",

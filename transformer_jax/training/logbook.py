@@ -140,5 +140,31 @@ def _unwritten(what: str, error: OSError) -> StorageError:
     return StorageError(f"{what} could not be written: {error.strerror or error}")
 
 
+class Silence(Logbook):
+    """The logbook of a process that reports nothing: another of the same run does."""
+
+    def report(self, step: int, split: str, values: dict[str, float]) -> None:
+        """Do nothing."""
+
+    def say(self, text: str) -> None:
+        """Do nothing."""
+
+    def sample(
+        self, step: int, sources: list[str], hypotheses: list[str], references: list[str]
+    ) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> "Silence":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        pass
+
+
 def _short(text: str, width: int = 100) -> str:
     return text if len(text) <= width else f"{text[: width - 4]} ..."

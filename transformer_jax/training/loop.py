@@ -1,10 +1,12 @@
 """The life of a run: start or resume, step by step, with reports and checkpoints on the way."""
 
+import contextlib
 import dataclasses
 import math
+import signal
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,7 @@ from transformer_jax.errors import (
     InterruptedRunError,
     LostProcessError,
     OutOfMemoryError,
+    ProjectError,
     StorageError,
     UsageError,
     is_lost_peer,
@@ -29,17 +32,18 @@ from transformer_jax.errors import (
 from transformer_jax.inference.evaluate import perplexity, score
 from transformer_jax.inference.run import Run, load
 from transformer_jax.inference.translate import Translator
-from transformer_jax.model.transformer import Transformer, abstract_params
-from transformer_jax.runs.checkpoint import Checkpoints, on_device
+from transformer_jax.model.transformer import Params, Transformer, abstract_params
+from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.folder import RunFolder, check_free, write_json
 from transformer_jax.runs.lock import only_trainer
 from transformer_jax.training import heartbeat
 from transformer_jax.training.flops import peak_flops
+from transformer_jax.training.hosts import ALONE, Agreement, Hosts
 from transformer_jax.training.interruption import RecoveryClock, StopRequest
-from transformer_jax.training.logbook import Logbook
+from transformer_jax.training.logbook import Logbook, Silence
 from transformer_jax.training.meter import Meter, Sums
 from transformer_jax.training.optimizer import learning_rate
-from transformer_jax.training.placement import CompiledStep, data_parallel
+from transformer_jax.training.placement import PLACEMENTS, CompiledStep
 from transformer_jax.training.step import TrainState, init_state, make_train_step
 
 # Steps in a row without a finite gradient, after which a run ends.
@@ -98,8 +102,13 @@ def start(
     return RunFolder.create(path, config, prepared.vocabulary, prepared.fingerprint, begin)
 
 
-def run_training(folder: RunFolder, console: Console) -> int:
+def run_training(folder: RunFolder, console: Console, hosts: Hosts = ALONE) -> int:
     """Train from the newest checkpoint, or from the start, to the config's last step.
+
+    Args:
+        folder: the run.
+        console: where the first process tells what it does.
+        hosts: the processes that train it together.
 
     Returns:
         How many scheduled checkpoints the run has, for averaging.
@@ -113,12 +122,18 @@ def run_training(folder: RunFolder, console: Console) -> int:
     keep_compiled_programs()
     how_to_go_on = f"go on with `transformer-jax resume {folder.path}`"
     try:
-        with StopRequest(how_to_go_on) as stop, only_trainer(folder.path):
-            folder.store()
-            return Training(folder, console).run(stop)
+        with StopRequest(how_to_go_on) as stop, contextlib.ExitStack() as stack:
+
+            def take() -> None:
+                stack.enter_context(only_trainer(folder.path))
+                folder.store()
+
+            hosts.first(take)
+            training = hosts.together(lambda: Training(folder, console, hosts))
+            return training.run(stop)
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         # On CPUs a lost connection is a ValueError.
-        if jax.process_count() > 1 and is_lost_peer(error):
+        if hosts.count > 1 and is_lost_peer(error):
             heartbeat.lose_peers()
             raise LostProcessError(
                 f"another process of this run is gone ({str(error).splitlines()[0]}); "
@@ -146,8 +161,10 @@ def notes_of(state: TrainState, unreported: Sums) -> dict[str, Any]:
 class Training:
     """One process's part in the life of a run."""
 
-    def __init__(self, folder: RunFolder, console: Console) -> None:
-        self.folder, self.console = folder, console
+    checkpoints: Checkpoints
+
+    def __init__(self, folder: RunFolder, console: Console, hosts: Hosts = ALONE) -> None:
+        self.folder, self.console, self.hosts = folder, console, hosts
         self.config = config = folder.config
         self.prepared = prepared = prepare(
             config.data,
@@ -159,7 +176,7 @@ class Training:
         self.batches = prepared.batches(config.data.batch_tokens, config.train.seed)
         unit = self.batches.per_epoch if config.train.checkpoint_unit == "epoch" else 1
         self.interval = config.train.checkpoint_every * unit
-        self.placement = data_parallel()
+        self.placement = PLACEMENTS[config.train.parallelism]()
         greedy = dataclasses.replace(config.decode, beam_size=1)
         self.translator = Translator(self.model, prepared.vocabulary, greedy)
         self.recovery = RecoveryClock(config.train.recovery_minutes)
@@ -168,20 +185,18 @@ class Training:
         """Do what `run_training` says."""
         train = self.config.train
         self._introduce()
-        with Checkpoints(
-            self.folder.checkpoints,
-            self.folder.identity,
-            keep=train.keep_checkpoints,
-            say=self._say,
-        ) as self.checkpoints:
-            state, earlier = self._state()
-            first = int(state.step)
+        latest = self._open_checkpoints()
+        with self.checkpoints:
+            state, earlier = self._state(latest)
+            first = self.saved_at = latest or 0
             if first >= train.steps or self._is_out_of_patience(first):
                 self.console.print(f"{self.folder.path} is at step {first} already: nothing to do")
                 return len(self.checkpoints.scores)
-            self.folder.truncate_metrics(first)
+            self.hosts.first(lambda: self.folder.truncate_metrics(first))
+            self.agreement = Agreement(self.hosts)
             self.meter = Meter(self.model, peak_flops(self.config.model.dtype), earlier)
-            with Logbook(self.folder, self.console, step=first) as self.log:
+            logbook = Logbook if self.hosts.is_first else Silence
+            with logbook(self.folder, self.console, step=first) as self.log:
                 compiled = CompiledStep(
                     make_train_step(self.model, train),
                     self.placement,
@@ -190,7 +205,7 @@ class Training:
                 )
                 stop.is_training = True
                 for step in range(first + 1, train.steps + 1):
-                    batch = self.batches[step - 1]
+                    batch = self.batches.part(step - 1, self.placement.share)
                     state, metrics = compiled(state, batch)
                     self._check_skipped(step - 2, self.meter.add(metrics, batch))
                     heartbeat.beat(step)
@@ -199,6 +214,8 @@ class Training:
                     if self._is_out_of_patience(step):
                         self.log.say(f"no better perplexity in {train.patience} checkpoints: ended")
                         break
+            # What the last one says of its checkpoint, all hear.
+            self.hosts.together(self.checkpoints.wait)
             return len(self.checkpoints.scores)
 
     def _is_out_of_patience(self, step: int) -> bool:
@@ -216,25 +233,47 @@ class Training:
         is_last = step == train.steps
         is_scheduled = step % self.interval == 0
         # Read once: a signal that comes while this goes on is for the next step.
-        signal = stop.signal
-        is_due = not self.checkpoints.is_writing() and self.recovery.is_due()
-        if step % train.log_every == 0 or is_scheduled or is_last or signal:
+        noted = self.agreement.after(step, stop.signal or 0, self._wants_to_save())
+        number = noted.signal
+        is_due = noted.is_due and noted.step > self.saved_at
+        if step % train.log_every == 0 or is_scheduled or is_last or number:
             self._check_skipped(step, int(self.meter.last.skipped_in_a_row))
         if step % train.log_every == 0 or is_last:
             self._report(step)
-        if is_scheduled or is_last or signal or is_due:
+        if is_scheduled or is_last or number or is_due:
             with self.meter.paused():
                 dev = self._score(step, state) if is_scheduled or is_last else None
+                arrays = {"params": state.params, "optimizer": state.optimizer}
+                self.hosts.together(lambda: self.checkpoints.make_ready(step, arrays))
                 self.checkpoints.save(
                     step,
-                    {"params": state.params, "optimizer": state.optimizer},
+                    arrays,
                     dev if is_scheduled else None,
                     notes_of(state, self.meter.unreported()),
                 )
                 self.recovery.saved()
-        if signal and not is_last:
-            self.checkpoints.wait()
-            raise InterruptedRunError(f"{signal.name}: saved at step {step}; {stop.how_to_go_on}")
+                self.saved_at = step
+        if number and not is_last:
+            self.hosts.together(self.checkpoints.wait)
+            name = signal.Signals(number).name
+            self._end(InterruptedRunError(f"{name}: saved at step {step}; {stop.how_to_go_on}"))
+
+    def _end(self, error: ProjectError) -> NoReturn:
+        """End with an error, as all processes do."""
+
+        def end() -> NoReturn:
+            raise error
+
+        self.hosts.together(end)
+        raise error
+
+    def _wants_to_save(self) -> bool:
+        """Tell whether it is time for a checkpoint off schedule, by this process's clock."""
+        if not self.hosts.is_first:
+            return False
+        # What could not be written is told by the attempt to write the next.
+        is_idle = not self.checkpoints.is_writing()
+        return self.checkpoints.has_failed() or (is_idle and self.recovery.is_due())
 
     def _check_skipped(self, step: int, in_a_row: int) -> None:
         """End a run of which so many steps, up to this one, were skipped, if these are too many."""
@@ -244,20 +283,24 @@ class Training:
         pairs = {
             n: self.batches.pairs(n - 1).tolist() for n in range(step - in_a_row + 1, step + 1)
         }
-        write_json(path, {"about": "training pairs, of those kept, by step", "pairs": pairs})
-        raise DivergedError(
-            f"loss or gradient were no finite numbers in {in_a_row} steps in a row, up to "
-            f"{step}: {path.name} names the pairs. {CURE}; checkpoints have what was before"
+        if self.hosts.is_first:
+            write_json(path, {"about": "training pairs, of those kept, by step", "pairs": pairs})
+        self._end(
+            DivergedError(
+                f"loss or gradient were no finite numbers in {in_a_row} steps in a row, up to "
+                f"{step}: {path.name} names the pairs. {CURE}; checkpoints have what was before"
+            )
         )
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _introduce(self) -> None:
-        devices = jax.local_devices()
+        devices = self.placement.devices
+        processes = f" in {self.hosts.count} processes" if self.hosts.count > 1 else ""
         params = sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(self.model)))
         for line in (
-            f"device  {devices[0].device_kind} x {len(devices)}, jax {jax.__version__}",
+            f"device  {devices[0].device_kind} x {len(devices)}{processes}, jax {jax.__version__}",
             f"model   {self.config.model.num_layers}+{self.config.model.num_layers} layers, "
             f"d_model {self.config.model.d_model}, {params:,} parameters",
             f"data    {self.prepared.report['corpus']}: {self.prepared.report['train']['kept']:,} "
@@ -266,17 +309,35 @@ class Training:
         ):
             self._say(line)
 
-    def _state(self) -> tuple[TrainState, Sums]:
-        """Return the newest good checkpoint's state, or a fresh one, placed.
+    def _open_checkpoints(self) -> int | None:
+        """Open them; return the newest good one: the first process finds it, then others look."""
+
+        def begin() -> None:
+            self.checkpoints = Checkpoints(
+                self.folder.checkpoints,
+                self.folder.identity,
+                keep=self.config.train.keep_checkpoints,
+                say=self._say,
+            )
+
+        def choose() -> int | None:
+            begin()
+            return self.checkpoints.latest_good()
+
+        latest = self.hosts.first(choose)
+        self.hosts.together(lambda: None if self.hosts.is_first else begin())
+        return latest
+
+    def _state(self, latest: int | None) -> tuple[TrainState, Sums]:
+        """Return this checkpoint's state, or a fresh one, placed.
 
         Beside it what that checkpoint had not yet reported.
         """
         shapes = jax.eval_shape(lambda: init_state(self.model, self.config.train))
-        latest = self.checkpoints.latest_good()
         if latest is None:
             return self.placement.place_state(init_state(self.model, self.config.train)), []
         parts = {"params": shapes.params, "optimizer": shapes.optimizer}
-        found = self.checkpoints.restore(latest, on_device(parts, self.placement.state))
+        found = self.checkpoints.restore(latest, self.placement.targets(parts))
         notes = self.checkpoints.notes(latest)
         try:
             unreported = [[float(x) for x in sums] for sums in notes["unreported"]]
@@ -302,8 +363,13 @@ class Training:
 
     def _score(self, step: int, state: TrainState) -> float:
         """Report scores on the development set; return its perplexity."""
+        params = self.placement.on_one_device(state.params)
+        # One computes it, so that it is one number whatever the machines.
+        return self.hosts.first(lambda: self._score_here(step, params))
+
+    def _score_here(self, step: int, params: Params) -> float:
         self.log.doing("scoring")
-        dev = perplexity(self.model, state.params, *self.prepared.pieces("dev"))
+        dev = perplexity(self.model, params, *self.prepared.pieces("dev"))
         if not math.isfinite(dev):
             raise DivergedError(
                 f"at step {step} the perplexity of the development set is {dev}, and nothing of "
@@ -313,7 +379,7 @@ class Training:
         is_last = step == self.config.train.steps
         if is_last or step % (self.interval * self.config.train.translate_every) == 0:
             sources, references = self.prepared.lines("dev")
-            found = self.translator.translate(state.params, sources)
+            found = self.translator.translate(params, sources)
             hypotheses = [best[0].text for best in found]
             scores = score(hypotheses, references, tokenizer=bleu_tokenizer(self.config.data))
             values |= {"bleu": scores.bleu, "exact": scores.exact}

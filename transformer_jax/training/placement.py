@@ -1,63 +1,142 @@
-"""Where arrays lie: the batch dealt out over the local devices, the parameters on each.
+"""Where arrays lie: three ways to put one step on many devices, with one result.
 
-The step is one program over global arrays; XLA adds the communication. A placement is what
-this module returns, so that another one is another function here and nothing elsewhere.
+data    every device holds all parameters, and an equal share of each batch's rows
+fsdp    the same, but parameters and optimizer state are split over the devices too
+pmap    as data, by `jax.pmap`: each device adds up its rows, and the sums are added
+
+Under data and fsdp the step is one program over global arrays; XLA adds the communication, and a
+dropout mask is the same on any number of devices. Under pmap each device runs the program, and
+draws masks of its own. The state has the same global arrays under all of them, so a checkpoint of
+one opens under any other.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from transformer_jax.data.batches import Batch
+from transformer_jax.data.batches import Batch, Share
 from transformer_jax.training.step import StepMetrics, TrainState, TrainStep
 
+Tree = TypeVar("Tree")
 
-class Placement(NamedTuple):
-    """A mesh of devices, and how state and batches lie on it."""
 
-    mesh: Mesh
-    state: NamedSharding
-    batch: NamedSharding
+class Placement:
+    """Every device holds the whole state, and an equal share of each batch's rows."""
+
+    axis = "data"
+
+    def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
+        """Lay out the devices: all there are, of all processes, unless others are given."""
+        found = jax.devices() if devices is None else devices
+        # So that each process's rows lie side by side.
+        self.devices = sorted(found, key=lambda device: (device.process_index, device.id))
+        # Explicit axes would have Flax say where the result of each lookup lies.
+        mesh = Mesh(np.array(self.devices), (self.axis,), axis_types=(AxisType.Auto,))
+        self.mesh = mesh
+        self.whole = NamedSharding(mesh, PartitionSpec())
+        self.rows = NamedSharding(mesh, PartitionSpec(self.axis))
+        mine = [i for i, d in enumerate(self.devices) if d.process_index == jax.process_index()]
+        self.share = Share(mine[0], mine[-1] + 1, len(self.devices))
+        """Which of each batch's rows this process has to bring."""
+
+    def sharding(self, leaf: Any) -> NamedSharding:
+        """Return where an array of the state lies, by its shape."""
+        del leaf
+        return self.whole
+
+    def targets(self, tree: Tree) -> Tree:
+        """Describe arrays of these shapes that lie where the step wants them."""
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding(x)), tree
+        )
 
     def place_state(self, state: TrainState) -> TrainState:
-        """Copy the state to where the step wants it."""
-        return jax.device_put(state, self.state)
+        """Bring the state to where the step wants it: what is not there already."""
+
+        def place(leaf: Any) -> jax.Array:
+            sharding = self.sharding(leaf)
+            if leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
+                return leaf
+            value = np.asarray(leaf)
+            return jax.make_array_from_callback(leaf.shape, sharding, lambda index: value[index])
+
+        return jax.tree.map(place, state)
+
+    def on_one_device(self, tree: Tree) -> Tree:
+        """Return arrays of the state as wholes on a device of this process; all must call it."""
+        return jax.tree.map(lambda leaf: jax.device_put(leaf, self.whole).addressable_data(0), tree)
 
     def place_batch(self, batch: Batch) -> Batch:
-        """Deal the rows out; where they do not divide, fill up with empty ones."""
-        devices = self.mesh.size
+        """Deal this process's `share` of a batch out to its devices."""
+        first, last, total = self.share
 
-        def place(pieces: np.ndarray) -> jax.Array:
-            padded = np.pad(pieces, ((0, -len(pieces) % devices), (0, 0)))
-            return jax.device_put(padded, self.batch)
+        def place(rows: np.ndarray) -> jax.Array:
+            shape = (len(rows) // (last - first) * total, *rows.shape[1:])
+            return jax.make_array_from_process_local_data(self.rows, rows, shape)
 
         return Batch(*map(place, batch))
 
-    def compile(self, step: TrainStep) -> Any:
-        """Compile the step; the state that it is given is used up."""
+    def compile(self, step: TrainStep, state: TrainState) -> Any:
+        """Return the step, to be lowered for such a state; the state it is given is used up."""
+        where = jax.tree.map(self.sharding, state)
         return jax.jit(
             step,
-            in_shardings=(self.state, self.batch),
-            out_shardings=(self.state, self.state),
+            in_shardings=(where, self.rows),
+            out_shardings=(where, self.whole),
             donate_argnums=0,
         )
 
 
-def data_parallel() -> Placement:
-    """Every local device holds all parameters and an equal share of each batch's rows."""
-    devices = jax.local_devices()
-    # Explicit axes, JAX's default, would have Flax say where the result of each lookup lies.
-    mesh = jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)
-    return Placement(
-        mesh,
-        state=NamedSharding(mesh, PartitionSpec()),
-        batch=NamedSharding(mesh, PartitionSpec("data")),
-    )
+class FullySharded(Placement):
+    """State is split over the devices too: each leaf along its largest axis that divides."""
+
+    def sharding(self, leaf: Any) -> NamedSharding:
+        """Return where an array of the state lies: on every device, if no axis divides."""
+        dividing = [i for i, size in enumerate(leaf.shape) if size and size % self.mesh.size == 0]
+        if not dividing:
+            return self.whole
+        largest = max(dividing, key=lambda axis: leaf.shape[axis])
+        return NamedSharding(self.mesh, PartitionSpec(*[None] * largest, self.axis))
+
+
+class PerDevice(Placement):
+    """`jax.pmap`: every device computes the sums of its own rows, and all add them up."""
+
+    def place_batch(self, batch: Batch) -> Batch:
+        """Deal this process's `share` out; the first axis counts devices then."""
+        devices = self.share.last - self.share.first
+        return super().place_batch(Batch(*(x.reshape(devices, -1, x.shape[1]) for x in batch)))
+
+    def compile(self, step: TrainStep, state: TrainState) -> Any:
+        """Return the step, to be lowered: compiled it takes and gives global arrays."""
+        del state
+
+        def on_each(state: TrainState, rows: Batch) -> tuple[TrainState, StepMetrics]:
+            # Sums and counts are added, once: a mean of the devices' means would be another
+            # step, and so would gradients that were added twice.
+            sums = step.sums(state, rows, jax.lax.axis_index(self.axis))
+            return step.update(state, jax.lax.psum(sums, self.axis))
+
+        return jax.pmap(
+            on_each,
+            axis_name=self.axis,
+            in_axes=(None, 0),
+            out_axes=None,
+            donate_argnums=0,
+            devices=self.devices,
+        )
+
+
+PLACEMENTS: dict[str, type[Placement]] = {
+    "data": Placement,
+    "fsdp": FullySharded,
+    "pmap": PerDevice,
+}
 
 
 class CompiledStep:
@@ -73,24 +152,27 @@ class CompiledStep:
         """Take the step.
 
         Args:
-            step: a pure function.
+            step: two pure functions.
             placement: where state and batches lie.
             say: told of each compilation.
             paused: a context around it, so that rates are those of training.
         """
         self._placement, self._say, self._paused = placement, say, paused
-        self._step = placement.compile(step)
+        self._step = step
         self._compiled: dict[tuple[int, ...], Any] = {}
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Do a step; the state is used up."""
+        """Do a step with this process's rows of a batch; the state is used up."""
         placed = self._placement.place_batch(batch)
         shape = (*batch.source.shape, *batch.target.shape)
         if shape not in self._compiled:
             with self._paused():
                 began = time.perf_counter()
-                self._compiled[shape] = self._step.lower(state, placed).compile()
+                step = self._placement.compile(self._step, state)
+                self._compiled[shape] = step.lower(state, placed).compile()
                 seconds = time.perf_counter() - began
-            rows, source, _, target = shape
+            mine, source, _, target = shape
+            first, last, total = self._placement.share
+            rows = mine // (last - first) * total
             self._say(f"compiled for {rows} x ({source} + {target}) pieces in {seconds:.1f} s")
         return self._compiled[shape](state, placed)
