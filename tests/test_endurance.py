@@ -34,11 +34,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "watching",
     [
         {"log_every": 1},
-        {"log_every": 100},
         {"checkpoint_every": 1},
-        {"checkpoint_every": 100, "keep_checkpoints": 1},
         {"recovery_minutes": 1e-9},
-        {"translate_every": 100},
+        *(
+            pytest.param(less, marks=pytest.mark.slow)
+            for less in (
+                {"log_every": 100},
+                {"checkpoint_every": 100, "keep_checkpoints": 1},
+                {"translate_every": 100},
+            )
+        ),
     ],
     ids=str,
 )
@@ -49,6 +54,7 @@ def test_how_a_run_is_watched_and_saved_changes_no_bit(
     assert_same(state_of(path), state_of(whole))
 
 
+@pytest.mark.slow
 def test_a_run_may_begin_again_after_each_single_step(whole: Path, tmp_path: Path) -> None:
     # The end of an epoch, the rate's peak and both kinds of checkpoint lie between.
     path = train(SMALL.change(train={"steps": 1}), tmp_path / "run")

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ from transformer_jax.training import hosts
 from transformer_jax.training.hosts import Address, exit_code_of, meet
 
 TESTS = Path(__file__).parent
-STEPS = 16
+STEPS, SAVED = 24, 12
 # Split over both, so that no process can save or score alone.
 CONFIG = f"""
 from small import SMALL
-train = {{"steps": {STEPS}, "checkpoint_every": 8, "log_every": 1, "translate_every": 9}}
+train = {{"steps": {STEPS}, "checkpoint_every": {SAVED}, "log_every": 1, "translate_every": 9}}
 CONFIG = SMALL.change(data={{"num_pairs": 100}}, train=train | {{"parallelism": "fsdp"}})
 """
 
@@ -37,8 +38,8 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def begin(folder: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
-    (folder / "mine.py").write_text(CONFIG)
+def begin(folder: Path, *command: str, more: str = "", **environment: str) -> subprocess.Popen[str]:
+    (folder / "mine.py").write_text(CONFIG + more)
     return subprocess.Popen(
         [sys.executable, "-m", "transformer_jax", *command],
         cwd=folder,
@@ -49,9 +50,9 @@ def begin(folder: Path, *command: str, **environment: str) -> subprocess.Popen[s
     )
 
 
-def begin_two(folder: Path, *command: str) -> list[subprocess.Popen[str]]:
+def begin_two(folder: Path, *command: str, more: str = "") -> list[subprocess.Popen[str]]:
     place = ["--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
-    return [begin(folder, *command, *place, "--process-id", str(i)) for i in range(2)]
+    return [begin(folder, *command, *place, "--process-id", str(i), more=more) for i in range(2)]
 
 
 def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
@@ -124,6 +125,7 @@ def test_a_signal_to_one_process_ends_both_at_one_step_and_nothing_is_lost(
     assert_equal(undisturbed, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_other_in_one_line(tmp_path: Path) -> None:
     processes = begin_two(tmp_path, "train", "mine.py", "--out", "run")
     wait_for_metrics(tmp_path / "run", processes)
@@ -134,6 +136,67 @@ def test_a_process_that_is_killed_ends_the_other_in_one_line(tmp_path: Path) -> 
     assert len(told.splitlines()) == 1
 
 
+# Long enough after a checkpoint that the supervisors know how long steps take.
+LOST = f"""
+import os, signal, sys, time
+from pathlib import Path
+from transformer_jax.errors import StorageError
+from transformer_jax.training import heartbeat
+beat = heartbeat.beat
+def disturbed(step):
+    beat(step)
+    while step == {SAVED + 1} and not Path("run/checkpoints/{SAVED}").exists():
+        time.sleep(0.05)
+    if step > {SAVED} and heartbeat._beats > 6:
+        Path("lost").touch()
+        {{lost}}
+if sys.argv[-1] == "1":
+    heartbeat.beat = disturbed
+"""
+
+
+@pytest.mark.parametrize(
+    ("lost", "codes"),
+    [
+        pytest.param("os.kill(os.getpid(), signal.SIGKILL)", [75, 75], id="killed"),
+        pytest.param(
+            *("os.kill(os.getpid(), signal.SIGSTOP)", [75, 75]),
+            marks=pytest.mark.slow,
+            id="stopped",
+        ),
+        pytest.param("time.sleep(1000)", [75, 75], marks=pytest.mark.slow, id="asleep"),
+        # Its own failure keeps its own code.
+        pytest.param(
+            "raise StorageError('the disk is gone')", [75, 74], marks=pytest.mark.slow, id="failed"
+        ),
+    ],
+)
+def test_when_one_of_two_is_lost_both_end_in_a_minute_and_the_run_goes_on_to_the_same_bits(
+    lost: str,
+    codes: list[int],
+    undisturbed: Path,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    watched = ("--supervise", "--hang-seconds", "10")
+    processes = begin_two(
+        tmp_path, "train", "mine.py", "--out", "run", *watched, more=LOST.format(lost=lost)
+    )
+    found = ended(processes)
+    seconds = time.time() - (tmp_path / "lost").stat().st_mtime
+    assert [code for code, _ in found] == codes, found
+    assert seconds < 60
+    for code, told in found:
+        assert told.splitlines()[-1].startswith("transformer-jax: "), told
+        if code == 75:
+            assert told.endswith("go on with `transformer-jax resume run`\n")
+    record_property("both ended after, in seconds", seconds)
+    for code, told in ended(begin_two(tmp_path, "resume", "run", *watched)):
+        assert code == 0, told
+    assert_equal(undisturbed, tmp_path / "run")
+
+
+@pytest.mark.slow
 def test_a_run_of_two_processes_goes_on_in_one_and_under_another_placement(
     undisturbed: Path, tmp_path: Path
 ) -> None:

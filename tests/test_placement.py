@@ -1,5 +1,6 @@
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,20 +49,17 @@ def test_devices_add_sums_and_counts_once_however_unlike_their_tokens(
         assert max(apart["told"]) < 1e-9, name
 
 
-SOME = pytest.mark.parametrize("counts", ["8", pytest.param("1,2,4", marks=pytest.mark.slow)])
-
-
-@SOME
-def test_in_float32_losses_agree_with_one_device(counts: str) -> None:
+@pytest.mark.slow
+def test_in_float32_losses_agree_with_one_device() -> None:
     # Parameters need not: Adam makes much of the rounding of gradients that are nearly nothing.
-    found = program("on_devices.py", "float32", "0", "data,fsdp,pmap", "50", counts)
+    found = program("on_devices.py", "float32", "0", "data,fsdp,pmap", "50", "1,2,4,8")
     for name, apart in found.items():
         smoothed, nll, count, _ = apart["told"]
         assert max(smoothed, nll) < 1e-3, name
         assert count == 0, name
 
 
-@SOME
+@pytest.mark.parametrize("counts", ["8", pytest.param("1,2,4", marks=pytest.mark.slow)])
 def test_global_programs_draw_the_masks_of_one_device(counts: str) -> None:
     # Were a mask drawn otherwise on another device, parameters would part at once.
     for name, apart in program(
@@ -114,54 +112,70 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_generator_that_jax_is_set_to() -> None:
     usual = program("-c", GENERATOR)
     assert program("-c", GENERATOR, JAX_DEFAULT_PRNG_IMPL="rbg") == usual
 
 
 LOOP = """
-import json, sys
+import json, os, signal, sys
 from pathlib import Path
 import jax
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 from rich.console import Console
 from small import SMALL, metrics_of
 from transformer_jax.runs.folder import RunFolder
+from transformer_jax.training import heartbeat
 from transformer_jax.training.loop import run_training, start
 
 path, quiet = Path(sys.argv[2]), Console(quiet=True)
+config = SMALL.change(model={"dropout": 0}, train={"checkpoint_every": 2, "log_every": 1})
 if path.exists():
     folder = RunFolder.open(path)
     folder = folder.go_on_with(folder.config.change(train=json.loads(sys.argv[3])))
 else:
-    folder = start(SMALL.change(model={"dropout": 0}, train=json.loads(sys.argv[3])), path, quiet)
+    folder = start(config.change(train=json.loads(sys.argv[3])), path, quiet)
+if len(sys.argv) > 4:
+    beat = heartbeat.beat
+    def beat_or_die(step):
+        beat(step)
+        if step == int(sys.argv[4]):
+            os.kill(os.getpid(), signal.SIGKILL)
+    heartbeat.beat = beat_or_die
 run_training(folder, quiet)
 print(json.dumps(metrics_of(path)))
 """
 
 
-def run_on(devices: int, path: Path, **train: Any) -> list[dict[str, Any]]:
+def run_on(devices: int, path: Path, *killed_at: int, **train: Any) -> list[dict[str, Any]]:
     """Begin a run, or go on with it, on so many devices; return its metrics."""
-    return program("-c", LOOP, str(devices), str(path), json.dumps(train))
+    return program("-c", LOOP, str(devices), str(path), json.dumps(train), *map(str, killed_at))
 
 
-def assert_alike(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
-    assert len(one) == len(other) > 0
-    for left, right in zip(one, other, strict=True):
-        assert (left["step"], left["split"]) == (right["step"], right["split"])
-        np.testing.assert_allclose(left["perplexity"], right["perplexity"], rtol=1e-3)
-
-
-def test_a_run_goes_on_under_any_placement_on_any_number_of_devices(tmp_path: Path) -> None:
-    one = run_on(1, tmp_path / "one", steps=6)
+@pytest.mark.slow
+def test_a_run_wanders_over_devices_and_placements_is_killed_and_ends_where_one_that_stayed_does(
+    tmp_path: Path,
+) -> None:
+    one = run_on(1, tmp_path / "one", steps=10)
     path = tmp_path / "several"
+    run_on(8, path, parallelism="pmap", steps=3)
     # Batches have rows by the eight, which three devices do not share evenly.
-    run_on(3, path, parallelism="pmap", steps=2)
-    run_on(2, path, parallelism="fsdp", steps=4)
-    several = run_on(4, path, parallelism="data", steps=6)
+    run_on(3, path, parallelism="fsdp", steps=5)
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        run_on(2, path, 9, parallelism="data", steps=10)
+    assert caught.value.returncode == -signal.SIGKILL
+    several = run_on(1, path, steps=10)
     # Where a part ended the development set was scored too.
     told = {(line["step"], line["split"]) for line in one}
-    assert_alike(one, [line for line in several if (line["step"], line["split"]) in told])
-    run = transformer_jax.load(path)
-    assert run.step == 6
-    assert len(run.params["embedding"]["table"].devices()) == 1
+    several = [line for line in several if (line["step"], line["split"]) in told]
+    assert len(one) == len(several) > 0
+    for left, right in zip(one, several, strict=True):
+        assert (left["step"], left["split"]) == (right["step"], right["split"])
+        np.testing.assert_allclose(left["perplexity"], right["perplexity"], rtol=1e-3)
+    for directory, *_ in os.walk(path):
+        Path(directory).chmod(0o500)
+    copy = transformer_jax.load(path)
+    assert copy.step == 10
+    assert len(copy.params["embedding"]["table"].devices()) == 1
+    assert len(copy.translate(["one"])) == 1

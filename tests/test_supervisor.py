@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -380,65 +379,3 @@ def test_a_lost_run_goes_on_to_the_same_bits(
     run = tmp_path / "runs" / "mine"
     assert_same(state_of(run), state_of(whole))
     assert metrics_of(run) == metrics_of(whole)
-
-
-TWO = """
-    import jax, numpy as np
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
-    from transformer_jax.errors import is_lost_peer
-    rank = int(sys.argv[1])
-    jax.distributed.initialize(sys.argv[2], 2, rank)
-    sharding = NamedSharding(Mesh(np.array(jax.devices()), "d"), PartitionSpec("d"))
-    total = jax.jit(lambda x: x.sum() - x, out_shardings=sharding)
-    x = jax.make_array_from_process_local_data(sharding, np.ones(1, np.float32))
-    def main():
-        global x
-        for step in range(1, 10_000):
-            if (rank, step) == (1, 50):
-                {lost}
-            try:
-                x = jax.block_until_ready(total(x))
-            except (ValueError, jax.errors.JaxRuntimeError) as error:
-                assert is_lost_peer(error), error
-                heartbeat.lose_peers()
-                return 75
-            time.sleep(0.01)
-            heartbeat.beat(step)
-        return 0
-    sys.exit(heartbeat.leave(main))
-"""
-
-
-@pytest.mark.parametrize(
-    ("lost", "codes"),
-    [
-        ("os.kill(os.getpid(), signal.SIGKILL)", [75, 75]),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", [75, 75]),
-        ("time.sleep(1000)", [75, 75]),
-        # Its own failure, such as a full disk.
-        ("return 74", [75, 74]),
-    ],
-    ids=["killed", "stopped", "asleep", "failed"],
-)
-def test_of_two_processes_both_end_soon_when_one_is_lost(
-    tmp_path: Path, lost: str, codes: list[int]
-) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = trainer(tmp_path, TWO.format(lost=lost))
-    code = (
-        "import sys, json\n"
-        "from pathlib import Path\n"
-        "from transformer_jax.errors import ProjectError\n"
-        "from transformer_jax.training.supervisor import supervise\n"
-        "try:\n"
-        "    sys.exit(supervise(sys.argv[1:], Path('run'), hang_seconds=5, busy_seconds=60))\n"
-        "except ProjectError as error:\n"
-        "    sys.exit(error.exit_code)\n"
-    )
-    pair = [
-        subprocess.Popen([sys.executable, "-c", code, *command, str(rank), address])
-        for rank in (0, 1)
-    ]
-    assert [process.wait(60) for process in pair] == codes

@@ -1,6 +1,7 @@
+import dataclasses
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ from transformer_jax.config import ConfigError
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.run import Run, load
-from transformer_jax.inference.translate import ROWS, Translator
+from transformer_jax.inference.translate import ROWS, Translator, search
 from transformer_jax.model.transformer import Transformer, init_params
 from transformer_jax.pieces import EOS
 from transformer_jax.training.loop import run_training, start
@@ -82,7 +83,7 @@ def test_scores_are_the_models_own_log_probabilities(run: Run, lines: list[str])
     for row, sentence in zip(source, pieces, strict=True):
         row[: len(sentence)] = sentence
     limit = np.array([len(sentence) + 50 for sentence in pieces])
-    found = run.translator()._search(2)(run.params, source, limit)
+    found = search(run.model, run.config.decode, 2, run.params, source, limit)
     for rank in (0, 1):
         target = found.pieces[:, rank]
         logits: Any = run.model.apply({"params": run.params}, jax.numpy.asarray(source), target)
@@ -107,11 +108,14 @@ def test_truncation_keeps_the_beginning_and_the_end_piece(run: Run) -> None:
 
 
 def test_a_width_is_compiled_once(run: Run, lines: list[str]) -> None:
-    translator = Translator(run.model, run.vocabulary, run.config.decode)
-    translator.translate(run.params, lines[:40])
-    translator.translate(run.params, lines[40:])
+    unlike_others = dataclasses.replace(run.config.decode, beam_size=3)
+    cache_size = cast(Any, search)._cache_size
+    before = cache_size()
+    for part in (lines[:40], lines[40:]):
+        translator = Translator(run.model, run.vocabulary, unlike_others)
+        translator.translate(run.params, part)
     widths = {translator.width(len(p)) for p in translator.encode(lines)}
-    assert translator._search(1)._cache_size() == len(widths)
+    assert cache_size() - before == len(widths)
 
 
 def test_more_lines_than_rows_come_back_in_order(run: Run, lines: list[str]) -> None:

@@ -34,51 +34,51 @@ class Hypothesis(NamedTuple):
     score: float
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def search(
+    model: Transformer,
+    config: DecodeConfig,
+    num_best: int,
+    params: Params,
+    source: Int[Array, "B S"],
+    limit: Int[Array, " B"],
+) -> Translations:
+    """Search translations of a batch; of one model this is compiled once for all checkpoints."""
+
+    def step(pieces: Int[Array, "B J"], position: Int[Array, ""], state: DecodingState) -> Any:
+        return model.apply({"params": params}, pieces, position, state, method="step")
+
+    max_length = source.shape[1] + config.max_extra_length
+    state = model.apply(
+        {"params": params},
+        source,
+        hypotheses=config.beam_size,
+        max_length=max_length,
+        method="start",
+    )
+    if config.beam_size == 1:
+        return greedy_search(step, state, limit, max_length=max_length, bos=BOS, eos=EOS)
+    return beam_search(
+        step,
+        state,
+        limit,
+        beam_size=config.beam_size,
+        max_length=max_length,
+        bos=BOS,
+        eos=EOS,
+        alpha=config.alpha,
+        length_penalty=config.length_penalty,
+        num_best=num_best,
+    )
+
+
 class Translator:
-    """A model's search, compiled at first use for each width of source and number of best."""
+    """A model's search over lines, compiled at first use for each width of source."""
 
     def __init__(self, model: Transformer, vocabulary: Vocabulary, config: DecodeConfig) -> None:
         self.model = model
         self.vocabulary = vocabulary
         self.config = config
-        self._search = functools.cache(self._compile)
-
-    def _compile(self, num_best: int) -> Any:
-        """Return the search as a compiled function of (params, source, limit)."""
-        model, config = self.model, self.config
-
-        def search(
-            params: Params, source: Int[Array, "B S"], limit: Int[Array, " B"]
-        ) -> Translations:
-            def step(
-                pieces: Int[Array, "B J"], position: Int[Array, ""], state: DecodingState
-            ) -> Any:
-                return model.apply({"params": params}, pieces, position, state, method="step")
-
-            max_length = source.shape[1] + config.max_extra_length
-            state = model.apply(
-                {"params": params},
-                source,
-                hypotheses=config.beam_size,
-                max_length=max_length,
-                method="start",
-            )
-            if config.beam_size == 1:
-                return greedy_search(step, state, limit, max_length=max_length, bos=BOS, eos=EOS)
-            return beam_search(
-                step,
-                state,
-                limit,
-                beam_size=config.beam_size,
-                max_length=max_length,
-                bos=BOS,
-                eos=EOS,
-                alpha=config.alpha,
-                length_penalty=config.length_penalty,
-                num_best=num_best,
-            )
-
-        return jax.jit(search)
 
     def encode(self, lines: Sequence[str], *, truncate: bool = False) -> list[list[int]]:
         """Return the pieces of each line, with their end; none for a blank one.
@@ -147,7 +147,7 @@ class Translator:
             source[row, : len(pieces)] = pieces
             limit[row] = len(pieces) + self.config.max_extra_length
         try:
-            found = jax.device_get(self._search(num_best)(params, source, limit))
+            found = jax.device_get(search(self.model, self.config, num_best, params, source, limit))
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
                 raise

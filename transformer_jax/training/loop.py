@@ -131,8 +131,8 @@ def run_training(folder: RunFolder, console: Console, hosts: Hosts = ALONE) -> i
             hosts.first(take)
             training = hosts.together(lambda: Training(folder, console, hosts))
             return training.run(stop)
-    except (jax.errors.JaxRuntimeError, ValueError) as error:
-        # On CPUs a lost connection is a ValueError.
+    except (jax.errors.JaxRuntimeError, ValueError, StorageError) as error:
+        # On CPUs a lost connection is a ValueError; a checkpoint cannot be written without it.
         if hosts.count > 1 and is_lost_peer(error):
             heartbeat.lose_peers()
             raise LostProcessError(
