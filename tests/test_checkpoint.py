@@ -32,6 +32,7 @@ def save(folder: Path, steps: dict[int, float | None], keep: int = 3) -> None:
     """Write a checkpoint for each step, with its perplexity where it is scheduled."""
     with Checkpoints(folder, IDENTITY, keep=keep) as checkpoints:
         for step, perplexity in steps.items():
+            checkpoints.make_ready(step, arrays(params_of(step)))
             checkpoints.save(step, arrays(params_of(step)), perplexity, {})
 
 
@@ -182,7 +183,15 @@ def add(rng: random.Random, files: list[Path]) -> None:
     (rng.choice(files).parent / "one_more").write_bytes(rng.randbytes(9))
 
 
-DAMAGES = [flip, flip, flip, truncate, delete, zero, swap, add]
+def another(rng: random.Random, files: list[Path]) -> None:
+    """Let the checkpoint before stand under this one's name: all its files are as written."""
+    del rng
+    folder = next(path.parent for path in files if path.name == "SHA256SUMS")
+    shutil.rmtree(folder)
+    shutil.copytree(folder.with_name("1"), folder)
+
+
+DAMAGES = [flip, flip, flip, truncate, delete, zero, swap, add, another]
 
 
 @pytest.mark.parametrize("damages", [60, pytest.param(300, marks=pytest.mark.slow)])
@@ -206,6 +215,27 @@ def test_every_damage_is_noticed_and_the_checkpoint_before_is_used(
         assert "\n" not in said[0]
         assert {path.name for path in copy.iterdir()} == {"1", "bad-2"}
         shutil.rmtree(copy)
+
+
+def test_a_mean_has_no_part_that_is_damaged(tmp_path: Path) -> None:
+    save(tmp_path / "run" / "c", {1: 9.0, 2: 8.0, 3: 7.0, 4: 6.0, 5: 5.0}, keep=9)
+
+    def chosen(damaged: int, average: int, step: int | None = None) -> list[int]:
+        copy = tmp_path / "copy"
+        shutil.copytree(tmp_path / "run", copy)
+        try:
+            (copy / "c" / str(damaged) / "params" / "one_more").touch()
+            with Checkpoints(copy / "c", IDENTITY, say=lambda _: None) as checkpoints:
+                return checkpoints.choose(average, step)
+        finally:
+            shutil.rmtree(copy)
+
+    assert chosen(5, 2) == [3, 4]
+    assert chosen(2, 3) == [3, 4, 5]
+    with pytest.raises(UsageError, match="has 3 scheduled ones in a row: `--average 1`"):
+        chosen(2, 4)
+    with pytest.raises(StorageError, match=r"checkpoint 4 of .* is damaged"):
+        chosen(4, 2, step=4)
 
 
 def test_a_reader_uses_the_one_before_and_moves_nothing(tmp_path: Path) -> None:
@@ -308,7 +338,7 @@ def incompressible(step: int) -> dict[str, Any]:
 
 
 def test_a_full_disk_is_told_leaves_the_last_one_whole_and_nothing_half_written(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = small_disk / "c"
     target = {"params": on_device(incompressible(0), HERE)}
@@ -317,14 +347,17 @@ def test_a_full_disk_is_told_leaves_the_last_one_whole_and_nothing_half_written(
         checkpoints.wait()
         (small_disk / "other").write_bytes(bytes(300_000))
         with pytest.raises(StorageError, match=r"no room for checkpoint 2: it takes 0 MiB"):
-            checkpoints.save(2, arrays(incompressible(2)), None, {})
+            checkpoints.make_ready(2, arrays(incompressible(2)))
         # Whoever else fills the disk after we looked.
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 0, 1 << 40))
+            checkpoints.make_ready(2, arrays(incompressible(2)))
             checkpoints.save(2, arrays(incompressible(2)), None, {})
             with pytest.raises(StorageError, match="checkpoint 2 could not be written: ") as told:
                 checkpoints.wait()
         assert "\n" not in str(told.value)
+        # No library adds pages of its own.
+        assert capfd.readouterr().err == ""
         assert {path.name for path in folder.iterdir()} == {"1"}
         assert jnp.array_equal(
             checkpoints.restore(1, target)["params"]["w"], incompressible(1)["w"]

@@ -16,12 +16,11 @@ import pytest
 from small import metrics_of
 
 import transformer_jax
-from transformer_jax.config import ConfigError
-from transformer_jax.errors import StorageError, UnreachableError, UsageError
+from transformer_jax.errors import UnreachableError, UsageError
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.folder import RunFolder
-from transformer_jax.training import hosts
-from transformer_jax.training.hosts import Address, exit_code_of, meet
+from transformer_jax.training.hosts import joined
+from transformer_jax.training.meeting import Address, address_of, meet
 
 TESTS = Path(__file__).parent
 STEPS, SAVED = 24, 12
@@ -229,7 +228,7 @@ def test_a_first_process_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         meet(Address("nowhere.invalid:1", 2, 1), 0.1)
     given = ["--coordinator", place, "--num-processes", "2", "--process-id", "1"]
     program = "import sys; from transformer_jax import cli; from transformer_jax.training import "
-    program += "hosts; hosts.MEETING_SECONDS = 1; sys.exit(cli.main(sys.argv[1:]))"
+    program += "meeting; meeting.MEETING_SECONDS = 1; sys.exit(cli.main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", program, "train", "tiny", "--out", str(tmp_path / "x"), *given],
         capture_output=True,
@@ -263,8 +262,8 @@ def test_an_address_in_use_is_told() -> None:
     ],
 )
 def test_half_an_address_is_refused(given: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message), hosts.joined(*given):
-        pass
+    with pytest.raises(UsageError, match=message):
+        address_of(*given)
 
 
 SLURM = {
@@ -306,7 +305,7 @@ def test_the_environment_says_who_is_there(
             monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert hosts._found() == expected
+    assert address_of(None, None, None) == expected
 
 
 def test_one_of_several_that_cannot_find_the_others_says_what_helps(
@@ -315,20 +314,9 @@ def test_one_of_several_that_cannot_find_the_others_says_what_helps(
     # Open MPI 5 no longer says where it is.
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "8")
     with pytest.raises(UsageError, match=r"--coordinator HOST:PORT.*--num-processes 1 for"):
-        hosts._found()
-    with hosts.joined(None, 1, None) as alone:
+        address_of(None, None, None)
+    with joined(Path("run"), None, 1, None) as alone:
         assert alone.count == 1
-
-
-def test_exit_codes_of_others_are_those_of_the_command_line() -> None:
-    told = {
-        2: [ConfigError("x"), UsageError("x")],
-        74: [StorageError("x"), OSError("x")],
-        130: [KeyboardInterrupt()],
-        1: [ValueError("x")],
-    }
-    for code, errors in told.items():
-        assert {exit_code_of(error) for error in errors} == {code}
 
 
 @pytest.mark.slurm

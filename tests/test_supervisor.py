@@ -142,39 +142,6 @@ def test_a_run_that_is_not_there_yet_is_not_to_be_resumed(tmp_path: Path) -> Non
     assert "the same command" in said
 
 
-def test_a_failure_ends_a_trainer_at_once_whatever_waits_at_the_exit(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    code = """
-        import atexit
-        atexit.register(time.sleep, 60)
-        def main():
-            print("the last word", end="")
-            {}
-        sys.exit(heartbeat.leave(main))
-    """
-    began = time.monotonic()
-    assert watch(tmp_path, code.format("return 74")) == 74
-    assert watch(tmp_path, code.format("raise RuntimeError('of no kind we know')")) == 1
-    assert watch(tmp_path, code.format("heartbeat.lose_peers(); return 75")) == 75
-    assert time.monotonic() - began < 20
-    out, err = capfd.readouterr()
-    assert out == 3 * "the last word"
-    assert "RuntimeError: of no kind we know" in err
-
-
-def test_a_trainer_that_saved_waits_for_the_others_at_the_exit(tmp_path: Path) -> None:
-    code = """
-        import atexit, pathlib
-        atexit.register(pathlib.Path({!r}).touch)
-        sys.exit(heartbeat.leave(lambda: {}))
-    """
-    for number in (0, 75):
-        mark = tmp_path / str(number)
-        assert watch(tmp_path, code.format(str(mark), number)) == number
-        assert mark.exists()
-
-
 @pytest.fixture
 def parents() -> Iterator[list[subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
@@ -287,9 +254,6 @@ def test_without_a_supervisor_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -
     for step in range(9):
         heartbeat.beat(step)
     heartbeat.busy("scoring")
-    assert heartbeat.leave(lambda: 74) == 74
-    with pytest.raises(ZeroDivisionError):
-        heartbeat.leave(lambda: 1 // 0)
 
 
 def test_the_supervisor_needs_no_jax(tmp_path: Path) -> None:

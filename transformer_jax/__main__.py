@@ -3,6 +3,5 @@
 import sys
 
 from transformer_jax.cli import main
-from transformer_jax.training.heartbeat import leave
 
-sys.exit(leave(main))
+sys.exit(main())

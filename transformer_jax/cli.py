@@ -10,9 +10,9 @@ from typing import Any
 
 import tyro
 
-from transformer_jax.config import Config, ConfigError, Row, nearest
-from transformer_jax.console import NOTES, OUT
-from transformer_jax.errors import OutOfMemoryError, ProjectError, StorageError, UsageError
+from transformer_jax.config import Config, Row, nearest
+from transformer_jax.console import NOTES, OUT, verdict
+from transformer_jax.errors import UsageError
 from transformer_jax.training import heartbeat
 from transformer_jax.verbs import VERBS, ConfigVerb, RunVerb, TrainingVerb
 
@@ -21,29 +21,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code. A mistake or a fault is one line."""
     try:
         _dispatch(list(sys.argv[1:] if arguments is None else arguments))
-    except ConfigError as error:
-        return _fail(error, 2)
-    except ProjectError as error:
-        return _fail(error, error.exit_code)
-    except MemoryError:
-        return _fail("this machine has no memory left", OutOfMemoryError.exit_code)
     except BrokenPipeError:
         # Whoever read the output has gone; Python would complain once more at exit.
         sys.stderr.close()
         return 1
-    except OSError as error:
-        # What no one nearer to it has told better.
-        return _fail(error, StorageError.exit_code)
-    except KeyboardInterrupt:
-        return 130
     except SystemExit as end:
         return int(end.code or 0)
+    except BaseException as error:
+        told = verdict(error)
+        if told is None:
+            raise
+        line, code = told
+        if line:
+            NOTES.print(line)
+        return code
     return 0
-
-
-def _fail(error: Exception | str, code: int) -> int:
-    NOTES.print(f"transformer-jax: {error}")
-    return code
 
 
 def _dispatch(arguments: list[str]) -> None:

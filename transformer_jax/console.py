@@ -2,12 +2,16 @@
 
 import contextlib
 import re
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
+
+from transformer_jax.config import ConfigError
+from transformer_jax.errors import OutOfMemoryError, ProjectError, StorageError, UsageError
 
 # Characters that a terminal obeys: in a name or a translation they would do as they please.
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -31,6 +35,27 @@ class PlainConsole(Console):
 # Results go to standard output; notes and progress to standard error.
 OUT = PlainConsole()
 NOTES = PlainConsole(stderr=True)
+
+
+def verdict(error: BaseException) -> tuple[str, int] | None:
+    """Return what a command says of an error, in one line, and its exit code.
+
+    None for what can only be a fault of this program.
+    """
+    line = f"transformer-jax: {error}"
+    match error:
+        case ConfigError():
+            return line, UsageError.exit_code
+        case ProjectError():
+            return line, error.exit_code
+        case MemoryError():
+            return "transformer-jax: this machine has no memory left", OutOfMemoryError.exit_code
+        case OSError():
+            # What no one nearer to it has told better.
+            return line, StorageError.exit_code
+        case KeyboardInterrupt():
+            return "", 128 + signal.SIGINT
+    return None
 
 
 @contextlib.contextmanager

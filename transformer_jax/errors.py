@@ -3,6 +3,8 @@
 Every one is told in one line: what, where, what to do.
 """
 
+from pathlib import Path
+
 
 class ProjectError(Exception):
     """Base of the errors that end a command with one line and an exit code."""
@@ -62,8 +64,18 @@ class LostProcessError(ProjectError):
 
     exit_code = 75
 
+    def __init__(self, what: str, run: Path) -> None:
+        if (run / "run.json").exists():
+            how = f"go on with `transformer-jax resume {run}`"
+        else:
+            how = "there is no run yet: begin again with the same command"
+        super().__init__(f"{what}; {how}")
 
-def is_lost_peer(error: Exception) -> bool:
-    """Tell whether this error, of a step of several processes, says that one of them is gone."""
-    signs = ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "Connection reset", "heartbeat")
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Tell whether this error, of one of several processes, says that another is gone."""
+    signs = (
+        *("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED"),
+        *("Connection reset", "heartbeat", "barrier", "Barrier"),
+    )
     return any(sign in str(error) for sign in signs)

@@ -8,7 +8,7 @@ import codecs
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -142,11 +142,14 @@ class TrainingVerb(ConfigVerb):
             busy_seconds=self.busy_seconds,
         )
 
-    def joined(self) -> contextlib.AbstractContextManager["Hosts"]:
-        """Meet the other processes, if there are any."""
+    @contextlib.contextmanager
+    def joined(self, config: Config) -> Iterator["Hosts"]:
+        """Meet the other processes, if there are any, that were given the same experiment."""
         from transformer_jax.training.hosts import joined
 
-        return joined(self.coordinator, self.num_processes, self.process_id)
+        with joined(self.path, self.coordinator, self.num_processes, self.process_id) as hosts:
+            hosts.check_same(config)
+            yield hosts
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,7 @@ class Train(TrainingVerb):
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.runs.folder import RunFolder, check_free
 
-        with self.joined() as hosts:
+        with self.joined(rows[""].config) as hosts:
             # Before JAX is there, if it can be: whoever mistook the name hears of it at once.
             hosts.first(lambda: check_free(self.path))
             if self.init_from is not None and hosts.count > 1:
@@ -219,7 +222,7 @@ class Resume(TrainingVerb):
                 _check_text(folder, config.data, progress)
             return folder.go_on_with(config)
 
-        with self.joined() as hosts:
+        with self.joined(rows[""].config) as hosts:
             _train(hosts.together(ready), hosts)
 
 

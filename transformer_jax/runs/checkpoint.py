@@ -20,6 +20,7 @@ import logging
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -37,10 +38,11 @@ from transformer_jax.runs.manifest import DamagedError
 
 PyTree = Any
 DESCRIPTION = "checkpoint.json"
-STEP = re.compile(r"[0-9]+\Z")
+STEP = re.compile(r"(0|[1-9][0-9]{0,8})\Z")
 # Orbax compresses: a checkpoint may hold more than it weighs, within reason.
 MOST_COMPRESSED = 20
 ALWAYS_ALLOWED = 64 << 20
+SWEEP_SECONDS = 10.0
 
 
 class Record(NamedTuple):
@@ -85,7 +87,8 @@ class Checkpoints:
             keep: how many scheduled checkpoints stay; None opens for reading only.
             say: told, in one line, of what is damaged.
         """
-        logging.getLogger("absl").setLevel(logging.WARNING)
+        # What goes wrong is told by us, in one line.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         self.folder, self._run = folder, folder.parent
         self._identity, self._keep, self._say = dict(identity), keep, say
         # Of the processes of a run all write arrays, and one all else.
@@ -94,8 +97,8 @@ class Checkpoints:
             raise UsageError(f"{folder.parent} has no checkpoint yet")
         if keep is not None and self._is_main:
             folder.mkdir(parents=True, exist_ok=True)
-            for leftover in folder.glob(".*"):
-                shutil.rmtree(leftover)
+            self._sweep(".*")
+        self._good = set[int]()
         self._records = self._read_records()
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
@@ -132,7 +135,9 @@ class Checkpoints:
         """Return what a checkpoint holds beside arrays, or what is wrong with it."""
         try:
             found = json.loads(manifest.read(self.folder / str(step), DESCRIPTION))
-            self._check_identity(step, found["run"])
+            if found["step"] != step:
+                return DamagedError(f"it is of step {found['step']}")
+            self._check_identity(step, dict(found["run"]))
             perplexity, after = found["perplexity"], found["after"]
             return Record(
                 None if perplexity is None else float(perplexity),
@@ -178,6 +183,8 @@ class Checkpoints:
 
     def _fault(self, step: int) -> str | None:
         """Return what is wrong with the files of a checkpoint, if anything is."""
+        if step in self._good:
+            return None
         try:
             manifest.check(self.folder / str(step))
         except (DamagedError, FileNotFoundError) as error:
@@ -186,7 +193,21 @@ class Checkpoints:
             # It may be whole, for someone who may read it.
             raise StorageError(f"checkpoint {step} cannot be read: {error}") from error
         record = self._records.get(step)
-        return str(record) if isinstance(record, DamagedError) else None
+        if isinstance(record, DamagedError):
+            return str(record)
+        self._good.add(step)
+        return None
+
+    def _sweep(self, pattern: str) -> None:
+        """Remove what is half written; Orbax may be writing still, in threads of its own."""
+        until = time.monotonic() + SWEEP_SECONDS
+        while (found := sorted(self.folder.glob(pattern))) and time.monotonic() < until:
+            for path in found:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+            time.sleep(0.01)
 
     def _move_aside(self, step: int) -> str:
         if self._keep is None or not self._is_main:
@@ -200,12 +221,12 @@ class Checkpoints:
         return f" and now called {name}"
 
     def make_ready(self, step: int, arrays: Mapping[str, PyTree]) -> None:
-        """Make sure that the checkpoint before is written and that there is room for this one.
+        """Wait until the checkpoint before is written; see that there is room for this one.
 
-        `save` does so itself; of several processes none must go ahead alone.
+        Of several processes none may go on to `save` before all have done this.
 
         Raises:
-            StorageError: it is not, or there is none.
+            StorageError: it could not be written, or there is none.
         """
         self.wait()
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(dict(arrays)))
@@ -223,7 +244,7 @@ class Checkpoints:
         perplexity: float | None,
         notes: Mapping[str, Any],
     ) -> None:
-        """Begin to write a checkpoint; the arrays may be given away once this returns.
+        """Begin to write a checkpoint, after `make_ready`; then the arrays may be given away.
 
         Args:
             step: batches seen.
@@ -232,9 +253,8 @@ class Checkpoints:
             notes: what else training needs, as plain data.
 
         Raises:
-            StorageError: the one before could not be written, or there is no room for this one.
+            StorageError: it could not be begun.
         """
-        self.make_ready(step, arrays)
         temporary = self.folder / f".{step}"
         record = Record(perplexity, max(self.scores, default=None), dict(notes))
         description = {"step": step, **record._asdict(), "run": self._identity}
@@ -261,6 +281,7 @@ class Checkpoints:
             manifest.write(temporary)
             temporary.rename(self.folder / str(step))
             manifest.sync(self.folder)
+            self._good -= doomed
             for old in doomed:
                 # By rename first: whatever happens, a name that is a number is a whole checkpoint.
                 gone = (self.folder / str(old)).rename(self.folder / f".old-{old}")
@@ -273,8 +294,8 @@ class Checkpoints:
             yield
         # Orbax and its libraries raise what they please.
         except Exception as error:
-            for leftover in self.folder.glob(f"{temporary.name}*"):
-                shutil.rmtree(leftover, ignore_errors=True)
+            if self._is_main:
+                self._sweep(f"{temporary.name}*")
             raise StorageError(
                 f"checkpoint {step} could not be written: {_one_line(error)}; those before are "
                 f"untouched"
@@ -366,7 +387,9 @@ class Checkpoints:
             raise UsageError(f"{self._run} has no {kind} of step {step}; there are: {told}")
         steps = [s for s in there if step is None or s <= step]
         if average > 1 and steps:
-            steps = self._in_a_row(steps[-1])
+            steps = self._in_a_row(steps[-1], average)
+            if step is not None and steps[-1:] != [step]:
+                raise StorageError(f"checkpoint {step} of {self._run} is damaged")
         steps = steps[-average:]
         if len(steps) < average:
             until = "" if step is None else f" up to step {step}"
@@ -377,11 +400,16 @@ class Checkpoints:
             )
         return steps
 
-    def _in_a_row(self, last: int | None) -> list[int]:
-        """Return the scheduled steps up to this one, from the first before which one is gone."""
+    def _in_a_row(self, last: int | None, most: int) -> list[int]:
+        """Return scheduled steps up to this one between which none is gone or damaged."""
         row: list[int] = []
-        while last is not None and last in self.scores:
-            row.insert(0, last)
+        while last is not None and last in self.scores and len(row) < most:
+            if (fault := self._fault(last)) is None:
+                row.insert(0, last)
+            else:
+                self._say(f"checkpoint {last} is damaged, and no part of a mean: {fault}")
+                if row:
+                    break
             record = self._records[last]
             last = record.after if isinstance(record, Record) else None
         return row

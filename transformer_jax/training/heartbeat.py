@@ -7,14 +7,9 @@ import faulthandler
 import os
 import select
 import signal
-import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable
 from contextlib import suppress
-
-from transformer_jax.errors import InterruptedRunError
 
 VARIABLE = "TRANSFORMER_JAX_HEARTBEAT"
 """Names the end of a pipe, a file descriptor, that a supervisor listens to."""
@@ -27,7 +22,6 @@ ORPHAN_SECONDS = 30.0
 
 _pipe: int | None = None
 _beats = 0
-_peers_are_lost = False
 
 
 def connect() -> bool:
@@ -59,33 +53,6 @@ def busy(doing: str) -> None:
     global _beats
     _beats = 0
     _tell(f"busy {doing}")
-
-
-def lose_peers() -> None:
-    """Note that other processes of this run are gone: none will come to a common end."""
-    global _peers_are_lost
-    _peers_are_lost = True
-
-
-def leave(main: Callable[[], int]) -> int:
-    """Return the exit code of `main`; where a supervised trainer failed, end at once with it.
-
-    JAX would wait for minutes, at the exit, for processes that are stuck without this one, and
-    then abort it, and its exit code would be lost.
-    """
-    try:
-        code = main()
-    except Exception:
-        if _pipe is None:
-            raise
-        traceback.print_exc()
-        code = 1
-    is_failure = _peers_are_lost or code not in (0, InterruptedRunError.exit_code)
-    if _pipe is not None and is_failure:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
 
 
 def _tell(message: str) -> None:

@@ -6,7 +6,7 @@ import math
 import signal
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,9 @@ from transformer_jax.errors import (
     DataError,
     DivergedError,
     InterruptedRunError,
-    LostProcessError,
     OutOfMemoryError,
-    ProjectError,
     StorageError,
     UsageError,
-    is_lost_peer,
     is_out_of_memory,
 )
 from transformer_jax.inference.evaluate import perplexity, score
@@ -97,6 +94,7 @@ def start(
             state = init_state(model, config.train)
             with Checkpoints(folder.checkpoints, folder.identity, keep=1) as checkpoints:
                 arrays = {"params": other.params, "optimizer": state.optimizer}
+                checkpoints.make_ready(0, arrays)
                 checkpoints.save(0, arrays, None, notes_of(state, []))
 
     return RunFolder.create(path, config, prepared.vocabulary, prepared.fingerprint, begin)
@@ -117,7 +115,6 @@ def run_training(folder: RunFolder, console: Console, hosts: Hosts = ALONE) -> i
         InterruptedRunError: a signal asked for an end; the run is saved.
         DivergedError: the loss is no number any more.
         OutOfMemoryError: the device has no room.
-        LostProcessError: another process of the run is gone.
     """
     keep_compiled_programs()
     how_to_go_on = f"go on with `transformer-jax resume {folder.path}`"
@@ -131,14 +128,7 @@ def run_training(folder: RunFolder, console: Console, hosts: Hosts = ALONE) -> i
             hosts.first(take)
             training = hosts.together(lambda: Training(folder, console, hosts))
             return training.run(stop)
-    except (jax.errors.JaxRuntimeError, ValueError, StorageError) as error:
-        # On CPUs a lost connection is a ValueError; a checkpoint cannot be written without it.
-        if hosts.count > 1 and is_lost_peer(error):
-            heartbeat.lose_peers()
-            raise LostProcessError(
-                f"another process of this run is gone ({str(error).splitlines()[0]}); "
-                f"{how_to_go_on}"
-            ) from error
+    except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
         parts = 2 * folder.config.train.micro_batches
@@ -256,16 +246,7 @@ class Training:
         if number and not is_last:
             self.hosts.together(self.checkpoints.wait)
             name = signal.Signals(number).name
-            self._end(InterruptedRunError(f"{name}: saved at step {step}; {stop.how_to_go_on}"))
-
-    def _end(self, error: ProjectError) -> NoReturn:
-        """End with an error, as all processes do."""
-
-        def end() -> NoReturn:
-            raise error
-
-        self.hosts.together(end)
-        raise error
+            raise InterruptedRunError(f"{name}: saved at step {step}; {stop.how_to_go_on}")
 
     def _wants_to_save(self) -> bool:
         """Tell whether it is time for a checkpoint off schedule, by this process's clock."""
@@ -283,13 +264,11 @@ class Training:
         pairs = {
             n: self.batches.pairs(n - 1).tolist() for n in range(step - in_a_row + 1, step + 1)
         }
-        if self.hosts.is_first:
-            write_json(path, {"about": "training pairs, of those kept, by step", "pairs": pairs})
-        self._end(
-            DivergedError(
-                f"loss or gradient were no finite numbers in {in_a_row} steps in a row, up to "
-                f"{step}: {path.name} names the pairs. {CURE}; checkpoints have what was before"
-            )
+        content = {"about": "training pairs, of those kept, by step", "pairs": pairs}
+        self.hosts.first(lambda: write_json(path, content))
+        raise DivergedError(
+            f"loss or gradient were no finite numbers in {in_a_row} steps in a row, up to "
+            f"{step}: {path.name} names the pairs. {CURE}; checkpoints have what was before"
         )
 
     def _say(self, text: str) -> None:
@@ -340,7 +319,7 @@ class Training:
         found = self.checkpoints.restore(latest, self.placement.targets(parts))
         notes = self.checkpoints.notes(latest)
         try:
-            unreported = [[float(x) for x in sums] for sums in notes["unreported"]]
+            unreported = [[float(x), float(y), float(z)] for x, y, z in notes["unreported"]]
             counts = {name: jnp.int32(notes[name]) for name in ("skipped", "skipped_in_a_row")}
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StorageError(f"checkpoint {latest} is not as we write them: {error!r}") from error

@@ -109,9 +109,7 @@ def supervise(
         )
     else:
         what = f"{_name(-code)} ended training after step {pulse.step}"
-    if (run / "run.json").exists():
-        raise LostProcessError(f"{what}; go on with `transformer-jax resume {run}`")
-    raise LostProcessError(f"{what}; there is no run yet: begin again with the same command")
+    raise LostProcessError(what, run)
 
 
 def _watch(trainer: subprocess.Popen[bytes], pipe: int, pulse: Pulse) -> int | None:
