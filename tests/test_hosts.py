@@ -124,75 +124,108 @@ def test_a_signal_to_one_process_ends_both_at_one_step_and_nothing_is_lost(
     assert_equal(undisturbed, tmp_path / "run")
 
 
-@pytest.mark.slow
-def test_a_process_that_is_killed_ends_the_other_in_one_line(tmp_path: Path) -> None:
-    processes = begin_two(tmp_path, "train", "mine.py", "--out", "run")
-    wait_for_metrics(tmp_path / "run", processes)
-    processes[1].kill()
-    (code, told), _ = ended(processes)
-    assert code == 75
-    assert "`transformer-jax resume run`" in told
-    assert len(told.splitlines()) == 1
-
-
-# Long enough after a checkpoint that the supervisors know how long steps take.
 LOST = f"""
 import os, signal, sys, time
 from pathlib import Path
 from transformer_jax.errors import StorageError
-from transformer_jax.training import heartbeat
-beat = heartbeat.beat
-def disturbed(step):
+from transformer_jax.training import heartbeat, loop
+def lose():
+    Path("lost").touch()
+    {{lost}}
+beat, prepare = heartbeat.beat, loop.prepare
+save, score = loop.Checkpoints.save, loop.Training._score
+def training(step):
     beat(step)
     while step == {SAVED + 1} and not Path("run/checkpoints/{SAVED}").exists():
         time.sleep(0.05)
+    # Long enough after a checkpoint that the supervisors know how long steps take.
     if step > {SAVED} and heartbeat._beats > 6:
-        Path("lost").touch()
-        {{lost}}
-if sys.argv[-1] == "1":
-    heartbeat.beat = disturbed
+        lose()
+def saving(self, step, *arguments):
+    save(self, step, *arguments)
+    if step == {SAVED}:
+        lose()
+def scoring(self, step, state):
+    if step == {SAVED}:
+        lose()
+    return score(self, step, state)
+def starting(*arguments, **options):
+    lose()
+    return prepare(*arguments, **options)
+if sys.argv[-1] == "{{who}}":
+    where, name = {{where}}
+    setattr(where, name, {{when}})
 """
+WHERE = {
+    "training": "heartbeat, 'beat'",
+    "saving": "loop.Checkpoints, 'save'",
+    "scoring": "loop.Training, '_score'",
+    "starting": "loop, 'prepare'",
+}
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def slow(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
-    ("lost", "codes"),
+    ("who", "when", "lost", "code"),
     [
-        pytest.param("os.kill(os.getpid(), signal.SIGKILL)", [75, 75], id="killed"),
-        pytest.param(
-            *("os.kill(os.getpid(), signal.SIGSTOP)", [75, 75]),
-            marks=pytest.mark.slow,
-            id="stopped",
-        ),
-        pytest.param("time.sleep(1000)", [75, 75], marks=pytest.mark.slow, id="asleep"),
-        # Its own failure keeps its own code.
-        pytest.param(
-            "raise StorageError('the disk is gone')", [75, 74], marks=pytest.mark.slow, id="failed"
-        ),
+        (1, "training", KILLED, 75),
+        slow(0, "training", KILLED, 75),
+        slow(1, "training", "os.kill(os.getpid(), signal.SIGSTOP)", 75),
+        slow(1, "training", "time.sleep(1000)", 75),
+        slow(1, "saving", KILLED, 75),
+        slow(1, "scoring", KILLED, 75),
+        slow(1, "starting", KILLED, 75),
+        slow(0, "saving", "raise StorageError('the disk is gone')", 74),
+        slow(1, "saving", "raise StorageError('the disk is gone')", 74),
+        slow(1, "starting", "raise StorageError('the disk is gone')", 74),
     ],
 )
-def test_when_one_of_two_is_lost_both_end_in_a_minute_and_the_run_goes_on_to_the_same_bits(
+def test_what_ends_one_of_two_ends_both_in_a_minute_and_the_run_goes_on_to_the_same_bits(
+    who: int,
+    when: str,
     lost: str,
-    codes: list[int],
+    code: int,
     undisturbed: Path,
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
     watched = ("--supervise", "--hang-seconds", "10")
-    processes = begin_two(
-        tmp_path, "train", "mine.py", "--out", "run", *watched, more=LOST.format(lost=lost)
-    )
-    found = ended(processes)
+    more = LOST.format(who=who, when=when, where=WHERE[when], lost=lost)
+    found = ended(begin_two(tmp_path, "train", "mine.py", "--out", "run", *watched, more=more))
     seconds = time.time() - (tmp_path / "lost").stat().st_mtime
-    assert [code for code, _ in found] == codes, found
-    assert seconds < 60
-    for code, told in found:
-        assert told.splitlines()[-1].startswith("transformer-jax: "), told
-        if code == 75:
-            assert told.endswith("go on with `transformer-jax resume run`\n")
     record_property("both ended after, in seconds", seconds)
+    assert [code for code, _ in found] == [code, code], found
+    assert seconds < 60
+    for _, told in found:
+        last = told.splitlines()[-1]
+        if code == 74:
+            assert last == "transformer-jax: the disk is gone"
+        else:
+            assert last.startswith("transformer-jax: ")
+            assert last.endswith("go on with `transformer-jax resume run`")
     for code, told in ended(begin_two(tmp_path, "resume", "run", *watched)):
         assert code == 0, told
     assert_equal(undisturbed, tmp_path / "run")
+
+
+def test_processes_that_were_given_other_options_are_told_which(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run").symlink_to(undisturbed)
+    place = ["--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
+    steps = ["--train.steps", str(STEPS + 1)]
+    first = begin(tmp_path, "resume", "run", *steps, *place, "--process-id", "0")
+    other = begin(tmp_path, "resume", "run", *place, "--process-id", "1")
+    for code, told in ended([first, other]):
+        assert code == 2
+        assert told == (
+            "transformer-jax: process 1 was given other options than process 0: "
+            f"train.steps {STEPS + 1} there, {STEPS} here\n"
+        )
 
 
 @pytest.mark.slow
