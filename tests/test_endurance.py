@@ -151,6 +151,7 @@ from rich.console import Console
 from small import SMALL
 import transformer_jax
 from transformer_jax.training import loop
+from transformer_jax.training.start import start
 
 def resident():
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -172,7 +173,7 @@ def watched(self, step):
 loop.Logbook.advance = watched
 config = SMALL.change(train={"steps": steps, "log_every": 50, "checkpoint_every": steps // 10})
 console = Listening(quiet=True)
-folder = loop.start(config, Path(sys.argv[1]), console)
+folder = start(config, Path(sys.argv[1]), console)
 shapes = len(loop.Training(folder, console).batches.shapes)
 loop.run_training(folder, console)
 run = transformer_jax.load(sys.argv[1])

@@ -23,7 +23,8 @@ from transformer_jax.inference.evaluate import Evaluation, evaluate, keep, perpl
 from transformer_jax.inference.run import Run, load, read_params
 from transformer_jax.inference.significance import compare
 from transformer_jax.inference.translate import Translator
-from transformer_jax.training.loop import run_training, start
+from transformer_jax.training.loop import run_training
+from transformer_jax.training.start import start
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from rich.console import Console
 from transformer_jax.configfiles import load_config
 from transformer_jax.inference.evaluate import evaluate
 from transformer_jax.inference.run import load
-from transformer_jax.training.loop import run_training, start
+from transformer_jax.training.loop import run_training
+from transformer_jax.training.start import start
 
 ROOT = Path(__file__).parents[1]
 

@@ -33,13 +33,14 @@ from transformer_jax.errors import (
 from transformer_jax.runs.checkpoint import Checkpoints, on_device
 from transformer_jax.runs.folder import RunFolder
 from transformer_jax.training import loop
+from transformer_jax.training.start import start
 from transformer_jax.training.step import TrainState, TrainStep, init_state
 
 QUIET = Console(quiet=True)
 
 
 def train(config: Config, path: Path, **options: Any) -> Path:
-    loop.run_training(loop.start(config, path, QUIET, **options), QUIET)
+    loop.run_training(start(config, path, QUIET, **options), QUIET)
     return path
 
 
@@ -178,7 +179,7 @@ def test_another_experiment_is_refused_field_by_field(whole: Path) -> None:
 
 def test_a_run_begins_with_the_parameters_of_another(whole: Path, tmp_path: Path) -> None:
     config = SMALL.change(train={"seed": 3, "steps": 1})
-    folder = loop.start(config, tmp_path / "next", QUIET, init_from=whole)
+    folder = start(config, tmp_path / "next", QUIET, init_from=whole)
     other = transformer_jax.load(whole)
     mine = transformer_jax.load(folder.path)
     assert mine.step == 0
@@ -190,7 +191,7 @@ def test_a_run_begins_with_the_parameters_of_another(whole: Path, tmp_path: Path
 
 def test_parameters_of_another_shape_are_refused(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="do not fit this model"):
-        loop.start(SMALL.change(model={"d_ff": 48}), tmp_path / "x", QUIET, init_from=whole)
+        start(SMALL.change(model={"d_ff": 48}), tmp_path / "x", QUIET, init_from=whole)
     assert not (tmp_path / "x").exists()
 
 
@@ -298,7 +299,7 @@ def test_a_run_that_begins_with_another_is_there_with_its_parameters_or_not_at_a
 
     monkeypatch.setattr(loop.Checkpoints, "save", killed)
     with pytest.raises(KeyboardInterrupt):
-        loop.start(SMALL, tmp_path / "next", QUIET, init_from=whole)
+        start(SMALL, tmp_path / "next", QUIET, init_from=whole)
     assert not list(tmp_path.iterdir())
 
 
@@ -397,7 +398,7 @@ def test_a_run_takes_no_other_text_for_its_own_though_the_cache_has_its_own(
     files = {"train": ("train.en", "train.de"), "dev": ("dev.en", "dev.de"), "folder": "texts"}
     config = SMALL.change(data={"source": "text", **files}, train={"steps": 1})
     path = Path("run")
-    loop.start(config, path, Console(quiet=True))
+    start(config, path, Console(quiet=True))
 
     for options, told in (
         (["--data.folder", "other"], "is not the text that the run began with"),
@@ -417,7 +418,7 @@ def dev_reports(path: Path) -> dict[int, dict[str, Any]]:
 def test_checkpoints_can_be_counted_in_epochs_and_translated_now_and_then(tmp_path: Path) -> None:
     train_config = {"checkpoint_unit": "epoch", "checkpoint_every": 2, "translate_every": 2}
     config = SMALL.change(data={"batch_tokens": 2048}, train=train_config | {"steps": 40})
-    folder = loop.start(config, tmp_path / "run", QUIET)
+    folder = start(config, tmp_path / "run", QUIET)
     epoch = loop.Training(folder, QUIET).batches.per_epoch
     last = 9 * epoch
     scheduled = loop.run_training(
@@ -462,5 +463,5 @@ def test_source_and_target_may_have_vocabularies_of_their_own(tmp_path: Path) ->
     assert len(run.translate(["one", "two"])) == 2
     resume(path, train={"steps": 3})
     assert state_of(path)[0] == 3
-    follower = loop.start(config, tmp_path / "next", QUIET, init_from=path)
+    follower = start(config, tmp_path / "next", QUIET, init_from=path)
     assert follower.vocabulary.source.model == run.vocabulary.source.model

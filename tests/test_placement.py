@@ -127,7 +127,8 @@ from rich.console import Console
 from small import SMALL, metrics_of
 from transformer_jax.runs.folder import RunFolder
 from transformer_jax.training import heartbeat
-from transformer_jax.training.loop import run_training, start
+from transformer_jax.training.loop import run_training
+from transformer_jax.training.start import start
 
 path, quiet = Path(sys.argv[2]), Console(quiet=True)
 config = SMALL.change(model={"dropout": 0}, train={"checkpoint_every": 2, "log_every": 1})

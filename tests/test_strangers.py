@@ -23,6 +23,7 @@ from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import DataError
 from transformer_jax.runs.folder import MAX_DESCRIPTION
 from transformer_jax.training import loop
+from transformer_jax.training.start import start
 
 PACKAGE = Path(transformer_jax.__file__).parent
 QUIET = Console(quiet=True)
@@ -36,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EXAMPLE_API_KEY", UNTOLD)
         patch.setenv("https_proxy", f"http://user:{UNTOLD}@localhost:1")
-        loop.run_training(loop.start(SMALL, path, QUIET), QUIET)
+        loop.run_training(start(SMALL, path, QUIET), QUIET)
     return path
 
 

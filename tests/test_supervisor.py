@@ -17,6 +17,7 @@ from test_loop import assert_same, state_of
 
 from transformer_jax.errors import LostProcessError
 from transformer_jax.training import heartbeat, loop
+from transformer_jax.training.start import start
 from transformer_jax.training.supervisor import Pulse, supervise
 
 TRAINER = """
@@ -288,7 +289,7 @@ LONGER = SMALL.change(train={"steps": 120, "checkpoint_every": 40})
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing disturbed."""
     quiet = Console(quiet=True)
-    folder = loop.start(LONGER, tmp_path_factory.mktemp("runs") / "whole", quiet)
+    folder = start(LONGER, tmp_path_factory.mktemp("runs") / "whole", quiet)
     loop.run_training(folder, quiet)
     return folder.path
 

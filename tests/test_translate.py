@@ -18,7 +18,8 @@ from transformer_jax.inference.run import Run, load
 from transformer_jax.inference.translate import ROWS, Translator, search
 from transformer_jax.model.transformer import Transformer, init_params
 from transformer_jax.pieces import EOS
-from transformer_jax.training.loop import run_training, start
+from transformer_jax.training.loop import run_training
+from transformer_jax.training.start import start
 
 
 @pytest.fixture(scope="module")

@@ -180,7 +180,7 @@ class Train(TrainingVerb):
                 )
 
             def begin() -> None:
-                from transformer_jax.training.loop import start
+                from transformer_jax.training.start import start
 
                 with progress_bar() as progress:
                     start(
