@@ -7,6 +7,7 @@ import abc
 import codecs
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -439,13 +440,14 @@ def _say_next(folder: Any, scheduled: int) -> None:
     """Name the commands that come after training, as they will work."""
     option = " --average 1" if scheduled < folder.config.decode.average else ""
     OUT.print(f"run kept in {folder.path}")
-    OUT.print(f"next: transformer-jax evaluate {folder.path}{option}")
+    run = shlex.quote(str(folder.path))
+    OUT.print(f"next: transformer-jax evaluate {run}{option}")
     OUT.print(f"      {_translate_command(folder, option)}")
 
 
 def _translate_command(folder: Any, option: str) -> str:
     """Return a command to try a run with: on words that it knows, where we know such words."""
-    command = f"transformer-jax translate {folder.path}{option}"
+    command = f"transformer-jax translate {run}{option}"
     is_embedded = folder.config.data.source == "embedded"
     return f"echo 'forty-two' | {command}" if is_embedded else f"{command} < FILE"
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import shlex
 import signal
 from typing import Any
 
@@ -58,9 +59,9 @@ def run_training(folder: RunFolder, console: Console, hosts: Hosts = ALONE) -> i
         OutOfMemoryError: the device has no room.
     """
     keep_compiled_programs()
-    how_to_go_on = f"go on with `transformer-jax resume {folder.path}`"
+    command = f"transformer-jax resume {shlex.quote(str(folder.path))}"
     try:
-        with StopRequest(how_to_go_on) as stop, contextlib.ExitStack() as stack:
+        with StopRequest(f"go on with `{command}`") as stop, contextlib.ExitStack() as stack:
 
             def take() -> None:
                 stack.enter_context(only_trainer(folder.path))
@@ -75,7 +76,7 @@ def run_training(folder: RunFolder, console: Console, hosts: Hosts = ALONE) -> i
         parts = 2 * folder.config.train.micro_batches
         raise OutOfMemoryError(
             f"the device has no room for a step of this model: "
-            f"`transformer-jax resume {folder.path} --train.micro-batches {parts}` computes "
+            f"`{command} --train.micro-batches {parts}` computes "
             f"each batch in {parts} parts; --model.remat saves memory too"
         ) from error
 
