@@ -92,6 +92,7 @@ def claim(section: str, **fields: Any) -> Callable[[Path], None]:
 
 def link(name: str, to: str) -> Callable[[Path], None]:
     def change(path: Path) -> None:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).unlink(missing_ok=True)
         (path / name).symlink_to(to)
 
@@ -121,6 +122,14 @@ MEDDLING: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a linked lock": (link("lock", "/etc/passwd"), "lock is a link"),
     "linked reports": (link("metrics.jsonl", "/etc/passwd"), "metrics.jsonl is a link"),
     "a linked vocabulary": (link("tokenizer.model", "/dev/zero"), "tokenizer.model is a link"),
+    "a linked sample": (link("samples/step-9.txt", "/etc/passwd"), "step-9.txt is a link"),
+    "a linked evaluation": (
+        link("evaluations/test-step8-average1-beam4-alpha0.6", "/etc"),
+        "alpha0.6 is a link",
+    ),
+    "a linked checkpoint": (link("checkpoints/12", "8"), "checkpoints/12 is a link"),
+    "a link to nowhere": (link("checkpoints/8/params/x", "/nowhere"), "params/x is a link"),
+    "a pipe in a checkpoint": (lambda p: os.mkfifo(p / "checkpoints" / "8" / "x"), "no plain file"),
     "a pipe": (lambda p: os.mkfifo(p / "samples.txt"), "no plain file"),
     "an empty vocabulary": (model_of(b""), "tokenizer.model"),
     "a vocabulary of junk": (model_of(b"\xff" * 99), "no SentencePiece model"),
@@ -135,7 +144,7 @@ def test_what_was_meddled_with_is_refused_in_one_line(
     meddle, told = MEDDLING[name]
     meddle(copy)
     before = Path("/etc/passwd").read_bytes()
-    for verb in ("translate", "resume"):
+    for verb in ("translate", "evaluate", "resume"):
         assert main([verb, str(copy)]) in (2, 74)
         said = capsys.readouterr().err
         assert said.count("\n") == 1

@@ -10,6 +10,7 @@ samples/        translations of development sentences, a file for each scored st
 evaluations/    hypotheses, references and scores, a folder for each evaluation
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -258,13 +259,21 @@ def _read(path: Path, most: int) -> bytes:
 
 
 def _check_no_links(folder: Path) -> None:
-    """Refuse what would have us read or write outside of a run that someone else made."""
-    for entry in folder.iterdir():
-        if entry.is_symlink() or not (entry.is_dir() or entry.is_file()):
-            raise StorageError(
-                f"{entry} is a link, or no plain file: a run has none (`cp -rL` copies what "
-                f"links stand for)"
-            )
+    """Refuse what would have us read or write outside of a run that someone else made.
+
+    What is gone by the time it is looked at is no fault: a trainer may be at work.
+    """
+    folders = [str(folder)]
+    while folders:
+        with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
+                    raise StorageError(
+                        f"{entry.path} is a link, or no plain file: a run has none (`cp -rL` "
+                        f"copies what links stand for)"
+                    )
 
 
 def check_free(path: Path) -> None:

@@ -75,6 +75,8 @@ def sync(path: Path) -> None:
 def _listed(folder: Path) -> dict[str, str]:
     """Return each file's digest by name, as the list has them."""
     path = folder / NAME
+    if folder.is_symlink():
+        raise DamagedError(f"{folder.name} is a link")
     if path.is_symlink() or not path.is_file():
         raise DamagedError(f"{NAME} is missing")
     if path.stat().st_size > MAX_BYTES:
