@@ -49,6 +49,9 @@ def test_the_age_is_told_in_hours_and_whatever_stands_there_is_no_fault(tmp_path
         for content, told in (
             (json.dumps({"pid": 7, "host": "x", "since": 0}), r"process 7 on x, for \d+ h \d+ min"),
             ("", "by a process that has just begun"),
+            ("0" * 10**7, "by a process that has just begun"),
+            ("[" * 4000, "by a process that has just begun"),
+            ('{"pid": 7, "host": "x", "since": Infinity}', "by a process that has just begun"),
             ('{"pid": "seven"', "by a process that has just begun"),
         ):
             (tmp_path / "lock").write_text(content)

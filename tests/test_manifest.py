@@ -115,3 +115,7 @@ def test_one_file_is_read_only_if_it_is_whole(folder: Path) -> None:
         manifest.read(folder, "b/d.json")
     with pytest.raises(DamagedError, match="missing"):
         manifest.read(folder, "../step/a")
+    # One that takes no room on disk, and all of memory.
+    os.truncate(folder / "b/d.json", 30 << 30)
+    with pytest.raises(DamagedError, match=r"b/d.json is too long"):
+        manifest.read(folder, "b/d.json")

@@ -13,6 +13,8 @@ from typing import IO
 from transformer_jax.errors import StorageError, UsageError
 
 NAME = "lock"
+# Characters: what is longer is none of ours.
+MAX_LENGTH = 4096
 
 
 @contextlib.contextmanager
@@ -56,11 +58,12 @@ def _taken(file: IO[str]) -> bool:
 
 def _holder(run: Path) -> str:
     try:
-        holder = json.loads((run / NAME).read_text("utf-8"))
+        with (run / NAME).open(encoding="utf-8") as file:
+            holder = json.loads(file.read(MAX_LENGTH))
         minutes, seconds = divmod(max(0, round(time.time() - holder["since"])), 60)
         hours, minutes = divmod(minutes, 60)
         age = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
         return f"by process {int(holder['pid'])} on {holder['host']!s}, for {age}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         # In the moment between taking the lock and writing the name.
         return "by a process that has just begun"
