@@ -19,8 +19,9 @@ from small import SMALL
 import transformer_jax
 from transformer_jax import console
 from transformer_jax.cli import main
+from transformer_jax.data import tokenizer
 from transformer_jax.data.tokenizer import Tokenizer
-from transformer_jax.errors import DataError
+from transformer_jax.errors import DataError, ProjectError
 from transformer_jax.runs.folder import MAX_DESCRIPTION
 from transformer_jax.training import loop
 
@@ -183,19 +184,47 @@ def test_no_vocabulary_ends_this_process(tries: int) -> None:
     assert refused > tries / 4
 
 
-def test_a_vocabulary_that_ends_the_process_that_tries_it_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from transformer_jax.data import tokenizer
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """A vocabulary that is tried, whatever was tried before."""
+    monkeypatch.setattr(tokenizer, "TRIED", set())
+    return Tokenizer.learn(["one two three"], 20).model
 
-    model = Tokenizer.learn(["one two three"], 20).model
-    Tokenizer.from_stranger(model, "x")
-    for end in ("import os; os.abort()", "bytearray(8 << 30)", "import os; os._exit(3)"):
-        program = tokenizer.PROBE.replace("import sentencepiece\n", "") + end
-        with monkeypatch.context() as patch:
-            patch.setattr(tokenizer, "PROBE", program.replace("p = sent", "# ").replace("p.", "# "))
-            with pytest.raises(DataError, match="x is no SentencePiece model: "):
-                Tokenizer.from_stranger(model, "x")
+
+@pytest.mark.parametrize("end", ["os.abort()", "bytearray(8 << 30)", "os._exit(3)"])
+def test_a_vocabulary_that_ends_the_process_that_tries_it_is_refused(
+    untried: bytes, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tokenizer.PROBE.replace("p = ", f"import os; {end} #")
+    monkeypatch.setattr(tokenizer, "PROBE", program)
+    for _ in range(2):
+        with pytest.raises(DataError, match="x is no SentencePiece model: "):
+            Tokenizer.from_stranger(untried, "x")
+
+
+def test_a_vocabulary_is_tried_once(untried: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    Tokenizer.from_stranger(untried, "x")
+    monkeypatch.setattr(tokenizer, "PROBE", "raise SystemExit(1)")
+    assert Tokenizer.from_stranger(untried, "y").model == untried
+    other = Tokenizer.learn(["one two three"], 19).model
+    with pytest.raises(ProjectError):
+        Tokenizer.from_stranger(other, "x")
+
+
+def test_a_vocabulary_is_tried_with_the_packages_that_are_here(
+    untried: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tokenizer.PROBE.replace("import sentencepiece", "import sentencepiece, elsewhere")
+    monkeypatch.setattr(tokenizer, "PROBE", program)
+    # In a working directory that may be a stranger's they do not lie.
+    (tmp_path / "elsewhere.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    with pytest.raises(ProjectError, match=r"x cannot be tried in .*No module") as told:
+        Tokenizer.from_stranger(untried, "x")
+    assert not isinstance(told.value, DataError)
+    monkeypatch.syspath_prepend(tmp_path)
+    Tokenizer.from_stranger(untried, "x")
 
 
 def test_terminals_are_shown_text_and_obey_none(capsys: pytest.CaptureFixture[str]) -> None:
