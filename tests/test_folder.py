@@ -231,6 +231,14 @@ def test_reports_of_later_steps_and_a_line_that_was_cut_off_are_forgotten(tmp_pa
     assert set(files(run.path)) == {"run.json", "tokenizer.model", "metrics.jsonl"}
 
 
+@pytest.mark.parametrize("name", ["²", "٣", "bad-8", ".9", "x"])
+def test_only_a_number_of_ours_names_a_checkpoint(name: str, tmp_path: Path) -> None:
+    run = create(tmp_path / "run")
+    for step in (name, "7"):
+        (run.checkpoints / step).mkdir(parents=True)
+    assert run.steps_done == 7
+
+
 def test_a_run_without_reports_has_none_to_forget(tmp_path: Path) -> None:
     run = create(tmp_path / "run")
     run.truncate_metrics(3)

@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -161,7 +162,8 @@ class RunFolder:
     def steps_done(self) -> int:
         """Steps of the newest checkpoint; 0 where there is none."""
         names = [entry.name for entry in self.checkpoints.glob("*")]
-        return max((int(name) for name in names if name.isdigit()), default=0)
+        # As a digit of ours: "²" is one to Python.
+        return max((int(name) for name in names if re.fullmatch("[0-9]+", name)), default=0)
 
     @property
     def identity(self) -> dict[str, Any]:
