@@ -231,6 +231,21 @@ def test_reports_of_later_steps_and_a_line_that_was_cut_off_are_forgotten(tmp_pa
     assert set(files(run.path)) == {"run.json", "tokenizer.model", "metrics.jsonl"}
 
 
+def test_a_full_disk_leaves_the_old_content_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path / "run")
+    before = files(run.path)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder_module.os, "fsync", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        run.go_on_with(CONFIG.change(train={"steps": 7})).store()
+    assert files(run.path) == before
+
+
 @pytest.mark.parametrize("name", ["²", "٣", "bad-8", ".9", "x"])
 def test_only_a_number_of_ours_names_a_checkpoint(name: str, tmp_path: Path) -> None:
     run = create(tmp_path / "run")
