@@ -231,6 +231,38 @@ def test_reports_of_later_steps_and_a_line_that_was_cut_off_are_forgotten(tmp_pa
     assert set(files(run.path)) == {"run.json", "tokenizer.model", "metrics.jsonl"}
 
 
+# What a power cut leaves of reports, or a stranger.
+NO_REPORTS = {
+    "zeros": bytes(64) + b"\n",
+    "zeros without end": bytes(64),
+    "half a line, and zeros": b'{"step": 20, "spl' + bytes(64) + b"\n\n",
+    "a long line": b"0" * (folder_module.MAX_LINE + 9) + b"\n",
+    "no UTF-8": b'{"step": 20, "\xff": 1}\n',
+    "a deep line": b"[" * 10**5 + b"\n",
+    "no object": b"[20]\n",
+    "no step": b"{}\n",
+    "no number": b'{"step": -Infinity}\n',
+}
+
+
+@pytest.mark.parametrize("name", NO_REPORTS)
+def test_what_is_no_report_is_forgotten_at_the_end_and_refused_before(
+    name: str, tmp_path: Path
+) -> None:
+    run = create(tmp_path / "run")
+    ten, twenty, thirty = (b'{"step": %d}\n' % step for step in (10, 20, 30))
+    for later in (b"", thirty):
+        run.metrics.write_bytes(ten + twenty + NO_REPORTS[name] + later)
+        run.truncate_metrics(20)
+        assert run.metrics.read_bytes() == ten + twenty
+    if name != "zeros without end":
+        before = ten + NO_REPORTS[name] + twenty
+        run.metrics.write_bytes(before)
+        with pytest.raises(StorageError, match=r"metrics.jsonl has no report in line 2:"):
+            run.truncate_metrics(20)
+        assert run.metrics.read_bytes() == before
+
+
 def test_a_full_disk_leaves_the_old_content_and_nothing_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

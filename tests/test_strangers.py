@@ -21,9 +21,10 @@ from transformer_jax import console
 from transformer_jax.cli import main
 from transformer_jax.data import tokenizer
 from transformer_jax.data.tokenizer import Tokenizer
-from transformer_jax.errors import DataError, ProjectError
-from transformer_jax.runs.folder import MAX_DESCRIPTION
+from transformer_jax.errors import DataError, ProjectError, StorageError
+from transformer_jax.runs.folder import MAX_DESCRIPTION, RunFolder
 from transformer_jax.training import loop
+from transformer_jax.training.logbook import Logbook
 
 PACKAGE = Path(transformer_jax.__file__).parent
 QUIET = Console(quiet=True)
@@ -250,6 +251,31 @@ def test_a_name_that_is_too_long_is_told(
     for arguments in (["train", "tiny", "--out"], ["resume"], ["translate"]):
         assert main([*arguments, str(tmp_path / ("x" * 300))]) in (2, 74)
         assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        '{"step": -Infinity, "split": "dev", "loss": 1}',
+        f'{{"step": -{10**400}, "split": "dev", "loss": 1}}',
+        f'{{"step": 1, "split": "dev", "loss": {10**400}}}',
+        '{"step": 1, "split": "dev", "loss": "low"}',
+        '{"step": 1, "split": "dev", "loss": []}',
+        '{"step": 1, "loss": 1}',
+        "[]",
+    ],
+)
+def test_a_report_that_is_not_as_ours_is_refused(report: str, copy: Path) -> None:
+    folder = RunFolder.open(copy)
+    before = folder.metrics.read_text("utf-8")
+    folder.metrics.write_text(f"{report}\n{before}", "utf-8")
+
+    def begin() -> None:
+        folder.truncate_metrics(8)
+        Logbook(folder, QUIET, step=8).__enter__()
+
+    with pytest.raises(StorageError, match=r"metrics.jsonl (has no report|cannot be read)"):
+        begin()
 
 
 def test_opening_a_run_imports_nothing_from_it(copy: Path) -> None:

@@ -33,6 +33,7 @@ FORMAT = 2
 # In bytes: what claims to be longer is none of ours, and is not read.
 MAX_DESCRIPTION = 1 << 20
 MAX_TOKENIZER = 256 << 20
+MAX_LINE = 1 << 20
 VERSIONS = (
     "flax",
     "jax",
@@ -230,19 +231,42 @@ class RunFolder:
     def truncate_metrics(self, step: int) -> None:
         """Forget reports of later steps, which will be made again.
 
+        What is no report is forgotten too, where none that is kept follows: a power cut leaves
+        half a line, or zeros.
+
         Raises:
-            StorageError: the file cannot be read or written.
+            StorageError: the file cannot be read or written, or what is no report comes before
+                one that is kept.
         """
         try:
             if not self.metrics.exists():
                 return
-            lines = self.metrics.read_text("utf-8").splitlines(keepends=True)
-            # A line that was cut off in the middle has no end, and its step comes again too.
-            whole = [line for line in lines if line.endswith("\n")]
-            kept = [line for line in whole if json.loads(line)["step"] <= step]
+            kept: list[str] = []
+            broken = 0
+            with self.metrics.open("rb") as file:
+                pieces = iter(lambda: file.readline(MAX_LINE), b"")
+                for number, line in enumerate(pieces, start=1):
+                    at = _step_of(line)
+                    if at is None:
+                        broken = broken or number
+                    elif at <= step and broken:
+                        raise StorageError(
+                            f"{self.metrics} has no report in line {broken}: take it out to go on"
+                        )
+                    elif at <= step:
+                        kept.append(line.decode())
             _replace(self.metrics, "".join(kept))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except OSError as error:
             raise StorageError(f"{self.metrics} cannot be trimmed: {error}") from error
+
+
+def _step_of(line: bytes) -> int | None:
+    """Return the step of a line of metrics; None if it is not as we write them, or not whole."""
+    try:
+        step = json.loads(line.decode())["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return step if type(step) is int and line.endswith(b"\n") else None
 
 
 def _tokenizer(folder: Path, description: dict[str, Any], name: str) -> Tokenizer:
