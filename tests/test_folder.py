@@ -1,6 +1,7 @@
 """A run's folder appears whole, is never overwritten, and says what is wrong with it."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,14 +79,16 @@ def test_an_empty_folder_that_is_there_becomes_the_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]
 
 
-def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
-    path = create(tmp_path / "run").path
-    (tmp_path / "run-2").mkdir()
+@pytest.mark.parametrize("name", ["run", 'my run; $HOME\'s "largest"'])
+def test_a_run_is_never_overwritten(name: str, tmp_path: Path) -> None:
+    path = create(tmp_path / name).path
+    (tmp_path / f"{name}-2").mkdir()
     before = files(tmp_path)
     with pytest.raises(UsageError) as told:
         RunFolder.create(path, Config(), Vocabulary.shared(OTHER), "other")
-    assert f"`transformer-jax resume {path}`" in str(told.value)
-    assert f"`--out {tmp_path / 'run-3'}`" in str(told.value)
+    first, second = (shlex.split(part) for part in str(told.value).split("`")[1::2])
+    assert first == ["transformer-jax", "resume", str(path)]
+    assert second == ["--out", str(tmp_path / f"{name}-3")]
     assert "\n" not in str(told.value)
     assert files(tmp_path) == before
 

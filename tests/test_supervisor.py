@@ -125,13 +125,15 @@ def test_long_steps_may_be_silent_for_longer() -> None:
 def test_a_trainer_that_dies_by_a_signal_can_be_resumed(
     tmp_path: Path, number: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "run.json").touch()
+    run = tmp_path / "my run"
+    run.mkdir()
+    (run / "run.json").touch()
     code = (
         f"train(9); sys.stderr.write('a dump'); sys.stderr.flush(); os.kill(os.getpid(), {number})"
     )
     name = number.name if isinstance(number, signal.Signals) else "signal 40"
-    assert lost(tmp_path, code) == (
-        f"{name} ended training after step 9; go on with `transformer-jax resume {tmp_path}`"
+    assert lost(run, code) == (
+        f"{name} ended training after step 9; go on with `transformer-jax resume '{run}'`"
     )
     assert "a dump" in capfd.readouterr().err
 

@@ -22,9 +22,11 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from transformer_jax.config import Config, ConfigError, DecodeConfig
+from transformer_jax.console import command
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError, UsageError
 from transformer_jax.runs.lock import trainer
@@ -324,13 +326,13 @@ def check_free(path: Path) -> None:
     while (other := place.with_name(f"{place.name}-{count}")).exists():
         count += 1
     resume = (
-        f"go on with it by `transformer-jax resume {path}`, or "
-        if (path / "run.json").exists()
-        else ""
+        f"go on with it by `{command('resume', path)}`, or " if (path / "run.json").exists() else ""
     )
     if who := trainer(path):
         resume = f"it is being trained {who}; "
-    raise UsageError(f"{path} is there already: {resume}start another by `--out {other}`")
+    raise UsageError(
+        f"{path} is there already: {resume}start another by `--out {quote(str(other))}`"
+    )
 
 
 def write_json(path: Path, content: Any) -> None:

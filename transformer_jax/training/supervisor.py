@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformer_jax import console
 from transformer_jax.errors import LostProcessError
 from transformer_jax.training import heartbeat
 from transformer_jax.training.interruption import SIGNALS
@@ -110,7 +111,7 @@ def supervise(
     else:
         what = f"{_name(-code)} ended training after step {pulse.step}"
     if (run / "run.json").exists():
-        raise LostProcessError(f"{what}; go on with `transformer-jax resume {run}`")
+        raise LostProcessError(f"{what}; go on with `{console.command('resume', run)}`")
     raise LostProcessError(f"{what}; there is no run yet: begin again with the same command")
 
 
