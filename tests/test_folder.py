@@ -2,7 +2,10 @@
 
 import json
 import shlex
+import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +67,25 @@ def test_a_run_may_be_moved(tmp_path: Path) -> None:
     assert opened.config == CONFIG
     assert opened.checkpoints == tmp_path / "moved" / "checkpoints"
     assert str(tmp_path) not in (tmp_path / "moved" / "run.json").read_text("utf-8")
+
+
+def test_a_run_may_be_opened_while_a_trainer_makes_and_removes_checkpoints(tmp_path: Path) -> None:
+    path = create(tmp_path / "run").path
+    ends = threading.Event()
+
+    def train() -> None:
+        while not ends.is_set():
+            (path / "checkpoints" / "1" / "params" / "d").mkdir(parents=True)
+            shutil.rmtree(path / "checkpoints" / "1")
+
+    with ThreadPoolExecutor(1) as pool:
+        trainer = pool.submit(train)
+        try:
+            for _ in range(300):
+                assert RunFolder.open(path).config == CONFIG
+        finally:
+            ends.set()
+        trainer.result()
 
 
 def test_a_run_may_be_read_by_whoever_may_read_other_folders(tmp_path: Path) -> None:
