@@ -23,6 +23,7 @@ from transformer_jax.inference.evaluate import Evaluation, evaluate, keep, perpl
 from transformer_jax.inference.run import Run, load, read_params
 from transformer_jax.inference.significance import compare
 from transformer_jax.inference.translate import Translator
+from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.training.loop import run_training
 from transformer_jax.training.start import start
 
@@ -178,6 +179,42 @@ def test_single_checkpoints_are_scored_beside_their_mean(run: Run) -> None:
     assert len({evaluation.result["perplexity"], *(s["perplexity"] for s in singles)}) == 3
     earlier = evaluate(load(run.folder.path, step=4), "dev", {"beam_size": 1})
     assert evaluation.singles[0] == earlier
+
+
+def test_a_checkpoint_that_a_trainer_removes_meanwhile_is_chosen_anew(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
+    chosen: list[list[int]] = []
+    choose = Checkpoints.choose
+
+    def train(self: Checkpoints, average: int = 1, step: int | None = None) -> list[int]:
+        chosen.append(choose(self, average, step))
+        if chosen[-1] == [8]:
+            (self.folder / "8").rename(self.folder / "12")
+        return chosen[-1]
+
+    monkeypatch.setattr(Checkpoints, "choose", train)
+    assert load(copy, average=1).step == 12
+    assert chosen == [[8], [12]]
+
+
+def test_a_damaged_checkpoint_is_not_read_again(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
+    (copy / "checkpoints" / "8" / "checkpoint.json").write_text("{}")
+    chosen: list[list[int]] = []
+    choose = Checkpoints.choose
+
+    def count(*arguments: Any) -> list[int]:
+        chosen.append(choose(*arguments))
+        return chosen[-1]
+
+    monkeypatch.setattr(Checkpoints, "choose", count)
+    with pytest.raises(StorageError, match=r"checkpoint 8 .* is damaged"):
+        load(copy, step=8, average=1)
+    assert chosen == [[8]]
 
 
 def test_translations_of_single_checkpoints_are_kept_as_evaluations(

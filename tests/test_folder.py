@@ -1,7 +1,11 @@
 """A run's folder appears whole, is never overwritten, and says what is wrong with it."""
 
 import json
+import shlex
+import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +69,25 @@ def test_a_run_may_be_moved(tmp_path: Path) -> None:
     assert str(tmp_path) not in (tmp_path / "moved" / "run.json").read_text("utf-8")
 
 
+def test_a_run_may_be_opened_while_a_trainer_makes_and_removes_checkpoints(tmp_path: Path) -> None:
+    path = create(tmp_path / "run").path
+    ends = threading.Event()
+
+    def train() -> None:
+        while not ends.is_set():
+            (path / "checkpoints" / "1" / "params" / "d").mkdir(parents=True)
+            shutil.rmtree(path / "checkpoints" / "1")
+
+    with ThreadPoolExecutor(1) as pool:
+        trainer = pool.submit(train)
+        try:
+            for _ in range(300):
+                assert RunFolder.open(path).config == CONFIG
+        finally:
+            ends.set()
+        trainer.result()
+
+
 def test_a_run_may_be_read_by_whoever_may_read_other_folders(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     path = create(tmp_path / "run").path
@@ -78,14 +101,16 @@ def test_an_empty_folder_that_is_there_becomes_the_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]
 
 
-def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
-    path = create(tmp_path / "run").path
-    (tmp_path / "run-2").mkdir()
+@pytest.mark.parametrize("name", ["run", 'my run; $HOME\'s "largest"'])
+def test_a_run_is_never_overwritten(name: str, tmp_path: Path) -> None:
+    path = create(tmp_path / name).path
+    (tmp_path / f"{name}-2").mkdir()
     before = files(tmp_path)
     with pytest.raises(UsageError) as told:
         RunFolder.create(path, Config(), Vocabulary.shared(OTHER), "other")
-    assert f"`transformer-jax resume {path}`" in str(told.value)
-    assert f"`--out {tmp_path / 'run-3'}`" in str(told.value)
+    first, second = (shlex.split(part) for part in str(told.value).split("`")[1::2])
+    assert first == ["transformer-jax", "resume", str(path)]
+    assert second == ["--out", str(tmp_path / f"{name}-3")]
     assert "\n" not in str(told.value)
     assert files(tmp_path) == before
 
@@ -222,16 +247,71 @@ def test_reports_of_later_steps_and_a_line_that_was_cut_off_are_forgotten(tmp_pa
     kept = [{"step": step, "split": "train", "loss": 0.5} for step in (10, 20, 20)]
     lines = [json.dumps(line) + "\n" for line in [*kept, {"step": 30}]]
     run.metrics.write_text("".join(lines) + '{"step": 1', "utf-8")
-    run.truncate_metrics(20)
+    run.truncate_metrics(20, {"train": 1, "dev": 1})
     text = run.metrics.read_text("utf-8")
     assert text.endswith("\n")
     assert [json.loads(line) for line in text.split("\n")[:-1]] == kept
-    run.truncate_metrics(0)
+    run.truncate_metrics(0, {"train": 1, "dev": 1})
     assert run.metrics.read_text("utf-8") == ""
     assert set(files(run.path)) == {"run.json", "tokenizer.model", "metrics.jsonl"}
 
 
+# What a power cut leaves of reports, or a stranger.
+NO_REPORTS = {
+    "zeros": bytes(64) + b"\n",
+    "zeros without end": bytes(64),
+    "half a line, and zeros": b'{"step": 20, "spl' + bytes(64) + b"\n\n",
+    "a long line": b"0" * (folder_module.MAX_LINE + 9) + b"\n",
+    "no UTF-8": b'{"step": 20, "\xff": 1}\n',
+    "a deep line": b"[" * 10**5 + b"\n",
+    "no object": b"[20]\n",
+    "no step": b"{}\n",
+    "no number": b'{"step": -Infinity}\n',
+}
+
+
+@pytest.mark.parametrize("name", NO_REPORTS)
+def test_what_is_no_report_is_forgotten_at_the_end_and_refused_before(
+    name: str, tmp_path: Path
+) -> None:
+    run = create(tmp_path / "run")
+    ten, twenty, thirty = (b'{"step": %d}\n' % step for step in (10, 20, 30))
+    for later in (b"", thirty):
+        run.metrics.write_bytes(ten + twenty + NO_REPORTS[name] + later)
+        run.truncate_metrics(20, {"train": 1, "dev": 1})
+        assert run.metrics.read_bytes() == ten + twenty
+    if name != "zeros without end":
+        before = ten + NO_REPORTS[name] + twenty
+        run.metrics.write_bytes(before)
+        with pytest.raises(StorageError, match=r"metrics.jsonl has no report in line 2:"):
+            run.truncate_metrics(20, {"train": 1, "dev": 1})
+        assert run.metrics.read_bytes() == before
+
+
+def test_a_full_disk_leaves_the_old_content_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path / "run")
+    before = files(run.path)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder_module.os, "fsync", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        run.go_on_with(CONFIG.change(train={"steps": 7})).store()
+    assert files(run.path) == before
+
+
+@pytest.mark.parametrize("name", ["²", "٣", "bad-8", ".9", "x"])
+def test_only_a_number_of_ours_names_a_checkpoint(name: str, tmp_path: Path) -> None:
+    run = create(tmp_path / "run")
+    for step in (name, "7"):
+        (run.checkpoints / step).mkdir(parents=True)
+    assert run.steps_done == 7
+
+
 def test_a_run_without_reports_has_none_to_forget(tmp_path: Path) -> None:
     run = create(tmp_path / "run")
-    run.truncate_metrics(3)
+    run.truncate_metrics(3, {"train": 1, "dev": 1})
     assert not run.metrics.exists()

@@ -107,11 +107,16 @@ def test_stop_and_resume_gives_the_same_bits_as_going_through(
     assert scores_of(path) == scores_of(whole)
 
 
-def test_half_the_steps_and_then_all_of_them_equal_all_at_once(whole: Path, tmp_path: Path) -> None:
-    path = train(SMALL.change(train={"steps": 4}), tmp_path / "half")
-    assert state_of(path)[0] == 4
+@pytest.mark.parametrize("steps", [4, pytest.param(5, id="off schedule")])
+def test_some_of_the_steps_and_then_all_of_them_equal_all_at_once(
+    whole: Path, tmp_path: Path, steps: int
+) -> None:
+    path = train(SMALL.change(train={"steps": steps}), tmp_path / "some")
+    assert state_of(path)[0] == steps
+    assert metrics_of(path)[-1]["step"] == steps
     resume(path, train={"steps": 8})
     assert_same(state_of(path), state_of(whole))
+    assert metrics_of(path) == metrics_of(whole)
     assert RunFolder.open(path).config == RunFolder.open(whole).config
 
 

@@ -100,6 +100,14 @@ def test_any_flipped_bit_is_noticed_in_any_file_and_in_the_list(folder: Path) ->
     manifest.check(folder)
 
 
+def test_a_folder_that_is_a_link_is_refused(folder: Path) -> None:
+    link = folder.with_name("link")
+    link.symlink_to(folder)
+    for refused in (lambda: manifest.check(link), lambda: manifest.read(link, "a")):
+        with pytest.raises(DamagedError, match="link is a link"):
+            refused()
+
+
 def test_one_file_is_read_only_if_it_is_whole(folder: Path) -> None:
     flip(folder / "b/d.json", random.Random(0))
     assert manifest.read(folder, "b/c")
@@ -107,3 +115,7 @@ def test_one_file_is_read_only_if_it_is_whole(folder: Path) -> None:
         manifest.read(folder, "b/d.json")
     with pytest.raises(DamagedError, match="missing"):
         manifest.read(folder, "../step/a")
+    # One that takes no room on disk, and all of memory.
+    os.truncate(folder / "b/d.json", 30 << 30)
+    with pytest.raises(DamagedError, match=r"b/d.json is too long"):
+        manifest.read(folder, "b/d.json")

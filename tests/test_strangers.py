@@ -19,10 +19,12 @@ from small import SMALL
 import transformer_jax
 from transformer_jax import console
 from transformer_jax.cli import main
+from transformer_jax.data import tokenizer
 from transformer_jax.data.tokenizer import Tokenizer
-from transformer_jax.errors import DataError
-from transformer_jax.runs.folder import MAX_DESCRIPTION
+from transformer_jax.errors import DataError, ProjectError, StorageError
+from transformer_jax.runs.folder import MAX_DESCRIPTION, RunFolder
 from transformer_jax.training import loop
+from transformer_jax.training.logbook import Logbook
 from transformer_jax.training.start import start
 
 PACKAGE = Path(transformer_jax.__file__).parent
@@ -93,6 +95,7 @@ def claim(section: str, **fields: Any) -> Callable[[Path], None]:
 
 def link(name: str, to: str) -> Callable[[Path], None]:
     def change(path: Path) -> None:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).unlink(missing_ok=True)
         (path / name).symlink_to(to)
 
@@ -122,6 +125,14 @@ MEDDLING: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a linked lock": (link("lock", "/etc/passwd"), "lock is a link"),
     "linked reports": (link("metrics.jsonl", "/etc/passwd"), "metrics.jsonl is a link"),
     "a linked vocabulary": (link("tokenizer.model", "/dev/zero"), "tokenizer.model is a link"),
+    "a linked sample": (link("samples/step-9.txt", "/etc/passwd"), "step-9.txt is a link"),
+    "a linked evaluation": (
+        link("evaluations/test-step8-average1-beam4-alpha0.6", "/etc"),
+        "alpha0.6 is a link",
+    ),
+    "a linked checkpoint": (link("checkpoints/12", "8"), "checkpoints/12 is a link"),
+    "a link to nowhere": (link("checkpoints/8/params/x", "/nowhere"), "params/x is a link"),
+    "a pipe in a checkpoint": (lambda p: os.mkfifo(p / "checkpoints" / "8" / "x"), "no plain file"),
     "a pipe": (lambda p: os.mkfifo(p / "samples.txt"), "no plain file"),
     "an empty vocabulary": (model_of(b""), "tokenizer.model"),
     "a vocabulary of junk": (model_of(b"\xff" * 99), "no SentencePiece model"),
@@ -136,7 +147,7 @@ def test_what_was_meddled_with_is_refused_in_one_line(
     meddle, told = MEDDLING[name]
     meddle(copy)
     before = Path("/etc/passwd").read_bytes()
-    for verb in ("translate", "resume"):
+    for verb in ("translate", "evaluate", "resume"):
         assert main([verb, str(copy)]) in (2, 74)
         said = capsys.readouterr().err
         assert said.count("\n") == 1
@@ -175,19 +186,47 @@ def test_no_vocabulary_ends_this_process(tries: int) -> None:
     assert refused > tries / 4
 
 
-def test_a_vocabulary_that_ends_the_process_that_tries_it_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from transformer_jax.data import tokenizer
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """A vocabulary that is tried, whatever was tried before."""
+    monkeypatch.setattr(tokenizer, "TRIED", set())
+    return Tokenizer.learn(["one two three"], 20).model
 
-    model = Tokenizer.learn(["one two three"], 20).model
-    Tokenizer.from_stranger(model, "x")
-    for end in ("import os; os.abort()", "bytearray(8 << 30)", "import os; os._exit(3)"):
-        program = tokenizer.PROBE.replace("import sentencepiece\n", "") + end
-        with monkeypatch.context() as patch:
-            patch.setattr(tokenizer, "PROBE", program.replace("p = sent", "# ").replace("p.", "# "))
-            with pytest.raises(DataError, match="x is no SentencePiece model: "):
-                Tokenizer.from_stranger(model, "x")
+
+@pytest.mark.parametrize("end", ["os.abort()", "bytearray(8 << 30)", "os._exit(3)"])
+def test_a_vocabulary_that_ends_the_process_that_tries_it_is_refused(
+    untried: bytes, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tokenizer.PROBE.replace("p = ", f"import os; {end} #")
+    monkeypatch.setattr(tokenizer, "PROBE", program)
+    for _ in range(2):
+        with pytest.raises(DataError, match="x is no SentencePiece model: "):
+            Tokenizer.from_stranger(untried, "x")
+
+
+def test_a_vocabulary_is_tried_once(untried: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    Tokenizer.from_stranger(untried, "x")
+    monkeypatch.setattr(tokenizer, "PROBE", "raise SystemExit(1)")
+    assert Tokenizer.from_stranger(untried, "y").model == untried
+    other = Tokenizer.learn(["one two three"], 19).model
+    with pytest.raises(ProjectError):
+        Tokenizer.from_stranger(other, "x")
+
+
+def test_a_vocabulary_is_tried_with_the_packages_that_are_here(
+    untried: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tokenizer.PROBE.replace("import sentencepiece", "import sentencepiece, elsewhere")
+    monkeypatch.setattr(tokenizer, "PROBE", program)
+    # In a working directory that may be a stranger's they do not lie.
+    (tmp_path / "elsewhere.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    with pytest.raises(ProjectError, match=r"x cannot be tried in .*No module") as told:
+        Tokenizer.from_stranger(untried, "x")
+    assert not isinstance(told.value, DataError)
+    monkeypatch.syspath_prepend(tmp_path)
+    Tokenizer.from_stranger(untried, "x")
 
 
 def test_terminals_are_shown_text_and_obey_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,6 +252,31 @@ def test_a_name_that_is_too_long_is_told(
     for arguments in (["train", "tiny", "--out"], ["resume"], ["translate"]):
         assert main([*arguments, str(tmp_path / ("x" * 300))]) in (2, 74)
         assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        '{"step": -Infinity, "split": "dev", "loss": 1}',
+        f'{{"step": -{10**400}, "split": "dev", "loss": 1}}',
+        f'{{"step": 1, "split": "dev", "loss": {10**400}}}',
+        '{"step": 1, "split": "dev", "loss": "low"}',
+        '{"step": 1, "split": "dev", "loss": []}',
+        '{"step": 1, "loss": 1}',
+        "[]",
+    ],
+)
+def test_a_report_that_is_not_as_ours_is_refused(report: str, copy: Path) -> None:
+    folder = RunFolder.open(copy)
+    before = folder.metrics.read_text("utf-8")
+    folder.metrics.write_text(f"{report}\n{before}", "utf-8")
+
+    def begin() -> None:
+        folder.truncate_metrics(8, {"train": 1, "dev": 1})
+        Logbook(folder, QUIET, step=8).__enter__()
+
+    with pytest.raises(StorageError, match=r"metrics.jsonl (has no report|cannot be read)"):
+        begin()
 
 
 def test_opening_a_run_imports_nothing_from_it(copy: Path) -> None:

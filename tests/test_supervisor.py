@@ -118,21 +118,34 @@ def test_long_steps_may_be_silent_for_longer() -> None:
     pulse.silent = 600.0
     pulse.hear("step 12")
     assert pulse.limit == 80
-    brisk = Pulse(30, 1800, doing="", longest=0.1)
+    brisk = Pulse(30, 1800, doing="")
+    brisk.silent = 0.1
+    brisk.hear("step 3")
     assert brisk.limit == 30
+
+
+def test_a_stall_is_forgotten_in_time() -> None:
+    pulse = Pulse(hang_seconds=30, busy_seconds=1800, doing="")
+    for beat, silent in enumerate([10.0, 300.0, *[10.0] * 100]):
+        pulse.silent = silent
+        pulse.hear(f"step {3 * beat}")
+        # As long as one of the last hundred was so long.
+        assert pulse.limit == (1200 if 1 <= beat <= 100 else 40)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, 40])
 def test_a_trainer_that_dies_by_a_signal_can_be_resumed(
     tmp_path: Path, number: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "run.json").touch()
+    run = tmp_path / "my run"
+    run.mkdir()
+    (run / "run.json").touch()
     code = (
         f"train(9); sys.stderr.write('a dump'); sys.stderr.flush(); os.kill(os.getpid(), {number})"
     )
     name = number.name if isinstance(number, signal.Signals) else "signal 40"
-    assert lost(tmp_path, code) == (
-        f"{name} ended training after step 9; go on with `transformer-jax resume {tmp_path}`"
+    assert lost(run, code) == (
+        f"{name} ended training after step 9; go on with `transformer-jax resume '{run}'`"
     )
     assert "a dump" in capfd.readouterr().err
 

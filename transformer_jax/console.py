@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shlex
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,11 @@ OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 def visible(text: str) -> str:
     """Return the same with such characters spelt out."""
     return OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def command(*words: object) -> str:
+    """Return a command of this program's as a shell takes it, whatever is in its words."""
+    return shlex.join(["transformer-jax", *map(str, words)])
 
 
 class PlainConsole(Console):

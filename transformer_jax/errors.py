@@ -3,6 +3,7 @@
 Every one is told in one line: what, where, what to do.
 """
 
+import shlex
 from pathlib import Path
 
 
@@ -66,7 +67,7 @@ class LostProcessError(ProjectError):
 
     def __init__(self, what: str, run: Path) -> None:
         if (run / "run.json").exists():
-            how = f"go on with `transformer-jax resume {run}`"
+            how = f"go on with `transformer-jax resume {shlex.quote(str(run))}`"
         else:
             how = "there is no run yet: begin again with the same command"
         super().__init__(f"{what}; {how}")

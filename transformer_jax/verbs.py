@@ -7,7 +7,6 @@ import abc
 import codecs
 import contextlib
 import json
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +29,7 @@ from transformer_jax.config import (
 from transformer_jax.console import (
     NOTES,
     OUT,
+    command,
     print_comparison,
     print_scores,
     progress_bar,
@@ -440,16 +440,15 @@ def _say_next(folder: Any, scheduled: int) -> None:
     """Name the commands that come after training, as they will work."""
     option = " --average 1" if scheduled < folder.config.decode.average else ""
     OUT.print(f"run kept in {folder.path}")
-    run = shlex.quote(str(folder.path))
-    OUT.print(f"next: transformer-jax evaluate {run}{option}")
+    OUT.print(f"next: {command('evaluate', folder.path)}{option}")
     OUT.print(f"      {_translate_command(folder, option)}")
 
 
 def _translate_command(folder: Any, option: str) -> str:
     """Return a command to try a run with: on words that it knows, where we know such words."""
-    command = f"transformer-jax translate {run}{option}"
+    translate = f"{command('translate', folder.path)}{option}"
     is_embedded = folder.config.data.source == "embedded"
-    return f"echo 'forty-two' | {command}" if is_embedded else f"{command} < FILE"
+    return f"echo 'forty-two' | {translate}" if is_embedded else f"{translate} < FILE"
 
 
 def _read_lines(data: bytes) -> list[str]:

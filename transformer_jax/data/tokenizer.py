@@ -19,23 +19,28 @@ from typing import Any, NamedTuple
 
 import sentencepiece
 
-from transformer_jax.errors import DataError
+from transformer_jax.errors import DataError, ProjectError
 from transformer_jax.pieces import BOS, EOS, PAD, UNKNOWN
 
 # In bytes. SentencePiece would leave longer lines out without a word.
 LONGEST_TO_LEARN_FROM = 4192
 
 
-# What a stranger's model is tried with, and how much memory it may take for that.
+# What a stranger's model is tried with, and how much memory it may take for that. Its arguments
+# are where packages are found here; it says when it has found its own.
 PROBE = """
 import resource, sys
+sys.path[:] = sys.argv[1:]
 import sentencepiece
+print("ready", flush=True)
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 p = sentencepiece.SentencePieceProcessor(model_proto=sys.stdin.buffer.read())
 p.encode("Two words, ½ and \u2581 \U0001f600.")
 p.decode(list(range(len(p))))
 """
+# Digests of models that this process has tried.
+TRIED: set[str] = set()
 
 
 class Tokenizer:
@@ -110,18 +115,12 @@ class Tokenizer:
 
         Raises:
             DataError: as the constructor does, or the process that tried it first was ended.
+            ProjectError: there could be no such process.
         """
-        command = [sys.executable, "-I", "-c", PROBE]
-        try:
-            # Our own program, on Python itself.
-            tried = subprocess.run(  # noqa: S603
-                command, input=model, capture_output=True, timeout=60, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise DataError(f"{name} is no SentencePiece model: reading it has no end") from None
-        if tried.returncode:
-            said = tried.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason"]
-            raise DataError(f"{name} is no SentencePiece model: {said[0][:200]}")
+        digest = hashlib.sha256(model).hexdigest()
+        if digest not in TRIED:
+            _try(model, name)
+            TRIED.add(digest)
         return cls(model, name)
 
     @property
@@ -139,6 +138,34 @@ class Tokenizer:
     def decode(self, pieces: Sequence[Sequence[int]]) -> list[str]:
         """Return the line of each sequence; padding, begin and end leave no trace."""
         return self._processor.decode([list(row) for row in pieces])
+
+
+def _try(model: bytes, name: str) -> None:
+    """Read a model in another process.
+
+    Raises:
+        DataError: that process was ended.
+        ProjectError: it could not begin, which is no fault of the model.
+    """
+    # Where this process would look, but for the working directory: that may be the stranger's.
+    path = [place for place in sys.path if Path(place).is_absolute()]
+    try:
+        # Our own program, on Python itself.
+        tried = subprocess.run(  # noqa: S603
+            [sys.executable, "-I", "-c", PROBE, *path],
+            input=model,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise DataError(f"{name} is no SentencePiece model: reading it has no end") from None
+    if tried.returncode == 0:
+        return
+    said = tried.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason"]
+    if b"ready\n" not in tried.stdout:
+        raise ProjectError(f"{name} cannot be tried in a process of its own: {said[0]}")
+    raise DataError(f"{name} is no SentencePiece model: {said[0][:200]}")
 
 
 def _noting(lines: Iterable[str], raised: list[BaseException]) -> Iterator[str]:

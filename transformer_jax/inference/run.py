@@ -11,7 +11,7 @@ import jax
 from transformer_jax.cache import keep_compiled_programs
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
-from transformer_jax.errors import UsageError
+from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.inference.translate import Hypothesis, Translator
 from transformer_jax.model.transformer import Params, Transformer, abstract_params
 from transformer_jax.runs.checkpoint import Checkpoints, on_device
@@ -96,10 +96,13 @@ class Run:
 
 def read_params(folder: RunFolder, model: Transformer, steps: Sequence[int]) -> Params:
     """Return the mean of the parameters of some checkpoints, on JAX's default device."""
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    target = on_device(abstract_params(model), device)
     with Checkpoints(folder.checkpoints, folder.identity) as checkpoints:
-        return checkpoints.mean_params(steps, target)
+        return checkpoints.mean_params(steps, _target(model))
+
+
+def _target(model: Transformer) -> Any:
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return on_device(abstract_params(model), device)
 
 
 def load(path: str | Path, *, average: int | None = None, step: int | None = None) -> Run:
@@ -122,6 +125,17 @@ def load(path: str | Path, *, average: int | None = None, step: int | None = Non
     folder = RunFolder.open(Path(path))
     model = Transformer(folder.config.model, *folder.vocabulary.sizes)
     average = folder.config.decode.average if average is None else average
-    with Checkpoints(folder.checkpoints, folder.identity) as checkpoints:
-        steps = checkpoints.choose(average, step)
-    return Run(folder, read_params(folder, model, steps), tuple(steps))
+
+    def read() -> Run:
+        with Checkpoints(folder.checkpoints, folder.identity) as checkpoints:
+            steps = checkpoints.choose(average, step)
+            return Run(folder, checkpoints.mean_params(steps, _target(model)), tuple(steps))
+
+    there = set(folder.checkpoints.glob("*"))
+    try:
+        return read()
+    except (StorageError, FileNotFoundError):
+        # A trainer that goes on may have removed what was chosen: then there are newer ones.
+        if set(folder.checkpoints.glob("*")) == there:
+            raise
+        return read()

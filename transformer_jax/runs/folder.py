@@ -10,19 +10,23 @@ samples/        translations of development sentences, a file for each scored st
 evaluations/    hypotheses, references and scores, a folder for each evaluation
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from shlex import quote
+from typing import Any, Literal
 
 from transformer_jax.config import Config, ConfigError, DecodeConfig
+from transformer_jax.console import command
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError, UsageError
 from transformer_jax.runs.lock import trainer
@@ -31,6 +35,7 @@ FORMAT = 2
 # In bytes: what claims to be longer is none of ours, and is not read.
 MAX_DESCRIPTION = 1 << 20
 MAX_TOKENIZER = 256 << 20
+MAX_LINE = 1 << 20
 VERSIONS = (
     "flax",
     "jax",
@@ -160,7 +165,8 @@ class RunFolder:
     def steps_done(self) -> int:
         """Steps of the newest checkpoint; 0 where there is none."""
         names = [entry.name for entry in self.checkpoints.glob("*")]
-        return max((int(name) for name in names if name.isdigit()), default=0)
+        # As a digit of ours: "²" is one to Python.
+        return max((int(name) for name in names if re.fullmatch("[0-9]+", name)), default=0)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -217,29 +223,66 @@ class RunFolder:
             "config": self.config.to_dict(),
             **self.vocabulary.describe(),
             "data": {"fingerprint": self.fingerprint},
-            "versions": {
-                "python": platform.python_version(),
-                **{name: importlib.metadata.version(name) for name in VERSIONS},
-            },
+            "versions": versions(),
         }
         write_json(self.path / "run.json", description)
 
-    def truncate_metrics(self, step: int) -> None:
-        """Forget reports of later steps, which will be made again.
+    def truncate_metrics(self, step: int, every: Mapping[str, int]) -> None:
+        """Forget reports of later steps, which will be made again, and an end's off schedule.
+
+        What is no report is forgotten too, where none that is kept follows: a power cut leaves
+        half a line, or zeros.
+
+        Args:
+            step: the last one that counts.
+            every: how many steps lie between scheduled reports, by what they are of. A run's end
+                is reported whatever the schedule: where it goes on, that was no end.
 
         Raises:
-            StorageError: the file cannot be read or written.
+            StorageError: the file cannot be read or written, or what is no report comes before
+                one that is kept.
         """
         try:
             if not self.metrics.exists():
                 return
-            lines = self.metrics.read_text("utf-8").splitlines(keepends=True)
-            # A line that was cut off in the middle has no end, and its step comes again too.
-            whole = [line for line in lines if line.endswith("\n")]
-            kept = [line for line in whole if json.loads(line)["step"] <= step]
+            kept: list[str] = []
+            broken = 0
+            with self.metrics.open("rb") as file:
+                pieces = iter(lambda: file.readline(MAX_LINE), b"")
+                for number, line in enumerate(pieces, start=1):
+                    report = _report(line)
+                    if report is None:
+                        broken = broken or number
+                    elif report[0] > step:
+                        continue
+                    elif broken:
+                        raise StorageError(
+                            f"{self.metrics} has no report in line {broken}: take it out to go on"
+                        )
+                    elif report[0] < step or step % every[report[1]] == 0:
+                        kept.append(line.decode())
             _replace(self.metrics, "".join(kept))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except OSError as error:
             raise StorageError(f"{self.metrics} cannot be trimmed: {error}") from error
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that make a difference."""
+    return {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in VERSIONS},
+    }
+
+
+def _report(line: bytes) -> tuple[int, Literal["train", "dev"]] | None:
+    """Return step and split of a line of metrics; None if it is not one of ours, or not whole."""
+    try:
+        found = json.loads(line.decode())
+        step, split = found["step"], found["split"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    is_ours = type(step) is int and split in ("train", "dev") and line.endswith(b"\n")
+    return (step, split) if is_ours else None
 
 
 def _tokenizer(folder: Path, description: dict[str, Any], name: str) -> Tokenizer:
@@ -258,13 +301,21 @@ def _read(path: Path, most: int) -> bytes:
 
 
 def _check_no_links(folder: Path) -> None:
-    """Refuse what would have us read or write outside of a run that someone else made."""
-    for entry in folder.iterdir():
-        if entry.is_symlink() or not (entry.is_dir() or entry.is_file()):
-            raise StorageError(
-                f"{entry} is a link, or no plain file: a run has none (`cp -rL` copies what "
-                f"links stand for)"
-            )
+    """Refuse what would have us read or write outside of a run that someone else made.
+
+    What is gone by the time it is looked at is no fault: a trainer may be at work.
+    """
+    folders = [str(folder)]
+    while folders:
+        with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
+                    raise StorageError(
+                        f"{entry.path} is a link, or no plain file: a run has none (`cp -rL` "
+                        f"copies what links stand for)"
+                    )
 
 
 def check_free(path: Path) -> None:
@@ -289,13 +340,13 @@ def check_free(path: Path) -> None:
     while (other := place.with_name(f"{place.name}-{count}")).exists():
         count += 1
     resume = (
-        f"go on with it by `transformer-jax resume {path}`, or "
-        if (path / "run.json").exists()
-        else ""
+        f"go on with it by `{command('resume', path)}`, or " if (path / "run.json").exists() else ""
     )
     if who := trainer(path):
         resume = f"it is being trained {who}; "
-    raise UsageError(f"{path} is there already: {resume}start another by `--out {other}`")
+    raise UsageError(
+        f"{path} is there already: {resume}start another by `--out {quote(str(other))}`"
+    )
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -305,11 +356,15 @@ def write_json(path: Path, content: Any) -> None:
 
 def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _umask() -> int:

@@ -108,14 +108,15 @@ class Logbook:
             # Made anew from the lines that count: whoever was killed wrote some twice.
             shutil.rmtree(events, ignore_errors=True)
             self._events: Any = Writer(str(events))
+            with self._folder.metrics.open("a+", encoding="utf-8") as earlier:
+                earlier.seek(0)
+                for line in earlier:
+                    self._add_events(json.loads(line))
             # A line at a time, so that a run that is killed has told what it did.
-            self._metrics = self._folder.metrics.open("a+", buffering=1, encoding="utf-8")
-            self._metrics.seek(0)
-            for line in self._metrics:
-                self._add_events(json.loads(line))
+            self._metrics = self._folder.metrics.open("a", buffering=1, encoding="utf-8")
         except OSError as error:
             raise _unwritten("metrics", error) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise StorageError(f"{self._folder.metrics} cannot be read: {error!r}") from error
         self._progress.start()
         return self

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import math
-import shlex
 import signal
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 from rich.console import Console
 
 from transformer_jax.cache import keep_compiled_programs
+from transformer_jax.console import command
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import (
@@ -25,7 +25,7 @@ from transformer_jax.inference.evaluate import perplexity, score
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.transformer import Params, Transformer, abstract_params
 from transformer_jax.runs.checkpoint import Checkpoints
-from transformer_jax.runs.folder import RunFolder, write_json
+from transformer_jax.runs.folder import RunFolder, versions, write_json
 from transformer_jax.runs.lock import only_trainer
 from transformer_jax.training import heartbeat
 from transformer_jax.training.flops import peak_flops
@@ -59,9 +59,9 @@ def run_training(folder: RunFolder, console: Console, hosts: Hosts = ALONE) -> i
         OutOfMemoryError: the device has no room.
     """
     keep_compiled_programs()
-    command = f"transformer-jax resume {shlex.quote(str(folder.path))}"
+    go_on = command("resume", folder.path)
     try:
-        with StopRequest(f"go on with `{command}`") as stop, contextlib.ExitStack() as stack:
+        with StopRequest(f"go on with `{go_on}`") as stop, contextlib.ExitStack() as stack:
 
             def take() -> None:
                 stack.enter_context(only_trainer(folder.path))
@@ -76,7 +76,7 @@ def run_training(folder: RunFolder, console: Console, hosts: Hosts = ALONE) -> i
         parts = 2 * folder.config.train.micro_batches
         raise OutOfMemoryError(
             f"the device has no room for a step of this model: "
-            f"`{command} --train.micro-batches {parts}` computes "
+            f"`{go_on} --train.micro-batches {parts}` computes "
             f"each batch in {parts} parts; --model.remat saves memory too"
         ) from error
 
@@ -84,6 +84,7 @@ def run_training(folder: RunFolder, console: Console, hosts: Hosts = ALONE) -> i
 def notes_of(state: TrainState, unreported: Sums) -> dict[str, Any]:
     """Return what a checkpoint keeps of a state beside its arrays."""
     return {
+        "versions": versions(),
         "unreported": unreported,
         "skipped": int(state.skipped),
         "skipped_in_a_row": int(state.skipped_in_a_row),
@@ -124,7 +125,8 @@ class Training:
             if first >= train.steps or self._is_out_of_patience(first):
                 self.console.print(f"{self.folder.path} is at step {first} already: nothing to do")
                 return len(self.checkpoints.scores)
-            self.hosts.first(lambda: self.folder.truncate_metrics(first))
+            every = {"train": train.log_every, "dev": self.interval}
+            self.hosts.first(lambda: self.folder.truncate_metrics(first, every))
             self.agreement = Agreement(self.hosts)
             self.meter = Meter(self.model, peak_flops(self.config.model.dtype), earlier)
             logbook = Logbook if self.hosts.is_first else Silence
@@ -170,6 +172,8 @@ class Training:
         is_due = noted.is_due and noted.step > self.saved_at
         if step % train.log_every == 0 or is_scheduled or is_last or number:
             self._check_skipped(step, int(self.meter.last.skipped_in_a_row))
+        # What the last step of all reports off schedule, a run that goes on reports on schedule.
+        owed = self.meter.unreported() if is_last and step % train.log_every else None
         if step % train.log_every == 0 or is_last:
             self._report(step)
         if is_scheduled or is_last or number or is_due:
@@ -181,7 +185,7 @@ class Training:
                     step,
                     arrays,
                     dev if is_scheduled else None,
-                    notes_of(state, self.meter.unreported()),
+                    notes_of(state, self.meter.unreported() if owed is None else owed),
                 )
                 self.recovery.saved()
                 self.saved_at = step

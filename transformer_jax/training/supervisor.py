@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformer_jax.errors import LostProcessError
@@ -23,8 +24,8 @@ from transformer_jax.training.interruption import SIGNALS
 # Seconds.
 TICK = 0.5
 STACKS = 1.0
-# Of the longest time between two signs of life, three steps.
-PATIENCE = 4
+# Of the longest time between two signs of life, three steps, among the last so many.
+PATIENCE, REMEMBERED = 4, 100
 
 
 @dataclass
@@ -37,8 +38,8 @@ class Pulse:
     doing: str = "starting"
     """Empty between steps."""
     silent: float = 0.0
-    longest: float = 0.0
-    """Silence between two steps."""
+    silences: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    """Between steps: the last ones, so that a stall is forgotten in time."""
 
     def hear(self, message: str) -> None:
         """Take in a line of `heartbeat`."""
@@ -47,17 +48,18 @@ class Pulse:
             self.doing = value
         else:
             if not self.doing:
-                self.longest = max(self.longest, self.silent)
+                self.silences.append(self.silent)
             self.step, self.doing = int(value), ""
         self.silent = 0.0
 
     @property
     def limit(self) -> float:
         """How long silence is no bad sign yet, in seconds."""
+        longest = max(self.silences, default=0.0)
         # How long a step takes is not known before the first two signs.
-        if self.doing or not self.longest:
+        if self.doing or not longest:
             return self.busy_seconds
-        return max(self.hang_seconds, PATIENCE * self.longest)
+        return max(self.hang_seconds, PATIENCE * longest)
 
 
 def train_command(arguments: Sequence[str]) -> list[str]:
