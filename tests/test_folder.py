@@ -245,7 +245,7 @@ def test_another_config_is_stored_with_the_run(tmp_path: Path) -> None:
 def test_reports_of_later_steps_and_a_line_that_was_cut_off_are_forgotten(tmp_path: Path) -> None:
     run = create(tmp_path / "run")
     kept = [{"step": step, "split": "train", "loss": 0.5} for step in (10, 20, 20)]
-    lines = [json.dumps(line) + "\n" for line in [*kept, {"step": 30}]]
+    lines = [json.dumps(line) + "\n" for line in [*kept, {"step": 30, "split": "dev"}]]
     run.metrics.write_text("".join(lines) + '{"step": 1', "utf-8")
     run.truncate_metrics(20, {"train": 1, "dev": 1})
     text = run.metrics.read_text("utf-8")
@@ -266,7 +266,8 @@ NO_REPORTS = {
     "a deep line": b"[" * 10**5 + b"\n",
     "no object": b"[20]\n",
     "no step": b"{}\n",
-    "no number": b'{"step": -Infinity}\n',
+    "no number": b'{"step": -Infinity, "split": "dev"}\n',
+    "no split": b'{"step": 20}\n',
 }
 
 
@@ -275,7 +276,7 @@ def test_what_is_no_report_is_forgotten_at_the_end_and_refused_before(
     name: str, tmp_path: Path
 ) -> None:
     run = create(tmp_path / "run")
-    ten, twenty, thirty = (b'{"step": %d}\n' % step for step in (10, 20, 30))
+    ten, twenty, thirty = (b'{"step": %d, "split": "dev"}\n' % step for step in (10, 20, 30))
     for later in (b"", thirty):
         run.metrics.write_bytes(ten + twenty + NO_REPORTS[name] + later)
         run.truncate_metrics(20, {"train": 1, "dev": 1})
