@@ -14,7 +14,7 @@ from transformer_jax.config import Config, Row, nearest
 from transformer_jax.console import NOTES, OUT, verdict
 from transformer_jax.errors import UsageError
 from transformer_jax.training import heartbeat
-from transformer_jax.verbs import VERBS, ConfigVerb, RunVerb, TrainingVerb
+from transformer_jax.verbs import VERBS, ConfigVerb, FolderVerb, TrainingVerb
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,12 +49,13 @@ def _dispatch(arguments: list[str]) -> None:
     if name not in VERBS:
         raise UsageError(f"no verb {name!r}{nearest(name, VERBS)} (there are {', '.join(VERBS)})")
     verb = VERBS[name]
-    if issubclass(verb, RunVerb) and rest:
+    if issubclass(verb, FolderVerb) and rest:
         _parse(name, verb, rest).run()
     elif issubclass(verb, ConfigVerb) and rest and not rest[0].startswith("-"):
+        begun, rest = verb.begun(rest)
         rows = {
             key: (_parse(name, verb, rest, verb().beginning_with(row.config)), row.paper)
-            for key, row in verb.rows(rest[0]).items()
+            for key, row in begun.items()
         }
         first = next(iter(rows.values()))[0]
         # The trainer is the same command again, which finds that it is listened to.

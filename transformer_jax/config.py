@@ -320,6 +320,16 @@ class Config:
             _check_known(name, _field_names(cls), "config")
         return cls().change(**data)
 
+    def differences(self, other: Self) -> dict[tuple[str, str], tuple[Any, Any]]:
+        """Return the fields in which another config differs: this one's value, and the other's."""
+        ours, theirs = self.to_dict(), other.to_dict()
+        return {
+            (section, key): (value, theirs[section][key])
+            for section, fields in ours.items()
+            for key, value in fields.items()
+            if value != theirs[section][key]
+        }
+
     def notes(self) -> list[str]:
         """Return what is allowed but may not be meant, a line each."""
         model = self.model

@@ -1,9 +1,11 @@
 """Find a config by path or name, and read it: `configs/table3.py:A1`, or `table3:A1`.
 
-A config file is the user's own Python: it is executed. Stored runs never are; they are JSON.
+A config file is the user's own Python: it is executed. What is stored never is: it is JSON, as a
+sweep keeps for each of its runs.
 """
 
 import importlib.util
+import json
 import os
 import re
 import sys
@@ -47,6 +49,8 @@ def load_rows(spec: str) -> dict[str, Row]:
         ConfigError: as `load_config`.
     """
     path, only = _split(spec)
+    if path.endswith(".json"):
+        return {"": Row(_read(find(path)))}
     module = _execute(find(path))
     if hasattr(module, "SWEEP"):
         sweep = module.SWEEP
@@ -85,6 +89,13 @@ def find(path: str) -> Path:
     raise ConfigError(
         f"no config file {path}{nearest(given.stem, shipped)} (shipped: {', '.join(shipped)})"
     )
+
+
+def _read(path: Path) -> Config:
+    try:
+        return Config.from_dict(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path} is no config: {error}") from error
 
 
 def _split(spec: str) -> tuple[str, str | None]:

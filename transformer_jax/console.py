@@ -4,6 +4,7 @@ import contextlib
 import re
 import shlex
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -125,3 +126,29 @@ def print_comparison(compared: list[Any], run: str, against: str) -> None:
     for c in compared:
         OUT.print(f"  {c.metric:5}  {c.signature}")
     OUT.print()
+
+
+def print_states(states: list[Any]) -> None:
+    """Show how the runs of a sweep stand."""
+    table = Table("run", "state", "step", "dev ppl", "BLEU", "left", "", box=None)
+    for column in table.columns[2:6]:
+        column.justify = "right"
+    for state in states:
+        steps = f"{state.step:,}/{state.run.config.train.steps:,}" if state.step else ""
+        table.add_row(
+            state.run.name,
+            state.name,
+            steps,
+            "" if state.perplexity is None else f"{state.perplexity:.2f}",
+            "" if state.bleu is None else f"{state.bleu:.1f}",
+            "" if state.seconds_left is None else _span(state.seconds_left),
+            visible(state.note) if state.note else state.doing,
+        )
+    OUT.print(table)
+    counts = Counter(state.name for state in states)
+    OUT.print(", ".join(f"{count} {name}" for name, count in counts.items()))
+
+
+def _span(seconds: float) -> str:
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"

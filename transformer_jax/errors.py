@@ -19,6 +19,10 @@ class UsageError(ProjectError):
     exit_code = 2
 
 
+class UnfinishedError(ProjectError):
+    """A sweep of which some runs failed."""
+
+
 class DataError(ProjectError):
     """Text that cannot be used."""
 

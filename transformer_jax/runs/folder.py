@@ -189,12 +189,10 @@ class RunFolder:
             ConfigError: a field would make it another experiment (all such are told), or its
                 steps are fewer than have been done.
         """
-        stored = self.config.to_dict()
         changes = [
             f"{section}.{key} {before!r} -> {after!r}"
-            for section, fields in config.to_dict().items()
-            for key, after in fields.items()
-            if (before := stored[section][key]) != after and key not in MAY_CHANGE[section]
+            for (section, key), (before, after) in self.config.differences(config).items()
+            if key not in MAY_CHANGE[section]
         ]
         if changes:
             raise ConfigError(f"{self.path} cannot go on with another {', '.join(changes)}")

@@ -89,13 +89,11 @@ class Hosts:
         Raises:
             UsageError: it names the fields; where text lies may differ.
         """
-        mine = config.to_dict()
-        theirs = self.first(lambda: mine)
+        theirs = Config.from_dict(self.first(config.to_dict))
         differing = [
-            f"{section}.{key} {theirs[section][key]!r} there, {value!r} here"
-            for section, fields in mine.items()
-            for key, value in fields.items()
-            if (section, key) != ("data", "folder") and value != theirs[section][key]
+            f"{section}.{key} {there!r} there, {here!r} here"
+            for (section, key), (here, there) in config.differences(theirs).items()
+            if (section, key) != ("data", "folder")
         ]
         if differing:
             raise UsageError(

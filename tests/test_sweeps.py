@@ -1,0 +1,286 @@
+"""A sweep does every run it can, tells why others failed, and goes on where it ended."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import SMALL
+
+from transformer_jax.cli import main
+from transformer_jax.config import Config, ConfigError, Paper, Row
+from transformer_jax.configfiles import load_rows
+from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.sweeps.launch import slots
+from transformer_jax.sweeps.plan import Sweep, moved, planned, scaled
+from transformer_jax.sweeps.status import read_state
+
+TESTS = Path(__file__).parent
+ROWS = {
+    "base": Row(SMALL, Paper(4.92, 25.8, 65)),
+    "wide": Row(SMALL.change(model={"num_heads": 1, "d_k": 16, "d_v": 16})),
+    "E": Row(SMALL.change(model={"positions": "learned"})),
+}
+# Whatever runs with this on its path, does as the name of its row says.
+FAULTS = """
+    import os, signal, sys, time
+    from transformer_jax.training import heartbeat
+    beat, words = heartbeat.beat, " ".join(sys.argv)
+    is_training = " train " in words or " resume " in words or "train" in sys.argv[1:2]
+    def disturbed(step):
+        beat(step)
+        if step < 6 or os.path.exists("mended"):
+            return
+        if "/raises/seed-0" in words:
+            raise RuntimeError("of no kind we know")
+        if "/killed/seed-1" in words:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "/hangs/seed-0" in words and heartbeat._beats > 6:
+            time.sleep(600)
+    heartbeat.beat = disturbed
+"""
+MINE = """
+    from small import SMALL
+    LONG = SMALL.change(train={"steps": 24, "checkpoint_every": 4}, data={"num_pairs": 100})
+    SWEEP = {
+        "raises": LONG,
+        "killed": LONG,
+        "hangs": LONG.change(train={"checkpoint_every": 12}),
+        "diverges": LONG.change(train={"rate_factor": 1e30}),
+    }
+"""
+
+
+def test_seeds_come_one_after_the_other_and_rows_within_them(tmp_path: Path) -> None:
+    sweep = planned(tmp_path / "s", ROWS, 2)
+    assert [run.name for run in sweep.runs] == [
+        *("base/seed-0", "wide/seed-0", "E/seed-0"),
+        *("base/seed-1", "wide/seed-1", "E/seed-1"),
+    ]
+    assert [run.config.train.seed for run in sweep.runs] == [0, 0, 0, 1, 1, 1]
+
+
+def test_some_rows_are_chosen_beside_the_first() -> None:
+    assert list(planned(Path("s"), ROWS, 1, only=["E"]).rows) == ["base", "E"]
+    with pytest.raises(UsageError, match="no row 'F' \\(there are base, wide, E\\)"):
+        planned(Path("s"), ROWS, 1, only=["F"])
+    with pytest.raises(UsageError, match="--seeds must be positive, got 0"):
+        planned(Path("s"), ROWS, 0)
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", ".hidden", "a b", "-x"])
+def test_a_row_is_named_as_a_folder_can_be(name: str) -> None:
+    with pytest.raises(UsageError, match="a row's name is made of"):
+        planned(Path("s"), {"base": ROWS["base"], name or " ": ROWS["E"]}, 1)
+
+
+def test_a_plan_is_kept_and_may_grow_but_not_change(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    two = {name: ROWS[name] for name in ("base", "wide")}
+    planned(path, two, 1).store()
+    assert Sweep.open(path).rows == two
+    planned(path, {"base": ROWS["base"], "E": ROWS["E"]}, 2).store()
+    grown = Sweep.open(path)
+    assert grown.rows == ROWS
+    assert list(grown.seeds) == [0, 1]
+    other = {"base": Row(SMALL.change(model={"d_ff": 48}))}
+    with pytest.raises(UsageError, match=r"row base with another model.d_ff 32 -> 48: name"):
+        planned(path, other, 1).store()
+    assert Sweep.open(path) == grown
+
+
+def test_what_is_no_plan_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is no sweep: it has no sweep\.json"):
+        Sweep.open(tmp_path)
+    for content in ("", "[]", "{}", '{"format": 2}', '{"format": 1, "rows": {"..": {}}}'):
+        (tmp_path / "sweep.json").write_text(content)
+        with pytest.raises((StorageError, UsageError), match=r"sweep\.json|a row's name"):
+            Sweep.open(tmp_path)
+
+
+def test_an_ablation_moves_to_another_corpus_and_budget_and_rows_keep_their_difference() -> None:
+    other = Config().change(
+        data={"vocab_size": 99, "batch_tokens": 77},
+        train={"steps": 5, "label_smoothing": 0.3, "warmup_steps": 2},
+    )
+    rows = moved(load_rows("table3"), {"data": other, "train": other})
+    assert {row.config.data for row in rows.values()} == {other.data}
+    assert {row.config.train.warmup_steps for row in rows.values()} == {2}
+    assert rows["A1"].config.train == other.train
+    assert rows["D3"].config.train.label_smoothing == 0.0
+    assert rows["D4"].config.train.label_smoothing == 0.2
+    assert rows["big"].config.train.steps == 300_000
+
+
+@pytest.mark.parametrize("scale", ["half", "small", "tiny"])
+def test_in_a_smaller_table_every_row_keeps_its_ratio_to_base(scale: str) -> None:
+    whole, small = load_rows("table3"), scaled(load_rows("table3"), scale)
+    base, small_base = whole["base"].config.model, small["base"].config.model
+    for name in whole:
+        for key in ("d_model", "d_ff", "d_k", "d_v", "num_heads"):
+            theirs = getattr(whole[name].config.model, key) / getattr(base, key)
+            ours = getattr(small[name].config.model, key) / getattr(small_base, key)
+            assert ours == theirs, (name, key)
+        layers = small[name].config.model.num_layers / small_base.num_layers
+        assert layers == whole[name].config.model.num_layers / base.num_layers or scale == "full"
+
+
+def test_cores_are_dealt_out_and_none_twice() -> None:
+    found = slots()
+    cores = [slot.cores for slot in found if slot.cores is not None]
+    assert sum(map(len, cores)) == len(frozenset().union(*cores)) > 0
+    [one] = slots(1)
+    assert one.cores == frozenset().union(*cores)
+    with pytest.raises(UsageError, match=r"--devices must be from 1 to \d+, or all, got 99"):
+        slots(99)
+
+
+def sweep_in(folder: Path, *options: str) -> subprocess.Popen[str]:
+    (folder / "mine.py").write_text(textwrap.dedent(MINE))
+    (folder / "sitecustomize.py").write_text(textwrap.dedent(FAULTS))
+    return subprocess.Popen(
+        [sys.executable, "-m", "transformer_jax", "sweep", "mine.py", *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{folder}:{TESTS.parent}:{TESTS}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def states_of(folder: Path) -> dict[str, Any]:
+    return {run.name: read_state(run) for run in Sweep.open(folder / "sweeps" / "mine").runs}
+
+
+def test_what_fails_fails_alone_is_told_and_is_tried_again_when_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = sweep_in(tmp_path, "--seeds", "2", "--hang-seconds", "5")
+    out, err = process.communicate(timeout=800)
+    assert process.returncode == 1, err
+    found = states_of(tmp_path)
+    failed = {name: state.note for name, state in found.items() if state.name == "failed"}
+    assert {name for name, state in found.items() if state.name == "done"} == {
+        *("raises/seed-1", "killed/seed-0", "hangs/seed-1")
+    }, failed
+    assert failed["raises/seed-0"].endswith("RuntimeError: of no kind we know")
+    assert "SIGKILL ended training after step" in failed["killed/seed-1"]
+    assert "nothing came for" in failed["hangs/seed-0"]
+    assert all("no finite number" in failed[f"diverges/seed-{seed}"] for seed in (0, 1))
+    assert "5 of 8 runs failed" in err.splitlines()[-1]
+    assert "of no kind we know" in out
+    for state in found.values():
+        if state.name == "done":
+            assert set(state.scores) == {"dev", "test"}
+    # What is done is not done again, and what failed only when asked.
+    began = {name: state.run.state.read_text() for name, state in found.items()}
+    again = sweep_in(tmp_path, "--seeds", "2", "--hang-seconds", "5")
+    assert again.wait(100) == 1
+    assert began == {name: s.run.state.read_text() for name, s in states_of(tmp_path).items()}
+    (tmp_path / "mended").touch()
+    retried = sweep_in(tmp_path, "--seeds", "2", "--hang-seconds", "5", "--retry-failed")
+    _, err = retried.communicate(timeout=800)
+    assert retried.returncode == 1
+    names = {name: state.name for name, state in states_of(tmp_path).items()}
+    assert {name for name, state in names.items() if state != "done"} == {
+        "diverges/seed-0",
+        "diverges/seed-1",
+    }
+    capsys.readouterr()
+    assert main(["status", str(tmp_path / "sweeps" / "mine")]) == 1
+    shown = capsys.readouterr()
+    assert "6 done, 2 failed" in shown.out
+    assert "--retry-failed" in shown.err
+
+
+def test_a_sweep_that_is_asked_to_stop_saves_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "mended").touch()
+    options = ["--seeds", "1", "--rows", "raises", "--train.steps", "4000"]
+    process = sweep_in(tmp_path, *options)
+    metrics = tmp_path / "sweeps" / "mine" / "raises" / "seed-0" / "metrics.jsonl"
+    until = time.monotonic() + 200
+    while not (metrics.exists() and metrics.stat().st_size):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert states_of(tmp_path)["raises/seed-0"].name == "running"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 75, err
+    assert "the same command goes on" in err
+    state = states_of(tmp_path)["raises/seed-0"]
+    assert state.name == "stopped"
+    assert 0 < state.step < 4000
+    run = json.loads((state.run.path / "run.json").read_text())
+    assert run["config"]["train"]["steps"] == 4000
+
+
+def test_a_run_whose_process_is_gone_is_not_running(tmp_path: Path) -> None:
+    sweep = planned(tmp_path / "s", ROWS, 1)
+    sweep.store()
+    run = sweep.runs[0]
+    assert read_state(run).name == "queued"
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    known = {"name": "running", "pid": gone.pid, "host": os.uname().nodename, "doing": "train"}
+    run.state.write_text(json.dumps(known))
+    assert (read_state(run).name, read_state(run).note) == ("stopped", "its process is gone")
+    # On another machine a process is judged by what it writes.
+    run.state.write_text(json.dumps({**known, "host": "elsewhere"}))
+    assert read_state(run).name == "running"
+    os.utime(run.state, (1, 1))
+    assert read_state(run).note.startswith("nothing was written for ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["table3", "--rows", "A9"], "no row 'A9'"),
+        (["table3", "--seeds", "0"], "--seeds must be positive"),
+        (["table3", "--devices", "many"], "--devices must be a number, or all, got 'many'"),
+        (["table3", "--scale", "huge"], "invalid choice: 'huge'"),
+        (["table3", "--data", "nowhere"], "no config file nowhere"),
+        (["nothing"], "no config file nothing"),
+        ([], "sweep begins with"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_made(
+    arguments: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert [line for line in err.splitlines() if "note:" not in line] == [err.splitlines()[-1]]
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_dry_run_says_what_it_takes_and_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", "table3", "--scale", "tiny", "--data", "tiny", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "20 rows x 3 seeds = 60 runs" in out
+    assert "A1 " in out
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_config_of_json_is_read_and_none_is_executed(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(SMALL.to_dict()))
+    assert load_rows(str(path)) == {"": Row(SMALL)}
+    for content in ("", "{", '{"modle": {}}', "[]", "[" * 10**5):
+        path.write_text(content)
+        with pytest.raises(ConfigError):
+            load_rows(str(path))

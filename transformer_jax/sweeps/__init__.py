@@ -1,0 +1,1 @@
+"""Sweeps: many runs of one question, launched, watched and reported (Table 3)."""

@@ -1,0 +1,197 @@
+"""Run a sweep here: one process on each accelerator, failures kept apart from one another."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from transformer_jax.errors import InterruptedRunError, StorageError, UsageError
+from transformer_jax.sweeps.plan import PlannedRun, Sweep
+from transformer_jax.sweeps.status import State, read_state
+
+# What is asked of JAX, in a process of its own: in this one it would take the devices' memory.
+DEVICES = "import jax, json; print(json.dumps([jax.default_backend(), jax.local_device_count()]))"
+# Of memory, for each run on a CPU.
+CPU_RUN_BYTES = 2 << 30
+PAUSE_SECONDS = 0.2
+WORK = (sys.executable, "-m", "transformer_jax.sweeps.work")
+# For estimates: pieces of a sentence, and the share of a device's peak that training reaches.
+TYPICAL_LENGTH, USUAL_UTILIZATION = 32, 0.3
+# For a trainer to save, when the sweep is to stop.
+STOP_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one run at a time goes."""
+
+    name: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cores: frozenset[int] | None = None
+    """CPU cores that are this slot's own; None for any."""
+
+
+def slots(devices: int | None = None) -> list[Slot]:
+    """Return a place for each accelerator here; on a CPU as many as its cores and memory hold.
+
+    Args:
+        devices: at most so many; None for all.
+
+    Raises:
+        UsageError: there are not so many.
+    """
+    # Our own program, on Python itself.
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", DEVICES], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise StorageError(
+            f"JAX found no device: {(done.stderr.strip().splitlines() or ['?'])[-1]}"
+        )
+    backend, count = json.loads(done.stdout.splitlines()[-1])
+    found = _cpu_slots(devices) if backend == "cpu" else _accelerator_slots(backend, count)
+    if devices is not None and not 1 <= devices <= len(found):
+        raise UsageError(f"--devices must be from 1 to {len(found)}, or all, got {devices}")
+    return found[:devices]
+
+
+def _accelerator_slots(backend: str, count: int) -> list[Slot]:
+    if backend == "tpu":
+        # One chip, and a mesh of processes that is this one alone.
+        alone = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
+        return [Slot(f"tpu {i}", {"TPU_VISIBLE_CHIPS": str(i), **alone}) for i in range(count)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(i) for i in range(count)]
+    return [Slot(f"{backend} {name}", {"CUDA_VISIBLE_DEVICES": name}) for name in names[:count]]
+
+
+def _cpu_slots(devices: int | None) -> list[Slot]:
+    if not hasattr(os, "sched_getaffinity"):
+        return [Slot("cpu")]
+    cores = sorted(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    count = max(1, min(devices or len(cores), len(cores), memory // CPU_RUN_BYTES))
+    return [Slot(f"cpu {i}", cores=frozenset(cores[i::count])) for i in range(count)]
+
+
+def launch(
+    sweep: Sweep,
+    places: Sequence[Slot],
+    say: Callable[[str], None],
+    *,
+    retry_failed: bool = False,
+    hang_seconds: float = 60.0,
+) -> list[State]:
+    """Do what is unfinished of a sweep; return the state of every run.
+
+    A run that fails, in whatever way, is noted, and the others go on. What is finished is not
+    done again, nor what failed, unless it shall be retried.
+
+    Raises:
+        InterruptedRunError: a signal asked for an end; all that ran is saved.
+        StorageError: the sweep's folder cannot be written.
+    """
+    waiting = [run for run in sweep.runs if _is_to_do(read_state(run), retry_failed)]
+    free, busy = list(places), dict[PlannedRun, tuple[Slot, subprocess.Popen[bytes]]]()
+    with _asked_to_stop() as asked:
+        while (waiting and not asked) or busy:
+            while waiting and free and not asked:
+                run = waiting.pop(0)
+                slot = free.pop(0)
+                busy[run] = slot, begin(run, slot, hang_seconds)
+                say(f"{run.name}: on {slot.name}")
+            time.sleep(PAUSE_SECONDS)
+            if asked:
+                for _, process in busy.values():
+                    process.send_signal(signal.SIGTERM)
+                _wait([process for _, process in busy.values()])
+            for run, (slot, process) in list(busy.items()):
+                if process.poll() is None:
+                    continue
+                del busy[run]
+                free.append(slot)
+                state = read_state(run)
+                say(f"{run.name}: {state.summary}")
+    if asked:
+        raise InterruptedRunError(
+            f"{signal.Signals(asked[0]).name}: all that ran is saved; the same command goes on"
+        )
+    return [read_state(run) for run in sweep.runs]
+
+
+def _is_to_do(state: State, retry_failed: bool) -> bool:
+    return state.name not in ("done", "running") and (retry_failed or state.name != "failed")
+
+
+def begin(run: PlannedRun, slot: Slot, hang_seconds: float) -> subprocess.Popen[bytes]:
+    """Start what is left of a run, in a process of its own."""
+
+    def settle() -> None:
+        if slot.cores is not None:
+            os.sched_setaffinity(0, slot.cores)
+
+    try:
+        with run.log.open("ab") as log:
+            return subprocess.Popen(  # noqa: S603
+                [*WORK, str(run.sweep), run.name, str(hang_seconds)],
+                env={**os.environ, **slot.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=settle,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise StorageError(f"{run.log} cannot be written: {error.strerror}") from error
+
+
+def estimates(sweep: Sweep) -> dict[str, tuple[float, int]]:
+    """Return about how many seconds a run of each row takes here, and how many bytes.
+
+    Of training, at a utilisation that is usual; preparing text and scoring come on top.
+    """
+    import numpy as np
+
+    from transformer_jax.data.batches import Batch
+    from transformer_jax.model.transformer import Transformer, parameter_counts
+    from transformer_jax.training.flops import peak_flops, step_flops
+
+    found = {}
+    for name, row in sweep.rows.items():
+        model, data, train = row.config.model, row.config.data, row.config.train
+        length = min(TYPICAL_LENGTH, data.max_length)
+        side = np.ones((max(1, data.batch_tokens // length), length), np.int32)
+        flops = train.steps * step_flops(model, data.vocab_size, Batch(side, side))
+        module = Transformer(model, data.vocab_size, data.source_vocab_size)
+        # Parameters and Adam's two moments, in float32; the latest and the best beside the rest.
+        size = 12 * parameter_counts(module)["total"] * (train.keep_checkpoints + 2)
+        found[name] = flops / (USUAL_UTILIZATION * peak_flops(model.dtype)), size
+    return found
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[list[int]]:
+    """Yield a list that a signal is added to when it comes."""
+    asked: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {n: signal.signal(n, lambda number, _: asked.append(number)) for n in numbers}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    until = time.monotonic() + STOP_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,152 @@
+"""How each run of a sweep stands, from its files alone: so also from another machine."""
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from transformer_jax.errors import StorageError
+from transformer_jax.runs.folder import write_json
+from transformer_jax.sweeps.plan import PlannedRun
+
+Name = Literal["queued", "running", "stopped", "failed", "done"]
+# Of another machine's process all that can be seen is that it writes, or does not.
+SILENT_SECONDS = 1800.0
+# Of a file of reports, its end is read.
+TAIL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class State:
+    """How a run stands."""
+
+    run: PlannedRun
+    name: Name = "queued"
+    doing: str = ""
+    """Of a run that is running, or that stopped or failed then: train, or the set it scores."""
+    finished: tuple[str, ...] = ()
+    code: int | None = None
+    """Exit code of what failed or was stopped."""
+    note: str = ""
+    """Why it failed, in one line."""
+    step: int = 0
+    perplexity: float | None = None
+    """On the development set, the newest that is known."""
+    bleu: float | None = None
+    """The same."""
+    seconds_left: float | None = None
+    """Of training, if it goes on as in the last reports."""
+    scores: Mapping[str, Any] = field(default_factory=dict)
+    """What `evaluate` found, by set."""
+
+    @property
+    def summary(self) -> str:
+        """The same in a few words."""
+        if self.name == "failed":
+            return f"failed, {self.doing}: {self.note}"
+        if self.name == "done":
+            bleu = "" if self.bleu is None else f", BLEU {self.bleu:.1f}"
+            return f"done: dev perplexity {self.perplexity:.3f}{bleu}"
+        return self.name
+
+
+def note_state(run: PlannedRun, name: Name, **details: Any) -> None:
+    """Keep how a run stands; what is not said stays as it was."""
+    known = _read_json(run.state)
+    here = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
+    try:
+        write_json(run.state, {**known, "code": None, "note": "", **here, "name": name, **details})
+    except OSError as error:
+        raise StorageError(f"{run.state} cannot be written: {error.strerror}") from error
+
+
+def read_state(run: PlannedRun) -> State:
+    """Return how a run stands."""
+    known = _read_json(run.state)
+    name: Name = known.get("name", "queued")
+    note = str(known.get("note", ""))
+    if name == "running" and (fault := _fault_of_worker(run, known)):
+        name, note = "stopped", fault
+    reports = _reports(run.path / "metrics.jsonl")
+    train = [line for line in reports if line.get("split") == "train"]
+    dev = [line for line in reports if line.get("split") == "dev"]
+    bleus = [line["bleu"] for line in dev if "bleu" in line]
+    scores = {
+        found["set"]: found
+        for path in sorted(run.path.glob("evaluations/*/scores.json"))
+        if "set" in (found := _read_json(path))
+    }
+    step = max((int(line["step"]) for line in reports), default=0)
+    best = scores.get("dev", {})
+    return State(
+        run,
+        name,
+        doing=str(known.get("doing", "")),
+        finished=tuple(known.get("finished", ())),
+        code=known.get("code"),
+        note=note,
+        step=step,
+        perplexity=best.get("perplexity", dev[-1]["perplexity"] if dev else None),
+        bleu=best.get("bleu", bleus[-1] if bleus else None),
+        seconds_left=_seconds_left(train, run.config.train.steps) if name == "running" else None,
+        scores=scores,
+    )
+
+
+def _fault_of_worker(run: PlannedRun, known: Mapping[str, Any]) -> str:
+    """Return why what is said to be running is not, or ""."""
+    if known.get("host") == socket.gethostname():
+        try:
+            os.kill(int(known["pid"]), 0)
+        except (ProcessLookupError, KeyError, ValueError):
+            return "its process is gone"
+        except PermissionError:
+            pass
+        return ""
+    last = max(
+        (
+            path.stat().st_mtime
+            for path in (run.state, run.log, run.path / "metrics.jsonl")
+            if path.exists()
+        ),
+        default=0.0,
+    )
+    age = time.time() - last
+    return "" if age < SILENT_SECONDS else f"nothing was written for {age / 60:.0f} minutes"
+
+
+def _seconds_left(train: list[dict[str, Any]], steps: int) -> float | None:
+    recent = train[-10:]
+    if len(recent) < 2 or recent[-1]["step"] == recent[0]["step"]:
+        return None
+    first, last = recent[0], recent[-1]
+    pace = (last["time"] - first["time"]) / (last["step"] - first["step"])
+    return max(0.0, pace * (steps - last["step"]))
+
+
+def _reports(path: Path) -> list[dict[str, Any]]:
+    """Return the newest reports; what is no whole line is left out."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        lines = []
+        for line in file.read(TAIL_BYTES).splitlines():
+            with contextlib.suppress(ValueError):
+                found = json.loads(line)
+                if isinstance(found, dict) and "step" in found:
+                    lines.append(found)
+        return lines
+    return []
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return an object, or none where there is no file, or it is being written."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text("utf-8"))
+        if isinstance(found, dict):
+            return found
+    return {}

@@ -1,0 +1,105 @@
+"""One run of a sweep, in a process of its own: it trains and scores what is not done yet.
+
+python -m transformer_jax.sweeps.work SWEEP ROW/seed-0 SECONDS
+"""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from transformer_jax.errors import LostProcessError, ProjectError, UsageError
+from transformer_jax.sweeps.plan import PlannedRun, Sweep
+from transformer_jax.sweeps.status import note_state, read_state
+from transformer_jax.training.supervisor import supervise, train_command
+
+BUSY_SECONDS = 1800.0
+SAVED = 75
+# Of the log's last line, for a table.
+NOTE_LENGTH = 300
+
+
+def work(run: PlannedRun, hang_seconds: float) -> int:
+    """Do what is left of a run; return the exit code of what failed, or 0.
+
+    Training that is silent for `hang_seconds` between two steps has failed.
+    """
+    finished = list(read_state(run).finished)
+    for doing in jobs(run):
+        if doing in finished:
+            continue
+        note_state(run, "running", doing=doing, finished=finished)
+        code, note = _train(run, hang_seconds) if doing == "train" else _evaluate(run, doing)
+        if code:
+            # The signal that ended it came from whoever launched it.
+            name = "stopped" if asked else "failed"
+            note_state(run, name, code=code, note=note or _last_line(run.log))
+            return code
+        finished.append(doing)
+    note_state(run, "done", doing="", finished=finished)
+    return 0
+
+
+def jobs(run: PlannedRun) -> list[str]:
+    """Return what there is to do for a run: to train, and the sets to score."""
+    has_test = run.config.data.source != "text" or run.config.data.test is not None
+    return ["train", "dev", *(["test"] if has_test else [])]
+
+
+asked: list[int] = []
+
+
+def _train(run: PlannedRun, hang_seconds: float) -> tuple[int, str]:
+    if (run.path / "run.json").exists():
+        command = ["resume", str(run.path), "--train.steps", str(run.config.train.steps)]
+    else:
+        command = ["train", str(run.config_file), "--out", str(run.path)]
+    try:
+        code = supervise(
+            train_command([*command, "--supervise"]),
+            run.path,
+            hang_seconds=hang_seconds,
+            busy_seconds=BUSY_SECONDS,
+        )
+    except LostProcessError as error:
+        print(error, flush=True)  # noqa: T201 - into the log
+        return SAVED, str(error)
+    if code == SAVED and not asked:
+        asked.append(signal.SIGTERM)
+    return code, ""
+
+
+def _evaluate(run: PlannedRun, split: str) -> tuple[int, str]:
+    command = train_command(["evaluate", str(run.path), "--set", split])
+    # Our own program.
+    with subprocess.Popen(command) as process:  # noqa: S603
+        before = {
+            number: signal.signal(number, lambda n, _: (asked.append(n), process.terminate()))
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            code = process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return (code, "") if code >= 0 else (SAVED, f"{signal.Signals(-code).name} ended it")
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text("utf-8", "replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "")[-NOTE_LENGTH:]
+
+
+def main(sweep: str, name: str, hang_seconds: str) -> int:
+    """Do what the module says."""
+    runs = {run.name: run for run in Sweep.open(Path(sweep)).runs}
+    if name not in runs:
+        raise UsageError(f"{sweep} has no run {name!r}")
+    return work(runs[name], float(hang_seconds))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(*sys.argv[1:]))
+    except ProjectError as error:
+        sys.exit(f"transformer-jax: {error}")
