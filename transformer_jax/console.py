@@ -149,6 +149,27 @@ def print_states(states: list[Any]) -> None:
     OUT.print(", ".join(f"{count} {name}" for name, count in counts.items()))
 
 
+def print_results(results: Any) -> None:
+    """Show the rows of a report that fit a terminal."""
+    table = Table("row", "change", "parameters", "perplexity", "to base", "BLEU", "p", box=None)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for row in results.rows.values():
+        spreads = (row.scores.get(name) for name in ("perplexity", "test_bleu"))
+        perplexity, bleu = ("" if s is None else f"{s.mean:.2f}" for s in spreads)
+        difference = results.difference(row.name, "perplexity")
+        table.add_row(
+            row.name,
+            row.change,
+            f"{row.parameters:,}",
+            perplexity,
+            "" if difference is None else f"{difference:+.2f}",
+            bleu,
+            " ".join(f"{p:.3f}" for p in row.p),
+        )
+    OUT.print(table)
+
+
 def _span(seconds: float) -> str:
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"

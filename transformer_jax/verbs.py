@@ -32,6 +32,7 @@ from transformer_jax.console import (
     OUT,
     command,
     print_comparison,
+    print_results,
     print_scores,
     print_states,
     progress_bar,
@@ -345,6 +346,27 @@ class Status(FolderVerb):
 
 
 @dataclass(frozen=True)
+class Report(FolderVerb):
+    """Write a sweep's table: our figures beside the paper's, with spread and significance."""
+
+    sweep_folder: Positional[Annotated[str, arg(metavar="SWEEP")]]
+    """A sweep's folder."""
+    subject = "a sweep"
+
+    def run(self) -> None:
+        from transformer_jax.sweeps.plan import Sweep
+        from transformer_jax.sweeps.report import remarks, write_report
+        from transformer_jax.sweeps.results import results
+
+        found = results(Sweep.open(Path(self.sweep_folder)))
+        folder = write_report(found)
+        print_results(found)
+        for told in remarks(found):
+            OUT.print(told)
+        OUT.print(f"kept in {folder}")
+
+
+@dataclass(frozen=True)
 class RunVerb(FolderVerb):
     """Base of the verbs that take a trained run as it is."""
 
@@ -528,6 +550,7 @@ VERBS: dict[str, type[ConfigVerb] | type[FolderVerb]] = {
     "params": Params,
     "sweep": Sweep,
     "status": Status,
+    "report": Report,
 }
 
 

@@ -1,7 +1,7 @@
 """Whether one run is better than another, or only luckier: sacreBLEU's paired bootstrap."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,16 +74,7 @@ def compare(evaluation: Evaluation, against: Evaluation, tokenizer: str) -> list
     ]
     # What there is to warn of was said when each was scored.
     bleu, chrf = metrics(tokenizer, warn=False)
-    with _seeded():
-        test = PairedTest(
-            systems,
-            {"BLEU": bleu, "chrF2": chrf},
-            [evaluation.references],
-            test_type="bs",
-            n_samples=SAMPLES,
-            n_jobs=1,
-        )
-        signatures, found = test()
+    signatures, found = bootstrap(systems, {"BLEU": bleu, "chrF2": chrf}, evaluation.references)
     return [
         Comparison(
             metric=name,
@@ -93,12 +84,46 @@ def compare(evaluation: Evaluation, against: Evaluation, tokenizer: str) -> list
             against=theirs.score,
             against_mean=_number(theirs.mean),
             against_interval=_number(theirs.ci),
-            # Of no difference at all sacreBLEU says the least p there is.
-            p=1.0 if ours.score == theirs.score else _number(ours.p_value),
+            p=p_value(ours, theirs),
             signature=str(signatures[name]),
         )
-        for name, (theirs, ours) in _results(found).items()
+        for name, (theirs, ours) in found.items()
     ]
+
+
+def bootstrap(
+    systems: Sequence[tuple[str, Sequence[str]]],
+    by: Mapping[str, Any],
+    references: Sequence[str],
+) -> tuple[dict[str, Any], dict[str, list[Result]]]:
+    """Compare systems with the first of them, by sacreBLEU's paired bootstrap.
+
+    Args:
+        systems: names and translations.
+        by: sacreBLEU's metrics, by name.
+        references: a line for each translation.
+
+    Returns:
+        Of each metric its signature, and a result for each system.
+    """
+    with _seeded():
+        test = PairedTest(
+            list(systems),
+            dict(by),
+            [list(references)],
+            test_type="bs",
+            n_samples=SAMPLES,
+            n_jobs=1,
+        )
+        signatures, found = test()
+    results: dict[str, Any] = found
+    return dict(signatures), {name: results[name] for name in by}
+
+
+def p_value(ours: Result, baseline: Result) -> float:
+    """Return how often such a difference comes by the choice of sentences alone."""
+    # Of no difference at all sacreBLEU says the least p there is.
+    return 1.0 if ours.score == baseline.score else _number(ours.p_value)
 
 
 def describe(against: Run, evaluation: Evaluation, compared: list[Comparison]) -> dict[str, Any]:
@@ -165,10 +190,6 @@ def _seeded() -> Iterator[None]:
             del os.environ["SACREBLEU_SEED"]
         else:
             os.environ["SACREBLEU_SEED"] = before
-
-
-def _results(found: dict[str, Any]) -> dict[str, list[Result]]:
-    return {name: results for name, results in found.items() if name != "System"}
 
 
 def _number(value: Any) -> float:

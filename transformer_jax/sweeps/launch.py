@@ -20,8 +20,8 @@ DEVICES = "import jax, json; print(json.dumps([jax.default_backend(), jax.local_
 CPU_RUN_BYTES = 2 << 30
 PAUSE_SECONDS = 0.2
 WORK = (sys.executable, "-m", "transformer_jax.sweeps.work")
-# For estimates: pieces of a sentence, and the share of a device's peak that training reaches.
-TYPICAL_LENGTH, USUAL_UTILIZATION = 32, 0.3
+# For estimates: the share of a device's peak that training reaches.
+USUAL_UTILIZATION = 0.3
 # For a trainer to save, when the sweep is to stop.
 STOP_SECONDS = 120.0
 
@@ -155,22 +155,17 @@ def estimates(sweep: Sweep) -> dict[str, tuple[float, int]]:
 
     Of training, at a utilisation that is usual; preparing text and scoring come on top.
     """
-    import numpy as np
-
-    from transformer_jax.data.batches import Batch
     from transformer_jax.model.transformer import Transformer, parameter_counts
-    from transformer_jax.training.flops import peak_flops, step_flops
+    from transformer_jax.training.flops import peak_flops, train_flops
 
     found = {}
     for name, row in sweep.rows.items():
         model, data, train = row.config.model, row.config.data, row.config.train
-        length = min(TYPICAL_LENGTH, data.max_length)
-        side = np.ones((max(1, data.batch_tokens // length), length), np.int32)
-        flops = train.steps * step_flops(model, data.vocab_size, Batch(side, side))
         module = Transformer(model, data.vocab_size, data.source_vocab_size)
         # Parameters and Adam's two moments, in float32; the latest and the best beside the rest.
         size = 12 * parameter_counts(module)["total"] * (train.keep_checkpoints + 2)
-        found[name] = flops / (USUAL_UTILIZATION * peak_flops(model.dtype)), size
+        seconds = train_flops(row.config) / (USUAL_UTILIZATION * peak_flops(model.dtype))
+        found[name] = seconds, size
     return found
 
 

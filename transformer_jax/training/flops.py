@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.config import ModelConfig
+from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.batches import Batch
 from transformer_jax.pieces import PAD
 
@@ -23,6 +23,9 @@ PEAKS = {
     "TPU v5p": 459e12,
     "TPU v6 lite": 918e12,
 }
+
+# Pieces of a sentence, where none is at hand.
+TYPICAL_LENGTH = 32
 
 
 def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
@@ -43,6 +46,17 @@ def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
     attention = heads * (config.d_k + config.d_v) * pairs
     products = config.num_layers * (encoder + decoder + attention) + d * vocab_size * target.sum()
     return float(3 * 2 * products)
+
+
+def train_flops(config: Config) -> float:
+    """Return about how many floating-point operations a whole training takes.
+
+    Counted for full batches of sentences of a usual length, without reading any text.
+    """
+    length = min(TYPICAL_LENGTH, config.data.max_length)
+    side = np.ones((max(1, config.data.batch_tokens // length), length), np.int32)
+    step = step_flops(config.model, config.data.vocab_size, Batch(side, side))
+    return config.train.steps * step
 
 
 def peak_flops(dtype: str) -> float:

@@ -1,0 +1,202 @@
+"""A report says what the runs' files say, and what can be concluded from them."""
+
+import csv
+import json
+import re
+import statistics
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+from small import SMALL
+
+from transformer_jax.cli import main
+from transformer_jax.config import Paper, Row
+from transformer_jax.errors import UsageError
+from transformer_jax.sweeps.plan import PlannedRun, Sweep, planned
+from transformer_jax.sweeps.report import COLUMNS, write_report
+from transformer_jax.sweeps.results import results
+
+REFERENCES = [f"the well-known man number {i} saw a dog and {i % 7} cats" for i in range(60)]
+# By row: perplexity of each seed, and how many words in a hundred are wrong.
+FOUND = {
+    "base": ([5.0, 5.2, 5.1], 10, Paper(4.92, 25.8, 65)),
+    "better": ([4.0, 4.1, 4.2], 4, Paper(4.66, 26.0, 168)),
+    "worse": ([5.15, 5.3, 5.2], 12, Paper(5.29, 24.9)),
+    "same": ([5.1, 5.2, 5.0], 10, Paper(4.92, 25.8)),
+    "other": ([4.9, 5.0, 4.8], 10, Paper(5.01, 25.4)),
+}
+TEXT = {
+    "source": "text",
+    **dict.fromkeys(("train", "dev", "test"), ("a", "b")),
+    "bleu_tokenizer": "none",
+}
+HOSTILE = "<b>&%_$#{}~^\\ |=1+1\"'`"
+
+
+def finished(run: PlannedRun, perplexity: float, wrong: int) -> None:
+    """Write what a run that is done has written."""
+    rng = np.random.default_rng([run.seed, wrong])
+    lines = [
+        " ".join("?" if rng.integers(100) < wrong else word for word in line.split())
+        for line in REFERENCES
+    ]
+    for split, shift in (("dev", 0.0), ("test", 0.5)):
+        folder = run.path / "evaluations" / f"{split}-step8-average1-beam4-alpha0.6"
+        folder.mkdir(parents=True)
+        for name, texts in (("hypothesis", lines), ("reference", REFERENCES)):
+            (folder / f"{name}.txt").write_text("".join(f"{text}\n" for text in texts))
+        scores = {"set": split, "perplexity": perplexity + shift, "bleu": 90 - wrong + shift}
+        (folder / "scores.json").write_text(json.dumps(scores))
+    reports = [{"step": s, "split": "dev", "perplexity": perplexity + 8 / s} for s in (2, 4, 8)]
+    (run.path / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in reports))
+    run.state.write_text(json.dumps({"name": "done", "finished": ["train", "dev", "test"]}))
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    """A sweep whose runs are done but for one, which failed."""
+    rows = {
+        name: Row(SMALL.change(data=TEXT, model={"d_ff": 32 + i}), paper)
+        for i, (name, (_, _, paper)) in enumerate(FOUND.items())
+    }
+    made = planned(tmp_path / "s", rows, 3)
+    made.store()
+    for run in made.runs:
+        perplexities, wrong, _ = FOUND[run.row]
+        finished(run, perplexities[run.seed], wrong)
+    failed = made.runs[-1]
+    failed.state.write_text(json.dumps({"name": "failed", "doing": "train", "note": HOSTILE}))
+    return made
+
+
+def test_figures_are_those_of_the_runs(sweep: Sweep) -> None:
+    found = results(sweep)
+    for name, (perplexities, wrong, _) in FOUND.items():
+        done = perplexities[:2] if name == "other" else perplexities
+        spread = found.rows[name].scores["perplexity"]
+        assert spread.values == tuple(done)
+        assert spread.mean == pytest.approx(sum(done) / len(done))
+        assert spread.deviation == pytest.approx(statistics.stdev(done))
+        assert found.rows[name].scores["bleu"].values == (90.0 - wrong,) * len(done)
+        assert found.rows[name].scores["test_bleu"].values == (90.5 - wrong,) * len(done)
+    assert found.difference("better", "perplexity") == pytest.approx(-1.0)
+    assert found.rows["better"].change == "d_ff 33"
+
+
+def test_the_smallest_difference_is_that_of_a_t_test_with_pooled_deviation(sweep: Sweep) -> None:
+    found = results(sweep)
+    groups = [p[:2] if name == "other" else p for name, (p, _, _) in FOUND.items()]
+    freedom = sum(len(g) - 1 for g in groups)
+    pooled = sum(np.var(g, ddof=1) * (len(g) - 1) for g in groups) / freedom
+    least = stats.t.ppf(0.975, freedom) * np.sqrt(2 / 2 * pooled)
+    assert found.resolvable("perplexity") == pytest.approx(least)
+    assert found.is_significant("better", "perplexity")
+    assert not found.is_significant("same", "perplexity")
+
+
+def test_signs_are_compared_with_the_papers_where_it_has_one(sweep: Sweep) -> None:
+    found = results(sweep)
+    agree = {name: found.agrees(name, "perplexity") for name in FOUND}
+    expected = {"base": None, "better": True, "worse": True, "same": None, "other": False}
+    assert agree == expected
+    text = (write_report(found) / "table.md").read_text()
+    assert "in 1 of 1 rows whose difference is significant, and in 1 of 2 whose" in text
+
+
+def test_p_values_are_those_of_sacrebleus_own_command(sweep: Sweep) -> None:
+    found = results(sweep)
+    for seed in (0, 1):
+        runs = [run for run in sweep.runs if run.seed == seed and run.row in ("base", "worse")]
+        files = [next(run.path.glob("evaluations/test-*/hypothesis.txt")) for run in runs]
+        references = str(files[0].with_name("reference.txt"))
+        how = ("-m", "bleu", "--tokenize", "none", "--force", "--paired-bs", "-f", "text")
+        done = subprocess.run(
+            [sys.executable, "-m", "sacrebleu", references, "-i", *map(str, files), *how],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        theirs = re.findall(r"p = ([0-9.]+)", done.stdout)
+        assert float(theirs[-1]) == pytest.approx(found.rows["worse"].p[seed], abs=1e-4)
+    assert found.rows["same"].p[0] <= 1
+
+
+def test_compounds_count_as_their_parts(sweep: Sweep) -> None:
+    # "well-known" is one token to sacreBLEU and three to the paper's script.
+    score = results(sweep).rows["better"].scores
+    assert score["compound_bleu"].values != score["test_bleu"].values
+    assert all(0 < value <= 100 for value in score["compound_bleu"].values)
+
+
+def test_a_missing_cell_says_why_and_single_seeds_prove_nothing(sweep: Sweep) -> None:
+    text = (write_report(results(sweep)) / "table.md").read_text()
+    assert "Missing: other/seed-2: failed, train:" in text
+    single = Sweep(sweep.path, sweep.rows, [0])
+    assert results(single).resolvable("perplexity") is None
+    text = (write_report(results(single)) / "table.md").read_text()
+    assert "proves nothing" in text
+
+
+class Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags, self.text = list[str](), ""
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        del attrs
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_names_and_reasons_are_text_in_every_form(sweep: Sweep) -> None:
+    folder = write_report(results(sweep))
+    page = Page()
+    page.feed((folder / "index.html").read_text())
+    assert HOSTILE in page.text
+    assert "b" not in page.tags
+    assert "script" not in page.tags
+    with (folder / "table.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert [len(row) for row in rows] == [len(COLUMNS)] * (len(FOUND) + 1)
+    assert [row[0] for row in rows[1:]] == list(FOUND)
+
+
+def test_the_table_has_a_line_for_each_row_in_every_form(sweep: Sweep) -> None:
+    folder = write_report(results(sweep))
+    latex = (folder / "table.tex").read_text()
+    assert latex.count(r" \\") == len(FOUND) + 1
+    assert r"d\_ff 33" in latex
+    assert r"4.10 $\pm$ 0.10" in latex
+    markdown = (folder / "table.md").read_text().splitlines()
+    assert all(line.count(" | ") == len(COLUMNS) - 1 for line in markdown[: len(FOUND) + 2])
+    assert (folder / "curves.svg").read_text().count("<svg") == 1
+
+
+def test_the_same_runs_give_the_same_report(sweep: Sweep) -> None:
+    folder = write_report(results(sweep))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    write_report(results(sweep))
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_command_shows_the_table_and_names_its_files(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(sweep.path)]) == 0
+    out = capsys.readouterr().out
+    assert "better" in out
+    assert "kept in" in out
+
+
+def test_without_a_finished_run_there_is_nothing_to_report(tmp_path: Path) -> None:
+    made = planned(tmp_path / "s", {"base": Row(SMALL)}, 1)
+    made.store()
+    with pytest.raises(UsageError, match=r"no run of .* is done"):
+        results(made)

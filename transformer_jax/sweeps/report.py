@@ -1,0 +1,256 @@
+"""A sweep as the paper's Table 3: our figures beside the paper's, with their spread.
+
+report/
+    table.md  table.tex  table.csv   the table, for reading, for a paper, for a program
+    index.html                       the table, the curves and what they mean, in one file
+    curves.svg                       perplexity of the development set by step
+"""
+
+import csv
+import html
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformer_jax.console import command
+from transformer_jax.errors import StorageError
+from transformer_jax.sweeps.results import CONFIDENCE, Results, RowResult, Spread
+
+# Heading, and the cell of a row.
+Column = tuple[str, Callable[[Results, RowResult], str]]
+NONE = "-"
+LATEX = {
+    **{c: rf"\{c}" for c in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}",
+    "±": r"$\pm$",
+}
+MARKDOWN = str.maketrans({c: f"\\{c}" for c in r"\|*_`<>[]"})
+
+
+def write_report(results: Results) -> Path:
+    """Write all of the report; return its folder.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    folder = results.sweep.path / "report"
+    curves = curves_svg(results)
+    try:
+        folder.mkdir(exist_ok=True)
+        for name, content in {
+            "table.md": markdown(results),
+            "table.tex": latex(results),
+            "table.csv": comma_separated(results),
+            "curves.svg": curves,
+            "index.html": page(results, curves),
+        }.items():
+            (folder / name).write_text(content, "utf-8")
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
+    return folder
+
+
+def _spread(spread: Spread | None, digits: int) -> str:
+    if spread is None:
+        return NONE
+    if spread.deviation is None:
+        return f"{spread.mean:.{digits}f}"
+    return f"{spread.mean:.{digits}f} ± {spread.deviation:.{digits}f}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return NONE if value is None else format(value, form)
+
+
+def _sign(results: Results, row: RowResult) -> str:
+    agrees = results.agrees(row.name, "perplexity")
+    if agrees is None:
+        return NONE
+    proof = "" if results.is_significant(row.name, "perplexity") else ", not significant"
+    return ("yes" if agrees else "no") + proof
+
+
+def _paper_difference(results: Results, row: RowResult, score: str) -> str:
+    ours, base = getattr(row.paper, score), getattr(results.base.paper, score)
+    return NONE if ours is None or base is None else f"{ours - base:+.2f}"
+
+
+COLUMNS: tuple[Column, ...] = (
+    ("row", lambda _, row: row.name),
+    ("change", lambda _, row: row.change or "base"),
+    ("parameters", lambda _, row: f"{row.parameters:,}"),
+    ("FLOPs", lambda _, row: f"{row.flops:.1e}"),
+    ("seeds", lambda _, row: str(len(row.scores["perplexity"].values) if row.scores else 0)),
+    ("dev perplexity", lambda _, row: _spread(row.scores.get("perplexity"), 2)),
+    ("to base", lambda r, row: _number(r.difference(row.name, "perplexity"), "+.2f")),
+    ("paper", lambda _, row: _number(row.paper.perplexity, ".2f")),
+    ("paper to base", lambda r, row: _paper_difference(r, row, "perplexity")),
+    ("same sign", _sign),
+    ("dev BLEU", lambda _, row: _spread(row.scores.get("bleu"), 1)),
+    ("paper BLEU", lambda _, row: _number(row.paper.bleu, ".1f")),
+    ("test BLEU", lambda _, row: _spread(row.scores.get("test_bleu"), 1)),
+    ("compound-split", lambda _, row: _spread(row.scores.get("compound_bleu"), 1)),
+    ("p", lambda _, row: " ".join(f"{p:.3f}" for p in row.p) or NONE),
+)
+
+
+def cells(results: Results) -> list[list[str]]:
+    """Return the table, headings first."""
+    return [
+        [heading for heading, _ in COLUMNS],
+        *([cell(results, row) for _, cell in COLUMNS] for row in results.rows.values()),
+    ]
+
+
+def remarks(results: Results) -> list[str]:
+    """Return what a reader must know to read the table, and what is missing in it."""
+    least = {score: results.resolvable(score) for score in ("perplexity", "test_bleu")}
+    told = [
+        "Perplexity is per piece, without label smoothing; ± is the standard deviation over "
+        "random seeds.",
+        "p: for each seed, how often a difference from base in test BLEU like this one comes by "
+        f"the choice of sentences alone (sacreBLEU's paired bootstrap, {results.signature}).",
+        "Compound-split BLEU parts words at hyphens before it counts, as the paper's script does: "
+        "so each half of a compound counts as a word, and scores come out higher than sacreBLEU's.",
+        "The paper's figures are of newstest2013; ours are of the sets that the configs name. "
+        "Differences from base can be compared, the figures themselves cannot.",
+    ]
+    if least["perplexity"] is None:
+        told.append("Every row has one seed: a difference between such rows proves nothing.")
+    else:
+        bleu = "" if least["test_bleu"] is None else f" and {least['test_bleu']:.2f} BLEU"
+        told.append(
+            f"The smallest difference that seeds alone do not explain ({CONFIDENCE:.0%}, standard "
+            f"deviation pooled over rows): {least['perplexity']:.3f} perplexity{bleu}."
+        )
+    told.append(_agreement(results))
+    told += [f"Missing: {why}" for row in results.rows.values() for why in row.missing]
+    told.append(f"Made by `{command('report', results.sweep.path)}`.")
+    return told
+
+
+def _agreement(results: Results) -> str:
+    """Count the rows that are better or worse than base as in the paper."""
+    counted = {True: [0, 0], False: [0, 0]}
+    for name in results.rows:
+        agrees = results.agrees(name, "perplexity")
+        if agrees is not None:
+            of = counted[results.is_significant(name, "perplexity")]
+            of[0] += agrees
+            of[1] += 1
+    return (
+        f"The sign of the difference in perplexity is the paper's in {counted[True][0]} of "
+        f"{counted[True][1]} rows whose difference is significant, and in {counted[False][0]} of "
+        f"{counted[False][1]} whose difference is not."
+    )
+
+
+def markdown(results: Results) -> str:
+    """Return the table and the remarks as Markdown."""
+    head, *rows = [[cell.translate(MARKDOWN) for cell in row] for row in cells(results)]
+    lines = [head, ["---"] * len(head), *rows]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in lines)
+    return f"{table}\n\n" + "\n".join(f"- {told}" for told in remarks(results)) + "\n"
+
+
+def latex(results: Results) -> str:
+    """Return the table for LaTeX, with booktabs."""
+    head, *rows = [
+        " & ".join("".join(LATEX.get(c, c) for c in cell) for cell in row) + r" \\"
+        for row in cells(results)
+    ]
+    columns = "ll" + "r" * (len(COLUMNS) - 2)
+    body = "\n".join(rows)
+    return (
+        "% \\usepackage{booktabs}\n"
+        f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{head}\n\\midrule\n{body}\n\\bottomrule\n"
+        "\\end{tabular}\n"
+    )
+
+
+def comma_separated(results: Results) -> str:
+    """Return the table as CSV; what a spreadsheet would take for a formula begins with a quote."""
+    out = io.StringIO()
+    for row in cells(results):
+        numbers = [cell.lstrip("+-").replace(".", "", 1).isdecimal() for cell in row]
+        csv.writer(out, lineterminator="\n").writerow(
+            cell if is_number or cell == NONE or cell[:1] not in "=+-@\t\r" else f"'{cell}"
+            for cell, is_number in zip(row, numbers, strict=True)
+        )
+    return out.getvalue()
+
+
+def page(results: Results, curves: str) -> str:
+    """Return all of the report as one page that needs nothing else."""
+    head, *rows = cells(results)
+    heading = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    body = "\n".join(
+        _page_row(row, texts) for row, texts in zip(results.rows.values(), rows, strict=True)
+    )
+    told = "\n".join(f"<li>{html.escape(text)}</li>" for text in remarks(results))
+    title = html.escape(results.sweep.path.resolve().name)
+    svg = curves[curves.index("<svg") :]
+    return (
+        f"<!doctype html>\n<html lang=en>\n<meta charset=utf-8>\n<title>{title}</title>\n"
+        f"<style>{STYLE}</style>\n<h1>{title}</h1>\n<div class=wide><table>\n"
+        f"<tr>{heading}</tr>\n{body}\n</table></div>\n<ul>\n{told}\n</ul>\n{svg}\n</html>\n"
+    )
+
+
+STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:80rem;padding:0 1rem}"
+    "table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
+    "th,td{padding:.2rem .6rem;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}"
+    "th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}.wide{overflow-x:auto}"
+    "svg{max-width:100%;height:auto}"
+)
+
+
+def _page_row(row: RowResult, texts: Sequence[str]) -> str:
+    """Return a row whose first cell leads to its first run."""
+    first, *others = (html.escape(text) for text in texts)
+    link = html.escape(f"../{row.states[0].run.name}/", quote=True)
+    linked = f'<td><a href="{link}">{first}</a></td>'
+    return f"<tr>{linked}{''.join(f'<td>{cell}</td>' for cell in others)}</tr>"
+
+
+def curves_svg(results: Results) -> str:
+    """Draw perplexity of the development set by step: a line for each row, over its seeds."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(9, 5), layout="constrained")
+        axes = figure.subplots()
+        for number, (name, row) in enumerate(results.rows.items()):
+            for index, state in enumerate(row.states):
+                points = _dev_curve(state.run.path / "metrics.jsonl")
+                if points:
+                    axes.plot(
+                        *zip(*points, strict=True),
+                        color=mpl.colormaps["turbo"]((number + 0.5) / len(results.rows)),
+                        linestyle=("-", "--", ":", "-.")[number % 4],
+                        alpha=0.8,
+                        linewidth=1.3,
+                        label=name.replace("$", r"\$") if index == 0 else None,
+                    )
+        axes.set(xlabel="step", ylabel="perplexity, development set", yscale="log")
+        axes.grid(alpha=0.3, which="both")
+        handles, _ = axes.get_legend_handles_labels()
+        if handles:
+            figure.legend(loc="outside right upper", fontsize="small")
+        out = io.StringIO()
+        # Without a date, the same runs give the same file.
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
+
+
+def _dev_curve(path: Path) -> list[tuple[int, float]]:
+    if not path.exists():
+        return []
+    lines: list[dict[str, Any]] = [json.loads(x) for x in path.read_text("utf-8").splitlines()]
+    return [(line["step"], line["perplexity"]) for line in lines if line["split"] == "dev"]

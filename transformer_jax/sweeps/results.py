@@ -1,0 +1,235 @@
+"""What a sweep found: of each row the scores of its runs, their spread, and what they prove."""
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sacrebleu
+from scipy import stats
+
+from transformer_jax.config import Config, ConfigError, Paper
+from transformer_jax.data.corpora import bleu_tokenizer
+from transformer_jax.errors import UsageError
+from transformer_jax.inference.evaluate import metrics
+from transformer_jax.inference.significance import bootstrap, p_value
+from transformer_jax.model.transformer import Transformer, parameter_counts
+from transformer_jax.sweeps.plan import PlannedRun, Sweep
+from transformer_jax.sweeps.status import State, read_state
+from transformer_jax.training.flops import train_flops
+
+CONFIDENCE = 0.95
+# As tensor2tensor's get_ende_bleu.sh parts compounds, for the paper's figures.
+COMPOUND = re.compile(r"(\S)-(\S)")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A score over random seeds."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Over seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation over seeds; None of a single one."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """What is known of a row; where a score is missing, `missing` says why."""
+
+    name: str
+    change: str
+    """What is different from the first row."""
+    paper: Paper
+    parameters: int
+    flops: float
+    """Of training, counted."""
+    states: Sequence[State]
+    missing: Sequence[str] = ()
+    scores: Mapping[str, Spread] = field(default_factory=dict)
+    """By name: perplexity and bleu on the development set; test_bleu, compound_bleu on the test
+    set."""
+    p: Sequence[float] = ()
+    """Of each seed: how often a difference from the first row like this one, in BLEU on the test
+    set, comes by the choice of sentences alone."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """A sweep's results, row by row."""
+
+    sweep: Sweep
+    rows: Mapping[str, RowResult]
+    signature: str
+    """Of BLEU on the test set."""
+
+    @property
+    def base(self) -> RowResult:
+        """The row that others are compared with."""
+        return next(iter(self.rows.values()))
+
+    def difference(self, name: str, score: str) -> float | None:
+        """Return how far a row's mean is above the first row's; None where one is missing."""
+        ours, base = self.rows[name].scores.get(score), self.base.scores.get(score)
+        return None if ours is None or base is None else ours.mean - base.mean
+
+    def resolvable(self, score: str) -> float | None:
+        """Return the smallest difference of two rows that seeds alone do not explain.
+
+        Two means of n runs each differ by more than t sqrt(2 / n) s in 5 % of cases where there
+        is no difference; s is the standard deviation over seeds, pooled over all rows. None where
+        no row has two runs.
+        """
+        found = [row.scores[score].values for row in self.rows.values() if score in row.scores]
+        several = [values for values in found if len(values) > 1]
+        freedom = sum(len(values) - 1 for values in several)
+        if not freedom:
+            return None
+        squares = sum(statistics.variance(values) * (len(values) - 1) for values in several)
+        fewest = min(map(len, several))
+        quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
+        return quantile * math.sqrt(2 / fewest) * math.sqrt(squares / freedom)
+
+    def agrees(self, name: str, score: str) -> bool | None:
+        """Tell whether a row is better or worse than the first as in the paper.
+
+        None where the paper sees no difference, or has none of these figures, or we have not.
+        """
+        theirs = _paper_difference(self.rows[name].paper, self.base.paper, score)
+        ours = self.difference(name, score)
+        return None if not theirs or ours is None else (ours > 0) == (theirs > 0)
+
+    def is_significant(self, name: str, score: str) -> bool:
+        """Tell whether a row differs from the first by more than seeds explain."""
+        difference, least = self.difference(name, score), self.resolvable(score)
+        return difference is not None and least is not None and abs(difference) > least
+
+
+def _paper_difference(paper: Paper, base: Paper, score: str) -> float | None:
+    ours, theirs = getattr(paper, score), getattr(base, score)
+    return None if ours is None or theirs is None else ours - theirs
+
+
+def results(sweep: Sweep) -> Results:
+    """Read what the runs of a sweep have found so far.
+
+    Raises:
+        UsageError: not one of them is done.
+    """
+    by_row = {name: list[State]() for name in sweep.rows}
+    for run in sweep.runs:
+        by_row[run.row].append(read_state(run))
+    if not any(state.name == "done" for states in by_row.values() for state in states):
+        raise UsageError(f"no run of {sweep.path} is done: there is nothing to report")
+    p, signature = _significance(sweep, by_row)
+    base = next(iter(sweep.rows.values())).config
+    rows = {}
+    for name, row in sweep.rows.items():
+        states = by_row[name]
+        config = _as_trained(states[0].run)
+        sizes = config.data.vocab_size, config.data.source_vocab_size
+        changes = base.differences(row.config)
+        rows[name] = RowResult(
+            name,
+            ", ".join(f"{key} {after}" for (_, key), (_, after) in changes.items()),
+            row.paper,
+            parameter_counts(Transformer(config.model, *sizes))["total"],
+            train_flops(config),
+            states,
+            [f"{s.run.name}: {s.summary}" for s in states if s.name != "done"],
+            _spreads([state for state in states if state.name == "done"]),
+            p.get(name, ()),
+        )
+    return Results(sweep, rows, signature)
+
+
+def _as_trained(run: PlannedRun) -> Config:
+    """Return a run's config; of one that has begun its own, where the vocabulary may be smaller."""
+    try:
+        stored = json.loads((run.path / "run.json").read_text("utf-8"))["config"]
+        return Config.from_dict(stored)
+    except (OSError, ValueError, KeyError, TypeError, ConfigError):
+        return run.config
+
+
+def _spreads(states: Sequence[State]) -> dict[str, Spread]:
+    found: dict[str, list[float]] = {}
+    for state in states:
+        for split, names in (
+            ("dev", {"perplexity": "perplexity", "bleu": "bleu"}),
+            ("test", {"bleu": "test_bleu"}),
+        ):
+            for key, name in names.items():
+                if split in state.scores:
+                    found.setdefault(name, []).append(float(state.scores[split][key]))
+        tokenizer, lines = bleu_tokenizer(state.run.config.data), _lines(state.run, "test")
+        # Where BLEU is over characters, words have no part in it.
+        if lines is not None and tokenizer != "char":
+            found.setdefault("compound_bleu", []).append(compound_bleu(tokenizer, *lines))
+    return {name: Spread(tuple(values)) for name, values in found.items()}
+
+
+def compound_bleu(tokenizer: str, hypotheses: list[str], references: list[str]) -> float:
+    """Return BLEU as the paper has it: over tokens, with compounds parted at their hyphens."""
+    if tokenizer != "none":
+        bleu, _ = metrics(tokenizer, warn=False)
+        hypotheses, references = (
+            [bleu.tokenizer(line) for line in lines] for lines in (hypotheses, references)
+        )
+    parted = [
+        [COMPOUND.sub(r"\1 ##AT##-##AT## \2", line) for line in lines]
+        for lines in (hypotheses, references)
+    ]
+    return sacrebleu.BLEU(tokenize="none", force=True).corpus_score(parted[0], [parted[1]]).score
+
+
+def _significance(
+    sweep: Sweep, by_row: Mapping[str, Sequence[State]]
+) -> tuple[dict[str, list[float]], str]:
+    """Compare every row with the first, from the same seed, on the test set."""
+    base = next(iter(by_row))
+    tokenizer = bleu_tokenizer(sweep.rows[base].config.data)
+    bleu, _ = metrics(tokenizer, warn=False)
+    found: dict[str, list[float]] = {}
+    signature = ""
+    for index in range(len(sweep.seeds)):
+        lines = {
+            name: _lines(states[index].run, "test")
+            for name, states in by_row.items()
+            if states[index].name == "done"
+        }
+        first = lines.get(base)
+        if first is None:
+            continue
+        systems = [(name, pair[0]) for name, pair in lines.items() if pair and pair[1] == first[1]]
+        if len(systems) < 2:
+            continue
+        signatures, compared = bootstrap(systems, {"BLEU": bleu}, first[1])
+        signature = str(signatures["BLEU"])
+        baseline, *others = compared["BLEU"]
+        for (name, _), ours in zip(systems[1:], others, strict=True):
+            found.setdefault(name, []).append(p_value(ours, baseline))
+    return found, signature
+
+
+def _lines(run: PlannedRun, split: str) -> tuple[list[str], list[str]] | None:
+    """Return the newest translations of a set, and their references."""
+    folders = [path.parent for path in run.path.glob(f"evaluations/{split}-*/scores.json")]
+    if not folders:
+        return None
+    newest = max(folders, key=lambda folder: (folder / "scores.json").stat().st_mtime)
+    return _read(newest / "hypothesis.txt"), _read(newest / "reference.txt")
+
+
+def _read(path: Path) -> list[str]:
+    return path.read_text("utf-8").split("\n")[:-1]
