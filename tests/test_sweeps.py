@@ -172,7 +172,8 @@ def test_what_fails_fails_alone_is_told_and_is_tried_again_when_asked(
     assert failed["raises/seed-0"].endswith("RuntimeError: of no kind we know")
     assert "SIGKILL ended training after step" in failed["killed/seed-1"]
     assert "nothing came for" in failed["hangs/seed-0"]
-    assert all("no finite number" in failed[f"diverges/seed-{seed}"] for seed in (0, 1))
+    assert {found[f"diverges/seed-{seed}"].code for seed in (0, 1)} == {70}
+    assert "smaller --train.rate-factor" in failed["diverges/seed-0"]
     assert "5 of 8 runs failed" in err.splitlines()[-1]
     assert "of no kind we know" in out
     for state in found.values():
