@@ -714,7 +714,7 @@ def prepare_with(pairs: Pairs, monkeypatch: pytest.MonkeyPatch) -> dict[str, byt
         return content(prepare(replace(CONFIG, max_length=2000), VOCABULARY).folder)
 
 
-STREAMS = """
+STREAMS = r"""
 import re, sys
 from pathlib import Path
 from transformer_jax.config import DataConfig
