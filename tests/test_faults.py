@@ -166,7 +166,7 @@ def test_a_run_that_is_killed_again_and_again_ends_in_the_same_bits(
         shutil.rmtree(path)
 
 
-QUICK = ["when the arrays are written", "after the rename", "when the old one is half gone"]
+QUICK = ["after the rename"]
 
 
 @pytest.mark.parametrize(
@@ -233,17 +233,19 @@ def test_every_start_that_reaches_a_step_gets_further_than_the_one_before(
     zygote: Zygote, undisturbed: Path
 ) -> None:
     path = zygote.folder / "storm"
-    before, fruitless = 0, 0
+    before, fruitless, pause = 0, 0, 5.0
     for _ in range(20):
         zygote.said()
         pid = start(zygote, path)
-        time.sleep(5)
+        time.sleep(pause)
         os.kill(pid, signal.SIGKILL)
         if zygote.end_of(pid) == 0:
             break
         reached = "step " in zygote.said()
         after = newest(path)
         fruitless += reached and after <= before
+        # On a busy machine it takes longer to begin.
+        pause *= 1 if reached else 1.5
         before = after
     assert before > 1
     assert not fruitless

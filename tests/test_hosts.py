@@ -104,6 +104,7 @@ def test_two_processes_train_as_one_with_two_devices(undisturbed: Path, tmp_path
     assert names[0] == names[1]
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_ends_both_at_one_step_and_nothing_is_lost(
     undisturbed: Path, tmp_path: Path
 ) -> None:

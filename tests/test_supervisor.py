@@ -318,6 +318,7 @@ def command_line(folder: Path, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "when", "told"),
     [
@@ -325,7 +326,6 @@ def command_line(folder: Path, *arguments: str) -> subprocess.CompletedProcess[s
         (signal.SIGSTOP, "step > 45 and heartbeat._beats > 6", "nothing came for 3 s after step"),
         pytest.param(
             *(signal.SIGKILL, "step == 1", "SIGKILL ended training after step 0"),
-            marks=pytest.mark.slow,
             id="nothing saved yet",
         ),
     ],

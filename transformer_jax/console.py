@@ -13,7 +13,13 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from transformer_jax.config import ConfigError
-from transformer_jax.errors import OutOfMemoryError, ProjectError, StorageError, UsageError
+from transformer_jax.errors import (
+    InterruptedRunError,
+    OutOfMemoryError,
+    ProjectError,
+    StorageError,
+    UsageError,
+)
 
 # Characters that a terminal obeys: in a name or a translation they would do as they please.
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -53,7 +59,7 @@ def verdict(error: BaseException) -> tuple[str, int] | None:
     match error:
         case ConfigError():
             return line, UsageError.exit_code
-        case ProjectError():
+        case ProjectError() | InterruptedRunError():
             return line, error.exit_code
         case MemoryError():
             return "transformer-jax: this machine has no memory left", OutOfMemoryError.exit_code

@@ -58,8 +58,12 @@ class StorageError(ProjectError):
     exit_code = 74
 
 
-class InterruptedRunError(ProjectError):
-    """A run that was asked to stop, and was saved: it can be resumed."""
+class InterruptedRunError(BaseException):
+    """A run that was asked to stop, and was saved: it can be resumed.
+
+    A signal raises it, in the middle of whatever is done. So it is no `Exception`: a library that
+    catches those would take it for a failure of its own.
+    """
 
     exit_code = 75
 

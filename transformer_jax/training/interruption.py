@@ -12,12 +12,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 class StopRequest:
     """A context in which the first signal is noted, and a second Ctrl-C ends at once (130).
 
-    Until `is_training` is set there is nothing to save, and the first one ends at once too (75).
+    Unless it `can_wait`, the first one ends at once too (75): there is nothing to save yet.
     """
 
     def __init__(self, how_to_go_on: str) -> None:
         self.signal: signal.Signals | None = None
-        self.is_training = False
+        self.can_wait = False
         self.how_to_go_on = how_to_go_on
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -25,7 +25,12 @@ class StopRequest:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
-        if not self.is_training:
+        if not self.can_wait:
+            self.check()
+
+    def check(self) -> None:
+        """End here if a signal came."""
+        if self.signal is not None:
             raise InterruptedRunError(f"{self.signal.name}: nothing was begun; {self.how_to_go_on}")
 
     def __enter__(self) -> "StopRequest":

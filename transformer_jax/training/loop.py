@@ -118,9 +118,12 @@ class Training:
         """Do what `run_training` says."""
         train = self.config.train
         self._introduce()
+        # Orbax would lose its way, were it interrupted.
+        stop.can_wait = True
         latest = self._open_checkpoints()
         with self.checkpoints:
             state, earlier = self._state(latest)
+            stop.check()
             first = self.saved_at = latest or 0
             if first >= train.steps or self._is_out_of_patience(first):
                 self.console.print(f"{self.folder.path} is at step {first} already: nothing to do")
@@ -137,7 +140,6 @@ class Training:
                     self.log.say,
                     self.meter.paused,
                 )
-                stop.is_training = True
                 for step in range(first + 1, train.steps + 1):
                     batch = self.batches.part(step - 1, self.placement.share)
                     state, metrics = compiled(state, batch)
