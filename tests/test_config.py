@@ -246,6 +246,7 @@ def test_what_cannot_be_together_is_refused(
         {"model": {"positions": "alibi", "d_model": 513, "attention_score": "additive"}},
         {"model": {"positions": "relative", "d_k": 15, "attention_score": "dot_product"}},
         {"model": {"positions": "rotary"}, "decode": {"max_extra_length": 51}},
+        {"model": {"tying": "all"}, "data": {"source_vocab_size": 100}},
         {"model": {"positions": "learned"}, "decode": {"max_extra_length": 50}},
         {"decode": {"max_extra_length": 51}},
         {"model": {"max_length": 257}, "data": {"max_length": 257}},
@@ -347,6 +348,8 @@ def test_the_defaults_are_the_papers_base_model() -> None:
     assert model.positions == "sinusoidal"
     assert model.attention_score == "scaled_dot_product"
     assert not model.attention_bias
+    # Sections 3.1 and 3.4.
+    assert (model.layer_norm, model.tying) == ("post", "all")
     # Sections 5.1, 5.3 and 6.1.
     assert (config.data.vocab_size, config.data.batch_tokens) == (37_000, 25_000)
     assert (train.warmup_steps, train.rate_factor, train.clip_norm) == (4000, 1.0, None)

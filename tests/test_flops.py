@@ -19,7 +19,7 @@ from transformer_jax.training.flops import peak_flops, step_flops
         {"attention_score": "general"},
         {"attention_score": "additive"},
         {"positions": "relative", "relative_distance": 3},
-        {"positions": "rotary"},
+        {"positions": "rotary", "layer_norm": "pre", "tying": "none"},
     ],
     ids=str,
 )

@@ -83,7 +83,9 @@ def closed_form(config: ModelConfig) -> int:
     encoder = self_attention + feed_forward + 2 * norm
     decoder = self_attention + attention + feed_forward + 3 * norm
     tables = (256 + 306) * d if config.positions == "learned" else 0
-    return VOCABULARY * d + config.num_layers * (encoder + decoder) + tables
+    last = 2 * norm if config.layer_norm == "pre" else 0
+    embeddings = {"all": 1, "target": 2, "none": 3}[config.tying] * VOCABULARY * d
+    return embeddings + config.num_layers * (encoder + decoder) + tables + last
 
 
 # Table 3
@@ -150,6 +152,9 @@ def test_row_has_as_many_parameters_as_its_formulas(name: str) -> None:
         # 18 attentions of 8 heads: 64 x 64 each, or 64.
         ({"attention_score": "general"}, 63.05 + 0.59),
         ({"attention_score": "additive"}, 63.05 + 0.01),
+        ({"layer_norm": "pre"}, 63.05),
+        ({"tying": "target"}, 63.05 + 18.94),
+        ({"tying": "none"}, 63.05 + 37.89),
     ],
     ids=str,
 )

@@ -29,7 +29,9 @@ VARIANTS = [
     {"positions": "relative", "relative_distance": 2, **ODD_HEADS},
     {"attention_score": "general", **ODD_HEADS},
     {"attention_score": "additive", "positions": "alibi", "attention_bias": True},
-    {"positions": "relative", "attention_score": "dot_product", "remat": True},
+    {"layer_norm": "pre", "positions": "relative", "attention_score": "dot_product"},
+    {"layer_norm": "pre", "tying": "target", "remat": True},
+    {"tying": "none", "positions": "learned"},
 ]
 
 

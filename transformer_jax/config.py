@@ -105,8 +105,15 @@ class ModelConfig(Section):
     attention_bias: bool = False
     """Biases in the four projections of attention. Differs from the paper when set: its formulas
     have none."""
+    layer_norm: Literal["post", "pre"] = "post"
+    """Where layers are normalised: after each residual sum, as in the paper (section 3.1), or
+    before each sub-layer and at the end of each stack. pre differs from the paper."""
     layer_norm_epsilon: float = 1e-6
     """Added to the variance in layer normalisation; the paper does not say."""
+    tying: Literal["all", "target", "none"] = "all"
+    """What shares a matrix: source pieces, target pieces and output (section 3.4; vocabularies of
+    their own keep the source's apart); target pieces and output; nothing. target and none differ
+    from the paper."""
     max_length: int = 256
     """Longest source, in pieces with its end. A longer one is refused or truncated in
     translation; learned tables hold this many positions, 50 more in the decoder."""
