@@ -1,9 +1,9 @@
-"""Table 3, row (E), and one more: sinusoids, learned positions, and none at all.
+"""Table 3, row (E), and what came before and after: how is a token's place told?
 
     transformer-jax params configs/positions.py
     transformer-jax train configs/positions.py:E
 
-The paper: learned positions are "nearly identical" to sinusoids. It did not try none.
+The paper: learned positions are "nearly identical" to sinusoids. It did not try the others.
 """
 
 from configs.base import CONFIG as BASE
@@ -14,4 +14,8 @@ SWEEP = {
     "base": TABLE3["base"],
     "E": TABLE3["E"],
     "none": Row(BASE.change(model={"positions": "none"})),
+    "concatenated": Row(BASE.change(model={"positions": "concatenated_sinusoidal"})),
+    "relative": Row(BASE.change(model={"positions": "relative"})),
+    "rotary": Row(BASE.change(model={"positions": "rotary"})),
+    "alibi": Row(BASE.change(model={"positions": "alibi"})),
 }

@@ -27,17 +27,21 @@ from transformer_jax.model.attention import (
     SCORES,
     MultiHeadAttention,
     attention_weights,
+    dot_product,
+    scaled_dot_product,
     weighted_sum,
 )
+
+DOT_PRODUCTS = {"scaled_dot_product": scaled_dot_product, "dot_product": dot_product}
 
 
 def attend(query: Array, key: Array, value: Array, mask: Array) -> Array:
     """Return the mixed values: equation 1, of the package's parts."""
-    scores = SCORES["scaled_dot_product"](query, key)
+    scores = scaled_dot_product(query, key)
     return weighted_sum(attention_weights(scores, mask), value)
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", DOT_PRODUCTS)
 @pytest.mark.parametrize("mask_shape", [(2, 3, 4, 5), (1, 3, 1, 5), (2, 1, 4, 5), (2, 1, 1, 5)])
 @given(seed=st.integers(0, 10_000))
 @examples(5)
@@ -46,7 +50,7 @@ def test_attention_is_equation_1(score: str, mask_shape: tuple[int, ...], seed: 
     value = normal(seed + 2, 2, 5, 3, 7)
     mask = coins(seed, 0.6, *mask_shape)
 
-    weights = attention_weights(SCORES[score](query, key), mask)
+    weights = attention_weights(DOT_PRODUCTS[score](query, key), mask)
     mixed = weighted_sum(weights, value)
 
     scale = {"scaled_dot_product": 1 / math.sqrt(6), "dot_product": 1.0}[score]
@@ -56,7 +60,9 @@ def test_attention_is_equation_1(score: str, mask_shape: tuple[int, ...], seed: 
 
 
 def test_there_is_an_equation_for_each_score() -> None:
-    assert set(SCORES) == {"scaled_dot_product", "dot_product"}
+    """Those of general and additive are in test_scores.py."""
+    assert set(SCORES) == {*DOT_PRODUCTS, "general", "additive"}
+    assert {name: SCORES[name](SMALL) for name in DOT_PRODUCTS} == DOT_PRODUCTS
 
 
 def test_what_is_masked_has_no_weight_at_all() -> None:
@@ -95,15 +101,15 @@ def test_scaling_brings_the_variance_of_scores_from_d_k_to_one(d_k: int) -> None
     pairs = 20_000
     query, key = normal(0, pairs, 1, 1, d_k), normal(1, pairs, 1, 1, d_k)
     # The estimate of the variance has a relative error of about 1 % (one sigma).
-    np.testing.assert_allclose(np.var(SCORES["dot_product"](query, key)), d_k, rtol=0.06)
-    np.testing.assert_allclose(np.var(SCORES["scaled_dot_product"](query, key)), 1.0, rtol=0.06)
+    np.testing.assert_allclose(np.var(dot_product(query, key)), d_k, rtol=0.06)
+    np.testing.assert_allclose(np.var(scaled_dot_product(query, key)), 1.0, rtol=0.06)
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", DOT_PRODUCTS)
 def test_scores_of_bfloat16_vectors_are_summed_in_float32(score: str) -> None:
     query, key = (5 * normal(seed, 1, 4, 1, 64).astype(jnp.bfloat16) for seed in (0, 1))
     in_float32 = [x.astype(jnp.float32) for x in (query, key)]
-    scores, expected = SCORES[score](query, key), SCORES[score](*in_float32)
+    scores, expected = DOT_PRODUCTS[score](query, key), DOT_PRODUCTS[score](*in_float32)
     assert scores.dtype == jnp.float32
     np.testing.assert_allclose(scores, expected, rtol=1e-5)
     # Rounded to bfloat16, they would be others.
@@ -126,7 +132,7 @@ def test_weighted_sum_computes_in_the_type_of_the_values() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", DOT_PRODUCTS)
 def test_multi_head_attention_is_its_heads_side_by_side(bias: bool, score: str) -> None:
     changes: dict[str, Any] = {"attention_bias": bias, "attention_score": score}
     config = replace(SMALL, d_model=6, num_heads=3, d_k=4, d_v=5, **changes)

@@ -282,6 +282,14 @@ def test_a_checkpoint_of_another_run_is_refused_field_by_field(tmp_path: Path) -
         Checkpoints(tmp_path / "c", {"model.d_model": 3, "data": "0", "seed": 7})
 
 
+def test_a_field_younger_than_a_checkpoint_had_its_default(tmp_path: Path) -> None:
+    save(tmp_path / "c", {1: 9.0})
+    with Checkpoints(tmp_path / "c", {**IDENTITY, "model.dropout": 0.1}) as checkpoints:
+        assert checkpoints.latest_good() == 1
+    with pytest.raises(StorageError, match=r"of another run: model.dropout 0.1 -> 0.3$"):
+        Checkpoints(tmp_path / "c", {**IDENTITY, "model.dropout": 0.3})
+
+
 def test_a_claim_to_be_huge_is_refused_before_there_is_room_made(tmp_path: Path) -> None:
     save(tmp_path / "c", {1: 9.0})
     huge = {"params": on_device({"x": jax.ShapeDtypeStruct((10**6, 10**6), jnp.float32)}, HERE)}

@@ -47,6 +47,7 @@ RANGES: dict[str, Range] = {
     "attention_dropout": FRACTION,
     "activation_dropout": FRACTION,
     "layer_norm_epsilon": REAL,
+    "relative_distance": WIDTH,
     "max_length": (1, 10**6, (0, -1)),
     "num_pairs": (1, 500_000, (0, -1, 500_001)),
     "vocab_size": (8, 1_000_000, (7, -8, 1_000_001)),
@@ -109,7 +110,10 @@ def configs(draw: st.DrawFn) -> Config:
     for kind, key in FIELDS:
         drawn[kind][key] = draw(values((kind, key)))
     model, data, train, decode = (drawn[kind] for kind in SECTIONS)
-    model["d_model"] *= 1 + model["d_model"] % 2
+    for key in ("d_model", "d_k"):
+        model[key] *= 1 + model[key] % 2
+    if model["positions"] in ("rotary", "relative"):
+        model["attention_score"] = "scaled_dot_product"
     data["max_length"] = min(data["max_length"], model["max_length"])
     decode["average"] = min(decode["average"], train["keep_checkpoints"])
     if model["positions"] == "learned":
@@ -201,6 +205,18 @@ def test_a_number_out_of_range_is_told_with_its_field_and_value(kind: Any, key: 
     [
         ({"model": {"d_model": 513}}, "model.d_model", "513"),
         ({"model": {"d_k": 0}}, "model.d_k", "0"),
+        ({"model": {"positions": "concatenated_sinusoidal", "d_model": 7}}, "model.d_model", "7"),
+        ({"model": {"positions": "rotary", "d_k": 15}}, "model.d_k", "15"),
+        (
+            {"model": {"positions": "rotary", "attention_score": "general"}},
+            "model.attention_score",
+            "'general'",
+        ),
+        (
+            {"model": {"positions": "relative", "attention_score": "additive"}},
+            "model.attention_score",
+            "'additive'",
+        ),
         ({"model": {"dropout": 1.0}}, "model.dropout", "1.0"),
         ({"data": {"max_length": 257}}, "data.max_length", "257"),
         ({"model": {"max_length": 255}}, "data.max_length", "256"),
@@ -227,6 +243,10 @@ def test_what_cannot_be_together_is_refused(
     [
         {"model": {"positions": "learned", "d_model": 513}},
         {"model": {"positions": "none", "d_model": 513}},
+        {"model": {"positions": "alibi", "d_model": 513, "attention_score": "additive"}},
+        {"model": {"positions": "relative", "d_k": 15, "attention_score": "dot_product"}},
+        {"model": {"positions": "rotary"}, "decode": {"max_extra_length": 51}},
+        {"model": {"tying": "all"}, "data": {"source_vocab_size": 100}},
         {"model": {"positions": "learned"}, "decode": {"max_extra_length": 50}},
         {"decode": {"max_extra_length": 51}},
         {"model": {"max_length": 257}, "data": {"max_length": 257}},
@@ -328,6 +348,8 @@ def test_the_defaults_are_the_papers_base_model() -> None:
     assert model.positions == "sinusoidal"
     assert model.attention_score == "scaled_dot_product"
     assert not model.attention_bias
+    # Sections 3.1 and 3.4.
+    assert (model.layer_norm, model.tying) == ("post", "all")
     # Sections 5.1, 5.3 and 6.1.
     assert (config.data.vocab_size, config.data.batch_tokens) == (37_000, 25_000)
     assert (train.warmup_steps, train.rate_factor, train.clip_norm) == (4000, 1.0, None)

@@ -77,6 +77,48 @@ def test_the_matrix_learns_from_source_target_and_softmax() -> None:
     assert set(np.flatnonzero(learns)) == by_source | by_target | by_softmax
 
 
+@pytest.mark.parametrize(
+    ("tying", "source_vocabulary", "matrices"),
+    [
+        ("all", None, {"embedding": ("source", "target", "softmax")}),
+        ("target", None, {"embedding": ("target", "softmax"), "source_embedding": ("source",)}),
+        (
+            "none",
+            None,
+            {
+                "embedding": ("target",),
+                "source_embedding": ("source",),
+                "output_embedding": ("softmax",),
+            },
+        ),
+        # What has vocabularies of its own cannot be one with others.
+        ("all", 17, {"embedding": ("target", "softmax"), "source_embedding": ("source",)}),
+        ("target", 17, {"embedding": ("target", "softmax"), "source_embedding": ("source",)}),
+    ],
+)
+def test_each_matrix_learns_from_what_is_tied_to_it_alone(
+    tying: Any, source_vocabulary: int | None, matrices: dict[str, tuple[str, ...]]
+) -> None:
+    config = replace(SMALL, num_layers=1, tying=tying)
+    model = Transformer(config, VOCABULARY, source_vocabulary)
+    source, target = jnp.asarray([[3, 4, 2]]), jnp.asarray([[5, 6, 2]])
+    params = drawn_params(model, source, target)
+    assert {name for name in params if name.endswith("embedding")} == set(matrices)
+    sizes = {name: len(params[name]["table"]) for name in matrices}
+    own = source_vocabulary or VOCABULARY
+    assert sizes == {n: own if n == "source_embedding" else VOCABULARY for n in matrices}
+
+    def logit(params: dict[str, Any]) -> Array:
+        return apply(model, params, source, target)[0, -1, 9]
+
+    # As above: of which pieces each role learns.
+    by_role = {"source": {3, 4, 2}, "target": {1, 5, 6}, "softmax": {9}}
+    gradient = jax.grad(logit)(params)
+    for name, roles in matrices.items():
+        learns = set(np.flatnonzero(np.any(gradient[name]["table"], axis=1)))
+        assert learns == set().union(*(by_role[role] for role in roles))
+
+
 def test_positions_are_added_to_embeddings() -> None:
     x = normal(0, 2, 4, SMALL.d_model)
     output = apply(Positioned(SMALL, 9), {}, x, jnp.arange(4))

@@ -12,8 +12,21 @@ from transformer_jax.model.transformer import Transformer, init_params
 from transformer_jax.training.flops import peak_flops, step_flops
 
 
-def test_flops_of_a_step_are_three_times_the_matrix_products_of_a_forward_pass() -> None:
-    model = SMALL.change(model={"d_k": 4, "d_v": 6, "num_layers": 2}).model
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention_score": "general"},
+        {"attention_score": "additive"},
+        {"positions": "relative", "relative_distance": 3},
+        {"positions": "rotary", "layer_norm": "pre", "tying": "none"},
+    ],
+    ids=str,
+)
+def test_flops_of_a_step_are_three_times_the_matrix_products_of_a_forward_pass(
+    changes: dict[str, Any],
+) -> None:
+    model = SMALL.change(model={"d_k": 4, "d_v": 6, "num_layers": 2, **changes}).model
     transformer = Transformer(model, 30)
     params = init_params(transformer, jax.random.key(0))
     source, target = jnp.full((5, 7), 4), jnp.full((5, 3), 4)
@@ -26,6 +39,9 @@ def test_flops_of_a_step_are_three_times_the_matrix_products_of_a_forward_pass()
         (contracted, _), _ = equation.params["dimension_numbers"]
         left, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
         counted += 2 * int(np.prod(out)) * int(np.prod([left[axis] for axis in contracted]))
+    if model.attention_score == "additive":
+        # No matrix product: v . tanh, for 2 layers' 2 heads and the pairs of all three attentions.
+        counted += 2 * 2 * 2 * 4 * 5 * (7 * 7 + 3 * 3 + 3 * 7)
     assert step_flops(model, 30, Batch(np.asarray(source), np.asarray(target))) == 3 * counted
 
 

@@ -70,15 +70,22 @@ def total(config: ModelConfig) -> int:
 
 
 def closed_form(config: ModelConfig) -> int:
-    """Return how many parameters the paper's formulas have, tied embeddings once."""
-    d, ff = config.d_model, config.d_ff
-    attention = config.num_heads * (2 * d * config.d_k + 2 * d * config.d_v)
+    """Return how many parameters the paper's formulas have, tied embeddings once; and variants."""
+    d, ff, heads, d_k, d_v = (
+        getattr(config, key) for key in ("d_model", "d_ff", "num_heads", "d_k", "d_v")
+    )
+    score = {"general": d_k * d_k, "additive": d_k}.get(config.attention_score, 0)
+    attention = heads * (2 * d * d_k + 2 * d * d_v + score)
+    distances = 2 * config.relative_distance + 1 if config.positions == "relative" else 0
+    self_attention = attention + distances * (d_k + d_v)
     feed_forward = d * ff + ff + ff * d + d
     norm = 2 * d
-    encoder = attention + feed_forward + 2 * norm
-    decoder = 2 * attention + feed_forward + 3 * norm
+    encoder = self_attention + feed_forward + 2 * norm
+    decoder = self_attention + attention + feed_forward + 3 * norm
     tables = (256 + 306) * d if config.positions == "learned" else 0
-    return VOCABULARY * d + config.num_layers * (encoder + decoder) + tables
+    last = 2 * norm if config.layer_norm == "pre" else 0
+    embeddings = {"all": 1, "target": 2, "none": 3}[config.tying] * VOCABULARY * d
+    return embeddings + config.num_layers * (encoder + decoder) + tables + last
 
 
 # Table 3
@@ -131,6 +138,32 @@ def test_row_has_as_many_parameters_as_its_formulas(name: str) -> None:
     config = TABLE_3[name].config.model
     assert total(config) == closed_form(config)
     assert total(config) / 1e6 == pytest.approx(EXPECTED[name].counted_millions, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("changes", "counted_millions"),
+    [
+        # 12 self-attentions of 33 distances, 128 wide.
+        ({"positions": "relative"}, 63.05 + 0.05),
+        ({"positions": "relative", "relative_distance": 4}, 63.05 + 0.01),
+        ({"positions": "rotary"}, 63.05),
+        ({"positions": "alibi"}, 63.05),
+        ({"positions": "concatenated_sinusoidal"}, 63.05),
+        # 18 attentions of 8 heads: 64 x 64 each, or 64.
+        ({"attention_score": "general"}, 63.05 + 0.59),
+        ({"attention_score": "additive"}, 63.05 + 0.01),
+        ({"layer_norm": "pre"}, 63.05),
+        ({"tying": "target"}, 63.05 + 18.94),
+        ({"tying": "none"}, 63.05 + 37.89),
+    ],
+    ids=str,
+)
+def test_variant_has_as_many_parameters_as_its_formulas(
+    changes: Changes, counted_millions: float
+) -> None:
+    config = ModelConfig(**changes)
+    assert total(config) == closed_form(config)
+    assert total(config) / 1e6 == pytest.approx(counted_millions, abs=0.011)
 
 
 @pytest.mark.parametrize(

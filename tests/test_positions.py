@@ -32,6 +32,23 @@ def test_sinusoid_gives_any_positions_in_any_order() -> None:
     np.testing.assert_allclose(encoded, formula(300, 16)[asked], atol=1e-4)
 
 
+@pytest.mark.parametrize("d_model", [2, 6, 512])
+def test_concatenated_sinusoids_are_tensor2tensors(d_model: int) -> None:
+    """Its get_timing_signal_1d, with its names: all sines, then all cosines."""
+    length, num_timescales = 300, d_model // 2
+    log_timescale_increment = math.log(1.0e4 / 1.0) / max(num_timescales - 1, 1)
+    expected = np.zeros((length, d_model))
+    for position in range(length):
+        for i in range(num_timescales):
+            inverse_timescale = 1.0 * math.exp(i * -log_timescale_increment)
+            expected[position, i] = math.sin(position * inverse_timescale)
+            expected[position, num_timescales + i] = math.cos(position * inverse_timescale)
+    config = replace(SMALL, positions="concatenated_sinusoidal", d_model=d_model)
+    zeros = jnp.zeros((1, length, d_model))
+    encoded = apply(Positioned(config, 9), {}, zeros, jnp.arange(length))
+    np.testing.assert_allclose(encoded[0], expected, atol=1e-4)
+
+
 @given(offset=st.integers(-50, 200))
 @examples(20)
 def test_encoding_of_a_later_position_is_a_rotation_of_the_earlier(offset: int) -> None:
@@ -91,12 +108,13 @@ def test_each_stack_has_a_table_as_long_as_its_sentences() -> None:
 
 
 @pytest.mark.parametrize("scheme", sorted(set(POSITIONS) - {"learned"}))
-def test_other_schemes_have_no_parameters(scheme: Any) -> None:
+def test_other_schemes_have_no_tables(scheme: Any) -> None:
     params = abstract_params(Transformer(replace(SMALL, positions=scheme), 11))
     assert not {"source_positions", "target_positions"} & set(params)
 
 
-def test_no_positions_add_nothing() -> None:
-    model = Positioned(replace(SMALL, positions="none"), 9)
+@pytest.mark.parametrize("scheme", ["none", "alibi", "rotary", "relative"])
+def test_no_positions_and_those_of_self_attention_add_nothing(scheme: Any) -> None:
+    model = Positioned(replace(SMALL, positions=scheme), 9)
     x = normal(0, 2, 3, 16)
     np.testing.assert_array_equal(apply(model, {}, x, jnp.arange(3)), x)

@@ -367,9 +367,11 @@ def test_init_is_a_function_of_the_key() -> None:
     assert not np.allclose(first[table[0]][table[1]], other[table[0]][table[1]])
 
 
+@pytest.mark.parametrize("layer_norm", ["post", "pre"])
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_parameter_counts_tell_each_kind_and_add_up(positions: str) -> None:
-    model, params = small(positions=positions, num_layers=2, num_heads=3, d_k=4, d_v=5)
+def test_parameter_counts_tell_each_kind_and_add_up(positions: str, layer_norm: str) -> None:
+    changes = {"positions": positions, "layer_norm": layer_norm}
+    model, params = small(**changes, num_layers=2, num_heads=3, d_k=4, d_v=5)
     counts = parameter_counts(model)
     attention, feed_forward, norm = 16 * 3 * (4 + 4 + 5 + 5), 2 * 16 * 32 + 32 + 16, 2 * 16
     expected = {
@@ -384,6 +386,8 @@ def test_parameter_counts_tell_each_kind_and_add_up(positions: str) -> None:
     }
     if positions == "learned":
         expected |= {"source_positions": 32 * 16, "target_positions": (32 + 50) * 16}
+    if layer_norm == "pre":
+        expected |= {"encoder_norm": norm, "decoder_norm": norm}
     total = counts.pop("total")
     assert counts == expected
     assert total == sum(counts.values()) == sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -16,6 +16,7 @@ from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.run import Run, load
 from transformer_jax.inference.translate import ROWS, Translator, search
+from transformer_jax.model.positions import POSITIONS
 from transformer_jax.model.transformer import Transformer, init_params
 from transformer_jax.pieces import EOS
 from transformer_jax.training.loop import run_training
@@ -124,7 +125,7 @@ def test_more_lines_than_rows_come_back_in_order(run: Run, lines: list[str]) -> 
     assert run.translate(lines) == [run.translate([line])[0] for line in lines]
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none"])
+@pytest.mark.parametrize("positions", POSITIONS)
 def test_every_kind_of_position_reads_the_longest_source(run: Run, positions: str) -> None:
     config = SMALL.change(model={"positions": positions, "max_length": 40}, data={"max_length": 40})
     model = Transformer(config.model, len(run.vocabulary.target))

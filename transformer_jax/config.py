@@ -83,16 +83,37 @@ class ModelConfig(Section):
     """On attention weights. Differs from the paper when above 0: it has none (later code has)."""
     activation_dropout: float = 0.0
     """Inside the feed-forward network. Differs from the paper when above 0."""
-    positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
-    """How a token's place is told (section 3.5; learned is row E of Table 3). none differs from
-    the paper, to show the need."""
-    attention_score: Literal["scaled_dot_product", "dot_product"] = "scaled_dot_product"
-    """How queries and keys are compared (section 3.2.1). dot_product differs from the paper."""
+    positions: Literal[
+        "sinusoidal",
+        "concatenated_sinusoidal",
+        "learned",
+        "none",
+        "alibi",
+        "rotary",
+        "relative",
+    ] = "sinusoidal"
+    """How a token's place is told (section 3.5; learned is row E of Table 3). Differs from the
+    paper: concatenated_sinusoidal is Tensor2Tensor's, none shows the need; alibi, rotary and
+    relative (Shaw et al.) act within self-attention."""
+    relative_distance: int = 16
+    """relative: distances beyond this one count as this one: their k."""
+    attention_score: Literal["scaled_dot_product", "dot_product", "general", "additive"] = (
+        "scaled_dot_product"
+    )
+    """How queries and keys are compared (section 3.2.1). Differs from the paper: dot_product does
+    not scale; general is Luong's q^T W k, additive Bahdanau's v^T tanh(q + k)."""
     attention_bias: bool = False
     """Biases in the four projections of attention. Differs from the paper when set: its formulas
     have none."""
+    layer_norm: Literal["post", "pre"] = "post"
+    """Where layers are normalised: after each residual sum, as in the paper (section 3.1), or
+    before each sub-layer and at the end of each stack. pre differs from the paper."""
     layer_norm_epsilon: float = 1e-6
     """Added to the variance in layer normalisation; the paper does not say."""
+    tying: Literal["all", "target", "none"] = "all"
+    """What shares a matrix: source pieces, target pieces and output (section 3.4; vocabularies of
+    their own keep the source's apart); target pieces and output; nothing. target and none differ
+    from the paper."""
     max_length: int = 256
     """Longest source, in pieces with its end. A longer one is refused or truncated in
     translation; learned tables hold this many positions, 50 more in the decoder."""
@@ -105,16 +126,28 @@ class ModelConfig(Section):
     rules = (
         *whole(1000, "num_layers"),
         *whole(1_000_000, "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length"),
+        *whole(1_000_000, "relative_distance"),
         *positive("layer_norm_epsilon"),
         *fraction("dropout", "attention_dropout", "activation_dropout"),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.positions == "sinusoidal" and self.d_model % 2:
+        if self.positions in ("sinusoidal", "concatenated_sinusoidal") and self.d_model % 2:
             raise ConfigError(
-                f"model.d_model must be even with sinusoidal positions "
+                f"model.d_model must be even with {self.positions} positions "
                 f"(half sines, half cosines), got {self.d_model}"
+            )
+        if self.positions == "rotary" and self.d_k % 2:
+            raise ConfigError(
+                f"model.d_k must be even with rotary positions "
+                f"(pairs of components turn), got {self.d_k}"
+            )
+        dot_products = ("scaled_dot_product", "dot_product")
+        if self.positions in ("rotary", "relative") and self.attention_score not in dot_products:
+            raise ConfigError(
+                f"model.attention_score must be {' or '.join(dot_products)} with {self.positions} "
+                f"positions (they are defined by it), got {self.attention_score!r}"
             )
 
 

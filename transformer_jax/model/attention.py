@@ -9,11 +9,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.dropout import Dropout
+from transformer_jax.model.scores import Additive, General
 
+Place = int | Int[Array, ""]
 Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array, "B H T S"]]
 
 
@@ -36,7 +38,12 @@ def scaled_dot_product(
     return dot_product(query, key) * query.shape[-1] ** -0.5
 
 
-SCORES: dict[str, Score] = {"scaled_dot_product": scaled_dot_product, "dot_product": dot_product}
+SCORES: dict[str, Callable[[ModelConfig], Score]] = {
+    "scaled_dot_product": lambda _: scaled_dot_product,
+    "dot_product": lambda _: dot_product,
+    "general": General,
+    "additive": Additive,
+}
 
 
 def attention_weights(
@@ -86,6 +93,7 @@ class MultiHeadAttention(nn.Module):
         self.key = project((c.num_heads, c.d_k))
         self.value = project((c.num_heads, c.d_v))
         self.output = project(c.d_model, axis=(-2, -1))
+        self.score = SCORES[c.attention_score](c)
         self.dropout = Dropout(c.attention_dropout)
 
     def keys_and_values(
@@ -101,13 +109,30 @@ class MultiHeadAttention(nn.Module):
         value: Float[Array, "B S H V"],
         mask: Bool[Array, "#B #H #T S"],
         *,
+        start: Place = 0,
         train: bool = False,
     ) -> Float[Array, "B T D"]:
-        """Look up, for each position of x, a mix of the projected values."""
-        scores = SCORES[self.config.attention_score](self.query(x), key)
-        weights = attention_weights(scores, mask)
+        """Look up, for each position of x, a mix of the projected values.
+
+        In self-attention `start` is where x begins among the keys.
+        """
+        weights = attention_weights(self.compare(self.query(x), key, start), mask)
         self.sow("intermediates", "weights", weights)
-        return self.output(weighted_sum(self.dropout(weights, train=train), value))
+        return self.output(self.mix(self.dropout(weights, train=train), value, start))
+
+    def compare(
+        self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], start: Place
+    ) -> Float[Array, "B H T S"]:
+        """Score each query against each key, wherever they stand (but see `relations`)."""
+        del start
+        return self.score(query, key)
+
+    def mix(
+        self, weights: Float[Array, "B H T S"], value: Float[Array, "B S H V"], start: Place
+    ) -> Float[Array, "B T H V"]:
+        """Average the values, wherever they stand."""
+        del start
+        return weighted_sum(weights, value)
 
     def __call__(
         self,

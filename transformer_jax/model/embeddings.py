@@ -15,6 +15,7 @@ from transformer_jax.model.positions import POSITIONS
 class SharedEmbedding(nn.Module):
     """One matrix for source pieces, target pieces and the layer before the softmax.
 
+    Where `model.tying` or vocabularies part them, each has one like it.
     Drawn from N(0, 1/d_model), on which the paper is silent: so embeddings times sqrt(d_model)
     have the size of the sinusoids, and logits start with variance one.
     """

@@ -7,11 +7,12 @@ L longest translation, J hypotheses of a sentence. `_` is any size.
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.attention import MultiHeadAttention
+from transformer_jax.model.attention import MultiHeadAttention, Place
 from transformer_jax.model.dropout import Dropout
+from transformer_jax.model.relations import SELF_ATTENTIONS
 
 KeysAndValues = tuple[Float[Array, "_ _ H K"], Float[Array, "_ _ H V"]]
 
@@ -54,7 +55,7 @@ class EncoderLayer(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        self.self_attention = MultiHeadAttention(self.config)
+        self.self_attention = SELF_ATTENTIONS[self.config.positions](self.config)
         self.after_self_attention = AddAndNorm(self.config)
         self.feed_forward = FeedForward(self.config)
         self.after_feed_forward = AddAndNorm(self.config)
@@ -73,7 +74,7 @@ class DecoderLayer(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        self.self_attention = MultiHeadAttention(self.config)
+        self.self_attention = SELF_ATTENTIONS[self.config.positions](self.config)
         self.after_self_attention = AddAndNorm(self.config)
         self.cross_attention = MultiHeadAttention(self.config)
         self.after_cross_attention = AddAndNorm(self.config)
@@ -98,10 +99,24 @@ class DecoderLayer(nn.Module):
         """Project the encoder's output once, for all steps of a translation."""
         return self.cross_attention.keys_and_values(memory)
 
+    def attend_to_past(
+        self, x: Float[Array, "B J D"], position: Place, cache: KeysAndValues
+    ) -> tuple[Float[Array, "B J D"], KeysAndValues]:
+        """Attend to a position itself and to earlier ones; return the cache with it written in."""
+        flat = x.reshape(-1, 1, x.shape[-1])
+        new = self.self_attention.keys_and_values(flat)
+        key, value = (
+            jax.lax.dynamic_update_slice_in_dim(old, now, position, axis=1)
+            for old, now in zip(cache, new, strict=True)
+        )
+        past = (jnp.arange(key.shape[1]) <= position)[None, None, None]
+        attended = self.self_attention.attend(flat, key, value, past, start=position)
+        return attended.reshape(x.shape), (key, value)
+
     def step(
         self,
         x: Float[Array, "B J D"],
-        position: Int[Array, ""],
+        position: Place,
         cache: KeysAndValues,
         memory: KeysAndValues,
         memory_mask: Bool[Array, "#B 1 1 S"],
@@ -118,15 +133,8 @@ class DecoderLayer(nn.Module):
         Returns:
             The layer's output, and the cache with this position written into it.
         """
-        flat = x.reshape(-1, 1, x.shape[-1])
-        new = self.self_attention.keys_and_values(flat)
-        key, value = (
-            jax.lax.dynamic_update_slice_in_dim(old, now, position, axis=1)
-            for old, now in zip(cache, new, strict=True)
-        )
-        past = jnp.arange(key.shape[1]) <= position
-        attended = self.self_attention.attend(flat, key, value, past[None, None, None])
-        x = self.after_self_attention(x, attended.reshape(x.shape))
+        attended, cache = self.attend_to_past(x, position, cache)
+        x = self.after_self_attention(x, attended)
         # The hypotheses are J queries to one memory, which so is not copied for each.
         x = self.after_cross_attention(x, self.cross_attention.attend(x, *memory, memory_mask))
-        return self.after_feed_forward(x, self.feed_forward(x)), (key, value)
+        return self.after_feed_forward(x, self.feed_forward(x)), cache

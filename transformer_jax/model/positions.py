@@ -43,6 +43,20 @@ def sinusoidal(
     return sinusoid(positions, d_model)
 
 
+def concatenated_sinusoidal(
+    module: nn.Module, positions: Int[Array, " T"], *, length: int, d_model: int
+) -> Float[Array, "T D"]:
+    """Tensor2Tensor's sinusoids: all sines, then all cosines.
+
+    Differs from the paper: angle i is pos / 10000^(i / (d_model / 2 - 1)), and the longest
+    wavelength so 10000 * 2 pi.
+    """
+    del module, length
+    exponent = jnp.linspace(0.0, 1.0, d_model // 2)
+    angle = positions[:, None].astype(jnp.float32) * 10000.0**-exponent
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+
+
 def learned(
     module: nn.Module, positions: Int[Array, " T"], *, length: int, d_model: int
 ) -> Float[Array, "T D"]:
@@ -59,4 +73,13 @@ def none(
     return jnp.zeros((len(positions), d_model))
 
 
-POSITIONS: dict[str, Positions] = {"sinusoidal": sinusoidal, "learned": learned, "none": none}
+POSITIONS: dict[str, Positions] = {
+    "sinusoidal": sinusoidal,
+    "concatenated_sinusoidal": concatenated_sinusoidal,
+    "learned": learned,
+    "none": none,
+    # Told within self-attention (`relations`).
+    "alibi": none,
+    "rotary": none,
+    "relative": none,
+}

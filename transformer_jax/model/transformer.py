@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import MAX_EXTRA_LENGTH, ModelConfig
 from transformer_jax.model.embeddings import Positioned, SharedEmbedding
-from transformer_jax.model.layers import DecoderLayer, EncoderLayer, KeysAndValues
+from transformer_jax.model.layers import KeysAndValues
+from transformer_jax.model.prenorm import STACKS
 from transformer_jax.pieces import BOS, PAD
 
 Params = dict[str, Any]
@@ -62,26 +63,32 @@ class Transformer(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        # Argument 0 is the module itself; `train` is a Python bool, not traced.
-        encoder = nn.remat(EncoderLayer, static_argnums=(3,)) if c.remat else EncoderLayer
-        decoder = nn.remat(DecoderLayer, static_argnums=(5,)) if c.remat else DecoderLayer
+        encoder, decoder, last = STACKS[c.layer_norm]
+        if c.remat:
+            # Argument 0 is the module itself; `train` is a Python bool, not traced.
+            encoder = nn.remat(encoder, static_argnums=(3,))
+            decoder = nn.remat(decoder, static_argnums=(5,))
         self.embedding = SharedEmbedding(c, self.vocab_size)
-        if self.source_vocab_size is not None:
-            self.source_embedding = SharedEmbedding(c, self.source_vocab_size)
+        self.source_embedding = self.output_embedding = self.embedding
+        if c.tying != "all" or self.source_vocab_size is not None:
+            source_vocab_size = self.source_vocab_size or self.vocab_size
+            self.source_embedding = SharedEmbedding(c, source_vocab_size)
+        if c.tying == "none":
+            self.output_embedding = SharedEmbedding(c, self.vocab_size)
         self.source_positions = Positioned(c, c.max_length)
         self.target_positions = Positioned(c, c.max_length + MAX_EXTRA_LENGTH)
         self.encoder = [encoder(c) for _ in range(c.num_layers)]
         self.decoder = [decoder(c) for _ in range(c.num_layers)]
+        self.encoder_norm, self.decoder_norm = last(c), last(c)
 
     def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> Float[Array, "B S D"]:
         """Return the memory: one vector for each source position."""
         mask = source_mask(source)
-        is_shared = self.source_vocab_size is None
-        x = (self.embedding if is_shared else self.source_embedding).embed(source)
+        x = self.source_embedding.embed(source)
         x = self.source_positions(x, jnp.arange(source.shape[1]), train=train)
         for layer in self.encoder:
             x = layer(x, mask, train)
-        return x
+        return self.encoder_norm(x)
 
     def decode(
         self,
@@ -97,7 +104,7 @@ class Transformer(nn.Module):
         x = self.target_positions(x, jnp.arange(decoder_input.shape[1]), train=train)
         for layer in self.decoder:
             x = layer(x, memory, mask, memory_mask, train)
-        return self.embedding.logits(x)
+        return self.output_embedding.logits(self.decoder_norm(x))
 
     def __call__(
         self, source: Int[Array, "B S"], target: Int[Array, "B T"], *, train: bool = False
@@ -142,7 +149,8 @@ class Transformer(nn.Module):
         for layer, old, memory in zip(self.decoder, state.cache, state.memory, strict=True):
             x, new = layer.step(x, position, old, memory, state.memory_mask)
             cache.append(new)
-        return self.embedding.logits(x), state._replace(cache=cache)
+        logits = self.output_embedding.logits(self.decoder_norm(x))
+        return logits, state._replace(cache=cache)
 
 
 def init_params(model: Transformer, rng: Array) -> Params:
@@ -162,7 +170,8 @@ def parameter_counts(model: Transformer) -> dict[str, int]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_params(model)):
         stack, *inner = (entry.key for entry in path)
         name, _, is_layer = stack.partition("_")
-        kind = f"{name}.{'norms' if 'norm' in inner else inner[0]}" if is_layer.isdigit() else stack
+        is_norm = any("norm" in part for part in inner)
+        kind = f"{name}.{'norms' if is_norm else inner[0]}" if is_layer.isdigit() else stack
         counts[kind] += math.prod(leaf.shape)
     return {**dict(sorted(counts.items())), "total": counts.total()}
 

@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
+from transformer_jax.config import Config
 from transformer_jax.console import NOTES
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.runs import manifest
@@ -43,6 +44,12 @@ STEP = re.compile(r"(0|[1-9][0-9]{0,8})\Z")
 MOST_COMPRESSED = 20
 ALWAYS_ALLOWED = 64 << 20
 SWEEP_SECONDS = 10.0
+# What a field that is younger than a checkpoint had when that was written.
+DEFAULTS = {
+    f"{section}.{key}": value
+    for section, fields in Config().to_dict().items()
+    for key, value in fields.items()
+}
 
 
 class Record(NamedTuple):
@@ -150,6 +157,7 @@ class Checkpoints:
             raise StorageError(f"checkpoint {step} cannot be read: {error}") from error
 
     def _check_identity(self, step: int, theirs: Mapping[str, Any]) -> None:
+        theirs = {k: v for k, v in DEFAULTS.items() if k in self._identity} | dict(theirs)
         differing = [
             f"{name} {theirs.get(name)!r} -> {self._identity.get(name)!r}"
             for name in sorted(theirs.keys() | self._identity.keys())

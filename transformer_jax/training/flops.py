@@ -32,7 +32,8 @@ def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
     """Return the floating-point operations that a training step needs: three forward passes.
 
     Matrix products of tokens are counted, padding is not; attention is of each row's own
-    lengths. What remat computes twice counts once.
+    lengths. The sum of an additive score counts as the dot product that it replaces. What remat
+    computes twice counts once.
     """
     source, target = ((side != PAD).sum(axis=1).astype(float) for side in batch)
     d, heads = config.d_model, config.num_heads
@@ -44,6 +45,12 @@ def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
     decoder += keys_values * source.sum()
     pairs = np.sum(source * source + target * target + target * source)
     attention = heads * (config.d_k + config.d_v) * pairs
+    if config.attention_score == "general":
+        attention += heads * config.d_k**2 * (source + 2 * target).sum()
+    if config.positions == "relative":
+        vectors = 2 * config.relative_distance + 1
+        attention += heads * config.d_k * vectors * (source + target).sum()
+        attention += heads * config.d_v * np.sum(source * source + target * target)
     products = config.num_layers * (encoder + decoder + attention) + d * vocab_size * target.sum()
     return float(3 * 2 * products)
 
