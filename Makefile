@@ -13,7 +13,7 @@ demo: $(VENV)/installed  ## Train the tiny model on the embedded corpus, transla
 	else $(BIN)/transformer-jax train configs/tiny.py --out runs/demo; fi
 	@$(BIN)/transformer-jax evaluate runs/demo
 
-test: $(VENV)/installed-test  ## Run the tests that fit into ten minutes on two cores.
+test: $(VENV)/installed-test  ## Run the tests that take minutes on two cores, not an hour.
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow"
 
 test-all: $(VENV)/installed-test  ## Run all tests.

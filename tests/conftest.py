@@ -4,6 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import pytest
 from jaxtyping import install_import_hook
 
 # Before the package is imported: one cache for all tests, apart from the user's own. Workers of
@@ -16,3 +17,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 WINGS = ("model", "training", "inference")
 install_import_hook([f"transformer_jax.{wing}" for wing in WINGS], "shape_checks.check")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes minutes, so that no worker does it alone at the end."""
+    items.sort(key=lambda item: item.path.stem not in ("test_readme", "test_learning"))
