@@ -20,7 +20,8 @@ from transformer_jax.cli import main
 from transformer_jax.config import DataConfig, DecodeConfig, ModelConfig, TrainConfig
 from transformer_jax.configfiles import load_rows
 from transformer_jax.errors import DataError
-from transformer_jax.verbs import VERBS, _read_lines
+from transformer_jax.verbs import VERBS
+from transformer_jax.verbs.inference import _read_lines
 
 SECTIONS = (ModelConfig, DataConfig, TrainConfig, DecodeConfig)
 OPTIONS = [

@@ -14,7 +14,9 @@ from transformer_jax.config import Config, Row, nearest
 from transformer_jax.console import NOTES, OUT, verdict
 from transformer_jax.errors import UsageError
 from transformer_jax.training import heartbeat
-from transformer_jax.verbs import VERBS, ConfigVerb, FolderVerb, TrainingVerb
+from transformer_jax.verbs import VERBS
+from transformer_jax.verbs.base import ConfigVerb, FolderVerb
+from transformer_jax.verbs.training import TrainingVerb
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,151 @@
+"""Ablations: `sweep`, `status`, `report`."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from transformer_jax import configfiles
+from transformer_jax.config import Row
+from transformer_jax.console import NOTES, OUT, print_results, print_states
+from transformer_jax.errors import UnfinishedError, UsageError
+from transformer_jax.verbs.base import ConfigArgument, ConfigVerb, FolderVerb
+
+
+@dataclass(frozen=True)
+class Sweep(ConfigVerb):
+    """Train all rows of an ablation, each from several random seeds, on every device here.
+
+    What is finished is not done again: the same command goes on with what is not.
+    """
+
+    file: ConfigArgument = ""
+    """Config files, or names of shipped ones, such as table3: their rows, one after the other. The
+    first row is the one that others are compared with. Beside the options below, `--data CONFIG`
+    and `--train CONFIG` take that file's section, but for what a row itself changes, and `--scale
+    half | small | tiny` divides width and depth."""
+    rows: tuple[str, ...] = ()
+    """Of the rows, these alone, beside the first."""
+    seeds: int = 3
+    """How many random seeds each row is trained from: a row with one proves nothing."""
+    out: Path | None = None
+    """The sweep's folder; sweeps/NAME where it is not said."""
+    devices: str = "all"
+    """How many accelerators, one run on each at a time; on a CPU how many runs side by side."""
+    hang_seconds: float = 60.0
+    """Of silence between two steps, at least, until a run is taken for stuck and ended."""
+    dry_run: FlagCreatePairsOff[bool] = False
+    """Say what would be trained, and what it takes; do nothing."""
+    retry_failed: FlagCreatePairsOff[bool] = False
+    """Try again what failed."""
+
+    @classmethod
+    def begun(cls, arguments: list[str]) -> tuple[dict[str, Row], list[str]]:
+        from transformer_jax.sweeps.plan import SCALES, moved, scaled
+
+        first = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
+        specs, rest = arguments[:first], arguments[first:]
+        rows: dict[str, Row] = {}
+        for spec in specs:
+            for name, row in configfiles.load_rows(spec).items():
+                if rows.setdefault(name, row) != row:
+                    raise UsageError(f"{spec} has another row {name!r} than {specs[0]}")
+        # What changes the beginning of all other options.
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+        for name in ("--data", "--train"):
+            parser.add_argument(name)
+        parser.add_argument("--scale", choices=SCALES, default="full")
+        try:
+            known, rest = parser.parse_known_args(rest)
+        except argparse.ArgumentError as error:
+            raise UsageError(str(error)) from error
+        sections = {
+            name: configfiles.load_config(spec)
+            for name, spec in (("data", known.data), ("train", known.train))
+            if spec is not None
+        }
+        return scaled(moved(rows, sections), known.scale), [specs[0], *rest]
+
+    def run(self, rows: dict[str, Row]) -> None:
+        from transformer_jax.sweeps import launch, plan
+
+        name = configfiles.stem(self.file)
+        sweep = plan.planned(
+            self.out or Path("sweeps") / name, rows, self.seeds, only=self.rows or None
+        )
+        places = launch.slots(None if self.devices == "all" else _whole(self.devices, "--devices"))
+        OUT.print(
+            f"{len(sweep.rows)} rows x {len(sweep.seeds)} seeds = {len(sweep.runs)} runs, "
+            f"{len(places)} at a time"
+        )
+        if self.dry_run:
+            for row, (seconds, size) in launch.estimates(sweep).items():
+                OUT.print(f"  {row:8} about {seconds / 3600:.1f} h and {size / 1e9:.1f} GB a run")
+            return
+        sweep.store()
+        states = launch.launch(
+            sweep,
+            places,
+            NOTES.print,
+            retry_failed=self.retry_failed,
+            hang_seconds=self.hang_seconds,
+        )
+        print_states(states)
+        _check_done(states)
+
+
+@dataclass(frozen=True)
+class Status(FolderVerb):
+    """Show how each run of a sweep stands, from its files alone."""
+
+    sweep_folder: Positional[Annotated[str, arg(metavar="SWEEP")]]
+    """A sweep's folder."""
+    subject = "a sweep"
+
+    def run(self) -> None:
+        from transformer_jax.sweeps.plan import Sweep
+        from transformer_jax.sweeps.status import read_state
+
+        states = [read_state(run) for run in Sweep.open(Path(self.sweep_folder)).runs]
+        print_states(states)
+        _check_done(states)
+
+
+@dataclass(frozen=True)
+class Report(FolderVerb):
+    """Write a sweep's table: our figures beside the paper's, with spread and significance."""
+
+    sweep_folder: Positional[Annotated[str, arg(metavar="SWEEP")]]
+    """A sweep's folder."""
+    subject = "a sweep"
+
+    def run(self) -> None:
+        from transformer_jax.sweeps.plan import Sweep
+        from transformer_jax.sweeps.report import remarks, write_report
+        from transformer_jax.sweeps.results import results
+
+        found = results(Sweep.open(Path(self.sweep_folder)))
+        folder = write_report(found)
+        print_results(found)
+        for told in remarks(found):
+            OUT.print(told)
+        OUT.print(f"kept in {folder}")
+
+
+def _check_done(states: Sequence[Any]) -> None:
+    failed = [state.run.name for state in states if state.name == "failed"]
+    if failed:
+        raise UnfinishedError(
+            f"{len(failed)} of {len(states)} runs failed: {', '.join(failed)}; the same command "
+            f"with --retry-failed tries them again"
+        )
+
+
+def _whole(text: str, option: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{option} must be a number, or all, got {text!r}") from None
