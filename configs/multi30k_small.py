@@ -9,18 +9,19 @@ paper's optimiser and label smoothing.
 from configs.multi30k import CONFIG as MULTI30K
 
 CONFIG = MULTI30K.change(
-    data={"vocab_size": 4000, "batch_tokens": 4096, "max_length": 64},
+    data={"vocab_size": 2000, "batch_tokens": 2048, "max_length": 64},
     train={
-        "steps": 1000,
-        "warmup_steps": 400,
-        "rate_factor": 0.5,
+        "steps": 600,
+        "warmup_steps": 200,
+        "rate_factor": 0.7,
         "adam_epsilon": 1e-9,
         "clip_norm": None,
-        "checkpoint_every": 250,
+        "checkpoint_every": 150,
         "checkpoint_unit": "step",
         "translate_every": 4,
         "patience": None,
         "keep_checkpoints": 1,
+        "log_every": 50,
     },
     decode={"beam_size": 4, "length_penalty": "gnmt", "alpha": 0.6, "average": 1},
 )
