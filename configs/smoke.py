@@ -1,0 +1,24 @@
+"""All of Table 3 in miniature, on the embedded corpus: does everything work, from rows to report?
+
+    transformer-jax sweep table3 --data smoke --train smoke --scale tiny --seeds 2
+    transformer-jax report sweeps/table3
+
+Twenty minutes on two CPU cores. The models are too small, and learn for too short a time, for the
+paper's differences to show.
+"""
+
+from configs.tiny import CONFIG as TINY
+
+CONFIG = TINY.change(
+    data={"num_pairs": 4000, "batch_tokens": 1024},
+    train={
+        "steps": 200,
+        "warmup_steps": 100,
+        "rate_factor": 0.3,
+        "checkpoint_every": 100,
+        "translate_every": 2,
+        "keep_checkpoints": 1,
+        "log_every": 20,
+    },
+    decode={"average": 1},
+)
