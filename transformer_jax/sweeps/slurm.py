@@ -5,6 +5,8 @@ submitit here and submitit on the node, and holds strings and numbers alone; not
 one. A run's own state and log lie where they always do.
 """
 
+import contextlib
+import io
 import os
 import shutil
 import signal
@@ -72,10 +74,12 @@ class Task:
         if state.name in ("submitted", "stopped"):
             # It may have been killed before it could say so itself.
             told = state.note or f"its process ended with {code}"
+            if self._is_told:
+                told = f"Slurm ended {_job(slurm_job())}, and may queue it again, or not"
             note_state(run, "stopped", code=code, note=told)
             if self._is_told:
-                # To end here would look as if nothing were left to do. Slurm may kill this task,
-                # and queue it again or not, or give the signal at which submitit does so.
+                # To end here would look as if nothing were left to do. Slurm kills this task, and
+                # queues it again or not, or gives the signal at which submitit does so.
                 time.sleep(LINGER_SECONDS)
         if code:
             sys.exit(code if code > 0 else SAVED)
@@ -238,7 +242,9 @@ def _submit_array(
     )
     tasks = [Task(str(path), run.name, hang_seconds) for run in runs]
     try:
-        return [job.job_id for job in executor.submit_array(tasks)]
+        # submitit repeats there what its error says.
+        with contextlib.redirect_stderr(io.StringIO()):
+            return [job.job_id for job in executor.submit_array(tasks)]
     except (FailedJobError, FailedSubmissionError) as error:
         raise UsageError(f"Slurm refuses: {_joined(str(error))}") from error
     except OSError as error:

@@ -131,9 +131,10 @@ class Sweep(ConfigVerb):
             sweep, self.slurm, retry_failed=self.retry_failed, hang_seconds=self.hang_seconds
         )
         if jobs:
-            number = jobs[0].partition("_")[0]
-            tasks = f"{len(jobs)} tasks, {together}" if len(jobs) > 1 else "1 task"
-            OUT.print(f"submitted array {number} ({tasks}); this terminal may be closed")
+            number, is_array, _ = jobs[0].partition("_")
+            kind = f"array {number} ({len(jobs)} tasks, {together})"
+            told = kind if is_array else f"job {number} (1 task)"
+            OUT.print(f"submitted {told}; this terminal may be closed")
             OUT.print(f"next: {command('status', sweep.path)}")
         else:
             OUT.print("nothing to submit: what is unfinished waits or runs already, or failed")
