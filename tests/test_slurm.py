@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from small import SMALL
 from transformer_jax.cli import main
 from transformer_jax.config import Row
 from transformer_jax.errors import UsageError
-from transformer_jax.sweeps import slurm
+from transformer_jax.sweeps import launch, slurm
 from transformer_jax.sweeps.plan import Sweep, planned
 from transformer_jax.sweeps.resources import Resources
 from transformer_jax.sweeps.status import note_state, read_state
@@ -255,19 +256,43 @@ def test_a_task_that_the_state_does_not_name_does_nothing(
         task(run)()
 
 
-def test_a_worker_that_is_lost_without_a_word_is_noted(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kill = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
-    monkeypatch.setattr(slurm, "begin", lambda *_: subprocess.Popen(kill))
+@pytest.fixture
+def doing(run: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], int]]:
+    """Let the run's task have this program for its worker; return its exit code."""
     before = signal.getsignal(signal.SIGTERM)
-    try:
+
+    def do(program: str) -> int:
+        monkeypatch.setattr(launch, "WORK", (sys.executable, "-c", f"import os, signal; {program}"))
         with pytest.raises(SystemExit) as end:
             task(run)()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert end.value.code == 75
+        return int(end.value.code or 0)
+
+    yield do
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_worker_that_is_lost_without_a_word_is_noted(
+    run: Any, doing: Callable[[str], int]
+) -> None:
+    assert doing("os.kill(os.getpid(), 9)") == 75
     assert (read_state(run).name, read_state(run).note) == ("stopped", "its process ended with -9")
+
+
+def test_what_slurm_says_to_end_a_task_ends_its_worker_and_leaves_the_rest_to_slurm(
+    run: Any, doing: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lingered: list[float] = []
+    # It waits for the exit code of what saves, and then for whatever Slurm does.
+    monkeypatch.setattr(slurm.time, "sleep", lingered.append)
+    saves = "signal.signal(15, lambda *_: os._exit(75)); os.kill(os.getppid(), 15); signal.pause()"
+    assert doing(saves) == 75
+    assert lingered == [slurm.LINGER_SECONDS]
+    assert read_state(run).note.startswith("Slurm ended job 7_0")
+
+
+def test_the_signal_of_the_limit_is_not_for_a_worker(doing: Callable[[str], int]) -> None:
+    # Where Slurm gives it to every process, one that does not know it would be killed.
+    assert doing("os.kill(os.getpid(), signal.SIGUSR2); os._exit(3)") == 3
 
 
 def test_what_gets_no_further_three_times_has_failed_and_what_does_goes_on(run: Any) -> None:
@@ -302,7 +327,7 @@ REAL = """
     SWEEP = {"base": BASE, "B": BASE.change(model={"d_ff": 48})}
 """
 LONG = """
-    SWEEP["long"] = BASE.change(train={"steps": 600})
+    SWEEP["long"] = BASE.change(train={"steps": 1000})
 """
 
 
@@ -338,17 +363,18 @@ def test_on_a_cluster_runs_fail_alone_and_go_on_where_slurm_ended_them(tmp_path:
     def states() -> dict[str, str]:
         return {name: read_state(run).name for name, run in found.items()}
 
-    # The one as at the limit of time, the other as an administrator would.
-    for index, name, command in (
-        (2, "long/seed-0", ["scancel", "--signal=USR2"]),
-        (5, "long/seed-1", ["scontrol", "requeue"]),
-    ):
-        checkpoints = found[name].path / "checkpoints"
-        wait_until(lambda folder=checkpoints: any(folder.glob("[0-9]*")))
-        subprocess.run([*command, f"{number}_{index}"], check=True)
-        wait_until(lambda name=name: states()[name] in ("submitted", "stopped"))
-        log = found[name].log.read_text()
-        assert "SIGTERM: saved at step" in log
+    def end(name: str, *command: str) -> None:
+        """Do this to a run that has saved something; wait until it has saved where it is."""
+        wait_until(lambda: any((found[name].path / "checkpoints").glob("[0-9]*")))
+        subprocess.run(["scontrol", *command], check=True)
+        wait_until(lambda: states()[name] in ("submitted", "stopped"))
+        assert "SIGTERM: saved at step" in found[name].log.read_text()
+
+    # The limit of time comes so near that Slurm gives its signal.
+    end("long/seed-0", "update", f"JobId={number}_2", "TimeLimit=1")
+    wait_until(lambda: states()["long/seed-0"] == "submitted")
+    subprocess.run(["scontrol", "update", f"JobId={number}_2", "TimeLimit=720"], check=True)
+    end("long/seed-1", "requeue", f"{number}_5")
     # All of them are there still: in the queue, at work, done, or failed.
     again = called(tmp_path, *options)
     assert "nothing to submit" in again.stdout
@@ -361,7 +387,7 @@ def test_on_a_cluster_runs_fail_alone_and_go_on_where_slurm_ended_them(tmp_path:
         steps = [line["step"] for line in map(json.loads, lines) if line["split"] == "train"]
         # None twice: it went on from what it saved.
         assert steps == sorted(set(steps))
-        assert steps[-1] == 600
+        assert steps[-1] == 1000
     kept = {name: run.state.read_text() for name, run in found.items()}
     refused = called(tmp_path, *options)
     assert refused.returncode == 1

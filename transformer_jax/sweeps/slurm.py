@@ -66,8 +66,10 @@ class Task:
         run = self._open()
         _await_note(run)
         self._reached = _progress(run)
-        self._process = begin(run, Slot("slurm"), self.hang_seconds)
         signal.signal(signal.SIGTERM, lambda *_: self._pass_on())
+        self._process = begin(run, Slot("slurm"), self.hang_seconds)
+        if self._is_told:
+            self._pass_on()
         _wait(self._process)
         code = self._process.wait()
         state = read_state(run)
@@ -93,8 +95,8 @@ class Task:
         from submitit.helpers import DelayedSubmission
 
         run = self._open()
+        self._pass_on()
         if self._process is not None:
-            self._pass_on()
             _wait(self._process)
         state = read_state(run)
         if state.name in ("done", "failed"):
@@ -114,13 +116,15 @@ class Task:
         self._is_told = True
         # Not by Popen, which would wait for a lock that whatever was interrupted here may hold.
         if self._process is not None and self._process.returncode is None:
-            os.kill(self._process.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGTERM)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
     """Wait until a process is over, and leave its exit code to be read: any number of times."""
     if process.returncode is None:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
 def _await_note(run: PlannedRun) -> None:
