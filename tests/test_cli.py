@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small import SMALL
 
 import transformer_jax
 from transformer_jax.cli import main
 from transformer_jax.config import DataConfig, DecodeConfig, ModelConfig, TrainConfig
 from transformer_jax.configfiles import load_rows
+from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError
+from transformer_jax.runs.folder import RunFolder
 from transformer_jax.verbs import VERBS
 from transformer_jax.verbs.inference import _read_lines
 
@@ -371,3 +374,40 @@ def test_only_a_newline_ends_a_line(data: bytes, lines: list[str]) -> None:
 def test_a_line_that_is_no_utf_8_is_told_by_number() -> None:
     with pytest.raises(DataError, match=r"^line 2 is not UTF-8: "):
         _read_lines(b"one\nzw\xffei\nthree\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("table3:A1", "base"), ["model.num_heads", "model.d_k", "model.d_v"]),
+        (("table3:D3", "base"), ["train.label_smoothing"]),
+        (("base", "base"), []),
+    ],
+)
+def test_diff_names_the_fields_that_differ(
+    names: tuple[str, str], told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diff", *names, "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == told
+    assert main(["diff", *names]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in told or ["no difference"])
+
+
+def test_diff_of_runs_tells_what_they_were_made_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepared = prepare(SMALL.data)
+    for name, seed in (("a", 0), ("b", 1)):
+        config = SMALL.change(train={"seed": seed})
+        RunFolder.create(tmp_path / name, config, prepared.vocabulary, prepared.fingerprint)
+    description = tmp_path / "b" / "run.json"
+    stored = json.loads(description.read_text())
+    stored["versions"]["jax"] = "0.0.1"
+    description.write_text(json.dumps(stored))
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"train.seed", "made with jax"}
+    assert found["made with jax"][1] == "0.0.1"
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path)]) == 2
+    assert "is no run" in capsys.readouterr().err

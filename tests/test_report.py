@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from small import SMALL
 
 from transformer_jax.cli import main
 from transformer_jax.config import Paper, Row
+from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import UsageError
+from transformer_jax.runs.folder import RunFolder
 from transformer_jax.sweeps.plan import PlannedRun, Sweep, planned
 from transformer_jax.sweeps.report import COLUMNS, write_report
 from transformer_jax.sweeps.results import results
@@ -38,23 +41,28 @@ TEXT = {
 HOSTILE = "<b>&%_$#{}~^\\ |=1+1\"'`"
 
 
-def finished(run: PlannedRun, perplexity: float, wrong: int) -> None:
-    """Write what a run that is done has written."""
+def finished(run: PlannedRun, perplexity: float, wrong: int, path: Path | None = None) -> None:
+    """Write what a run that is done has written; of one made by hand, there."""
+    made = path or run.path
     rng = np.random.default_rng([run.seed, wrong])
     lines = [
         " ".join("?" if rng.integers(100) < wrong else word for word in line.split())
         for line in REFERENCES
     ]
     for split, shift in (("dev", 0.0), ("test", 0.5)):
-        folder = run.path / "evaluations" / f"{split}-step8-average1-beam4-alpha0.6"
+        folder = made / "evaluations" / f"{split}-step8-average1-beam4-alpha0.6"
         folder.mkdir(parents=True)
         for name, texts in (("hypothesis", lines), ("reference", REFERENCES)):
             (folder / f"{name}.txt").write_text("".join(f"{text}\n" for text in texts))
         scores = {"set": split, "perplexity": perplexity + shift, "bleu": 90 - wrong + shift}
         (folder / "scores.json").write_text(json.dumps(scores))
-    reports = [{"step": s, "split": "dev", "perplexity": perplexity + 8 / s} for s in (2, 4, 8)]
-    (run.path / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in reports))
-    run.state.write_text(json.dumps({"name": "done", "finished": ["train", "dev", "test"]}))
+    reports = [
+        *({"step": s, "split": "dev", "perplexity": perplexity + 8 / s} for s in (2, 4, 8)),
+        *({"step": s, "split": "train", "flops": 1e9 * s, "utilization": 0.1 * s} for s in (4, 8)),
+    ]
+    (made / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in reports))
+    if path is None:
+        run.state.write_text(json.dumps({"name": "done", "finished": ["train", "dev", "test"]}))
 
 
 @pytest.fixture
@@ -142,14 +150,20 @@ def test_a_missing_cell_says_why_and_single_seeds_prove_nothing(sweep: Sweep) ->
     assert "proves nothing" in text
 
 
+def test_arithmetic_is_counted_and_told_as_the_paper_tells_it_too(sweep: Sweep) -> None:
+    counted, possible = results(sweep).rows["better"].flops or (0, 0)
+    assert counted == 4e9 + 8e9
+    assert possible == pytest.approx(4e9 / 0.4 + 8e9 / 0.8)
+
+
 class Page(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.tags, self.text = list[str](), ""
+        self.tags, self.links, self.text = list[str](), list[str](), ""
 
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        del attrs
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        self.links += [value for key, value in attrs if key == "href" and value]
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -158,10 +172,17 @@ class Page(HTMLParser):
 def test_names_and_reasons_are_text_in_every_form(sweep: Sweep) -> None:
     folder = write_report(results(sweep))
     page = Page()
-    page.feed((folder / "index.html").read_text())
+    text = (folder / "index.html").read_text()
+    page.feed(text)
     assert HOSTILE in page.text
     assert "b" not in page.tags
     assert "script" not in page.tags
+    assert not any(HOSTILE in raw for raw in (text, (folder / "table.tex").read_text()))
+    # To its row's first run, and each run by itself.
+    assert len(page.links) == len(FOUND) + 3 * len(FOUND)
+    assert all((folder / link).resolve().is_relative_to(sweep.path) for link in page.links)
+    assert (folder / "../better/seed-2").exists()
+    assert "../better/seed-2" in page.links
     with (folder / "table.csv").open() as file:
         rows = list(csv.reader(file))
     assert [len(row) for row in rows] == [len(COLUMNS)] * (len(FOUND) + 1)
@@ -193,6 +214,69 @@ def test_the_command_shows_the_table_and_names_its_files(
     out = capsys.readouterr().out
     assert "better" in out
     assert "kept in" in out
+
+
+def test_runs_have_their_own_figures_unrounded(sweep: Sweep) -> None:
+    with (write_report(results(sweep)) / "runs.csv").open() as file:
+        rows = {row["run"]: row for row in csv.DictReader(file)}
+    assert len(rows) == 3 * len(FOUND)
+    for run in sweep.runs[:-1]:
+        scores = json.loads(next(run.path.glob("evaluations/dev-*/scores.json")).read_text())
+        assert float(rows[run.name]["dev_perplexity"]) == scores["perplexity"]
+        assert float(rows[run.name]["dev_bleu"]) == scores["bleu"]
+    assert rows["base/seed-0"]["command"].startswith("transformer-jax evaluate ")
+    assert rows["other/seed-2"]["state"] == "failed"
+
+
+def made_by_hand(folder: Path, seed: int, d_ff: int, perplexity: float) -> Path:
+    """Make a run and its scores without training one."""
+    config = SMALL.change(train={"seed": seed}, model={"d_ff": d_ff})
+    prepared = prepare(config.data)
+    made = RunFolder.create(folder, config, prepared.vocabulary, prepared.fingerprint)
+    finished(PlannedRun(folder.parent, folder.name, seed, config), perplexity, 5, folder)
+    return made.path
+
+
+def test_runs_made_by_hand_are_rows_and_those_that_differ_by_seed_are_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [
+        made_by_hand(tmp_path / "narrow", 0, 32, 5.0),
+        made_by_hand(tmp_path / "wide", 0, 48, 4.0),
+        made_by_hand(tmp_path / "narrow-again", 7, 32, 5.5),
+    ]
+    out = tmp_path / "hand"
+    assert main(["report", *map(str, runs), "--out", str(out)]) == 0
+    assert "paper to base" not in (out / "report" / "table.md").read_text()
+    with (out / "report" / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["row"], row["seeds"], row["change"]) for row in rows] == [
+        ("narrow", "2", "base"),
+        ("wide", "1", "d_ff 48"),
+    ]
+    assert rows[0]["dev perplexity"] == "5.25 ± 0.35"
+    assert "Of one seed, which proves nothing by itself: wide." in capsys.readouterr().out
+    # Once more over the report that is there; over anything else never.
+    assert main(["report", *map(str, runs), "--out", str(out)]) == 0
+    (tmp_path / "mine").mkdir()
+    assert main(["report", *map(str, runs), "--out", str(tmp_path / "mine")]) == 74
+    assert main(["report", *map(str, runs)]) == 2
+    assert main(["report", str(runs[0]), str(runs[0]), "--out", str(out)]) == 2
+    assert main(["report", str(runs[0]), str(tmp_path), "--out", str(out)]) == 2
+    shutil.rmtree(runs[1] / "evaluations")
+    assert main(["report", *map(str, runs), "--out", str(out)]) == 0
+    assert "not scored: transformer-jax evaluate" in capsys.readouterr().out
+
+
+def test_runs_of_other_text_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = made_by_hand(tmp_path / "a", 0, 32, 5.0)
+    config = SMALL.change(data={"num_pairs": 150})
+    prepared = prepare(config.data)
+    RunFolder.create(tmp_path / "b", config, prepared.vocabulary, prepared.fingerprint)
+    assert main(["report", str(first), str(tmp_path / "b"), "--out", str(tmp_path / "c")]) == 2
+    assert "was trained on other text than" in capsys.readouterr().err
 
 
 def test_without_a_finished_run_there_is_nothing_to_report(tmp_path: Path) -> None:

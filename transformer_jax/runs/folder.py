@@ -169,6 +169,15 @@ class RunFolder:
         return max((int(name) for name in names if re.fullmatch("[0-9]+", name)), default=0)
 
     @property
+    def made_with(self) -> dict[str, str]:
+        """The versions that the run was begun with, the vocabulary and the data, by name."""
+        stored = json.loads(_read(self.path / "run.json", MAX_DESCRIPTION)).get("versions")
+        return {
+            **({k: str(v) for k, v in stored.items()} if isinstance(stored, dict) else {}),
+            **self._data,
+        }
+
+    @property
     def identity(self) -> dict[str, Any]:
         """All that a checkpoint must have in common with its run, by name."""
         return {
@@ -178,9 +187,13 @@ class RunFolder:
                 for key, value in fields.items()
                 if key not in MAY_CHANGE[section]
             },
-            **{name: part.digest for name, part in self.vocabulary.parts.items()},
-            "data": self.fingerprint,
+            **self._data,
         }
+
+    @property
+    def _data(self) -> dict[str, str]:
+        parts = {name: part.digest for name, part in self.vocabulary.parts.items()}
+        return {**parts, "data": self.fingerprint}
 
     def go_on_with(self, config: Config) -> "RunFolder":
         """Return the run with another config; `store` keeps it.

@@ -1,22 +1,23 @@
 """A sweep as the paper's Table 3: our figures beside the paper's, with their spread.
 
 report/
-    table.md  table.tex  table.csv   the table, for reading, for a paper, for a program
-    index.html                       the table, the curves and what they mean, in one file
+    table.md  table.tex  table.csv   the table, for reading, for a paper, for a spreadsheet
+    runs.csv                         every run's own figures, unrounded, with signature and command
+    index.html                       the tables, the curves and what they mean, in one file
     curves.svg                       perplexity of the development set by step
 """
 
 import csv
 import html
 import io
-import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from transformer_jax.console import command
 from transformer_jax.errors import StorageError
 from transformer_jax.sweeps.results import CONFIDENCE, Results, RowResult, Spread
+from transformer_jax.sweeps.status import State, read_reports
 
 # Heading, and the cell of a row.
 Column = tuple[str, Callable[[Results, RowResult], str]]
@@ -40,11 +41,12 @@ def write_report(results: Results) -> Path:
     folder = results.sweep.path / "report"
     curves = curves_svg(results)
     try:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for name, content in {
             "table.md": markdown(results),
             "table.tex": latex(results),
-            "table.csv": comma_separated(results),
+            "table.csv": comma_separated(cells(results)),
+            "runs.csv": comma_separated(runs(results)),
             "curves.svg": curves,
             "index.html": page(results, curves),
         }.items():
@@ -60,6 +62,10 @@ def _spread(spread: Spread | None, digits: int) -> str:
     if spread.deviation is None:
         return f"{spread.mean:.{digits}f}"
     return f"{spread.mean:.{digits}f} ± {spread.deviation:.{digits}f}"
+
+
+def _seeds(row: RowResult) -> int:
+    return len(row.scores["perplexity"].values) if "perplexity" in row.scores else 0
 
 
 def _number(value: float | None, form: str) -> str:
@@ -83,8 +89,9 @@ COLUMNS: tuple[Column, ...] = (
     ("row", lambda _, row: row.name),
     ("change", lambda _, row: row.change or "base"),
     ("parameters", lambda _, row: f"{row.parameters:,}"),
-    ("FLOPs", lambda _, row: f"{row.flops:.1e}"),
-    ("seeds", lambda _, row: str(len(row.scores["perplexity"].values) if row.scores else 0)),
+    ("FLOPs", lambda _, row: _number(row.flops and row.flops[0], ".1e")),
+    ("time x peak", lambda _, row: _number(row.flops and row.flops[1], ".1e")),
+    ("seeds", lambda _, row: str(_seeds(row))),
     ("dev perplexity", lambda _, row: _spread(row.scores.get("perplexity"), 2)),
     ("to base", lambda r, row: _number(r.difference(row.name, "perplexity"), "+.2f")),
     ("paper", lambda _, row: _number(row.paper.perplexity, ".2f")),
@@ -98,12 +105,37 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 
+# Of rows that are not the paper's there is nothing to say in these.
+PAPERS = {"paper", "paper to base", "same sign", "paper BLEU"}
+
+
 def cells(results: Results) -> list[list[str]]:
     """Return the table, headings first."""
+    has_paper = any(row.paper.perplexity is not None for row in results.rows.values())
+    columns = [(name, cell) for name, cell in COLUMNS if has_paper or name not in PAPERS]
     return [
-        [heading for heading, _ in COLUMNS],
-        *([cell(results, row) for _, cell in COLUMNS] for row in results.rows.values()),
+        [name for name, _ in columns],
+        *([cell(results, row) for _, cell in columns] for row in results.rows.values()),
     ]
+
+
+def runs(results: Results) -> list[list[str]]:
+    """Return every run's own figures, headings first."""
+    head = "run state step dev_perplexity dev_bleu test_perplexity test_bleu test_chrf signature"
+    return [
+        [*head.split(), "command"],
+        *(_run_cells(state) for row in results.rows.values() for state in row.states),
+    ]
+
+
+def _run_cells(state: State) -> list[str]:
+    dev, test = (state.scores.get(split, {}) for split in ("dev", "test"))
+    figures = [
+        *(dev.get(key, "") for key in ("perplexity", "bleu")),
+        *(test.get(key, "") for key in ("perplexity", "bleu", "chrf", "bleu_signature")),
+    ]
+    again = command("evaluate", state.run.path)
+    return [state.run.name, state.name, str(state.step), *map(str, figures), again]
 
 
 def remarks(results: Results) -> list[str]:
@@ -112,13 +144,20 @@ def remarks(results: Results) -> list[str]:
     told = [
         "Perplexity is per piece, without label smoothing; ± is the standard deviation over "
         "random seeds.",
-        "p: for each seed, how often a difference from base in test BLEU like this one comes by "
-        f"the choice of sentences alone (sacreBLEU's paired bootstrap, {results.signature}).",
         "Compound-split BLEU parts words at hyphens before it counts, as the paper's script does: "
         "so each half of a compound counts as a word, and scores come out higher than sacreBLEU's.",
         "The paper's figures are of newstest2013; ours are of the sets that the configs name. "
         "Differences from base can be compared, the figures themselves cannot.",
+        "FLOPs: the arithmetic of one training, counted over its real tokens. time x peak: by the "
+        "paper's own method, training time x what the devices can do in a second; it has 3.3e18 "
+        "for base and 2.3e19 for big (Table 2).",
     ]
+    if results.signature:
+        told.insert(
+            1,
+            "p: for each seed, how often a difference from base in test BLEU like this comes by "
+            f"the choice of sentences alone (sacreBLEU's paired bootstrap, {results.signature}).",
+        )
     if least["perplexity"] is None:
         told.append("Every row has one seed: a difference between such rows proves nothing.")
     else:
@@ -127,9 +166,13 @@ def remarks(results: Results) -> list[str]:
             f"The smallest difference that seeds alone do not explain ({CONFIDENCE:.0%}, standard "
             f"deviation pooled over rows): {least['perplexity']:.3f} perplexity{bleu}."
         )
-    told.append(_agreement(results))
+    singles = [name for name, row in results.rows.items() if _seeds(row) == 1]
+    if singles and least["perplexity"] is not None:
+        told.append(f"Of one seed, which proves nothing by itself: {', '.join(singles)}.")
+    if any(results.agrees(name, "perplexity") is not None for name in results.rows):
+        told.append(_agreement(results))
     told += [f"Missing: {why}" for row in results.rows.values() for why in row.missing]
-    told.append(f"Made by `{command('report', results.sweep.path)}`.")
+    told.append(f"Made by `{results.command}`.")
     return told
 
 
@@ -163,7 +206,7 @@ def latex(results: Results) -> str:
         " & ".join("".join(LATEX.get(c, c) for c in cell) for cell in row) + r" \\"
         for row in cells(results)
     ]
-    columns = "ll" + "r" * (len(COLUMNS) - 2)
+    columns = "ll" + "r" * (len(cells(results)[0]) - 2)
     body = "\n".join(rows)
     return (
         "% \\usepackage{booktabs}\n"
@@ -172,10 +215,10 @@ def latex(results: Results) -> str:
     )
 
 
-def comma_separated(results: Results) -> str:
-    """Return the table as CSV; what a spreadsheet would take for a formula begins with a quote."""
+def comma_separated(table: list[list[str]]) -> str:
+    """Return a table as CSV; what a spreadsheet would take for a formula begins with a quote."""
     out = io.StringIO()
-    for row in cells(results):
+    for row in table:
         numbers = [cell.lstrip("+-").replace(".", "", 1).isdecimal() for cell in row]
         csv.writer(out, lineterminator="\n").writerow(
             cell if is_number or cell == NONE or cell[:1] not in "=+-@\t\r" else f"'{cell}"
@@ -185,20 +228,43 @@ def comma_separated(results: Results) -> str:
 
 
 def page(results: Results, curves: str) -> str:
-    """Return all of the report as one page that needs nothing else."""
-    head, *rows = cells(results)
-    heading = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    body = "\n".join(
-        _page_row(row, texts) for row, texts in zip(results.rows.values(), rows, strict=True)
+    """Return all of the report as one page that needs nothing else; rows lead to their runs."""
+    rows = zip(results.rows.values(), cells(results)[1:], strict=True)
+    states = [state for row in results.rows.values() for state in row.states]
+    each = zip(states, runs(results)[1:], strict=True)
+    table = _table(
+        cells(results)[0], ((row.states[0], row.missing, texts) for row, texts in rows), results
+    )
+    single = _table(
+        runs(results)[0],
+        ((state, [state.note] if state.note else [], texts) for state, texts in each),
+        results,
     )
     told = "\n".join(f"<li>{html.escape(text)}</li>" for text in remarks(results))
     title = html.escape(results.sweep.path.resolve().name)
     svg = curves[curves.index("<svg") :]
     return (
         f"<!doctype html>\n<html lang=en>\n<meta charset=utf-8>\n<title>{title}</title>\n"
-        f"<style>{STYLE}</style>\n<h1>{title}</h1>\n<div class=wide><table>\n"
-        f"<tr>{heading}</tr>\n{body}\n</table></div>\n<ul>\n{told}\n</ul>\n{svg}\n</html>\n"
+        f"<style>{STYLE}</style>\n<h1>{title}</h1>\n{table}\n<ul>\n{told}\n</ul>\n{svg}\n"
+        f"<h2>Runs</h2>\n{single}\n</html>\n"
     )
+
+
+def _table(
+    head: Sequence[str],
+    rows: Iterable[tuple[State, Sequence[str], Sequence[str]]],
+    results: Results,
+) -> str:
+    """Return a table of which each row's first cell leads to a run, and says what is missing."""
+    lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
+    for state, missing, (first, *others) in rows:
+        place = os.path.relpath(state.run.path, results.sweep.path / "report")
+        link = html.escape(Path(place).as_posix(), quote=True)
+        why = html.escape("; ".join(missing), quote=True)
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in others)
+        lines.append(f'<td><a href="{link}" title="{why}">{html.escape(first)}</a></td>{cells}')
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<div class=wide><table>\n{body}\n</table></div>"
 
 
 STYLE = (
@@ -208,14 +274,6 @@ STYLE = (
     "th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}.wide{overflow-x:auto}"
     "svg{max-width:100%;height:auto}"
 )
-
-
-def _page_row(row: RowResult, texts: Sequence[str]) -> str:
-    """Return a row whose first cell leads to its first run."""
-    first, *others = (html.escape(text) for text in texts)
-    link = html.escape(f"../{row.states[0].run.name}/", quote=True)
-    linked = f'<td><a href="{link}">{first}</a></td>'
-    return f"<tr>{linked}{''.join(f'<td>{cell}</td>' for cell in others)}</tr>"
 
 
 def curves_svg(results: Results) -> str:
@@ -250,7 +308,4 @@ def curves_svg(results: Results) -> str:
 
 
 def _dev_curve(path: Path) -> list[tuple[int, float]]:
-    if not path.exists():
-        return []
-    lines: list[dict[str, Any]] = [json.loads(x) for x in path.read_text("utf-8").splitlines()]
-    return [(line["step"], line["perplexity"]) for line in lines if line["split"] == "dev"]
+    return [(x["step"], x["perplexity"]) for x in read_reports(path) if x.get("split") == "dev"]

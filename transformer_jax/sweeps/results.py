@@ -12,14 +12,16 @@ import sacrebleu
 from scipy import stats
 
 from transformer_jax.config import Config, ConfigError, Paper
+from transformer_jax.console import command
 from transformer_jax.data.corpora import bleu_tokenizer
+from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
 from transformer_jax.inference.evaluate import metrics
 from transformer_jax.inference.significance import bootstrap, p_value
 from transformer_jax.model.transformer import Transformer, parameter_counts
+from transformer_jax.sweeps.gather import Gathered
 from transformer_jax.sweeps.plan import PlannedRun, Sweep
-from transformer_jax.sweeps.status import State, read_state
-from transformer_jax.training.flops import train_flops
+from transformer_jax.sweeps.status import State, newest_evaluation, read_reports, read_state
 
 CONFIDENCE = 0.95
 # As tensor2tensor's get_ende_bleu.sh parts compounds, for the paper's figures.
@@ -52,8 +54,9 @@ class RowResult:
     """What is different from the first row."""
     paper: Paper
     parameters: int
-    flops: float
-    """Of training, counted."""
+    flops: tuple[float, float] | None
+    """Of one training: counted, and by the paper's method, which is time x what the devices could
+    do in that time."""
     states: Sequence[State]
     missing: Sequence[str] = ()
     scores: Mapping[str, Spread] = field(default_factory=dict)
@@ -72,6 +75,13 @@ class Results:
     rows: Mapping[str, RowResult]
     signature: str
     """Of BLEU on the test set."""
+
+    @property
+    def command(self) -> str:
+        """What makes this report."""
+        if not isinstance(self.sweep, Gathered):
+            return command("report", self.sweep.path)
+        return command("report", *(run.path for run in self.sweep.runs), "--out", self.sweep.path)
 
     @property
     def base(self) -> RowResult:
@@ -139,12 +149,13 @@ def results(sweep: Sweep) -> Results:
         config = _as_trained(states[0].run)
         sizes = config.data.vocab_size, config.data.source_vocab_size
         changes = base.differences(row.config)
+        changes.pop(("train", "seed"), None)
         rows[name] = RowResult(
             name,
             ", ".join(f"{key} {after}" for (_, key), (_, after) in changes.items()),
             row.paper,
             parameter_counts(Transformer(config.model, *sizes))["total"],
-            train_flops(config),
+            _spent([state for state in states if state.name == "done"]),
             states,
             [f"{s.run.name}: {s.summary}" for s in states if s.name != "done"],
             _spreads([state for state in states if state.name == "done"]),
@@ -179,6 +190,21 @@ def _spreads(states: Sequence[State]) -> dict[str, Spread]:
     return {name: Spread(tuple(values)) for name, values in found.items()}
 
 
+def _spent(states: Sequence[State]) -> tuple[float, float] | None:
+    """Return FLOPs of training, counted and by the paper's method: mean over runs."""
+    totals = []
+    for state in states:
+        reports = read_reports(state.run.path / "metrics.jsonl")
+        spans = [(x["flops"], x["utilization"]) for x in reports if x.get("flops")]
+        if spans:
+            # Utilisation is what was counted over what could have been done.
+            totals.append((sum(f for f, _ in spans), sum(f / used for f, used in spans)))
+    if not totals:
+        return None
+    counted, possible = (statistics.fmean(column) for column in zip(*totals, strict=True))
+    return counted, possible
+
+
 def compound_bleu(tokenizer: str, hypotheses: list[str], references: list[str]) -> float:
     """Return BLEU as the paper has it: over tokens, with compounds parted at their hyphens."""
     if tokenizer != "none":
@@ -202,11 +228,12 @@ def _significance(
     bleu, _ = metrics(tokenizer, warn=False)
     found: dict[str, list[float]] = {}
     signature = ""
-    for index in range(len(sweep.seeds)):
+    for seed in sweep.seeds:
         lines = {
-            name: _lines(states[index].run, "test")
+            name: _lines(state.run, "test")
             for name, states in by_row.items()
-            if states[index].name == "done"
+            for state in states
+            if state.name == "done" and state.run.seed == seed
         }
         first = lines.get(base)
         if first is None:
@@ -222,12 +249,11 @@ def _significance(
     return found, signature
 
 
-def _lines(run: PlannedRun, split: str) -> tuple[list[str], list[str]] | None:
+def _lines(run: PlannedRun, split: Split) -> tuple[list[str], list[str]] | None:
     """Return the newest translations of a set, and their references."""
-    folders = [path.parent for path in run.path.glob(f"evaluations/{split}-*/scores.json")]
-    if not folders:
+    newest = newest_evaluation(run, split)
+    if newest is None:
         return None
-    newest = max(folders, key=lambda folder: (folder / "scores.json").stat().st_mtime)
     return _read(newest / "hypothesis.txt"), _read(newest / "reference.txt")
 
 

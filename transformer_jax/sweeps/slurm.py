@@ -146,19 +146,20 @@ def _progress(run: PlannedRun) -> tuple[int, int]:
     return len(read_state(run).finished), max(saved, default=0)
 
 
-def check_tools() -> None:
+def check_here() -> None:
     """Make sure that this machine can submit.
 
     Raises:
         UsageError: submitit is not installed.
-        UnreachableError: there is no Slurm here.
+        UnreachableError: there is no Slurm here, or it does not answer.
     """
     try:
         import submitit  # noqa: F401
     except ImportError:
         raise UsageError("--launcher slurm needs submitit: pip install '.[slurm]'") from None
-    for name in ("sbatch", "srun", "squeue"):
+    for name in ("sbatch", "srun"):
         _tool(name)
+    queued_jobs()
 
 
 def settle(sweep: Sweep) -> list[State]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from transformer_jax.console import command
+from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import StorageError
 from transformer_jax.runs.folder import write_json
 from transformer_jax.sweeps.plan import PlannedRun
@@ -17,8 +19,9 @@ from transformer_jax.sweeps.plan import PlannedRun
 Name = Literal["queued", "submitted", "running", "stopped", "failed", "done"]
 # Of another machine's process all that can be seen is that it writes, or does not.
 SILENT_SECONDS = 1800.0
-# Of a file of reports, its end is read.
+# Of a file of reports, its end tells how a run stands.
 TAIL_BYTES = 1 << 16
+MAX_REPORTS = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,11 @@ class State:
             return f"failed, {self.doing}: {self.note}"
         if self.name == "done":
             bleu = "" if self.bleu is None else f", BLEU {self.bleu:.1f}"
-            return f"done: dev perplexity {self.perplexity:.3f}{bleu}"
-        return self.name
+            perplexity = (
+                "" if self.perplexity is None else f": dev perplexity {self.perplexity:.3f}"
+            )
+            return f"done{perplexity}{bleu}"
+        return f"{self.name}: {self.note}" if self.note else self.name
 
 
 def slurm_job() -> str:
@@ -88,15 +94,19 @@ def read_state(run: PlannedRun) -> State:
     note = str(known.get("note", ""))
     if name == "running" and (fault := _fault_of_worker(run, known)):
         name, note = "stopped", fault
-    reports = _reports(run.path / "metrics.jsonl")
+    reports = read_reports(run.path / "metrics.jsonl", TAIL_BYTES)
     train = [line for line in reports if line.get("split") == "train"]
     dev = [line for line in reports if line.get("split") == "dev"]
     bleus = [line["bleu"] for line in dev if "bleu" in line]
-    scores = {
-        found["set"]: found
-        for path in sorted(run.path.glob("evaluations/*/scores.json"))
-        if "set" in (found := _read_json(path))
+    scores: dict[str, dict[str, Any]] = {
+        split: _read_json(folder / "scores.json")
+        for split in SPLITS
+        if (folder := newest_evaluation(run, split)) is not None
     }
+    if not known and (run.path / "run.json").exists():
+        # Made by hand: what counts is whether it was scored.
+        name = "done" if scores else "stopped"
+        note = "" if scores else f"not scored: {command('evaluate', run.path, '--set', 'dev')}"
     step = max((int(line["step"]) for line in reports), default=0)
     best = scores.get("dev", {})
     return State(
@@ -113,6 +123,16 @@ def read_state(run: PlannedRun) -> State:
         seconds_left=_seconds_left(train, run.config.train.steps) if name == "running" else None,
         scores=scores,
     )
+
+
+def newest_evaluation(run: PlannedRun, split: Split) -> Path | None:
+    """Return where the scores of a set are: of the latest step, and of these the last made."""
+    found = list(run.path.glob(f"evaluations/{split}-step*/scores.json"))
+    if not found:
+        return None
+    return max(
+        found, key=lambda path: (_read_json(path).get("step", 0), path.stat().st_mtime)
+    ).parent
 
 
 def _fault_of_worker(run: PlannedRun, known: Mapping[str, Any]) -> str:
@@ -146,12 +166,12 @@ def _seconds_left(train: list[dict[str, Any]], steps: int) -> float | None:
     return max(0.0, pace * (steps - last["step"]))
 
 
-def _reports(path: Path) -> list[dict[str, Any]]:
-    """Return the newest reports; what is no whole line is left out."""
+def read_reports(path: Path, most: int = MAX_REPORTS) -> list[dict[str, Any]]:
+    """Return the reports in the last so many bytes; what is no whole line is left out."""
     with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        file.seek(max(0, path.stat().st_size - most))
         lines = []
-        for line in file.read(TAIL_BYTES).splitlines():
+        for line in file.read(most).splitlines():
             with contextlib.suppress(ValueError):
                 found = json.loads(line)
                 if isinstance(found, dict) and "step" in found:

@@ -83,6 +83,7 @@ class Meter:
         if skipped := sum(tokens == 0 for _, _, tokens in sums):
             values["skipped"] = skipped
         values["tokens_per_second"] = now / seconds
+        values["flops"] = self._flops
         values["utilization"] = self._flops / seconds / self._peak
         self._clear([])
         return values

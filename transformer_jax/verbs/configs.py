@@ -1,15 +1,17 @@
-"""Looking at experiments without running them: `params`."""
+"""Looking at experiments without running them: `params`, `diff`."""
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 from rich.table import Table
-from tyro.conf import FlagCreatePairsOff
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from transformer_jax import configfiles
-from transformer_jax.config import Row
+from transformer_jax.config import Config, Row
 from transformer_jax.console import OUT
-from transformer_jax.verbs.base import ConfigArgument, ConfigVerb
+from transformer_jax.verbs.base import ConfigArgument, ConfigVerb, FolderVerb
 
 
 @dataclass(frozen=True)
@@ -58,3 +60,49 @@ class Params(ConfigVerb):
             for column in table.columns[1:]:
                 column.justify = "right"
             OUT.print(table)
+
+
+@dataclass(frozen=True)
+class Diff(FolderVerb):
+    """Show in which fields two configs, or two runs, differ."""
+
+    first: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
+    """A config file, FILE:ROW of a sweep, the name of a shipped one, or a run's folder."""
+    second: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
+    """The other one."""
+    json: FlagCreatePairsOff[bool] = False
+    """Print JSON: by field the two values."""
+    subject = "two configs or runs"
+
+    def run(self) -> None:
+        (ours, our_versions), (theirs, their_versions) = map(_described, (self.first, self.second))
+        found = {
+            f"{section}.{key}": values
+            for (section, key), values in ours.differences(theirs).items()
+        }
+        if our_versions and their_versions:
+            found |= {
+                f"made with {name}": (version, their_versions.get(name))
+                for name, version in our_versions.items()
+                if version != their_versions.get(name)
+            }
+        if self.json:
+            OUT.print(json.dumps(found))
+        elif not found:
+            OUT.print("no difference")
+        else:
+            table = Table("", self.first, self.second, box=None)
+            for name, values in found.items():
+                table.add_row(name, *map(str, values))
+            OUT.print(table)
+
+
+def _described(spec: str) -> tuple[Config, dict[str, Any]]:
+    """Return the config that is meant; of a run also what it was made with, and its data."""
+    path = Path(spec)
+    if not path.is_dir():
+        return configfiles.load_config(spec), {}
+    from transformer_jax.runs.folder import RunFolder
+
+    folder = RunFolder.open(path)
+    return folder.config, folder.made_with

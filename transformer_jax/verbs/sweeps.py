@@ -10,7 +10,14 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from transformer_jax import configfiles
 from transformer_jax.config import Row
-from transformer_jax.console import NOTES, OUT, command, print_results, print_states
+from transformer_jax.console import (
+    NOTES,
+    OUT,
+    command,
+    print_results,
+    print_states,
+    progress_bar,
+)
 from transformer_jax.errors import UnfinishedError, UsageError
 from transformer_jax.sweeps.resources import Resources
 from transformer_jax.verbs.base import ConfigArgument, ConfigVerb, FolderVerb
@@ -99,6 +106,7 @@ class Sweep(ConfigVerb):
             return
         sweep.store()
         _settle_submitted(sweep)
+        _prepare(sweep)
         states = launch.launch(
             sweep,
             places,
@@ -125,8 +133,10 @@ class Sweep(ConfigVerb):
                 f"{self.slurm.time}. How long one takes in all depends on Slurm's devices."
             )
             return
-        slurm.check_tools()
+        slurm.check_here()
         sweep.store()
+        # Nodes often cannot reach what it is fetched from.
+        _prepare(sweep)
         jobs = slurm.submit(
             sweep, self.slurm, retry_failed=self.retry_failed, hang_seconds=self.hang_seconds
         )
@@ -162,21 +172,42 @@ class Status(FolderVerb):
 class Report(FolderVerb):
     """Write a sweep's table: our figures beside the paper's, with spread and significance."""
 
-    sweep_folder: Positional[Annotated[str, arg(metavar="SWEEP")]]
-    """A sweep's folder."""
-    subject = "a sweep"
+    folders: Positional[Annotated[tuple[str, ...], arg(metavar="SWEEP|RUN...")]] = ()
+    """A sweep's folder; or those of runs made by hand, of which the first is what the others are
+    compared with. Runs that differ by their seed alone are one row."""
+    out: Path | None = None
+    """Of runs made by hand: the folder for their report."""
+    subject = "a sweep, or runs"
 
     def run(self) -> None:
+        from transformer_jax.sweeps.gather import gather
         from transformer_jax.sweeps.plan import Sweep
         from transformer_jax.sweeps.report import remarks, write_report
         from transformer_jax.sweeps.results import results
 
-        found = results(Sweep.open(Path(self.sweep_folder)))
+        paths = [Path(folder) for folder in self.folders]
+        if (paths[0] / "run.json").exists() or len(paths) > 1:
+            if self.out is None:
+                raise UsageError("a report of runs wants a place: say --out FOLDER")
+            found = results(gather(paths, self.out))
+        elif self.out is not None:
+            raise UsageError("a sweep has its report inside: --out is for runs made by hand")
+        else:
+            found = results(Sweep.open(paths[0]))
         folder = write_report(found)
         print_results(found)
         for told in remarks(found):
             OUT.print(told)
         OUT.print(f"kept in {folder}")
+
+
+def _prepare(sweep: Any) -> None:
+    """Make text ready, once for all rows that share it, before any of them waits for it."""
+    from transformer_jax.data.prepare import prepare
+
+    with progress_bar() as progress:
+        for data in {row.config.data: None for row in sweep.rows.values()}:
+            prepare(data, progress=progress)
 
 
 def _settle_submitted(sweep: "plan.Sweep") -> None:
