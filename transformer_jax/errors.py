@@ -30,7 +30,7 @@ class DataError(ProjectError):
 
 
 class UnreachableError(ProjectError):
-    """Processes of one run that do not find one another."""
+    """Processes of one run that do not find one another, or a Slurm that is not to be found."""
 
     exit_code = 69
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from transformer_jax.config import Config
 from transformer_jax.errors import InterruptedRunError, StorageError, UsageError
 from transformer_jax.sweeps.plan import PlannedRun, Sweep
 from transformer_jax.sweeps.status import State, read_state
@@ -125,13 +126,17 @@ def launch(
 
 
 def _is_to_do(state: State, retry_failed: bool) -> bool:
-    return state.name not in ("done", "running") and (retry_failed or state.name != "failed")
+    return state.name not in ("done", "running", "submitted") and (
+        retry_failed or state.name != "failed"
+    )
 
 
 def begin(run: PlannedRun, slot: Slot, hang_seconds: float) -> subprocess.Popen[bytes]:
     """Start what is left of a run, in a process of its own."""
 
     def settle() -> None:
+        # Slurm says by it that time is up, to every process: what is to be done, the launcher says.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         if slot.cores is not None:
             os.sched_setaffinity(0, slot.cores)
 
@@ -155,18 +160,24 @@ def estimates(sweep: Sweep) -> dict[str, tuple[float, int]]:
 
     Of training, at a utilisation that is usual; preparing text and scoring come on top.
     """
-    from transformer_jax.model.transformer import Transformer, parameter_counts
     from transformer_jax.training.flops import peak_flops, train_flops
 
     found = {}
     for name, row in sweep.rows.items():
-        model, data, train = row.config.model, row.config.data, row.config.train
-        module = Transformer(model, data.vocab_size, data.source_vocab_size)
-        # Parameters and Adam's two moments, in float32; the latest and the best beside the rest.
-        size = 12 * parameter_counts(module)["total"] * (train.keep_checkpoints + 2)
-        seconds = train_flops(row.config) / (USUAL_UTILIZATION * peak_flops(model.dtype))
-        found[name] = seconds, size
+        peak = peak_flops(row.config.model.dtype)
+        seconds = train_flops(row.config) / (USUAL_UTILIZATION * peak)
+        found[name] = seconds, stored_bytes(row.config)
     return found
+
+
+def stored_bytes(config: Config) -> int:
+    """Return about how many bytes a run keeps."""
+    from transformer_jax.model.transformer import Transformer, parameter_counts
+
+    model, data, train = config.model, config.data, config.train
+    module = Transformer(model, data.vocab_size, data.source_vocab_size)
+    # Parameters and Adam's two moments, in float32; the latest and the best beside the rest.
+    return 12 * parameter_counts(module)["total"] * (train.keep_checkpoints + 2)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ sweeps/table3/
     base/seed-0.json     its config, from which `train` begins
     base/seed-0.log      what its commands printed
     base/seed-0.state    how it stands
+    slurm/               scripts, logs and pickles of submitit, where Slurm does the runs
 """
 
 import dataclasses
@@ -81,6 +82,17 @@ class Sweep:
             for seed in self.seeds
             for name, row in self.rows.items()
         ]
+
+    def run(self, name: str) -> PlannedRun:
+        """Return the run of this name.
+
+        Raises:
+            UsageError: there is none.
+        """
+        for run in self.runs:
+            if run.name == name:
+                return run
+        raise UsageError(f"{self.path} has no run {name!r}")
 
     def store(self) -> None:
         """Make the sweep's folder, or make sure that the one there is of the same sweep.

@@ -16,7 +16,7 @@ from transformer_jax.errors import StorageError
 from transformer_jax.runs.folder import write_json
 from transformer_jax.sweeps.plan import PlannedRun
 
-Name = Literal["queued", "running", "stopped", "failed", "done"]
+Name = Literal["queued", "submitted", "running", "stopped", "failed", "done"]
 # Of another machine's process all that can be seen is that it writes, or does not.
 SILENT_SECONDS = 1800.0
 # Of a file of reports, its end tells how a run stands.
@@ -31,7 +31,10 @@ class State:
     run: PlannedRun
     name: Name = "queued"
     doing: str = ""
-    """Of a run that is running, or that stopped or failed then: train, or the set it scores."""
+    """Of a run that is running, or that stopped or failed then: train, or the set it scores. Of one
+    that is submitted: its job."""
+    job: str = ""
+    """Of a run that Slurm has, or had: as `squeue` names it."""
     finished: tuple[str, ...] = ()
     code: int | None = None
     """Exit code of what failed or was stopped."""
@@ -61,10 +64,23 @@ class State:
         return f"{self.name}: {self.note}" if self.note else self.name
 
 
+def slurm_job() -> str:
+    """Return the job of Slurm's that this process is part of, as `squeue` names it, or ""."""
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    if array:
+        return f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
+    return os.environ.get("SLURM_JOB_ID", "")
+
+
 def note_state(run: PlannedRun, name: Name, **details: Any) -> None:
     """Keep how a run stands; what is not said stays as it was."""
     known = _read_json(run.state)
-    here = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
+    here = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "job": slurm_job(),
+        "time": time.time(),
+    }
     try:
         write_json(run.state, {**known, "code": None, "note": "", **here, "name": name, **details})
     except OSError as error:
@@ -97,6 +113,7 @@ def read_state(run: PlannedRun) -> State:
         run,
         name,
         doing=str(known.get("doing", "")),
+        job=str(known.get("job", "")),
         finished=tuple(known.get("finished", ())),
         code=known.get("code"),
         note=note,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from transformer_jax.errors import LostProcessError, ProjectError, UsageError
+from transformer_jax.errors import LostProcessError, ProjectError
 from transformer_jax.sweeps.plan import PlannedRun, Sweep
 from transformer_jax.sweeps.status import note_state, read_state
 from transformer_jax.training.supervisor import supervise, train_command
@@ -92,10 +92,7 @@ def _last_line(log: Path) -> str:
 
 def main(sweep: str, name: str, hang_seconds: str) -> int:
     """Do what the module says."""
-    runs = {run.name: run for run in Sweep.open(Path(sweep)).runs}
-    if name not in runs:
-        raise UsageError(f"{sweep} has no run {name!r}")
-    return work(runs[name], float(hang_seconds))
+    return work(Sweep.open(Path(sweep)).run(name), float(hang_seconds))
 
 
 if __name__ == "__main__":

@@ -2,22 +2,33 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from transformer_jax import configfiles
 from transformer_jax.config import Row
-from transformer_jax.console import NOTES, OUT, print_results, print_states, progress_bar
+from transformer_jax.console import (
+    NOTES,
+    OUT,
+    command,
+    print_results,
+    print_states,
+    progress_bar,
+)
 from transformer_jax.errors import UnfinishedError, UsageError
+from transformer_jax.sweeps.resources import Resources
 from transformer_jax.verbs.base import ConfigArgument, ConfigVerb, FolderVerb
+
+if TYPE_CHECKING:
+    from transformer_jax.sweeps import plan
 
 
 @dataclass(frozen=True)
 class Sweep(ConfigVerb):
-    """Train all rows of an ablation, each from several random seeds, on every device here.
+    """Train all rows of an ablation, each from several random seeds, here or by Slurm.
 
     What is finished is not done again: the same command goes on with what is not.
     """
@@ -33,6 +44,9 @@ class Sweep(ConfigVerb):
     """How many random seeds each row is trained from: a row with one proves nothing."""
     out: Path | None = None
     """The sweep's folder; sweeps/NAME where it is not said."""
+    launcher: Literal["local", "slurm"] = "local"
+    """Where runs go: to the devices of this machine, while this command waits, or to Slurm."""
+    slurm: Resources = field(default_factory=Resources)
     devices: str = "all"
     """How many accelerators, one run on each at a time; on a CPU how many runs side by side."""
     hang_seconds: float = 60.0
@@ -76,6 +90,11 @@ class Sweep(ConfigVerb):
         sweep = plan.planned(
             self.out or Path("sweeps") / name, rows, self.seeds, only=self.rows or None
         )
+        if self.launcher == "slurm":
+            self._submit(sweep)
+            return
+        if self.slurm != Resources():
+            raise UsageError("options of Slurm's, as --slurm.time, need --launcher slurm")
         places = launch.slots(None if self.devices == "all" else _whole(self.devices, "--devices"))
         OUT.print(
             f"{len(sweep.rows)} rows x {len(sweep.seeds)} seeds = {len(sweep.runs)} runs, "
@@ -86,6 +105,7 @@ class Sweep(ConfigVerb):
                 OUT.print(f"  {row:8} about {seconds / 3600:.1f} h and {size / 1e9:.1f} GB a run")
             return
         sweep.store()
+        _settle_submitted(sweep)
         _prepare(sweep)
         states = launch.launch(
             sweep,
@@ -96,6 +116,39 @@ class Sweep(ConfigVerb):
         )
         print_states(states)
         _check_done(states)
+
+    def _submit(self, sweep: "plan.Sweep") -> None:
+        from transformer_jax.sweeps import launch, slurm
+
+        if self.devices != "all":
+            raise UsageError("with --launcher slurm, --slurm.max-parallel takes --devices' place")
+        together = f"{self.slurm.max_parallel} at a time"
+        if self.dry_run:
+            runs = f"{len(sweep.rows)} rows x {len(sweep.seeds)} seeds = {len(sweep.runs)} runs"
+            OUT.print(f"{runs} by Slurm, {together}")
+            for name, row in sweep.rows.items():
+                OUT.print(f"  {name:8} about {launch.stored_bytes(row.config) / 1e9:.1f} GB a run")
+            OUT.print(
+                f"GPUs of each: {self.slurm.gpus}; each saves and queues again after "
+                f"{self.slurm.time}. How long one takes in all depends on Slurm's devices."
+            )
+            return
+        slurm.check_here()
+        sweep.store()
+        # Nodes often cannot reach what it is fetched from.
+        _prepare(sweep)
+        jobs = slurm.submit(
+            sweep, self.slurm, retry_failed=self.retry_failed, hang_seconds=self.hang_seconds
+        )
+        if jobs:
+            number, is_array, _ = jobs[0].partition("_")
+            kind = f"array {number} ({len(jobs)} tasks, {together})"
+            told = kind if is_array else f"job {number} (1 task)"
+            OUT.print(f"submitted {told}; this terminal may be closed")
+            OUT.print(f"next: {command('status', sweep.path)}")
+        else:
+            OUT.print("nothing to submit: what is unfinished waits or runs already, or failed")
+            Status(str(sweep.path)).run()
 
 
 @dataclass(frozen=True)
@@ -155,6 +208,15 @@ def _prepare(sweep: Any) -> None:
     with progress_bar() as progress:
         for data in {row.config.data: None for row in sweep.rows.values()}:
             prepare(data, progress=progress)
+
+
+def _settle_submitted(sweep: "plan.Sweep") -> None:
+    """Make free for this machine what Slurm was to do and has no more."""
+    from transformer_jax.sweeps import slurm
+    from transformer_jax.sweeps.status import read_state
+
+    if any(read_state(run).name == "submitted" for run in sweep.runs):
+        slurm.settle(sweep)
 
 
 def _check_done(states: Sequence[Any]) -> None:
