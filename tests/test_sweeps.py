@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -301,7 +302,9 @@ def test_a_dry_run_says_what_it_takes_and_makes_nothing(
     assert main(["sweep", "table3", "--scale", "tiny", "--data", "tiny", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "20 rows x 3 seeds = 60 runs" in out
-    assert "A1 " in out
+    assert re.search(r"^  A1 +about [\dh ]+ min and 0\.\d\d GB a run$", out, re.MULTILINE), out
+    assert re.search(r"^about .* in all, at 30% of what is here", out, re.MULTILINE)
+    assert re.search(r"^about \d+\.\d GB on disk \(free: \d+\)$", out, re.MULTILINE)
     assert not any(tmp_path.iterdir())
 
 

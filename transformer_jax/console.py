@@ -147,7 +147,7 @@ def print_states(states: list[Any]) -> None:
             steps,
             "" if state.perplexity is None else f"{state.perplexity:.2f}",
             "" if state.bleu is None else f"{state.bleu:.1f}",
-            "" if state.seconds_left is None else _span(state.seconds_left),
+            "" if state.seconds_left is None else span(state.seconds_left),
             visible(state.note) if state.note else state.doing,
         )
     OUT.print(table)
@@ -176,6 +176,7 @@ def print_results(results: Any) -> None:
     OUT.print(table)
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """Return a time as hours and minutes."""
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"

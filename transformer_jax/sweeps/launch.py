@@ -155,19 +155,25 @@ def begin(run: PlannedRun, slot: Slot, hang_seconds: float) -> subprocess.Popen[
         raise StorageError(f"{run.log} cannot be written: {error.strerror}") from error
 
 
-def estimates(sweep: Sweep) -> dict[str, tuple[float, int]]:
-    """Return about how many seconds a run of each row takes here, and how many bytes.
+def estimates(sweep: Sweep, at_a_time: int) -> dict[str, float]:
+    """Return about how many seconds a run of each row takes, of so many at a time here.
 
     Of training, at a utilisation that is usual; preparing text and scoring come on top.
     """
+    import jax
+
     from transformer_jax.training.flops import peak_flops, train_flops
 
-    found = {}
-    for name, row in sweep.rows.items():
-        peak = peak_flops(row.config.model.dtype)
-        seconds = train_flops(row.config) / (USUAL_UTILIZATION * peak)
-        found[name] = seconds, stored_bytes(row.config)
-    return found
+    # Of accelerators each run has its own; runs on a CPU share it.
+    share = at_a_time if jax.default_backend() == "cpu" else jax.local_device_count()
+    peaks = {
+        dtype: peak_flops(dtype) / share
+        for dtype in {row.config.model.dtype for row in sweep.rows.values()}
+    }
+    return {
+        name: train_flops(row.config) / (USUAL_UTILIZATION * peaks[row.config.model.dtype])
+        for name, row in sweep.rows.items()
+    }
 
 
 def stored_bytes(config: Config) -> int:

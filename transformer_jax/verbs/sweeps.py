@@ -1,7 +1,8 @@
 """Ablations: `sweep`, `status`, `report`."""
 
 import argparse
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,6 +18,7 @@ from transformer_jax.console import (
     print_results,
     print_states,
     progress_bar,
+    span,
 )
 from transformer_jax.errors import UnfinishedError, UsageError
 from transformer_jax.sweeps.resources import Resources
@@ -96,13 +98,15 @@ class Sweep(ConfigVerb):
         if self.slurm != Resources():
             raise UsageError("options of Slurm's, as --slurm.time, need --launcher slurm")
         places = launch.slots(None if self.devices == "all" else _whole(self.devices, "--devices"))
-        OUT.print(
-            f"{len(sweep.rows)} rows x {len(sweep.seeds)} seeds = {len(sweep.runs)} runs, "
-            f"{len(places)} at a time"
-        )
+        OUT.print(f"{_size(sweep)}, {len(places)} at a time")
         if self.dry_run:
-            for row, (seconds, size) in launch.estimates(sweep).items():
-                OUT.print(f"  {row:8} about {seconds / 3600:.1f} h and {size / 1e9:.1f} GB a run")
+            seconds = launch.estimates(sweep, len(places))
+            _print_needs(sweep, seconds)
+            total = len(sweep.seeds) * sum(seconds.values()) / len(places)
+            OUT.print(
+                f"about {span(total)} in all, at {launch.USUAL_UTILIZATION:.0%} of what is here; "
+                f"scoring comes on top"
+            )
             return
         sweep.store()
         _settle_submitted(sweep)
@@ -118,16 +122,14 @@ class Sweep(ConfigVerb):
         _check_done(states)
 
     def _submit(self, sweep: "plan.Sweep") -> None:
-        from transformer_jax.sweeps import launch, slurm
+        from transformer_jax.sweeps import slurm
 
         if self.devices != "all":
             raise UsageError("with --launcher slurm, --slurm.max-parallel takes --devices' place")
         together = f"{self.slurm.max_parallel} at a time"
         if self.dry_run:
-            runs = f"{len(sweep.rows)} rows x {len(sweep.seeds)} seeds = {len(sweep.runs)} runs"
-            OUT.print(f"{runs} by Slurm, {together}")
-            for name, row in sweep.rows.items():
-                OUT.print(f"  {name:8} about {launch.stored_bytes(row.config) / 1e9:.1f} GB a run")
+            OUT.print(f"{_size(sweep)} by Slurm, {together}")
+            _print_needs(sweep, {})
             OUT.print(
                 f"GPUs of each: {self.slurm.gpus}; each saves and queues again after "
                 f"{self.slurm.time}. How long one takes in all depends on Slurm's devices."
@@ -199,6 +201,23 @@ class Report(FolderVerb):
         for told in remarks(found):
             OUT.print(told)
         OUT.print(f"kept in {folder}")
+
+
+def _size(sweep: "plan.Sweep") -> str:
+    return f"{len(sweep.rows)} rows x {len(sweep.seeds)} seeds = {len(sweep.runs)} runs"
+
+
+def _print_needs(sweep: "plan.Sweep", seconds: Mapping[str, float]) -> None:
+    """Show what each row takes, where that is known, and all of them on disk."""
+    from transformer_jax.sweeps.launch import stored_bytes
+
+    stored = {name: stored_bytes(row.config) / 1e9 for name, row in sweep.rows.items()}
+    for name, size in stored.items():
+        takes = f"about {span(seconds[name])} and" if name in seconds else "about"
+        OUT.print(f"  {name:8} {takes} {size:.2f} GB a run")
+    home = next(path for path in sweep.path.absolute().parents if path.exists())
+    free = shutil.disk_usage(home).free / 1e9
+    OUT.print(f"about {len(sweep.seeds) * sum(stored.values()):.1f} GB on disk (free: {free:.0f})")
 
 
 def _prepare(sweep: Any) -> None:
