@@ -37,9 +37,9 @@ class Sweep(ConfigVerb):
 
     file: ConfigArgument = ""
     """Config files, or names of shipped ones, such as table3: their rows, one after the other. The
-    first row is the one that others are compared with. Beside the options below, `--data CONFIG`
-    and `--train CONFIG` take that file's section, but for what a row itself changes, and `--scale
-    half | small | tiny` divides width and depth."""
+    first row is the one that others are compared with. Beside the options below, `--data CONFIG`,
+    `--train CONFIG` and `--decode CONFIG` take that file's section, but for what a row itself
+    changes, and `--scale half | small | tiny` divides width and depth."""
     rows: tuple[str, ...] = ()
     """Of the rows, these alone, beside the first."""
     seeds: int = 3
@@ -71,8 +71,8 @@ class Sweep(ConfigVerb):
                     raise UsageError(f"{spec} has another row {name!r} than {specs[0]}")
         # What changes the beginning of all other options.
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-        for name in ("--data", "--train"):
-            parser.add_argument(name)
+        for name in ("data", "train", "decode"):
+            parser.add_argument(f"--{name}")
         parser.add_argument("--scale", choices=SCALES, default="full")
         try:
             known, rest = parser.parse_known_args(rest)
@@ -80,8 +80,8 @@ class Sweep(ConfigVerb):
             raise UsageError(str(error)) from error
         sections = {
             name: configfiles.load_config(spec)
-            for name, spec in (("data", known.data), ("train", known.train))
-            if spec is not None
+            for name in ("data", "train", "decode")
+            if (spec := getattr(known, name)) is not None
         }
         return scaled(moved(rows, sections), known.scale), [specs[0], *rest]
 
