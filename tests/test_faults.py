@@ -144,7 +144,7 @@ def events_of(path: Path) -> list[tuple[str, int]]:
     return [(tag, e.step) for tag in events.Tags()["tensors"] for e in events.Tensors(tag)]
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(KILLS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(KILLS, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_again_and_again_ends_in_the_same_bits(
     kills: int, zygote: Zygote, undisturbed: Path
 ) -> None:
