@@ -197,7 +197,10 @@ def test_the_table_has_a_line_for_each_row_in_every_form(sweep: Sweep) -> None:
     assert r"4.10 $\pm$ 0.10" in latex
     markdown = (folder / "table.md").read_text().splitlines()
     assert all(line.count(" | ") == len(COLUMNS) - 1 for line in markdown[: len(FOUND) + 2])
-    assert (folder / "curves.svg").read_text().count("<svg") == 1
+    for figure in ("curves.svg", "ratios.svg"):
+        text = (folder / figure).read_text()
+        assert text.count("<svg") == 1
+        assert all(f">{name}" in text for name in FOUND)
 
 
 def test_the_same_runs_give_the_same_report(sweep: Sweep) -> None:

@@ -5,6 +5,7 @@ report/
     runs.csv                         every run's own figures, unrounded, with signature and command
     index.html                       the tables, the curves and what they mean, in one file
     curves.svg                       perplexity of the development set by step
+    ratios.svg                       each row's perplexity over base's: ours and the paper's
 """
 
 import csv
@@ -16,8 +17,9 @@ from pathlib import Path
 
 from transformer_jax.console import command
 from transformer_jax.errors import StorageError
+from transformer_jax.sweeps.figures import curves, ratios
 from transformer_jax.sweeps.results import CONFIDENCE, Results, RowResult, Spread
-from transformer_jax.sweeps.status import State, read_reports
+from transformer_jax.sweeps.status import State
 
 # Heading, and the cell of a row.
 Column = tuple[str, Callable[[Results, RowResult], str]]
@@ -39,7 +41,7 @@ def write_report(results: Results) -> Path:
         StorageError: it cannot be written.
     """
     folder = results.sweep.path / "report"
-    curves = curves_svg(results)
+    figures = {"ratios.svg": ratios(results), "curves.svg": curves(results)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in {
@@ -47,8 +49,8 @@ def write_report(results: Results) -> Path:
             "table.tex": latex(results),
             "table.csv": comma_separated(cells(results)),
             "runs.csv": comma_separated(runs(results)),
-            "curves.svg": curves,
-            "index.html": page(results, curves),
+            "index.html": page(results, list(figures.values())),
+            **figures,
         }.items():
             (folder / name).write_text(content, "utf-8")
     except OSError as error:
@@ -227,7 +229,7 @@ def comma_separated(table: list[list[str]]) -> str:
     return out.getvalue()
 
 
-def page(results: Results, curves: str) -> str:
+def page(results: Results, figures: Sequence[str]) -> str:
     """Return all of the report as one page that needs nothing else; rows lead to their runs."""
     rows = zip(results.rows.values(), cells(results)[1:], strict=True)
     states = [state for row in results.rows.values() for state in row.states]
@@ -242,10 +244,10 @@ def page(results: Results, curves: str) -> str:
     )
     told = "\n".join(f"<li>{html.escape(text)}</li>" for text in remarks(results))
     title = html.escape(results.sweep.path.resolve().name)
-    svg = curves[curves.index("<svg") :]
+    drawn = "\n".join(svg[svg.index("<svg") :] for svg in figures)
     return (
         f"<!doctype html>\n<html lang=en>\n<meta charset=utf-8>\n<title>{title}</title>\n"
-        f"<style>{STYLE}</style>\n<h1>{title}</h1>\n{table}\n<ul>\n{told}\n</ul>\n{svg}\n"
+        f"<style>{STYLE}</style>\n<h1>{title}</h1>\n{table}\n<ul>\n{told}\n</ul>\n{drawn}\n"
         f"<h2>Runs</h2>\n{single}\n</html>\n"
     )
 
@@ -274,38 +276,3 @@ STYLE = (
     "th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}.wide{overflow-x:auto}"
     "svg{max-width:100%;height:auto}"
 )
-
-
-def curves_svg(results: Results) -> str:
-    """Draw perplexity of the development set by step: a line for each row, over its seeds."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(9, 5), layout="constrained")
-        axes = figure.subplots()
-        for number, (name, row) in enumerate(results.rows.items()):
-            for index, state in enumerate(row.states):
-                points = _dev_curve(state.run.path / "metrics.jsonl")
-                if points:
-                    axes.plot(
-                        *zip(*points, strict=True),
-                        color=mpl.colormaps["turbo"]((number + 0.5) / len(results.rows)),
-                        linestyle=("-", "--", ":", "-.")[number % 4],
-                        alpha=0.8,
-                        linewidth=1.3,
-                        label=name.replace("$", r"\$") if index == 0 else None,
-                    )
-        axes.set(xlabel="step", ylabel="perplexity, development set", yscale="log")
-        axes.grid(alpha=0.3, which="both")
-        handles, _ = axes.get_legend_handles_labels()
-        if handles:
-            figure.legend(loc="outside right upper", fontsize="small")
-        out = io.StringIO()
-        # Without a date, the same runs give the same file.
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
-
-
-def _dev_curve(path: Path) -> list[tuple[int, float]]:
-    return [(x["step"], x["perplexity"]) for x in read_reports(path) if x.get("split") == "dev"]
