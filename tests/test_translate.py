@@ -103,6 +103,16 @@ def test_a_line_that_is_too_long_is_named(run: Run, lines: list[str]) -> None:
     assert len(run.translate([lines[0], "", long], truncate=True)) == 3
 
 
+def test_the_model_reads_in_translation_what_it_read_in_training(
+    run: Run, lines: list[str]
+) -> None:
+    prepared = prepare(run.config.data, run.vocabulary)
+    sources, _ = prepared.pieces("dev")
+    trained = [pieces.tolist() for pieces in np.split(sources.flat, sources.offsets[1:-1])]
+    assert run.translator().encode(prepared.lines("dev")[0]) == trained
+    assert all(pieces.count(EOS) == 1 for pieces in run.translator().encode(lines))
+
+
 def test_truncation_keeps_the_beginning_and_the_end_piece(run: Run) -> None:
     [pieces] = run.translator().encode([" ".join(["one"] * 200)], truncate=True)
     assert len(pieces) == 64

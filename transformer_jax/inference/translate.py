@@ -94,7 +94,9 @@ class Translator:
                     f"line {number} has {len(pieces)} pieces, and the model reads {longest} "
                     f"(model.max_length): shorten it, or allow --truncate"
                 )
-        return [[*pieces[: longest - 1], EOS] if len(pieces) > 1 else [] for pieces in encoded]
+        # Each has its end already; one that is cut gets it anew.
+        cut = [p if len(p) <= longest else [*p[: longest - 1], EOS] for p in encoded]
+        return [pieces if len(pieces) > 1 else [] for pieces in cut]
 
     def width(self, length: int) -> int:
         """Return the padded length of a sentence: the next power of two, at most the longest."""
