@@ -48,6 +48,7 @@ RANGES: dict[str, Range] = {
     "activation_dropout": FRACTION,
     "layer_norm_epsilon": REAL,
     "relative_distance": WIDTH,
+    "table_length": WIDTH,
     "max_length": (1, 10**6, (0, -1)),
     "num_pairs": (1, 500_000, (0, -1, 500_001)),
     "vocab_size": (8, 1_000_000, (7, -8, 1_000_001)),
@@ -114,9 +115,12 @@ def configs(draw: st.DrawFn) -> Config:
         model[key] *= 1 + model[key] % 2
     if model["positions"] in ("rotary", "relative"):
         model["attention_score"] = "scaled_dot_product"
-    data["max_length"] = min(data["max_length"], model["max_length"])
+    if model["positions"] != "learned":
+        model |= {"table_length": None, "past_table": "error"}
+    table = model["table_length"] if model["past_table"] == "error" else None
+    data["max_length"] = min(data["max_length"], model["max_length"], table or 10**6)
     decode["average"] = min(decode["average"], train["keep_checkpoints"])
-    if model["positions"] == "learned":
+    if model["positions"] == "learned" and table is None and model["past_table"] == "error":
         decode["max_extra_length"] %= 51
     if data["source"] != "text":
         data |= dict.fromkeys(("train", "dev", "test"))
@@ -225,6 +229,9 @@ def test_a_number_out_of_range_is_told_with_its_field_and_value(kind: Any, key: 
             "decode.max_extra_length",
             "51",
         ),
+        ({"model": {"table_length": 64}}, "model.table_length", "64"),
+        ({"model": {"positions": "none", "past_table": "clamp"}}, "model.past_table", "'clamp'"),
+        ({"model": {"positions": "learned", "table_length": 255}}, "data.max_length", "256"),
         ({"data": {"train": ("a", "b")}}, "data.train", r"\('a', 'b'\)"),
         ({"data": {"source": "tfds", "test": ("a", "b")}}, "data.test", r"\('a', 'b'\)"),
         ({"decode": {"average": 21}}, "decode.average", "21"),
@@ -249,6 +256,12 @@ def test_what_cannot_be_together_is_refused(
         {"model": {"tying": "all"}, "data": {"source_vocab_size": 100}},
         {"model": {"positions": "learned"}, "decode": {"max_extra_length": 50}},
         {"decode": {"max_extra_length": 51}},
+        {
+            "model": {"positions": "learned", "past_table": "clamp"},
+            "decode": {"max_extra_length": 51},
+        },
+        {"model": {"positions": "learned", "table_length": 256}},
+        {"model": {"positions": "learned", "table_length": 8, "past_table": "clamp"}},
         {"model": {"max_length": 257}, "data": {"max_length": 257}},
         {"data": {"source": "text", "train": ["a", "b"], "dev": None}},
         {"decode": {"average": 20}},
