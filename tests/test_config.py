@@ -51,6 +51,7 @@ RANGES: dict[str, Range] = {
     "table_length": WIDTH,
     "max_length": (1, 10**6, (0, -1)),
     "num_pairs": (1, 500_000, (0, -1, 500_001)),
+    "numbers_per_line": (1, 25, (0, -1, 301)),
     "vocab_size": (8, 1_000_000, (7, -8, 1_000_001)),
     "source_vocab_size": (8, 1_000_000, (7, -8, 1_000_001)),
     "max_ratio": (1.0, 1e12, (0.999, -1.0, math.inf, math.nan)),
@@ -122,6 +123,7 @@ def configs(draw: st.DrawFn) -> Config:
     decode["average"] = min(decode["average"], train["keep_checkpoints"])
     if model["positions"] == "learned" and table is None and model["past_table"] == "error":
         decode["max_extra_length"] %= 51
+    data["num_pairs"] = min(data["num_pairs"], 500_000 // data["numbers_per_line"])
     if data["source"] != "text":
         data |= dict.fromkeys(("train", "dev", "test"))
     return Config(
@@ -233,6 +235,8 @@ def test_a_number_out_of_range_is_told_with_its_field_and_value(kind: Any, key: 
         ({"model": {"positions": "none", "past_table": "clamp"}}, "model.past_table", "'clamp'"),
         ({"model": {"positions": "learned", "table_length": 255}}, "data.max_length", "256"),
         ({"data": {"train": ("a", "b")}}, "data.train", r"\('a', 'b'\)"),
+        ({"data": {"num_pairs": 10, "numbers_per_line": 301}}, "data.numbers_per_line", "301"),
+        ({"data": {"num_pairs": 166_667, "numbers_per_line": 3}}, "data.num_pairs", "166667"),
         ({"data": {"source": "tfds", "test": ("a", "b")}}, "data.test", r"\('a', 'b'\)"),
         ({"decode": {"average": 21}}, "decode.average", "21"),
         ({"decode": {"average": 2}, "train": {"keep_checkpoints": 1}}, "decode.average", "2"),
@@ -264,6 +268,8 @@ def test_what_cannot_be_together_is_refused(
         {"model": {"positions": "learned", "table_length": 8, "past_table": "clamp"}},
         {"model": {"max_length": 257}, "data": {"max_length": 257}},
         {"data": {"source": "text", "train": ["a", "b"], "dev": None}},
+        {"data": {"num_pairs": 166_666, "numbers_per_line": 3}},
+        {"data": {"num_pairs": 1, "numbers_per_line": 300}},
         {"decode": {"average": 20}},
         {"model": {"dropout": 0.0}},
     ],

@@ -182,6 +182,9 @@ class DataConfig(Section):
     text: files of yours; tfds: a set of TensorFlow Datasets, downloaded at first use."""
     num_pairs: int = 20_000
     """embedded: training pairs."""
+    numbers_per_line: int = 1
+    """embedded: lines have 1 to so many numbers, parted by semicolons; of every length there are
+    as many."""
     train: tuple[str, str] | None = None
     """text: a file of sources and one of targets, UTF-8, plain or gzip; line n of one belongs to
     line n of the other."""
@@ -219,6 +222,7 @@ class DataConfig(Section):
         *positive("max_length", "batch_tokens"),
         *at_least(1, "max_ratio"),
         ("num_pairs", lambda x: 1 <= x <= 500_000, "from 1 to 500000"),
+        *whole(300, "numbers_per_line"),
         ("vocab_size", lambda x: 8 <= x <= 1_000_000, "from 8 to 1000000"),
         ("source_vocab_size", lambda x: 8 <= x <= 1_000_000, "from 8 to 1000000"),
     )
@@ -231,6 +235,12 @@ class DataConfig(Section):
                     f"data.{key} must be left out with data.source {self.source} "
                     f"(only text reads files), got {getattr(self, key)!r}"
                 )
+        # No number is in two lines, and there are a million.
+        if self.num_pairs * self.numbers_per_line > 500_000:
+            raise ConfigError(
+                f"data.num_pairs must be at most 500000 / data.numbers_per_line "
+                f"({500_000 // self.numbers_per_line}), got {self.num_pairs}"
+            )
 
 
 @dataclass(frozen=True)
