@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from experiments.positions.study import Score, Study
 from transformer_jax.sweeps.results import Spread
@@ -30,7 +31,8 @@ DASHES = ("-", "--", "-.", ":")
 def figure(study: Study) -> Figure:
     """Draw both scores by length: a line for each row, its bars one standard deviation over seeds.
 
-    A point stands in the middle of its bucket; the broken vertical line is L.
+    A point stands in the middle of its bucket, whose sentences are counted above; the broken
+    vertical line is L.
     """
     drawing = Figure(figsize=(11, 4.8), layout="constrained")
     names: tuple[Score, ...] = ("perplexity", study.metric)
@@ -60,12 +62,23 @@ def figure(study: Study) -> Figure:
             textcoords="offset points",
             va="top",
         )
+        for number, bucket in enumerate(study.buckets):
+            axes.text(
+                (bucket.above + bucket.end) / 2,
+                1.01,
+                f"{'' if number else 'n = '}{len(bucket.places)}",
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                fontsize="small",
+            )
         ends = sorted({edge for b in study.buckets for edge in (b.above, b.end)})
         axes.set_xticks(ends, [f"{end:g}" for end in ends])
         axes.set(xlabel="pieces of the longer side (edges of buckets)", ylabel=NAMES[name])
         axes.grid(alpha=0.3)
     left, right = drawing.axes
     left.set_yscale("log")
+    left.yaxis.set_major_formatter(LogFormatter())
+    left.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
     right.set_ylim(bottom=min(0.0, right.get_ylim()[0]))
     handles, labels = left.get_legend_handles_labels()
     drawing.legend(handles, labels, loc="outside right center", title="positions")
