@@ -113,7 +113,7 @@ def configs(draw: st.DrawFn) -> Config:
         drawn[kind][key] = draw(values((kind, key)))
     model, data, train, decode = (drawn[kind] for kind in SECTIONS)
     for key in ("d_model", "d_k"):
-        model[key] *= 1 + model[key] % 2
+        model[key] += model[key] % 2
     if model["positions"] in ("rotary", "relative"):
         model["attention_score"] = "scaled_dot_product"
     if model["positions"] != "learned":
