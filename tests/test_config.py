@@ -48,8 +48,10 @@ RANGES: dict[str, Range] = {
     "activation_dropout": FRACTION,
     "layer_norm_epsilon": REAL,
     "relative_distance": WIDTH,
+    "table_length": WIDTH,
     "max_length": (1, 10**6, (0, -1)),
     "num_pairs": (1, 500_000, (0, -1, 500_001)),
+    "numbers_per_line": (1, 25, (0, -1, 301)),
     "vocab_size": (8, 1_000_000, (7, -8, 1_000_001)),
     "source_vocab_size": (8, 1_000_000, (7, -8, 1_000_001)),
     "max_ratio": (1.0, 1e12, (0.999, -1.0, math.inf, math.nan)),
@@ -111,13 +113,17 @@ def configs(draw: st.DrawFn) -> Config:
         drawn[kind][key] = draw(values((kind, key)))
     model, data, train, decode = (drawn[kind] for kind in SECTIONS)
     for key in ("d_model", "d_k"):
-        model[key] *= 1 + model[key] % 2
+        model[key] += model[key] % 2
     if model["positions"] in ("rotary", "relative"):
         model["attention_score"] = "scaled_dot_product"
-    data["max_length"] = min(data["max_length"], model["max_length"])
+    if model["positions"] != "learned":
+        model |= {"table_length": None, "past_table": "error"}
+    table = model["table_length"] if model["past_table"] == "error" else None
+    data["max_length"] = min(data["max_length"], model["max_length"], table or 10**6)
     decode["average"] = min(decode["average"], train["keep_checkpoints"])
-    if model["positions"] == "learned":
+    if model["positions"] == "learned" and table is None and model["past_table"] == "error":
         decode["max_extra_length"] %= 51
+    data["num_pairs"] = min(data["num_pairs"], 500_000 // data["numbers_per_line"])
     if data["source"] != "text":
         data |= dict.fromkeys(("train", "dev", "test"))
     return Config(
@@ -225,7 +231,12 @@ def test_a_number_out_of_range_is_told_with_its_field_and_value(kind: Any, key: 
             "decode.max_extra_length",
             "51",
         ),
+        ({"model": {"table_length": 64}}, "model.table_length", "64"),
+        ({"model": {"positions": "none", "past_table": "clamp"}}, "model.past_table", "'clamp'"),
+        ({"model": {"positions": "learned", "table_length": 255}}, "data.max_length", "256"),
         ({"data": {"train": ("a", "b")}}, "data.train", r"\('a', 'b'\)"),
+        ({"data": {"num_pairs": 10, "numbers_per_line": 301}}, "data.numbers_per_line", "301"),
+        ({"data": {"num_pairs": 166_667, "numbers_per_line": 3}}, "data.num_pairs", "166667"),
         ({"data": {"source": "tfds", "test": ("a", "b")}}, "data.test", r"\('a', 'b'\)"),
         ({"decode": {"average": 21}}, "decode.average", "21"),
         ({"decode": {"average": 2}, "train": {"keep_checkpoints": 1}}, "decode.average", "2"),
@@ -249,8 +260,16 @@ def test_what_cannot_be_together_is_refused(
         {"model": {"tying": "all"}, "data": {"source_vocab_size": 100}},
         {"model": {"positions": "learned"}, "decode": {"max_extra_length": 50}},
         {"decode": {"max_extra_length": 51}},
+        {
+            "model": {"positions": "learned", "past_table": "clamp"},
+            "decode": {"max_extra_length": 51},
+        },
+        {"model": {"positions": "learned", "table_length": 256}},
+        {"model": {"positions": "learned", "table_length": 8, "past_table": "clamp"}},
         {"model": {"max_length": 257}, "data": {"max_length": 257}},
         {"data": {"source": "text", "train": ["a", "b"], "dev": None}},
+        {"data": {"num_pairs": 166_666, "numbers_per_line": 3}},
+        {"data": {"num_pairs": 1, "numbers_per_line": 300}},
         {"decode": {"average": 20}},
         {"model": {"dropout": 0.0}},
     ],

@@ -1,3 +1,4 @@
+import csv
 import dataclasses
 import json
 import math
@@ -19,7 +20,8 @@ from small import SMALL
 from transformer_jax.cli import main
 from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.errors import DataError, StorageError
-from transformer_jax.inference.evaluate import Evaluation, evaluate, keep, perplexity, score
+from transformer_jax.inference.evaluate import Evaluation, evaluate, keep, score
+from transformer_jax.inference.perplexity import Sentence, perplexity, sentences
 from transformer_jax.inference.run import Run, load, read_params
 from transformer_jax.inference.significance import compare
 from transformer_jax.inference.translate import Translator
@@ -48,8 +50,31 @@ def test_perplexity_is_that_of_each_sentence_by_itself(run: Run) -> None:
             count += 1
     few = (type(side)(side.flat, side.offsets[:21]) for side in (source, target))
     np.testing.assert_allclose(
-        perplexity(run.model, run.params, *few), math.exp(total / count), rtol=1e-5
+        perplexity(sentences(run.model, run.params, *few)), math.exp(total / count), rtol=1e-5
     )
+
+
+def test_each_line_of_an_evaluation_has_its_own_loss(run: Run) -> None:
+    evaluation = evaluate(run, "dev", {"beam_size": 1})
+    with (keep(run, evaluation) / "sentences.csv").open() as file:
+        head, *rows = csv.reader(file)
+    assert head == ["source_pieces", "target_pieces", "nll"]
+    assert [Sentence(int(s), int(t), float(nll)) for s, t, nll in rows] == evaluation.sentences
+    assert len({row.target_pieces for row in evaluation.sentences}) > 10
+    vocabulary = run.vocabulary
+    for place in range(0, 500, 25):
+        [source] = vocabulary.source.encode([evaluation.sources[place]])
+        [target] = vocabulary.target.encode([evaluation.references[place]])
+        logits: Any = run.model.apply(
+            {"params": run.params}, jax.numpy.asarray([source]), jax.numpy.asarray([target])
+        )
+        log_probs = jax.nn.log_softmax(logits[0])
+        expected = -sum(float(log_probs[i, piece]) for i, piece in enumerate(target))
+        found = evaluation.sentences[place]
+        assert found[:2] == (len(source), len(target))
+        assert found.nll == pytest.approx(expected, rel=1e-5)
+    nll, pieces = (sum(column) for column in list(zip(*evaluation.sentences, strict=True))[:0:-1])
+    assert evaluation.result["perplexity"] == pytest.approx(math.exp(nll / pieces), rel=1e-9)
 
 
 def test_scores_are_those_of_sacrebleu() -> None:
@@ -175,7 +200,7 @@ def test_single_checkpoints_are_scored_beside_their_mean(run: Run) -> None:
     assert {key: alone.result[key] for key in singles[1]} == singles[1]
     pieces = prepare(run.config.data, run.vocabulary).pieces("dev")
     first = read_params(run.folder, run.model, [4])
-    assert singles[0]["perplexity"] == perplexity(run.model, first, *pieces)
+    assert singles[0]["perplexity"] == perplexity(sentences(run.model, first, *pieces))
     assert len({evaluation.result["perplexity"], *(s["perplexity"] for s in singles)}) == 3
     earlier = evaluate(load(run.folder.path, step=4), "dev", {"beam_size": 1})
     assert evaluation.singles[0] == earlier

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ UNITS = {
     }
     for language in ("en", "de")
 }
+DIGEST = "cc762af9b2b659e7"
 GERMAN = UNITS["de"] | {"ein": 1}
 
 
@@ -49,8 +51,8 @@ def german(word: str) -> int:
     return german(unit) + german(ten)
 
 
-def pairs(split: Split, train_pairs: int = 300) -> list[tuple[str, str]]:
-    return list(NumberWords(train_pairs).read(split))
+def pairs(split: Split, train_pairs: int = 300, most: int = 1) -> list[tuple[str, str]]:
+    return list(NumberWords(train_pairs, most).read(split))
 
 
 def test_the_readers_of_this_test_can_read() -> None:
@@ -75,18 +77,54 @@ def test_splits_have_their_sizes_and_share_no_number() -> None:
     assert len(numbers) == len(set(numbers)) == 1800
 
 
-def test_held_out_lines_stay_the_same_however_many_pairs_are_trained_on() -> None:
+def test_lines_of_several_numbers_tell_the_same_numbers_of_which_none_comes_twice() -> None:
+    numbers: list[int] = []
+    for split in SPLITS:
+        sizes = Counter[int]()
+        for source, target in pairs(split, most=4):
+            found = [english(words) for words in source.split("; ")]
+            assert found == [german(word) for word in target.split("; ")]
+            sizes[len(found)] += 1
+            numbers += found
+        # Of every length as many.
+        assert set(sizes) == {1, 2, 3, 4}
+        assert max(sizes.values()) - min(sizes.values()) <= 1
+    assert len(numbers) == len(set(numbers)) > 2 * 1800
+
+
+def test_lines_of_one_number_are_what_they_were_before_there_were_several() -> None:
+    """A digest of the whole corpus: caches and runs made before stay what they are."""
+    lines = json.dumps([pairs(split) for split in SPLITS]).encode()
+    assert hashlib.sha256(lines).hexdigest().startswith(DIGEST), "all kept runs need other text now"
+    assert NumberWords(300).identity == "number words, en-de, 300"
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_lines_are_read_from_any_place_on(most: int) -> None:
+    for split in SPLITS:
+        whole = pairs(split, 20, most)
+        for start in (0, 1, 7, len(whole)):
+            assert list(NumberWords(20, most).read(split, start)) == whole[start:]
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_held_out_lines_stay_the_same_however_many_pairs_are_trained_on(most: int) -> None:
     for split in ("dev", "test"):
-        assert pairs(split, 1) == pairs(split, 300) == pairs(split, 500_000)
+        expected = pairs(split, 300, most)
+        assert all(pairs(split, n, most) == expected for n in (1, 500_000 // most))
     # More pairs begin with the fewer ones.
-    assert pairs("train", 100) == pairs("train", 300)[:100]
+    assert pairs("train", 100, most) == pairs("train", 300, most)[:100]
 
 
-def test_the_most_pairs_that_a_config_allows_are_there() -> None:
-    corpus = SOURCES["embedded"](DataConfig(num_pairs=500_000))
+@pytest.mark.parametrize("most", [1, 3, 300])
+def test_the_most_pairs_that_a_config_allows_are_there(most: int) -> None:
+    train = 500_000 // most
+    corpus = SOURCES["embedded"](DataConfig(num_pairs=train, numbers_per_line=most))
     assert isinstance(corpus, NumberWords)
-    held_out = corpus.test_pairs + corpus.dev_pairs
-    assert corpus.train_pairs == 500_000 <= 1_000_000 - held_out
+    # The last line of all has as many numbers as any other of its place.
+    [(source, _)] = corpus.read("train", train - 1)
+    last = train - 1 + corpus.test_pairs + corpus.dev_pairs
+    assert len(source.split("; ")) == last % most + 1
 
 
 def test_another_process_reads_the_same_lines(tmp_path: Path) -> None:
@@ -107,3 +145,4 @@ def test_another_process_reads_the_same_lines(tmp_path: Path) -> None:
 def test_an_identity_tells_one_text_from_another() -> None:
     assert NumberWords(300).identity == NumberWords(300).identity
     assert NumberWords(300).identity != NumberWords(301).identity
+    assert len({NumberWords(300, most).identity for most in (1, 2, 3)}) == 3

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,10 +14,14 @@ from hypothesis import strategies as st
 from jaxtyping import Array
 from oracles import SMALL, apply, drawn_params, examples, floats, normal
 from oracles import sinusoid as formula
+from rich.console import Console
+from small import SMALL as EXPERIMENT
 
+from transformer_jax.errors import DataError
 from transformer_jax.model.embeddings import Positioned
 from transformer_jax.model.positions import POSITIONS, sinusoid
 from transformer_jax.model.transformer import Transformer, abstract_params
+from transformer_jax.training.start import start
 
 
 @pytest.mark.parametrize("d_model", [2, 6, 512])
@@ -105,6 +110,56 @@ def test_each_stack_has_a_table_as_long_as_its_sentences() -> None:
     params = abstract_params(Transformer(config, 11))
     assert params["source_positions"]["positions"].shape == (20, 16)
     assert params["target_positions"]["positions"].shape == (20 + 50, 16)
+
+
+def test_a_table_has_the_length_that_is_asked_for() -> None:
+    config = replace(SMALL, positions="learned", max_length=20, table_length=7)
+    params = abstract_params(Transformer(config, 11))
+    assert params["source_positions"]["positions"].shape == (7, 16)
+    assert params["target_positions"]["positions"].shape == (7, 16)
+
+
+def test_a_place_past_a_clamped_table_has_its_last_vector() -> None:
+    config = replace(SMALL, positions="learned", past_table="clamp")
+    model, asked = Positioned(config, 5), [0, 4, 5, 3, 60]
+    x = normal(0, 2, len(asked), 16)
+    params = drawn_params(model, x, jnp.asarray(asked))
+    table = floats(params["positions"])
+    assert table.shape == (5, 16)
+    expected = floats(x) + table[[0, 4, 4, 3, 4]]
+    found = apply(model, params, x, jnp.asarray(asked))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_within_its_table_clamping_changes_no_bit() -> None:
+    pieces = jnp.asarray([[3, 4, 5, 6, 2]])
+    strict = Transformer(replace(SMALL, positions="learned", table_length=5), 11)
+    clamped = Transformer(replace(strict.config, past_table="clamp"), 11)
+    params = drawn_params(strict, pieces, pieces)
+    before, after = (apply(model, params, pieces, pieces) for model in (strict, clamped))
+    np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_more_places_than_the_table_has_are_refused_in_one_line(side: int) -> None:
+    model = Transformer(replace(SMALL, positions="learned", table_length=5), 11)
+    long, short = jnp.ones((1, 6), jnp.int32), jnp.ones((1, 5), jnp.int32)
+    params = drawn_params(model, short, short)
+    pieces = (long, short) if side == 0 else (short, long)
+    with pytest.raises(ValueError, match=r"(?m)^6 positions, and a learned .* has 5 \(.*clamp$"):
+        apply(model, params, *pieces)
+
+
+def test_a_set_that_is_longer_than_the_tables_is_refused_before_training(tmp_path: Path) -> None:
+    table = {"positions": "learned", "table_length": 25}
+    config = EXPERIMENT.change(model=table, data={"max_length": 25})
+    cure = "raise model.max_length and model.table_length, or choose model.past_table clamp"
+    told = rf"^a source of dev has \d+ pieces, and the model reads 25: {cure}$"
+    with pytest.raises(DataError, match=told):
+        start(config, tmp_path / "run", Console(quiet=True))
+    assert not (tmp_path / "run").exists()
+    clamped = config.change(model={"past_table": "clamp"})
+    assert start(clamped, tmp_path / "run", Console(quiet=True)).config.model == clamped.model
 
 
 @pytest.mark.parametrize("scheme", sorted(set(POSITIONS) - {"learned"}))

@@ -1,5 +1,7 @@
 import dataclasses
+import functools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,12 +17,14 @@ from transformer_jax.config import ConfigError
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.run import Run, load
-from transformer_jax.inference.translate import ROWS, Translator, search
+from transformer_jax.inference.translate import ROWS, Hypothesis, Translator, search
 from transformer_jax.model.positions import POSITIONS
 from transformer_jax.model.transformer import Transformer, init_params
 from transformer_jax.pieces import EOS
 from transformer_jax.training.loop import run_training
 from transformer_jax.training.start import start
+
+Translate = Callable[..., list[list[Hypothesis]]]
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +147,42 @@ def test_every_kind_of_position_reads_the_longest_source(run: Run, positions: st
     translator = Translator(model, run.vocabulary, config.decode)
     [[best]] = translator.translate(params, [" ".join(["one"] * 60)], truncate=True)
     assert np.isfinite(best.score)
+
+
+def with_table(run: Run, past_table: str, **decode: Any) -> Translate:
+    """Return the search by a model that never ends and whose learned tables have 20 positions."""
+    learned = {"positions": "learned", "table_length": 20, "past_table": past_table}
+    config = SMALL.change(model=learned, data={"max_length": 20}, decode=decode)
+    model = Transformer(config.model, len(run.vocabulary.target))
+    params = init_params(model, jax.random.key(1))
+    # Its logit is 0 then, and that of the likeliest piece is above.
+    table = params["embedding"]["table"]
+    params["embedding"]["table"] = table.at[EOS].set(0)
+    translator = Translator(model, run.vocabulary, config.decode)
+    return functools.partial(translator.translate, params)
+
+
+def test_a_line_past_the_learned_table_is_named_unless_it_is_clamped(run: Run) -> None:
+    lines = ["one", " ".join(["one"] * 15)]
+    [short, long] = map(len, run.vocabulary.source.encode(lines))
+    assert short < 20 < long
+    refused = with_table(run, "error")
+    told = rf"^line 2 has {long} pieces, and the model reads 20 \(model.table_length\)"
+    with pytest.raises(DataError, match=told):
+        refused(lines)
+    assert len(refused(lines, truncate=True)) == len(with_table(run, "clamp")(lines)) == 2
+
+
+def test_a_translation_ends_where_the_learned_table_does_unless_it_is_clamped(run: Run) -> None:
+    def translated(past_table: str, extra: int) -> Hypothesis:
+        [[best]] = with_table(run, past_table, max_extra_length=extra, beam_size=1)(["one"])
+        return best
+
+    # So many more pieces than the source has are as many as the table has.
+    fitting = 20 - len(run.translator().encode(["one"])[0])
+    expected = translated("clamp", fitting)
+    assert translated("error", 40) == expected
+    assert len(translated("clamp", 40).text) > len(expected.text)
 
 
 def test_load_changes_nothing_and_needs_nothing_but_the_folder(

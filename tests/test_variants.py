@@ -32,6 +32,7 @@ VARIANTS = [
     {"layer_norm": "pre", "positions": "relative", "attention_score": "dot_product"},
     {"layer_norm": "pre", "tying": "target", "remat": True},
     {"tying": "none", "positions": "learned"},
+    {"positions": "learned", "table_length": 4, "past_table": "clamp"},
 ]
 
 

@@ -114,9 +114,16 @@ class ModelConfig(Section):
     """What shares a matrix: source pieces, target pieces and output (section 3.4; vocabularies of
     their own keep the source's apart); target pieces and output; nothing. target and none differ
     from the paper."""
+    table_length: int | None = None
+    """learned: positions in each table; None for max_length in the encoder and 50 more in the
+    decoder."""
+    past_table: Literal["error", "clamp"] = "error"
+    """learned: what a place past the table's end does. error: a longer source is refused, and a
+    translation ends there at the latest; clamp, which differs from the paper: it takes the last
+    place's vector."""
     max_length: int = 256
     """Longest source, in pieces with its end. A longer one is refused or truncated in
-    translation; learned tables hold this many positions, 50 more in the decoder."""
+    translation."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the computation; parameters, softmax and loss are float32 always."""
     remat: bool = False
@@ -126,7 +133,7 @@ class ModelConfig(Section):
     rules = (
         *whole(1000, "num_layers"),
         *whole(1_000_000, "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length"),
-        *whole(1_000_000, "relative_distance"),
+        *whole(1_000_000, "relative_distance", "table_length"),
         *positive("layer_norm_epsilon"),
         *fraction("dropout", "attention_dropout", "activation_dropout"),
     )
@@ -150,6 +157,21 @@ class ModelConfig(Section):
                 f"positions (they are defined by it), got {self.attention_score!r}"
             )
 
+    @property
+    def table_lengths(self) -> tuple[int, int]:
+        """Positions in a learned table of the encoder, and in one of the decoder."""
+        if self.table_length is not None:
+            return self.table_length, self.table_length
+        return self.max_length, self.max_length + MAX_EXTRA_LENGTH
+
+    @property
+    def longest(self) -> tuple[int, int | None]:
+        """The longest source and the longest target that there is a position for; None for any."""
+        if self.positions != "learned" or self.past_table == "clamp":
+            return self.max_length, None
+        source, target = self.table_lengths
+        return min(self.max_length, source), target
+
 
 @dataclass(frozen=True)
 class DataConfig(Section):
@@ -160,6 +182,9 @@ class DataConfig(Section):
     text: files of yours; tfds: a set of TensorFlow Datasets, downloaded at first use."""
     num_pairs: int = 20_000
     """embedded: training pairs."""
+    numbers_per_line: int = 1
+    """embedded: lines have 1 to so many numbers, parted by semicolons; of every length there are
+    as many."""
     train: tuple[str, str] | None = None
     """text: a file of sources and one of targets, UTF-8, plain or gzip; line n of one belongs to
     line n of the other."""
@@ -197,6 +222,7 @@ class DataConfig(Section):
         *positive("max_length", "batch_tokens"),
         *at_least(1, "max_ratio"),
         ("num_pairs", lambda x: 1 <= x <= 500_000, "from 1 to 500000"),
+        *whole(300, "numbers_per_line"),
         ("vocab_size", lambda x: 8 <= x <= 1_000_000, "from 8 to 1000000"),
         ("source_vocab_size", lambda x: 8 <= x <= 1_000_000, "from 8 to 1000000"),
     )
@@ -209,6 +235,12 @@ class DataConfig(Section):
                     f"data.{key} must be left out with data.source {self.source} "
                     f"(only text reads files), got {getattr(self, key)!r}"
                 )
+        # No number is in two lines, and there are a million.
+        if self.num_pairs * self.numbers_per_line > 500_000:
+            raise ConfigError(
+                f"data.num_pairs must be at most 500000 / data.numbers_per_line "
+                f"({500_000 // self.numbers_per_line}), got {self.num_pairs}"
+            )
 
 
 @dataclass(frozen=True)
@@ -307,15 +339,35 @@ class Config:
                 f"data.max_length must be at most model.max_length "
                 f"({self.model.max_length}), got {self.data.max_length}"
             )
-        if self.model.positions == "learned" and self.decode.max_extra_length > MAX_EXTRA_LENGTH:
-            raise ConfigError(
-                f"decode.max_extra_length must be at most {MAX_EXTRA_LENGTH}, where learned "
-                f"positions end, got {self.decode.max_extra_length}"
-            )
+        self._check_tables()
         if self.decode.average > self.train.keep_checkpoints:
             raise ConfigError(
                 f"decode.average must be at most train.keep_checkpoints "
                 f"({self.train.keep_checkpoints}), got {self.decode.average}"
+            )
+
+    def _check_tables(self) -> None:
+        model, usual = self.model, ModelConfig()
+        if model.positions != "learned":
+            for key in ("table_length", "past_table"):
+                value, default = getattr(model, key), getattr(usual, key)
+                if value != default:
+                    raise ConfigError(
+                        f"model.{key} must be {default!r} with model.positions {model.positions} "
+                        f"(only learned has tables), got {value!r}"
+                    )
+            return
+        if model.past_table == "clamp":
+            return
+        if model.table_length is None and self.decode.max_extra_length > MAX_EXTRA_LENGTH:
+            raise ConfigError(
+                f"decode.max_extra_length must be at most {MAX_EXTRA_LENGTH}, where learned "
+                f"positions end, got {self.decode.max_extra_length}"
+            )
+        if self.data.max_length > model.table_lengths[0]:
+            raise ConfigError(
+                f"data.max_length must be at most model.table_length ({model.table_length}) where "
+                f"model.past_table is error, got {self.data.max_length}"
             )
 
     def change(self, **sections: Mapping[str, Any]) -> Self:

@@ -42,7 +42,7 @@ class Corpus(Protocol):
 
 
 SOURCES: dict[str, Callable[[DataConfig], Corpus]] = {
-    "embedded": lambda config: NumberWords(config.num_pairs),
+    "embedded": lambda config: NumberWords(config.num_pairs, config.numbers_per_line),
     "text": lambda config: TextFiles(
         {"train": config.train, "dev": config.dev, "test": config.test}, config.folder
     ),

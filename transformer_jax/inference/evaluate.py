@@ -1,30 +1,23 @@
 """How good a model is: perplexity, BLEU and chrF (sections 6.1 and 6.2)."""
 
-import functools
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import sacrebleu
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.data.batches import Batch, Batches, Ragged
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.data.encode import Progress, say_nothing
 from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, StorageError, UsageError
+from transformer_jax.inference.perplexity import Sentence, perplexity, sentences
 from transformer_jax.inference.run import Run, read_params
-from transformer_jax.model.losses import Loss, cross_entropy
-from transformer_jax.model.transformer import Params, Transformer
+from transformer_jax.model.transformer import Params
 from transformer_jax.runs.folder import write_json
-
-# Positions of a batch when only the loss is computed.
-SCORING_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -103,20 +96,6 @@ def _whole(kind: str, lines: Sequence[str | None]) -> list[str]:
     return whole
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def _loss(params: Params, batch: Batch, *, model: Transformer) -> Loss:
-    logits: Any = model.apply({"params": params}, *batch)
-    return cross_entropy(logits, batch.target, smoothing=0.0)
-
-
-def perplexity(model: Transformer, params: Params, source: Ragged, target: Ragged) -> float:
-    """Return the perplexity per piece, the end counted, without label smoothing (Table 3)."""
-    batches = Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
-    losses = [_loss(params, batches[i], model=model) for i in range(batches.per_epoch)]
-    nll = math.fsum(float(loss.nll) for loss in losses)
-    return math.exp(min(nll / math.fsum(float(loss.count) for loss in losses), 700.0))
-
-
 class Evaluation(NamedTuple):
     """Translations of a set and what they are worth."""
 
@@ -127,6 +106,8 @@ class Evaluation(NamedTuple):
     hypotheses: list[str]
     references: list[str]
     scores: Scores
+    sentences: list[Sentence]
+    """What perplexity is made of, line by line."""
     singles: tuple["Evaluation", ...] = ()
     """Of the checkpoints of a mean, each by itself."""
 
@@ -186,16 +167,17 @@ def evaluate(
         found = translator.translate(params, sources, progress=count)
         hypotheses = [best[0].text for best in found]
         scores = score(hypotheses, references, tokenizer=tokenizer)
+        told = sentences(run.model, params, *prepared.pieces(split))
         result = {
             "set": split,
             "step": steps[-1],
             "steps": list(steps),
             "average": len(steps),
             "decode": asdict(translator.config),
-            "perplexity": perplexity(run.model, params, *prepared.pieces(split)),
+            "perplexity": perplexity(told),
             **asdict(scores),
         }
-        return Evaluation(result, sources, hypotheses, references, scores)
+        return Evaluation(result, sources, hypotheses, references, scores, told)
 
     doing = f"translating {split} by {run.folder.path.resolve().name}"
     evaluation = scored(run.params, run.steps, doing)
@@ -213,7 +195,7 @@ def evaluate(
 
 
 def keep(run: Run, evaluation: Evaluation) -> Path:
-    """Write lines and, last, scores into the run's folder; return where.
+    """Write lines, what each is worth and, last, scores into the run's folder; return where.
 
     Checkpoints that were scored by themselves have folders of their own.
 
@@ -233,6 +215,8 @@ def keep(run: Run, evaluation: Evaluation) -> Path:
                 scores.unlink()
         for path, text in texts.items():
             path.write_bytes(text)
+        rows = [",".join(map(str, row)) for row in (Sentence._fields, *evaluation.sentences)]
+        (folder / "sentences.csv").write_bytes(text_of(rows))
         write_json(folder / "scores.json", evaluation.result)
     except OSError as error:
         raise StorageError(f"the scores could not be kept: {error}") from error

@@ -79,6 +79,7 @@ class Translator:
         self.model = model
         self.vocabulary = vocabulary
         self.config = config
+        self.longest_source, self.longest_target = model.config.longest
 
     def encode(self, lines: Sequence[str], *, truncate: bool = False) -> list[list[int]]:
         """Return the pieces of each line, with their end; none for a blank one.
@@ -86,13 +87,15 @@ class Translator:
         Raises:
             DataError: a line is longer than the model reads, unless it may be truncated.
         """
-        longest = self.model.config.max_length
+        longest, limit = self.longest_source, "model.max_length"
+        if longest < self.model.config.max_length:
+            limit = "model.table_length"
         encoded = self.vocabulary.source.encode(lines)
         for number, pieces in enumerate(encoded, start=1):
             if len(pieces) > longest and not truncate:
                 raise DataError(
                     f"line {number} has {len(pieces)} pieces, and the model reads {longest} "
-                    f"(model.max_length): shorten it, or allow --truncate"
+                    f"({limit}): shorten it, or allow --truncate"
                 )
         # Each has its end already; one that is cut gets it anew.
         cut = [p if len(p) <= longest else [*p[: longest - 1], EOS] for p in encoded]
@@ -100,7 +103,7 @@ class Translator:
 
     def width(self, length: int) -> int:
         """Return the padded length of a sentence: the next power of two, at most the longest."""
-        return min(max(MIN_WIDTH, 1 << (length - 1).bit_length()), self.model.config.max_length)
+        return min(max(MIN_WIDTH, 1 << (length - 1).bit_length()), self.longest_source)
 
     def translate(
         self,
@@ -148,6 +151,8 @@ class Translator:
         for row, pieces in enumerate(sources):
             source[row, : len(pieces)] = pieces
             limit[row] = len(pieces) + self.config.max_extra_length
+        if self.longest_target is not None:
+            limit = np.minimum(limit, self.longest_target)
         try:
             found = jax.device_get(search(self.model, self.config, num_best, params, source, limit))
         except jax.errors.JaxRuntimeError as error:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.dropout import Dropout
-from transformer_jax.model.positions import POSITIONS
+from transformer_jax.model.positions import PAST_TABLE, POSITIONS
 
 
 class SharedEmbedding(nn.Module):
@@ -51,5 +51,7 @@ class Positioned(nn.Module):
     ) -> Float[Array, "B T D"]:
         c = self.config
         encode = POSITIONS[c.positions]
-        x = x + encode(self, positions, length=self.length, d_model=c.d_model).astype(x.dtype)
+        past = PAST_TABLE[c.past_table]
+        told = encode(self, positions, length=self.length, past=past, d_model=c.d_model)
+        x = x + told.astype(x.dtype)
         return Dropout(c.dropout)(x, train=train)

@@ -5,22 +5,57 @@ parameters declares them on the module that it is given.
 Shapes: T positions, D d_model.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
+PastTable = Callable[[Int[Array, " T"], int], Int[Array, " T"]]
+"""From the positions asked for, and a table's length, to rows of the table."""
+
+
+def refuse(positions: Int[Array, " T"], length: int) -> Int[Array, " T"]:
+    """Refuse more positions than there are rows.
+
+    Only their number can be looked at: their values are known on the device alone, where an index
+    past the end of an array is no error. A search, which asks for one at a time, ends before
+    (`Translator`).
+
+    Raises:
+        ValueError: there are more.
+    """
+    if len(positions) > length:
+        raise ValueError(
+            f"{len(positions)} positions, and a learned table has {length} (model.table_length, "
+            f"or model.max_length): make it longer, or choose model.past_table clamp"
+        )
+    return positions
+
+
+def clamp(positions: Int[Array, " T"], length: int) -> Int[Array, " T"]:
+    """Let every place past the end be the last one. Differs from the paper, which has none."""
+    return jnp.minimum(positions, length - 1)
+
+
+PAST_TABLE: dict[str, PastTable] = {"error": refuse, "clamp": clamp}
+
 
 class Positions(Protocol):
     """Encode some positions for the stack of layers that `module` embeds for.
 
-    `length` is how many positions a table must hold. Lengths are checked on the host (`Config`,
-    `Translator.encode`): an index past the end of an array is not an error on a device.
+    `length` is how many positions a table holds, `past` what is done about those past its end.
     """
 
     def __call__(
-        self, module: nn.Module, positions: Int[Array, " T"], *, length: int, d_model: int
+        self,
+        module: nn.Module,
+        positions: Int[Array, " T"],
+        *,
+        length: int,
+        past: PastTable,
+        d_model: int,
     ) -> Float[Array, "T D"]: ...
 
 
@@ -36,40 +71,61 @@ def sinusoid(positions: Int[Array, " T"], d_model: int) -> Float[Array, "T D"]:
 
 
 def sinusoidal(
-    module: nn.Module, positions: Int[Array, " T"], *, length: int, d_model: int
+    module: nn.Module,
+    positions: Int[Array, " T"],
+    *,
+    length: int,
+    past: PastTable,
+    d_model: int,
 ) -> Float[Array, "T D"]:
     """The paper's choice: `sinusoid`, at any position."""
-    del module, length
+    del module, length, past
     return sinusoid(positions, d_model)
 
 
 def concatenated_sinusoidal(
-    module: nn.Module, positions: Int[Array, " T"], *, length: int, d_model: int
+    module: nn.Module,
+    positions: Int[Array, " T"],
+    *,
+    length: int,
+    past: PastTable,
+    d_model: int,
 ) -> Float[Array, "T D"]:
     """Tensor2Tensor's sinusoids: all sines, then all cosines.
 
     Differs from the paper: angle i is pos / 10000^(i / (d_model / 2 - 1)), and the longest
     wavelength so 10000 * 2 pi.
     """
-    del module, length
+    del module, length, past
     exponent = jnp.linspace(0.0, 1.0, d_model // 2)
     angle = positions[:, None].astype(jnp.float32) * 10000.0**-exponent
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 
 def learned(
-    module: nn.Module, positions: Int[Array, " T"], *, length: int, d_model: int
+    module: nn.Module,
+    positions: Int[Array, " T"],
+    *,
+    length: int,
+    past: PastTable,
+    d_model: int,
 ) -> Float[Array, "T D"]:
     """A table of vectors, trained with the rest (row E of Table 3); each stack has its own."""
     init = nn.initializers.normal(d_model**-0.5)
-    return jnp.asarray(module.param("positions", init, (length, d_model)))[positions]
+    table = jnp.asarray(module.param("positions", init, (length, d_model)))
+    return table[past(positions, length)]
 
 
 def none(
-    module: nn.Module, positions: Int[Array, " T"], *, length: int, d_model: int
+    module: nn.Module,
+    positions: Int[Array, " T"],
+    *,
+    length: int,
+    past: PastTable,
+    d_model: int,
 ) -> Float[Array, "T D"]:
     """Nothing: the encoder sees a bag of words. Differs from the paper, to show the need."""
-    del module, length
+    del module, length, past
     return jnp.zeros((len(positions), d_model))
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from transformer_jax.config import MAX_EXTRA_LENGTH, ModelConfig
+from transformer_jax.config import ModelConfig
 from transformer_jax.model.embeddings import Positioned, SharedEmbedding
 from transformer_jax.model.layers import KeysAndValues
 from transformer_jax.model.prenorm import STACKS
@@ -75,8 +75,7 @@ class Transformer(nn.Module):
             self.source_embedding = SharedEmbedding(c, source_vocab_size)
         if c.tying == "none":
             self.output_embedding = SharedEmbedding(c, self.vocab_size)
-        self.source_positions = Positioned(c, c.max_length)
-        self.target_positions = Positioned(c, c.max_length + MAX_EXTRA_LENGTH)
+        self.source_positions, self.target_positions = (Positioned(c, n) for n in c.table_lengths)
         self.encoder = [encoder(c) for _ in range(c.num_layers)]
         self.decoder = [decoder(c) for _ in range(c.num_layers)]
         self.encoder_norm, self.decoder_norm = last(c), last(c)

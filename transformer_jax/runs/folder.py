@@ -7,7 +7,7 @@ lock            who trains it, or did last
 metrics.jsonl   a line of JSON for each report
 tensorboard/    the same as events
 samples/        translations of development sentences, a file for each scored step
-evaluations/    hypotheses, references and scores, a folder for each evaluation
+evaluations/    hypotheses, references and scores, of each sentence and of all: a folder for each
 """
 
 import contextlib

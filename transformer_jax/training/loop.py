@@ -21,7 +21,8 @@ from transformer_jax.errors import (
     StorageError,
     is_out_of_memory,
 )
-from transformer_jax.inference.evaluate import perplexity, score
+from transformer_jax.inference.evaluate import score
+from transformer_jax.inference.perplexity import perplexity, sentences
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.transformer import Params, Transformer, abstract_params
 from transformer_jax.runs.checkpoint import Checkpoints
@@ -296,7 +297,7 @@ class Training:
 
     def _score_here(self, step: int, params: Params) -> float:
         self.log.doing("scoring")
-        dev = perplexity(self.model, params, *self.prepared.pieces("dev"))
+        dev = perplexity(sentences(self.model, params, *self.prepared.pieces("dev")))
         if not math.isfinite(dev):
             raise DivergedError(
                 f"at step {step} the perplexity of the development set is {dev}, and nothing of "

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from transformer_jax.config import MAX_EXTRA_LENGTH, Config
+from transformer_jax.config import Config
 from transformer_jax.data.encode import SIDES, Progress, say_nothing
 from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.errors import DataError, UsageError
@@ -74,17 +74,16 @@ def start(
 
 def _check_lengths(config: Config, prepared: Prepared) -> None:
     """Refuse sets that the model cannot read, before hours go by."""
-    model = config.model
-    limits = {"source": model.max_length}
-    if model.positions == "learned":
-        limits["target"] = model.max_length + MAX_EXTRA_LENGTH
+    limits = config.model.longest
+    cure = "raise model.max_length"
+    if config.model.table_length is not None:
+        cure += " and model.table_length, or choose model.past_table clamp"
     for split in (split for split in ("dev", "test") if split in prepared.report):
-        for side, pieces in zip(SIDES, prepared.pieces(split), strict=True):
+        for side, pieces, limit in zip(SIDES, prepared.pieces(split), limits, strict=True):
             longest = int(pieces.lengths.max())
-            if longest > limits.get(side, longest):
+            if limit is not None and longest > limit:
                 raise DataError(
-                    f"a {side} of {split} has {longest} pieces, and the model reads "
-                    f"{limits[side]}: raise model.max_length"
+                    f"a {side} of {split} has {longest} pieces, and the model reads {limit}: {cure}"
                 )
 
 

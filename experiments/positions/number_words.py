@@ -1,0 +1,33 @@
+"""Number words: trained on one or two numbers in a line, scored on up to eight.
+
+    transformer-jax sweep experiments/positions/number_words.py --seeds 3
+    python -m experiments.positions sweeps/number_words
+
+A run takes about three minutes of one CPU core, scores included. A line of k numbers has at most
+15 k pieces, so L = 30 is two numbers, and 4 L eight.
+"""
+
+from configs.tiny import CONFIG as TINY
+from transformer_jax.config import Row
+
+L = 30
+BASE = TINY.change(
+    model={"d_model": 64, "d_ff": 256, "d_k": 16, "d_v": 16, "max_length": 4 * L},
+    # A quarter of these pairs is short enough to train on.
+    data={"num_pairs": 40_000, "numbers_per_line": 8, "max_length": L},
+    train={"steps": 800, "warmup_steps": 200, "checkpoint_every": 100, "translate_every": 8},
+    decode={"beam_size": 1},
+)
+LEARNED = BASE.change(model={"positions": "learned"})
+
+SWEEP = {
+    "sinusoidal": Row(BASE),
+    "clamped": Row(LEARNED.change(model={"table_length": L, "past_table": "clamp"})),
+    # A table for 4 L, of which training never sees the rest.
+    "untrained": Row(LEARNED),
+    "concatenated": Row(BASE.change(model={"positions": "concatenated_sinusoidal"})),
+    "alibi": Row(BASE.change(model={"positions": "alibi"})),
+    "rotary": Row(BASE.change(model={"positions": "rotary"})),
+    "relative": Row(BASE.change(model={"positions": "relative"})),
+    "none": Row(BASE.change(model={"positions": "none"})),
+}
