@@ -254,7 +254,7 @@ def test_what_is_no_file_at_all_is_told_in_one_line(
 
 
 def test_a_file_that_is_no_python_is_told_by_name(tmp_path: Path) -> None:
-    path = write(tmp_path / "mine.json", "{}")
+    path = write(tmp_path / "mine.yaml", "{}")
     assert mistake(path) == f"{path} is no Python file"
 
 
