@@ -4,7 +4,7 @@
 
 FOLDER (or $TRANSFORMER_JAX_DATA) holds multi30k/tok/, with the files that data/task1/tok of
 github.com/multi30k/dataset has, and val for dev. Published (Wu et al., ACL 2021, Transformer-Tiny,
-text only): 41.02 tokenised lowercased BLEU on test_2016_flickr. Here so far: 40.08 after 4,992 of
+text only): 41.02 tokenised lowercased BLEU on test_2016_flickr. Here so far: 40.01 after 4,992 of
 at most 8,000 steps, two hours on two CPU cores (experiments/LOG.md).
 
 Differs from the paper: attention biases, dropout 0.3, another peak rate and warm-up, Adam's

@@ -1,6 +1,7 @@
 """A report says what the runs' files say, and what can be concluded from them."""
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
@@ -20,6 +21,7 @@ from transformer_jax.config import Paper, Row
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import UsageError
 from transformer_jax.runs.folder import RunFolder
+from transformer_jax.sweeps.gather import gather
 from transformer_jax.sweeps.plan import PlannedRun, Sweep, planned
 from transformer_jax.sweeps.report import COLUMNS, write_report
 from transformer_jax.sweeps.results import results
@@ -54,7 +56,14 @@ def finished(run: PlannedRun, perplexity: float, wrong: int, path: Path | None =
         folder.mkdir(parents=True)
         for name, texts in (("hypothesis", lines), ("reference", REFERENCES)):
             (folder / f"{name}.txt").write_text("".join(f"{text}\n" for text in texts))
-        scores = {"set": split, "perplexity": perplexity + shift, "bleu": 90 - wrong + shift}
+        scores = {
+            "set": split,
+            "step": 8,
+            "average": 1,
+            "decode": dataclasses.asdict(run.config.decode),
+            "perplexity": perplexity + shift,
+            "bleu": 90 - wrong + shift,
+        }
         (folder / "scores.json").write_text(json.dumps(scores))
     reports = [
         *({"step": s, "split": "dev", "perplexity": perplexity + 8 / s} for s in (2, 4, 8)),
@@ -101,10 +110,59 @@ def test_the_smallest_difference_is_that_of_a_t_test_with_pooled_deviation(sweep
     groups = [p[:2] if name == "other" else p for name, (p, _, _) in FOUND.items()]
     freedom = sum(len(g) - 1 for g in groups)
     pooled = sum(np.var(g, ddof=1) * (len(g) - 1) for g in groups) / freedom
-    least = stats.t.ppf(0.975, freedom) * np.sqrt(2 / 2 * pooled)
+    least = stats.t.ppf(0.975, freedom) * np.sqrt(2 / 3 * pooled)
     assert found.resolvable("perplexity") == pytest.approx(least)
     assert found.is_significant("better", "perplexity")
     assert not found.is_significant("same", "perplexity")
+
+
+def test_fewer_seeds_prove_less(sweep: Sweep) -> None:
+    # 0.2 above the mean of the first row's three seeds, whose deviation is 0.1.
+    for seed, perplexity in enumerate((5.3, 5.3, 5.3)):
+        run = next(x for x in sweep.runs if (x.row, x.seed) == ("worse", seed))
+        for path in run.path.glob("evaluations/dev-*/scores.json"):
+            path.write_text(json.dumps({**json.loads(path.read_text()), "perplexity": perplexity}))
+    assert results(sweep).is_significant("worse", "perplexity")
+    for seed in (1, 2):
+        state = sweep.path / "worse" / f"seed-{seed}.state"
+        state.write_text(json.dumps({"name": "failed"}))
+    found = results(sweep)
+    assert found.rows["worse"].scores["perplexity"].values == (5.3,)
+    assert not found.is_significant("worse", "perplexity")
+
+
+def test_a_score_by_another_search_is_none_of_the_sweeps(sweep: Sweep) -> None:
+    before = results(sweep).rows["base"].scores
+    for split in ("dev", "test"):
+        [made] = (sweep.path / "base" / "seed-0").glob(f"evaluations/{split}-*")
+        other = made.with_name(f"{split}-step8-average1-beam1-alpha0.6")
+        shutil.copytree(made, other)
+        scores = json.loads((made / "scores.json").read_text())
+        scores["decode"]["beam_size"], scores["bleu"], scores["perplexity"] = 1, 3.0, 99.0
+        (other / "scores.json").write_text(json.dumps(scores))
+    assert results(sweep).rows["base"].scores == before
+
+
+def test_perplexities_of_other_vocabularies_are_not_compared(sweep: Sweep) -> None:
+    for run in sweep.runs:
+        text = {"data": {"fingerprint": "b" if run.row == "worse" else "a"}}
+        (run.path / "run.json").write_text(json.dumps(text))
+    found = results(sweep)
+    assert found.difference("worse", "perplexity") is None
+    assert found.difference("worse", "test_bleu") == pytest.approx(-2)
+    assert found.difference("better", "perplexity") is not None
+    assert (
+        "or another vocabulary, than base: worse" in (write_report(found) / "table.md").read_text()
+    )
+
+
+def test_a_run_that_lost_its_scores_is_missing(sweep: Sweep) -> None:
+    shutil.rmtree(sweep.path / "base" / "seed-1")
+    found = results(sweep)
+    assert len(found.rows["base"].scores["perplexity"].values) == 2
+    assert "Missing: base/seed-1: has no scores" in (
+        (write_report(found) / "table.md").read_text().replace("\\", "")
+    )
 
 
 def test_signs_are_compared_with_the_papers_where_it_has_one(sweep: Sweep) -> None:
@@ -114,6 +172,7 @@ def test_signs_are_compared_with_the_papers_where_it_has_one(sweep: Sweep) -> No
     assert agree == expected
     text = (write_report(found) / "table.md").read_text()
     assert "in 1 of 1 rows whose difference is significant, and in 1 of 2 whose" in text
+    assert text.count("Missing: ") == 1
 
 
 def test_p_values_are_those_of_sacrebleus_own_command(sweep: Sweep) -> None:
@@ -131,7 +190,8 @@ def test_p_values_are_those_of_sacrebleus_own_command(sweep: Sweep) -> None:
         )
         theirs = re.findall(r"p = ([0-9.]+)", done.stdout)
         assert float(theirs[-1]) == pytest.approx(found.rows["worse"].p[seed], abs=1e-4)
-    assert found.rows["same"].p[0] <= 1
+    # What are the same translations cannot differ by anything but chance.
+    assert found.rows["same"].p[0] == 1
 
 
 def test_compounds_count_as_their_parts(sweep: Sweep) -> None:
@@ -177,7 +237,12 @@ def test_names_and_reasons_are_text_in_every_form(sweep: Sweep) -> None:
     assert HOSTILE in page.text
     assert "b" not in page.tags
     assert "script" not in page.tags
-    assert not any(HOSTILE in raw for raw in (text, (folder / "table.tex").read_text()))
+    written = (text, *((folder / name).read_text() for name in ("table.tex", "table.md")))
+    assert not any(HOSTILE in raw for raw in written)
+    assert "<b>" not in "".join(written)
+    with (folder / "runs.csv").open() as file:
+        # What is missing is nothing, and no quote.
+        assert list(csv.DictReader(file))[-1]["dev_bleu"] in ("", "80.0")
     # To its row's first run, and each run by itself.
     assert len(page.links) == len(FOUND) + 3 * len(FOUND)
     assert all((folder / link).resolve().is_relative_to(sweep.path) for link in page.links)
@@ -264,11 +329,23 @@ def test_runs_made_by_hand_are_rows_and_those_that_differ_by_seed_are_one(
     (tmp_path / "mine").mkdir()
     assert main(["report", *map(str, runs), "--out", str(tmp_path / "mine")]) == 74
     assert main(["report", *map(str, runs)]) == 2
+    assert main(["report", "--out", str(out)]) == 2
+    shutil.copytree(runs[0], tmp_path / "copy")
+    assert main(["report", *map(str, [*runs, tmp_path / "copy"]), "--out", str(out)]) == 2
+    assert "from the same seed" in capsys.readouterr().err
     assert main(["report", str(runs[0]), str(runs[0]), "--out", str(out)]) == 2
     assert main(["report", str(runs[0]), str(tmp_path), "--out", str(out)]) == 2
     shutil.rmtree(runs[1] / "evaluations")
     assert main(["report", *map(str, runs), "--out", str(out)]) == 0
     assert "not scored: transformer-jax evaluate" in capsys.readouterr().out
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    runs = [
+        made_by_hand(tmp_path / folder / "demo", 0, 32 + number, 5.0)
+        for number, folder in enumerate(("a", "b", "c"))
+    ]
+    assert len(gather(runs, tmp_path / "out").rows) == 3
 
 
 def test_runs_of_other_text_are_not_compared(

@@ -264,7 +264,8 @@ def doing(run: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str],
     before = signal.getsignal(signal.SIGTERM)
 
     def do(program: str) -> int:
-        monkeypatch.setattr(launch, "WORK", (sys.executable, "-c", f"import os, signal; {program}"))
+        command = [sys.executable, "-c", f"import os, signal; {program}"]
+        monkeypatch.setattr(launch, "train_command", lambda *_: command)
         with pytest.raises(SystemExit) as end:
             task(run)()
         return int(end.value.code or 0)

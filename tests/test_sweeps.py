@@ -120,7 +120,16 @@ def test_an_ablation_moves_to_another_corpus_and_budget_and_rows_keep_their_diff
     assert rows["A1"].config.train == other.train
     assert rows["D3"].config.train.label_smoothing == 0.0
     assert rows["D4"].config.train.label_smoothing == 0.2
-    assert rows["big"].config.train.steps == 300_000
+    # Three times as long as base, on any budget.
+    assert rows["big"].config.train.steps == 15
+
+
+def test_sections_are_moved_together() -> None:
+    # Neither is possible without the other.
+    other = Config().change(train={"keep_checkpoints": 1}, decode={"average": 1})
+    row = Row(Config().change(decode={"average": 10}))
+    moved_row = moved({"base": row}, {"train": other, "decode": other})["base"]
+    assert moved_row.config.decode.average == moved_row.config.train.keep_checkpoints == 1
 
 
 @pytest.mark.parametrize("scale", ["half", "small", "tiny"])
@@ -251,6 +260,22 @@ def test_a_sweep_that_is_asked_to_stop_saves_and_goes_on(tmp_path: Path) -> None
     assert run["config"]["train"]["steps"] == 4000
 
 
+def test_a_run_that_is_stopped_before_its_first_step_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "mended").touch()
+    options = ["--seeds", "1", "--rows", "base"]
+    process = sweep_in(tmp_path, *options)
+    state = tmp_path / "sweeps" / "mine" / "base" / "seed-0.state"
+    until = time.monotonic() + 200
+    while not (state.exists() and "running" in state.read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 75, err
+    assert states_of(tmp_path)["base/seed-0"].name == "stopped", err
+    assert called(tmp_path, *options)[0] == 0
+
+
 def test_a_run_whose_process_is_gone_is_not_running(tmp_path: Path) -> None:
     sweep = planned(tmp_path / "s", ROWS, 1)
     sweep.store()
@@ -261,6 +286,10 @@ def test_a_run_whose_process_is_gone_is_not_running(tmp_path: Path) -> None:
     known = {"name": "running", "pid": gone.pid, "host": os.uname().nodename, "doing": "train"}
     run.state.write_text(json.dumps(known))
     assert (read_state(run).name, read_state(run).note) == ("stopped", "its process is gone")
+    # The number may be another process's by now.
+    own = {"pid": os.getpid(), "began": "1"}
+    run.state.write_text(json.dumps({**known, **own}))
+    assert read_state(run).note == "its process is gone"
     # On another machine a process is judged by what it writes.
     run.state.write_text(json.dumps({**known, "host": "elsewhere"}))
     assert read_state(run).name == "running"
@@ -274,6 +303,7 @@ def test_a_run_whose_process_is_gone_is_not_running(tmp_path: Path) -> None:
         (["table3", "--rows", "A9"], "no row 'A9'"),
         (["table3", "--seeds", "0"], "--seeds must be positive"),
         (["table3", "--devices", "many"], "--devices must be a number, or all, got 'many'"),
+        (["table3", "--hang-seconds", "nan"], "--hang-seconds must be positive, got nan"),
         (["table3", "--scale", "huge"], "invalid choice: 'huge'"),
         (["table3", "--data", "nowhere"], "no config file nowhere"),
         (["nothing"], "no config file nothing"),

@@ -50,6 +50,8 @@ def load_rows(spec: str) -> dict[str, Row]:
     """
     path, only = _split(spec)
     if path.endswith(".json"):
+        if only is not None:
+            raise ConfigError(f"{path} has one config, and no row {only!r}")
         return {"": Row(_read(find(path)))}
     module = _execute(find(path))
     if hasattr(module, "SWEEP"):

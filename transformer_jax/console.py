@@ -171,7 +171,7 @@ def print_results(results: Any) -> None:
             perplexity,
             "" if difference is None else f"{difference:+.2f}",
             bleu,
-            " ".join(f"{p:.3f}" for p in row.p),
+            " ".join(f"{p:.3f}" for p in row.p.values()),
         )
     OUT.print(table)
 

@@ -20,7 +20,8 @@ def curves(results: Results) -> str:
 
     def draw(axes: Axes) -> None:
         for number, (name, row) in enumerate(results.rows.items()):
-            for index, state in enumerate(row.states):
+            label: str | None = _plain(name)
+            for state in row.states:
                 if points := _dev_curve(state.run.path / "metrics.jsonl"):
                     axes.plot(
                         *zip(*points, strict=True),
@@ -28,8 +29,9 @@ def curves(results: Results) -> str:
                         linestyle=DASHES[number % len(DASHES)],
                         alpha=0.8,
                         linewidth=1.3,
-                        label=_plain(name) if index == 0 else None,
+                        label=label,
                     )
+                    label = None
         axes.set(xlabel="step", ylabel="perplexity, development set", yscale="log")
         axes.yaxis.set_major_formatter(LogFormatter())
         axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))

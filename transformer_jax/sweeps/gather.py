@@ -15,6 +15,7 @@ class FoundRun(PlannedRun):
     """A run that lies somewhere."""
 
     folder: Path
+    is_planned = False
 
     @property
     def name(self) -> str:
@@ -44,8 +45,9 @@ def gather(paths: Sequence[Path], out: Path) -> Gathered:
         out: where the report shall be: a folder of reports alone, or none yet.
 
     Raises:
-        UsageError: one is no run, or is named twice; or two were trained on other text or by
-            another vocabulary, so that their perplexities cannot be compared.
+        UsageError: one is no run, or is named twice; two are the same experiment from the same
+            seed; or two were trained on other text or by another vocabulary, so that their
+            perplexities cannot be compared.
         StorageError: something else is at `out`.
     """
     if out.exists() and not (out / "report" / "table.csv").exists():
@@ -64,8 +66,10 @@ def gather(paths: Sequence[Path], out: Path) -> Gathered:
         config = folder.config
         same = config.change(train={"seed": 0})
         if same not in names:
-            short = folder.path.resolve().name
-            names[same] = short if short not in names.values() else str(folder.path)
+            path = folder.path.resolve()
+            names[same] = path.name if path.name not in names.values() else str(path)
+        if any((run.row, run.seed) == (names[same], config.train.seed) for run in found):
+            raise UsageError(f"{folder.path} is another run's experiment, from the same seed")
         found.append(FoundRun(out, names[same], config.train.seed, config, folder.path))
     rows = {names[config]: Row(config) for config in names}
     return Gathered(out, rows, sorted({run.seed for run in found}), found)

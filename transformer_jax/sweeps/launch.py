@@ -1,5 +1,6 @@
 """Run a sweep here: one process on each accelerator, failures kept apart from one another."""
 
+import contextlib
 import json
 import os
 import signal
@@ -9,18 +10,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from transformer_jax.config import Config
 from transformer_jax.errors import InterruptedRunError, StorageError, UsageError
 from transformer_jax.sweeps.plan import PlannedRun, Sweep
-from transformer_jax.sweeps.status import State, read_state
+from transformer_jax.sweeps.status import SLOT, State, note_state, read_state
+from transformer_jax.training.supervisor import train_command
 
 # What is asked of JAX, in a process of its own: in this one it would take the devices' memory.
 DEVICES = "import jax, json; print(json.dumps([jax.default_backend(), jax.local_device_count()]))"
 # Of memory, for each run on a CPU.
 CPU_RUN_BYTES = 2 << 30
 PAUSE_SECONDS = 0.2
-WORK = (sys.executable, "-m", "transformer_jax.sweeps.work")
 # For estimates: the share of a device's peak that training reaches.
 USUAL_UTILIZATION = 0.3
 # For a trainer to save, when the sweep is to stop.
@@ -75,9 +77,17 @@ def _cpu_slots(devices: int | None) -> list[Slot]:
     if not hasattr(os, "sched_getaffinity"):
         return [Slot("cpu")]
     cores = sorted(os.sched_getaffinity(0))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    count = max(1, min(devices or len(cores), len(cores), memory // CPU_RUN_BYTES))
+    # How many are asked for, their user knows; otherwise what memory holds, the cache's included.
+    most = devices or max(1, _available_bytes() // CPU_RUN_BYTES)
+    count = max(1, min(most, len(cores)))
     return [Slot(f"cpu {i}", cores=frozenset(cores[i::count])) for i in range(count)]
+
+
+def _available_bytes() -> int:
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+        return 1024 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
 def launch(
@@ -98,31 +108,54 @@ def launch(
         StorageError: the sweep's folder cannot be written.
     """
     waiting = [run for run in sweep.runs if _is_to_do(read_state(run), retry_failed)]
-    free, busy = list(places), dict[PlannedRun, tuple[Slot, subprocess.Popen[bytes]]]()
+    busy = dict[PlannedRun, tuple[Slot, subprocess.Popen[bytes]]]()
+    # What a launcher that was killed has left at work keeps its place.
+    others = {
+        run: slot
+        for slot in places
+        for run in sweep.runs
+        if (state := read_state(run)).name == "running" and state.slot == slot.name
+    }
+    free = [slot for slot in places if slot not in others.values()]
     with _asked_to_stop() as asked:
-        while (waiting and not asked) or busy:
-            while waiting and free and not asked:
-                run = waiting.pop(0)
-                slot = free.pop(0)
-                busy[run] = slot, begin(run, slot, hang_seconds)
-                say(f"{run.name}: on {slot.name}")
-            time.sleep(PAUSE_SECONDS)
-            if asked:
-                for _, process in busy.values():
-                    process.send_signal(signal.SIGTERM)
-                _wait([process for _, process in busy.values()])
-            for run, (slot, process) in list(busy.items()):
-                if process.poll() is None:
-                    continue
-                del busy[run]
-                free.append(slot)
-                state = read_state(run)
-                say(f"{run.name}: {state.summary}")
+        try:
+            while (waiting and not asked) or busy:
+                while waiting and free and not asked:
+                    run = waiting.pop(0)
+                    # Someone else may have begun it meanwhile.
+                    if _is_to_do(read_state(run), retry_failed):
+                        slot = free.pop(0)
+                        busy[run] = slot, begin(run, slot, hang_seconds)
+                        say(f"{run.name}: on {slot.name}")
+                time.sleep(PAUSE_SECONDS)
+                if asked:
+                    _stop([process for _, process in busy.values()])
+                for run, (slot, process) in list(busy.items()):
+                    if process.poll() is not None:
+                        del busy[run]
+                        free.append(slot)
+                        say(f"{run.name}: {_ended(run, process.returncode, asked).summary}")
+                for run, slot in list(others.items()):
+                    if read_state(run).name != "running":
+                        del others[run]
+                        free.append(slot)
+        finally:
+            _stop([process for _, process in busy.values()])
     if asked:
         raise InterruptedRunError(
             f"{signal.Signals(asked[0]).name}: all that ran is saved; the same command goes on"
         )
     return [read_state(run) for run in sweep.runs]
+
+
+def _ended(run: PlannedRun, code: int, asked: Sequence[int]) -> State:
+    """Return how a run stands whose worker has ended; one that could not say so has failed."""
+    state = read_state(run)
+    if state.name in ("done", "failed") or asked or code == 0:
+        return state
+    if state.name != "stopped" or "process is gone" in state.note:
+        note_state(run, "failed", code=code, note=f"its process ended with {code}: see {run.log}")
+    return read_state(run)
 
 
 def _is_to_do(state: State, retry_failed: bool) -> bool:
@@ -143,8 +176,10 @@ def begin(run: PlannedRun, slot: Slot, hang_seconds: float) -> subprocess.Popen[
     try:
         with run.log.open("ab") as log:
             return subprocess.Popen(  # noqa: S603
-                [*WORK, str(run.sweep), run.name, str(hang_seconds)],
-                env={**os.environ, **slot.environment},
+                train_command(
+                    [str(run.sweep), run.name, str(hang_seconds)], "transformer_jax.sweeps.work"
+                ),
+                env={**os.environ, **slot.environment, SLOT: slot.name},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -153,6 +188,8 @@ def begin(run: PlannedRun, slot: Slot, hang_seconds: float) -> subprocess.Popen[
             )
     except OSError as error:
         raise StorageError(f"{run.log} cannot be written: {error.strerror}") from error
+    except subprocess.SubprocessError as error:
+        raise UsageError(f"{run.name} cannot begin on {slot.name}: {error}") from error
 
 
 def estimates(sweep: Sweep, at_a_time: int) -> dict[str, float]:
@@ -190,7 +227,7 @@ def stored_bytes(config: Config) -> int:
 def _asked_to_stop() -> Iterator[list[int]]:
     """Yield a list that a signal is added to when it comes."""
     asked: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
     before = {n: signal.signal(n, lambda number, _: asked.append(number)) for n in numbers}
     try:
         yield asked
@@ -199,7 +236,11 @@ def _asked_to_stop() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Let workers save, and wait until they have."""
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
     until = time.monotonic() + STOP_SECONDS
     for process in processes:
         try:

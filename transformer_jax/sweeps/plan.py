@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from transformer_jax.config import Config, ConfigError, Paper, Row
 from transformer_jax.errors import StorageError, UsageError
@@ -39,6 +39,7 @@ class PlannedRun:
     row: str
     seed: int
     config: Config
+    is_planned: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -201,14 +202,18 @@ def moved(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> dict[str, 
 
     def move(row: Row) -> Row:
         own = base.differences(row.config)
-        config = row.config
-        for name, other in sections.items():
-            fields = {
+        fields = {
+            name: {
                 **other.to_dict()[name],
                 **{k: v for (s, k), (_, v) in own.items() if s == name},
             }
-            config = config.change(**{name: fields})
-        return dataclasses.replace(row, config=config)
+            for name, other in sections.items()
+        }
+        if "train" in fields:
+            # A row that trains longer does so on any budget.
+            ratio = row.config.train.steps / base.train.steps
+            fields["train"]["steps"] = max(1, round(ratio * sections["train"].train.steps))
+        return dataclasses.replace(row, config=row.config.change(**fields))
 
     return {name: move(row) for name, row in rows.items()}
 

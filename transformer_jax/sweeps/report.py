@@ -11,9 +11,11 @@ report/
 import csv
 import html
 import io
+import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from transformer_jax.console import command
 from transformer_jax.errors import StorageError
@@ -66,6 +68,10 @@ def _spread(spread: Spread | None, digits: int) -> str:
     return f"{spread.mean:.{digits}f} ± {spread.deviation:.{digits}f}"
 
 
+def _p(row: RowResult, seeds: Sequence[int]) -> str:
+    return " ".join(_number(row.p.get(seed), ".3f") for seed in seeds) if row.p else NONE
+
+
 def _seeds(row: RowResult) -> int:
     return len(row.scores["perplexity"].values) if "perplexity" in row.scores else 0
 
@@ -103,7 +109,7 @@ COLUMNS: tuple[Column, ...] = (
     ("paper BLEU", lambda _, row: _number(row.paper.bleu, ".1f")),
     ("test BLEU", lambda _, row: _spread(row.scores.get("test_bleu"), 1)),
     ("compound-split", lambda _, row: _spread(row.scores.get("compound_bleu"), 1)),
-    ("p", lambda _, row: " ".join(f"{p:.3f}" for p in row.p) or NONE),
+    ("p", lambda r, row: _p(row, r.sweep.seeds)),
 )
 
 
@@ -173,8 +179,27 @@ def remarks(results: Results) -> list[str]:
         told.append(f"Of one seed, which proves nothing by itself: {', '.join(singles)}.")
     if any(results.agrees(name, "perplexity") is not None for name in results.rows):
         told.append(_agreement(results))
+    if own := [name for name, row in results.rows.items() if row.has_own_text]:
+        told.append(
+            f"Of other text, or another vocabulary, than {results.base.name}: {', '.join(own)}. "
+            f"Perplexities per piece cannot be compared then."
+        )
+    searches = {
+        json.dumps([scores.get("average"), scores.get("decode")])
+        for row in results.rows.values()
+        for state in row.states
+        for scores in state.scores.values()
+    }
+    if len(searches) > 1:
+        told.append("Not all runs were scored by the same search, or by as many checkpoints.")
+    told += [
+        f"{state.run.name} {state.note}."
+        for row in results.rows.values()
+        for state in row.states
+        if state.name == "done" and state.note
+    ]
     told += [f"Missing: {why}" for row in results.rows.values() for why in row.missing]
-    told.append(f"Made by `{results.command}`.")
+    told.append(f"Made by: {results.command}")
     return told
 
 
@@ -199,7 +224,8 @@ def markdown(results: Results) -> str:
     head, *rows = [[cell.translate(MARKDOWN) for cell in row] for row in cells(results)]
     lines = [head, ["---"] * len(head), *rows]
     table = "\n".join(f"| {' | '.join(row)} |" for row in lines)
-    return f"{table}\n\n" + "\n".join(f"- {told}" for told in remarks(results)) + "\n"
+    told = "\n".join(f"- {remark.translate(MARKDOWN)}" for remark in remarks(results))
+    return f"{table}\n\n{told}\n"
 
 
 def latex(results: Results) -> str:
@@ -223,7 +249,7 @@ def comma_separated(table: list[list[str]]) -> str:
     for row in table:
         numbers = [cell.lstrip("+-").replace(".", "", 1).isdecimal() for cell in row]
         csv.writer(out, lineterminator="\n").writerow(
-            cell if is_number or cell == NONE or cell[:1] not in "=+-@\t\r" else f"'{cell}"
+            cell if is_number or cell in ("", NONE) or cell[0] not in "=+-@\t\r" else f"'{cell}"
             for cell, is_number in zip(row, numbers, strict=True)
         )
     return out.getvalue()
@@ -261,7 +287,7 @@ def _table(
     lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
     for state, missing, (first, *others) in rows:
         place = os.path.relpath(state.run.path, results.sweep.path / "report")
-        link = html.escape(Path(place).as_posix(), quote=True)
+        link = html.escape(quote(Path(place).as_posix()), quote=True)
         why = html.escape("; ".join(missing), quote=True)
         cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in others)
         lines.append(f'<td><a href="{link}" title="{why}">{html.escape(first)}</a></td>{cells}')

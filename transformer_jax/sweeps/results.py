@@ -1,5 +1,6 @@
 """What a sweep found: of each row the scores of its runs, their spread, and what they prove."""
 
+import contextlib
 import json
 import math
 import re
@@ -7,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import sacrebleu
 from scipy import stats
@@ -62,9 +64,12 @@ class RowResult:
     scores: Mapping[str, Spread] = field(default_factory=dict)
     """By name: perplexity and bleu on the development set; test_bleu, compound_bleu on the test
     set."""
-    p: Sequence[float] = ()
-    """Of each seed: how often a difference from the first row like this one, in BLEU on the test
-    set, comes by the choice of sentences alone."""
+    p: Mapping[int, float] = field(default_factory=dict)
+    """By seed: how often a difference from the first row like this one, in BLEU on the test set,
+    comes by the choice of sentences alone."""
+    has_own_text: bool = False
+    """Whether its text or vocabulary is another than the first row's: perplexities per piece
+    cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +94,28 @@ class Results:
         return next(iter(self.rows.values()))
 
     def difference(self, name: str, score: str) -> float | None:
-        """Return how far a row's mean is above the first row's; None where one is missing."""
+        """Return how far a row's mean is above the first row's.
+
+        None where one is missing, or they cannot be compared.
+        """
         ours, base = self.rows[name].scores.get(score), self.base.scores.get(score)
+        if score == "perplexity" and self.rows[name].has_own_text:
+            return None
         return None if ours is None or base is None else ours.mean - base.mean
 
     def resolvable(self, score: str) -> float | None:
-        """Return the smallest difference of two rows that seeds alone do not explain.
+        """Return the smallest difference that seeds alone do not explain, of two whole rows.
 
-        Two means of n runs each differ by more than t sqrt(2 / n) s in 5 % of cases where there
-        is no difference; s is the standard deviation over seeds, pooled over all rows. None where
-        no row has two runs.
+        None where no row has two runs.
+        """
+        counts = [len(x.scores[score].values) for x in self.rows.values() if score in x.scores]
+        return self._explained(score, max(counts), max(counts)) if counts else None
+
+    def _explained(self, score: str, ours: int, theirs: int) -> float | None:
+        """Return how far apart seeds alone bring the means of so many runs.
+
+        Means of m and of n runs differ by more than t sqrt(1 / m + 1 / n) s in 5 % of cases where
+        there is no difference; s is the standard deviation over seeds, pooled over all rows.
         """
         found = [row.scores[score].values for row in self.rows.values() if score in row.scores]
         several = [values for values in found if len(values) > 1]
@@ -106,9 +123,8 @@ class Results:
         if not freedom:
             return None
         squares = sum(statistics.variance(values) * (len(values) - 1) for values in several)
-        fewest = min(map(len, several))
         quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
-        return quantile * math.sqrt(2 / fewest) * math.sqrt(squares / freedom)
+        return quantile * math.sqrt(1 / ours + 1 / theirs) * math.sqrt(squares / freedom)
 
     def agrees(self, name: str, score: str) -> bool | None:
         """Tell whether a row is better or worse than the first as in the paper.
@@ -121,8 +137,12 @@ class Results:
 
     def is_significant(self, name: str, score: str) -> bool:
         """Tell whether a row differs from the first by more than seeds explain."""
-        difference, least = self.difference(name, score), self.resolvable(score)
-        return difference is not None and least is not None and abs(difference) > least
+        difference = self.difference(name, score)
+        if difference is None:
+            return False
+        counts = (len(row.scores[score].values) for row in (self.rows[name], self.base))
+        least = self._explained(score, *counts)
+        return least is not None and abs(difference) > least
 
 
 def _paper_difference(paper: Paper, base: Paper, score: str) -> float | None:
@@ -142,11 +162,11 @@ def results(sweep: Sweep) -> Results:
     if not any(state.name == "done" for states in by_row.values() for state in states):
         raise UsageError(f"no run of {sweep.path} is done: there is nothing to report")
     p, signature = _significance(sweep, by_row)
-    base = next(iter(sweep.rows.values())).config
+    first, base = next((name, row.config) for name, row in sweep.rows.items())
     rows = {}
     for name, row in sweep.rows.items():
         states = by_row[name]
-        config = _as_trained(states[0].run)
+        config = _as_trained(states)
         sizes = config.data.vocab_size, config.data.source_vocab_size
         changes = base.differences(row.config)
         changes.pop(("train", "seed"), None)
@@ -157,20 +177,41 @@ def results(sweep: Sweep) -> Results:
             parameter_counts(Transformer(config.model, *sizes))["total"],
             _spent([state for state in states if state.name == "done"]),
             states,
-            [f"{s.run.name}: {s.summary}" for s in states if s.name != "done"],
+            [
+                f"{s.run.name}: {'has no scores' if s.name == 'done' else s.summary}"
+                for s in states
+                if s.name != "done" or "dev" not in s.scores
+            ],
             _spreads([state for state in states if state.name == "done"]),
-            p.get(name, ()),
+            p.get(name, {}),
+            has_own_text=not _texts(states) <= _texts(by_row[first]),
         )
     return Results(sweep, rows, signature)
 
 
-def _as_trained(run: PlannedRun) -> Config:
-    """Return a run's config; of one that has begun its own, where the vocabulary may be smaller."""
-    try:
-        stored = json.loads((run.path / "run.json").read_text("utf-8"))["config"]
-        return Config.from_dict(stored)
-    except (OSError, ValueError, KeyError, TypeError, ConfigError):
-        return run.config
+def _as_trained(states: Sequence[State]) -> Config:
+    """Return a row's config; of one that has begun its own, where the vocabulary may be smaller."""
+    for state in states:
+        with contextlib.suppress(KeyError, TypeError, ConfigError):
+            return Config.from_dict(_description(state.run)["config"])
+    return states[0].run.config
+
+
+def _texts(states: Sequence[State]) -> set[str]:
+    """Return the fingerprints of what runs were trained on."""
+    return {
+        str(data["fingerprint"])
+        for state in states
+        if isinstance(data := _description(state.run).get("data"), dict) and "fingerprint" in data
+    }
+
+
+def _description(run: PlannedRun) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((run.path / "run.json").read_text("utf-8"))
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def _spreads(states: Sequence[State]) -> dict[str, Spread]:
@@ -221,12 +262,12 @@ def compound_bleu(tokenizer: str, hypotheses: list[str], references: list[str]) 
 
 def _significance(
     sweep: Sweep, by_row: Mapping[str, Sequence[State]]
-) -> tuple[dict[str, list[float]], str]:
+) -> tuple[dict[str, dict[int, float]], str]:
     """Compare every row with the first, from the same seed, on the test set."""
     base = next(iter(by_row))
     tokenizer = bleu_tokenizer(sweep.rows[base].config.data)
     bleu, _ = metrics(tokenizer, warn=False)
-    found: dict[str, list[float]] = {}
+    found: dict[str, dict[int, float]] = {}
     signature = ""
     for seed in sweep.seeds:
         lines = {
@@ -245,7 +286,7 @@ def _significance(
         signature = str(signatures["BLEU"])
         baseline, *others = compared["BLEU"]
         for (name, _), ours in zip(systems[1:], others, strict=True):
-            found.setdefault(name, []).append(p_value(ours, baseline))
+            found.setdefault(name, {})[seed] = p_value(ours, baseline)
     return found, signature
 
 

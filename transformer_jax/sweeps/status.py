@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,8 @@ from transformer_jax.sweeps.plan import PlannedRun
 Name = Literal["queued", "submitted", "running", "stopped", "failed", "done"]
 # Of another machine's process all that can be seen is that it writes, or does not.
 SILENT_SECONDS = 1800.0
+# In a worker's environment: where it was put.
+SLOT = "TRANSFORMER_JAX_SLOT"
 # Of a file of reports, its end tells how a run stands.
 TAIL_BYTES = 1 << 16
 MAX_REPORTS = 64 << 20
@@ -35,6 +37,8 @@ class State:
     that is submitted: its job."""
     job: str = ""
     """Of a run that Slurm has, or had: as `squeue` names it."""
+    slot: str = ""
+    """Of a run on this machine: the place of the launcher's that it was given."""
     finished: tuple[str, ...] = ()
     code: int | None = None
     """Exit code of what failed or was stopped."""
@@ -78,6 +82,8 @@ def note_state(run: PlannedRun, name: Name, **details: Any) -> None:
     here = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
+        "began": _began(os.getpid()),
+        "slot": os.environ.get(SLOT, ""),
         "job": slurm_job(),
         "time": time.time(),
     }
@@ -103,17 +109,20 @@ def read_state(run: PlannedRun) -> State:
         for split in SPLITS
         if (folder := newest_evaluation(run, split)) is not None
     }
-    if not known and (run.path / "run.json").exists():
-        # Made by hand: what counts is whether it was scored.
+    step = max((int(line["step"]) for line in reports), default=0)
+    if not run.is_planned:
+        # What counts is whether it was scored.
         name = "done" if scores else "stopped"
         note = "" if scores else f"not scored: {command('evaluate', run.path, '--set', 'dev')}"
-    step = max((int(line["step"]) for line in reports), default=0)
+        if scores and step < run.config.train.steps:
+            note = f"has done {step:,} of {run.config.train.steps:,} steps"
     best = scores.get("dev", {})
     return State(
         run,
         name,
         doing=str(known.get("doing", "")),
         job=str(known.get("job", "")),
+        slot=str(known.get("slot", "")) if known.get("host") == socket.gethostname() else "",
         finished=tuple(known.get("finished", ())),
         code=known.get("code"),
         note=note,
@@ -126,13 +135,18 @@ def read_state(run: PlannedRun) -> State:
 
 
 def newest_evaluation(run: PlannedRun, split: Split) -> Path | None:
-    """Return where the scores of a set are: of the latest step, and of these the last made."""
-    found = list(run.path.glob(f"evaluations/{split}-step*/scores.json"))
-    if not found:
-        return None
-    return max(
-        found, key=lambda path: (_read_json(path).get("step", 0), path.stat().st_mtime)
-    ).parent
+    """Return where the scores of a set are: of the latest step, and of these the last made.
+
+    Of a sweep's run only those by its own search and average count: others are someone's trial.
+    """
+    found = []
+    for path in run.path.glob(f"evaluations/{split}-step*/scores.json"):
+        scores = _read_json(path)
+        decode = run.config.decode
+        is_own = (scores.get("decode"), scores.get("average")) == (asdict(decode), decode.average)
+        if is_own or not run.is_planned:
+            found.append((scores.get("step", 0), path.stat().st_mtime, path.parent))
+    return max(found)[-1] if found else None
 
 
 def _fault_of_worker(run: PlannedRun, known: Mapping[str, Any]) -> str:
@@ -144,7 +158,9 @@ def _fault_of_worker(run: PlannedRun, known: Mapping[str, Any]) -> str:
             return "its process is gone"
         except PermissionError:
             pass
-        return ""
+        # After a restart the number may be another's.
+        is_same = _began(int(known["pid"])) == known.get("began", "")
+        return "" if is_same or not known.get("began") else "its process is gone"
     last = max(
         (
             path.stat().st_mtime
@@ -155,6 +171,15 @@ def _fault_of_worker(run: PlannedRun, known: Mapping[str, Any]) -> str:
     )
     age = time.time() - last
     return "" if age < SILENT_SECONDS else f"nothing was written for {age / 60:.0f} minutes"
+
+
+def _began(pid: int) -> str:
+    """Return when a process began, in the system's own count; "" where it does not tell."""
+    try:
+        # The name, in brackets, may have spaces.
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[19]
+    except (OSError, IndexError, UnicodeDecodeError):
+        return ""
 
 
 def _seconds_left(train: list[dict[str, Any]], steps: int) -> float | None:

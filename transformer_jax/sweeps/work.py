@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from transformer_jax.errors import LostProcessError, ProjectError
+from transformer_jax.data.splits import Split
+from transformer_jax.errors import LostProcessError, ProjectError, StorageError
 from transformer_jax.sweeps.plan import PlannedRun, Sweep
-from transformer_jax.sweeps.status import note_state, read_state
+from transformer_jax.sweeps.status import newest_evaluation, note_state, read_state
 from transformer_jax.training.supervisor import supervise, train_command
 
 BUSY_SECONDS = 1800.0
+SCORING_SECONDS = 4 * 3600.0
 SAVED = 75
 # Of the log's last line, for a table.
 NOTE_LENGTH = 300
@@ -24,14 +26,18 @@ def work(run: PlannedRun, hang_seconds: float) -> int:
 
     Training that is silent for `hang_seconds` between two steps has failed.
     """
-    finished = list(read_state(run).finished)
+    state = read_state(run)
+    if state.name == "running":
+        # Another sweep's worker was quicker.
+        return 0
+    finished = list(state.finished)
     for doing in jobs(run):
         if doing in finished:
             continue
         note_state(run, "running", doing=doing, finished=finished)
         code, note = _train(run, hang_seconds) if doing == "train" else _evaluate(run, doing)
         if code:
-            # The signal that ended it came from whoever launched it.
+            # Where a signal ended it, it came from whoever launched it.
             name = "stopped" if asked else "failed"
             note_state(run, name, code=code, note=note or _last_line(run.log))
             return code
@@ -40,9 +46,15 @@ def work(run: PlannedRun, hang_seconds: float) -> int:
     return 0
 
 
-def jobs(run: PlannedRun) -> list[str]:
+def jobs(run: PlannedRun) -> list[Split]:
     """Return what there is to do for a run: to train, and the sets to score."""
-    has_test = run.config.data.source != "text" or run.config.data.test is not None
+    data = run.config.data
+    if data.source == "tfds":
+        from transformer_jax.data.prepare import prepare
+
+        has_test = "test" in prepare(data).report
+    else:
+        has_test = data.source != "text" or data.test is not None
     return ["train", "dev", *(["test"] if has_test else [])]
 
 
@@ -60,6 +72,7 @@ def _train(run: PlannedRun, hang_seconds: float) -> tuple[int, str]:
             run.path,
             hang_seconds=hang_seconds,
             busy_seconds=BUSY_SECONDS,
+            passed_on=asked,
         )
     except LostProcessError as error:
         print(error, flush=True)  # noqa: T201 - into the log
@@ -69,7 +82,7 @@ def _train(run: PlannedRun, hang_seconds: float) -> tuple[int, str]:
     return code, ""
 
 
-def _evaluate(run: PlannedRun, split: str) -> tuple[int, str]:
+def _evaluate(run: PlannedRun, split: Split) -> tuple[int, str]:
     command = train_command(["evaluate", str(run.path), "--set", split])
     # Our own program.
     with subprocess.Popen(command) as process:  # noqa: S603
@@ -78,10 +91,16 @@ def _evaluate(run: PlannedRun, split: str) -> tuple[int, str]:
             for number in (signal.SIGINT, signal.SIGTERM)
         }
         try:
-            code = process.wait()
+            code = process.wait(SCORING_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return SAVED, f"nothing came of it in {SCORING_SECONDS / 3600:.0f} hours"
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+    if code == 0 and newest_evaluation(run, split) is None:
+        # What cannot be kept is a note of evaluate's, for a person has seen the scores.
+        return StorageError.exit_code, ""
     return (code, "") if code >= 0 else (SAVED, f"{signal.Signals(-code).name} ended it")
 
 

@@ -62,15 +62,20 @@ class Pulse:
         return max(self.hang_seconds, PATIENCE * longest)
 
 
-def train_command(arguments: Sequence[str]) -> list[str]:
+def train_command(arguments: Sequence[str], module: str = "transformer_jax") -> list[str]:
     """Return the command that runs this package with these arguments, as it is running now."""
     # Without -P, `-m` would import from the working directory whatever lies there.
     path = [] if sys.path[0] in ("", str(Path.cwd())) else ["-P"]
-    return [sys.executable, *path, "-m", "transformer_jax", *arguments]
+    return [sys.executable, *path, "-m", module, *arguments]
 
 
 def supervise(
-    command: Sequence[str], run: Path, *, hang_seconds: float, busy_seconds: float
+    command: Sequence[str],
+    run: Path,
+    *,
+    hang_seconds: float,
+    busy_seconds: float,
+    passed_on: list[int] | None = None,
 ) -> int:
     """Run a trainer and return its exit code.
 
@@ -79,6 +84,7 @@ def supervise(
         run: its folder, for what is said in the end.
         hang_seconds: of silence between steps, at least, until it is taken for stuck.
         busy_seconds: the same at the start, and while it compiles, scores or saves.
+        passed_on: gets each signal that came here and was passed on.
 
     Raises:
         LostProcessError: it was stuck and was killed, or a signal ended it.
@@ -90,7 +96,13 @@ def supervise(
         command, env=environment, pass_fds=(theirs,), start_new_session=True
     )
     os.close(theirs)
-    before = {n: signal.signal(n, lambda n, _: trainer.send_signal(n)) for n in SIGNALS}
+
+    def pass_on(number: int, _: object) -> None:
+        if passed_on is not None:
+            passed_on.append(number)
+        trainer.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
     pulse = Pulse(hang_seconds, busy_seconds)
     try:
         code = _watch(trainer, ours, pulse)

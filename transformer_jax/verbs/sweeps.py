@@ -66,7 +66,8 @@ class Sweep(ConfigVerb):
         specs, rest = arguments[:first], arguments[first:]
         rows: dict[str, Row] = {}
         for spec in specs:
-            for name, row in configfiles.load_rows(spec).items():
+            for key, row in configfiles.load_rows(spec).items():
+                name = key or configfiles.stem(spec)
                 if rows.setdefault(name, row) != row:
                     raise UsageError(f"{spec} has another row {name!r} than {specs[0]}")
         # What changes the beginning of all other options.
@@ -88,6 +89,9 @@ class Sweep(ConfigVerb):
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.sweeps import launch, plan
 
+        # NaN is refused too.
+        if not self.hang_seconds > 0:
+            raise UsageError(f"--hang-seconds must be positive, got {self.hang_seconds}")
         name = configfiles.stem(self.file)
         sweep = plan.planned(
             self.out or Path("sweeps") / name, rows, self.seeds, only=self.rows or None
@@ -188,6 +192,8 @@ class Report(FolderVerb):
         from transformer_jax.sweeps.results import results
 
         paths = [Path(folder) for folder in self.folders]
+        if not paths:
+            raise UsageError("report begins with a sweep, or runs")
         if (paths[0] / "run.json").exists() or len(paths) > 1:
             if self.out is None:
                 raise UsageError("a report of runs wants a place: say --out FOLDER")
