@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Here, for its import closes what logging writes to, unless that is the present standard error.
+import submitit  # noqa: F401
 from small import SMALL
 
 from transformer_jax.cli import main
