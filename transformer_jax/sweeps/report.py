@@ -113,18 +113,17 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 
-# Of rows that are not the paper's there is nothing to say in these.
-PAPERS = {"paper", "paper to base", "same sign", "paper BLEU"}
+# What may have nothing to say, of rows that are not the paper's or of BLEU over characters.
+OPTIONAL = {"paper", "paper to base", "same sign", "paper BLEU", "compound-split"}
 
 
 def cells(results: Results) -> list[list[str]]:
     """Return the table, headings first."""
-    has_paper = any(row.paper.perplexity is not None for row in results.rows.values())
-    columns = [(name, cell) for name, cell in COLUMNS if has_paper or name not in PAPERS]
-    return [
-        [name for name, _ in columns],
-        *([cell(results, row) for _, cell in columns] for row in results.rows.values()),
+    columns = [
+        [name, *(cell(results, row) for row in results.rows.values())] for name, cell in COLUMNS
     ]
+    told = [column for column in columns if column[0] not in OPTIONAL or {*column[1:]} != {NONE}]
+    return [list(row) for row in zip(*told, strict=True)]
 
 
 def runs(results: Results) -> list[list[str]]:
@@ -152,8 +151,6 @@ def remarks(results: Results) -> list[str]:
     told = [
         "Perplexity is per piece, without label smoothing; ± is the standard deviation over "
         "random seeds.",
-        "Compound-split BLEU parts words at hyphens before it counts, as the paper's script does: "
-        "so each half of a compound counts as a word, and scores come out higher than sacreBLEU's.",
         "The paper's figures are of newstest2013; ours are of the sets that the configs name. "
         "Differences from base can be compared, the figures themselves cannot.",
         "FLOPs: the arithmetic of one training, counted over its real tokens. time x peak: by the "
@@ -165,6 +162,12 @@ def remarks(results: Results) -> list[str]:
             1,
             "p: for each seed, how often a difference from base in test BLEU like this comes by "
             f"the choice of sentences alone (sacreBLEU's paired bootstrap, {results.signature}).",
+        )
+    if any("compound_bleu" in row.scores for row in results.rows.values()):
+        told.append(
+            "Compound-split BLEU parts words at hyphens before it counts, as the paper's script "
+            "does: each half of a compound counts as a word, and scores come out higher than "
+            "sacreBLEU's."
         )
     if least["perplexity"] is None:
         told.append("Every row has one seed: a difference between such rows proves nothing.")
