@@ -268,7 +268,7 @@ def test_of_many_that_begin_at_once_one_trains_and_the_others_are_told(
         told = [line for line in said.splitlines() if line.startswith("transformer-jax: ")]
         assert len(told) == many - 1
         # Who looks in the moment between its making and its first trainer finds it there already.
-        assert all("is being trained by process" in x or "is there already" in x for x in told)
+        assert all("is being trained by" in x or "is there already" in x for x in told), told
     jax.tree.map(np.testing.assert_array_equal, state_of(path), state_of(undisturbed))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from transformer_jax.config import Config
 from transformer_jax.errors import InterruptedRunError, StorageError, UsageError
 from transformer_jax.sweeps.plan import PlannedRun, Sweep
-from transformer_jax.sweeps.status import SLOT, State, note_state, read_state
+from transformer_jax.sweeps.status import CORES, SLOT, State, note_state, read_state
 from transformer_jax.training.supervisor import train_command
 
 # What is asked of JAX, in a process of its own: in this one it would take the devices' memory.
@@ -166,30 +166,25 @@ def _is_to_do(state: State, retry_failed: bool) -> bool:
 
 def begin(run: PlannedRun, slot: Slot, hang_seconds: float) -> subprocess.Popen[bytes]:
     """Start what is left of a run, in a process of its own."""
-
-    def settle() -> None:
-        # Slurm says by it that time is up, to every process: what is to be done, the launcher says.
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        if slot.cores is not None:
-            os.sched_setaffinity(0, slot.cores)
-
+    worker = train_command(
+        [str(run.sweep), run.name, str(hang_seconds)], "transformer_jax.sweeps.work"
+    )
+    # Slurm says by SIGUSR2 that time is up, to every process: what is to be done, the launcher
+    # says. A shell sees to it: Python between fork and exec is not safe beside JAX's threads.
+    command = ["/bin/sh", "-c", 'trap \'\' USR2; exec "$0" "$@"', *worker]
+    cores = {} if slot.cores is None else {CORES: ",".join(map(str, sorted(slot.cores)))}
     try:
         with run.log.open("ab") as log:
             return subprocess.Popen(  # noqa: S603
-                train_command(
-                    [str(run.sweep), run.name, str(hang_seconds)], "transformer_jax.sweeps.work"
-                ),
-                env={**os.environ, **slot.environment, SLOT: slot.name},
+                command,
+                env={**os.environ, **slot.environment, **cores, SLOT: slot.name},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=settle,
                 start_new_session=True,
             )
     except OSError as error:
         raise StorageError(f"{run.log} cannot be written: {error.strerror}") from error
-    except subprocess.SubprocessError as error:
-        raise UsageError(f"{run.name} cannot begin on {slot.name}: {error}") from error
 
 
 def estimates(sweep: Sweep, at_a_time: int) -> dict[str, float]:

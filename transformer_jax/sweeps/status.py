@@ -19,8 +19,9 @@ from transformer_jax.sweeps.plan import PlannedRun
 Name = Literal["queued", "submitted", "running", "stopped", "failed", "done"]
 # Of another machine's process all that can be seen is that it writes, or does not.
 SILENT_SECONDS = 1800.0
-# In a worker's environment: where it was put.
+# In a worker's environment: where it was put, and on which cores of a CPU.
 SLOT = "TRANSFORMER_JAX_SLOT"
+CORES = "TRANSFORMER_JAX_CORES"
 # Of a file of reports, its end tells how a run stands.
 TAIL_BYTES = 1 << 16
 MAX_REPORTS = 64 << 20

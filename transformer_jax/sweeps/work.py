@@ -3,6 +3,7 @@
 python -m transformer_jax.sweeps.work SWEEP ROW/seed-0 SECONDS
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import LostProcessError, ProjectError, StorageError
 from transformer_jax.sweeps.plan import PlannedRun, Sweep
-from transformer_jax.sweeps.status import newest_evaluation, note_state, read_state
+from transformer_jax.sweeps.status import CORES, newest_evaluation, note_state, read_state
 from transformer_jax.training.supervisor import supervise, train_command
 
 BUSY_SECONDS = 1800.0
@@ -111,6 +112,9 @@ def _last_line(log: Path) -> str:
 
 def main(sweep: str, name: str, hang_seconds: str) -> int:
     """Do what the module says."""
+    if cores := os.environ.pop(CORES, ""):
+        # Those that it starts stay on them too.
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     return work(Sweep.open(Path(sweep)).run(name), float(hang_seconds))
 
 
