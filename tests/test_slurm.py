@@ -20,7 +20,7 @@ from small import SMALL
 from transformer_jax.cli import main
 from transformer_jax.config import Row
 from transformer_jax.errors import UsageError
-from transformer_jax.sweeps import launch, slurm
+from transformer_jax.sweeps import launch, slurm, work
 from transformer_jax.sweeps.plan import Sweep, planned
 from transformer_jax.sweeps.resources import Resources
 from transformer_jax.sweeps.status import note_state, read_state
@@ -405,3 +405,13 @@ def test_on_a_cluster_runs_fail_alone_and_go_on_where_slurm_ended_them(tmp_path:
     del kept["base/seed-1"]
     assert kept == {name: found[name].state.read_text() for name in kept}
     assert called(tmp_path, "status", "sweeps/mine").returncode == 0
+
+
+@pytest.mark.parametrize(("job", "name"), [("7_0", "done"), ("8_0", "running")])
+def test_a_job_that_is_queued_again_on_another_node_goes_on_with_its_own_run_alone(
+    job: str, name: str, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "jobs", lambda _: [])
+    note_state(run, "running", job=job, host="a node that is gone")
+    work.work(run, 60.0)
+    assert read_state(run).name == name

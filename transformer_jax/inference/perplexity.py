@@ -38,11 +38,13 @@ def _losses(params: Params, batch: Batch, *, model: Transformer) -> Loss:
 def sentences(model: Transformer, params: Params, source: Ragged, target: Ragged) -> list[Sentence]:
     """Return what the model makes of each pair, in their order."""
     batches = Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
+    # All are asked for before any is waited for.
+    losses = [_losses(params, batches[i], model=model).nll for i in range(batches.per_epoch)]
     nll = np.zeros(len(target.lengths))
-    for step in range(batches.per_epoch):
+    for step, rows in enumerate(jax.device_get(losses)):
         pairs = batches.pairs(step)
         # Rows past the pairs are empty.
-        nll[pairs] = _losses(params, batches[step], model=model).nll[: len(pairs)]
+        nll[pairs] = rows[: len(pairs)]
     columns = source.lengths.tolist(), target.lengths.tolist(), nll.tolist()
     return [Sentence(*row) for row in zip(*columns, strict=True)]
 

@@ -12,7 +12,13 @@ from pathlib import Path
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import LostProcessError, ProjectError, StorageError
 from transformer_jax.sweeps.plan import PlannedRun, Sweep
-from transformer_jax.sweeps.status import CORES, newest_evaluation, note_state, read_state
+from transformer_jax.sweeps.status import (
+    CORES,
+    newest_evaluation,
+    note_state,
+    read_state,
+    slurm_job,
+)
 from transformer_jax.training.supervisor import supervise, train_command
 
 BUSY_SECONDS = 1800.0
@@ -28,7 +34,9 @@ def work(run: PlannedRun, hang_seconds: float) -> int:
     Training that is silent for `hang_seconds` between two steps has failed.
     """
     state = read_state(run)
-    if state.name == "running":
+    # A job that Slurm has queued again is at work on its own run, whatever became of its node.
+    is_ours = bool(state.job) and state.job == slurm_job()
+    if state.name == "running" and not is_ours:
         # Another sweep's worker was quicker.
         return 0
     finished = list(state.finished)
