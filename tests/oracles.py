@@ -214,3 +214,31 @@ def transformer(params: Params, source: ArrayLike, target: ArrayLike) -> Floats:
     for i in range(layers):
         x = decoder_layer(params[f"decoder_{i}"], x, memory, past, tokens)
     return x @ matrix.T
+
+
+class Wandering:
+    """Hypotheses that take one another's rows in each step, as those of a beam search may.
+
+    Shapes: B sentences, J hypotheses, L steps.
+    """
+
+    def __init__(self, sentences: int, hypotheses: int, steps: int) -> None:
+        ordered = np.broadcast_to(np.arange(hypotheses), (sentences, steps, hypotheses))
+        self._rows = np.random.default_rng(0).permuted(ordered, axis=2)
+
+    def to_rows(self, step: int, x: ArrayLike) -> Array:
+        """Put what belongs to hypotheses, [B, J, ...], into the rows where they are."""
+        values = np.asarray(x)
+        moved = np.empty_like(values)
+        moved[np.arange(len(values))[:, None], self._rows[:, step]] = values
+        return jnp.asarray(moved)
+
+    def from_rows(self, step: int, x: ArrayLike) -> NDArray[Any]:
+        """Take it out again."""
+        values = np.asarray(x)
+        return values[np.arange(len(values))[:, None], self._rows[:, step]]
+
+    def ancestors(self, step: int) -> Array:
+        """Return for each row and step, [B, J, L], where its hypothesis was; 0 of the future."""
+        past = np.where(np.arange(self._rows.shape[1]) <= step, self._rows.swapaxes(1, 2), 0)
+        return self.to_rows(step, past)

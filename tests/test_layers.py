@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from oracles import (
     SMALL,
     Floats,
+    Wandering,
     apply,
     decoder_layer,
     drawn_params,
@@ -26,7 +27,7 @@ from oracles import (
 )
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.layers import AddAndNorm, DecoderLayer, EncoderLayer, FeedForward
+from transformer_jax.model.layers import AddAndNorm, DecoderLayer, EncoderLayer, FeedForward, Past
 
 BATCH, TARGETS, SOURCES, WIDTH = 2, 5, 6, SMALL.d_model
 BIASED = replace(SMALL, attention_bias=True)
@@ -157,17 +158,17 @@ def test_a_step_does_what_the_whole_layer_does_at_that_position(config: ModelCon
     projected = apply(layer, params, memory, method="memory_keys_and_values")
     # What the cache holds at later positions is not looked at.
     cache = tuple(
-        1000 * normal(seed, len(flat), room, config.num_heads, width)
+        1000 * normal(seed, BATCH, config.num_heads, room * hypotheses, width)
         for seed, width in ((2, config.d_k), (3, config.d_v))
     )
+    beam = Wandering(BATCH, hypotheses, room)
     for t in range(TARGETS):
-        position = jnp.asarray(t)
-        output, cache = apply(
-            layer, params, x[:, :, t], position, cache, projected, memory_mask, method="step"
-        )
-        np.testing.assert_allclose(output, expected[:, :, t], atol=1e-5)
+        past = Past.of(jnp.asarray(t), beam.ancestors(t))
+        arguments = beam.to_rows(t, x[:, :, t]), past, cache, projected, memory_mask
+        output, cache = apply(layer, params, *arguments, method="step")
+        np.testing.assert_allclose(beam.from_rows(t, output), expected[:, :, t], atol=1e-5)
     # And written nowhere.
-    assert np.abs(floats(cache[0])[:, TARGETS:]).max() > 100
+    assert np.abs(floats(cache[0])[:, :, TARGETS * hypotheses :]).max() > 100
 
 
 # PyTorch's own layers

@@ -25,6 +25,7 @@ from oracles import (
 )
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.model.attention import Places
 from transformer_jax.model.layers import DecoderLayer
 from transformer_jax.model.positions import POSITIONS
 from transformer_jax.model.relations import SELF_ATTENTIONS, Relative, rotate, slopes
@@ -143,9 +144,13 @@ def test_only_the_distance_counts(positions: str) -> None:
     key, value = (jnp.pad(y, ((0, 0), (5, 0), (0, 0), (0, 0))) for y in (key, value))
     later = jnp.arange(8) >= 5
     args = x, key, value, later[None, None, None]
-    after = apply(model, params, *args, start=5, method="attend")
+
+    def from_place(start: int) -> Places:
+        return Places(start + jnp.arange(3), jnp.arange(8))
+
+    after = apply(model, params, *args, places=from_place(5), method="attend")
     np.testing.assert_allclose(after, before, atol=1e-5)
-    elsewhere = apply(model, params, *args, start=3, method="attend")
+    elsewhere = apply(model, params, *args, places=from_place(3), method="attend")
     assert not np.allclose(elsewhere, before, atol=0.001)
 
 
@@ -165,11 +170,11 @@ def test_slopes_of_alibi_are_its_authors(heads: int, expected: list[float]) -> N
 
 def test_rotation_keeps_lengths_and_the_first_position() -> None:
     x = normal(0, 2, 9, HEADS, 8)
-    turned = rotate(x, 0)
+    turned = rotate(x, jnp.arange(x.shape[1]))
     np.testing.assert_allclose(jnp.linalg.norm(turned, axis=-1), jnp.linalg.norm(x, axis=-1), 1e-5)
     np.testing.assert_array_equal(turned[:, 0], x[:, 0])
     assert not np.allclose(turned[:, 1], x[:, 1], atol=0.1)
-    assert rotate(x.astype(jnp.bfloat16), 3).dtype == jnp.bfloat16
+    assert rotate(x.astype(jnp.bfloat16), jnp.arange(x.shape[1])).dtype == jnp.bfloat16
 
 
 def test_relative_vectors_are_for_all_heads_and_distances_up_to_the_clip() -> None:

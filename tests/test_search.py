@@ -42,7 +42,7 @@ class State(NamedTuple):
     """What a step needs: what each hypothesis has read, and its sentence's own table."""
 
     cache: Array
-    """Pieces read, [B J, L]."""
+    """Pieces read, [B, J, L]."""
     table: Array
     """Logits for each position and each number of earlier pieces, [B, L, N^(L-1), N]."""
 
@@ -54,17 +54,18 @@ def random_table(seed: int, vocabulary: int, *, sentences: int = SENTENCES) -> A
     return jnp.asarray(drawn)
 
 
-def step(newest: Array, position: Array, state: State) -> tuple[Array, State]:
+def step(newest: Array, position: Array, ancestors: Array, state: State) -> tuple[Array, State]:
     """Look up the logits after all pieces of each hypothesis."""
     vocabulary = state.table.shape[-1]
-    read = state.cache.at[:, position].set(newest.reshape(-1))
-    number = jnp.zeros(len(read), jnp.int32)
+    cache = state.cache.at[:, :, position].set(newest)
+    read = jnp.take_along_axis(cache, ancestors, axis=1)
+    number = jnp.zeros(newest.shape, jnp.int32)
     # The first piece is always the beginning of the sentence.
     for place in range(1, LONGEST):
-        number = jnp.where(place <= position, number * vocabulary + read[:, place], number)
+        number = jnp.where(place <= position, number * vocabulary + read[..., place], number)
     sentence = jnp.arange(len(newest))[:, None]
-    logits = state.table[sentence, position, number.reshape(newest.shape)]
-    return logits, state._replace(cache=read)
+    logits = state.table[sentence, position, number]
+    return logits, state._replace(cache=cache)
 
 
 @functools.partial(jax.jit, static_argnames=("beam_size", "kind", "num_best"))
@@ -73,7 +74,7 @@ def beam(
 ) -> Translations:
     return beam_search(
         step,
-        State(jnp.zeros((len(table) * beam_size, LONGEST), jnp.int32), table),
+        State(jnp.zeros((len(table), beam_size, LONGEST), jnp.int32), table),
         limits,
         beam_size=beam_size,
         max_length=LONGEST,
@@ -87,7 +88,7 @@ def beam(
 
 @jax.jit
 def greedy(table: Array, limits: Array) -> Translations:
-    state = State(jnp.zeros((len(table), LONGEST), jnp.int32), table)
+    state = State(jnp.zeros((len(table), 1, LONGEST), jnp.int32), table)
     return greedy_search(step, state, limits, max_length=LONGEST, bos=BOS, eos=EOS)
 
 
@@ -295,12 +296,12 @@ def steps_of(
     """Return the positions at which the search asked for logits."""
     asked: list[int] = []
 
-    def counted(newest: Array, position: Array, state: State) -> tuple[Array, State]:
+    def counted(newest: Array, position: Array, *past: Any) -> tuple[Array, State]:
         jax.debug.callback(lambda p: asked.append(int(p)), position)
-        return step(newest, position, state)
+        return step(newest, position, *past)
 
-    rows = len(table) * options.get("beam_size", 1)
-    state = State(jnp.zeros((rows, LONGEST), jnp.int32), table)
+    room = (len(table), options.get("beam_size", 1), LONGEST)
+    state = State(jnp.zeros(room, jnp.int32), table)
     found = search(
         counted, state, jnp.asarray(limits), max_length=LONGEST, bos=BOS, eos=EOS, **options
     )

@@ -12,6 +12,7 @@ from flax import linen as nn
 from jaxtyping import Array
 from oracles import (
     SMALL,
+    Wandering,
     apply,
     drawn_params,
     floats,
@@ -92,11 +93,13 @@ def test_decoding_step_by_step_gives_the_logits_of_the_whole(changes: dict[str, 
         model, params, SOURCE, hypotheses=hypotheses, max_length=length + 2, method="start"
     )
     read = shift_right(flat).reshape(targets.shape)
+    beam = Wandering(len(SOURCE), hypotheses, length + 2)
     tolerance = 0.3 if model.config.dtype == "bfloat16" else 1e-4
     for t in range(length):
-        logits, state = apply(model, params, read[..., t], jnp.asarray(t), state, method="step")
+        arguments = beam.to_rows(t, read[..., t]), jnp.asarray(t), beam.ancestors(t), state
+        logits, state = apply(model, params, *arguments, method="step")
         assert logits.dtype == jnp.float32
-        np.testing.assert_allclose(logits, whole[:, :, t], atol=tolerance)
+        np.testing.assert_allclose(beam.from_rows(t, logits), whole[:, :, t], atol=tolerance)
     # The hypotheses do differ, and by more than the tolerance.
     assert np.abs(whole[:, 0] - whole[:, 1]).max() > 4 * tolerance
 

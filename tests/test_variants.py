@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array
-from oracles import SMALL, apply, drawn_params, floats
+from oracles import SMALL, Wandering, apply, drawn_params, floats
 
 from transformer_jax.inference.search import Translations, beam_search
 from transformer_jax.model.losses import cross_entropy
@@ -42,7 +42,7 @@ def make(changes: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
 
 
 class PiecesSoFar(NamedTuple):
-    """The state of a search without a cache: what each hypothesis has read, [B J, L]."""
+    """The state of a search without a cache: what each row has read, [B, J, L]."""
 
     cache: Array
 
@@ -55,17 +55,17 @@ def search(model: Transformer, has_cache: bool, params: dict[str, Any]) -> Trans
     def call(method: str, *arguments: Any, **options: Any) -> Any:
         return model.apply({"params": params}, *arguments, method=method, **options)
 
-    state: Any = PiecesSoFar(jnp.zeros((len(source), LENGTH), jnp.int32))
+    state: Any = PiecesSoFar(jnp.zeros((len(SOURCE), HYPOTHESES, LENGTH), jnp.int32))
     if has_cache:
         state = call("start", SOURCE, hypotheses=HYPOTHESES, max_length=LENGTH)
 
-    def step(newest: Array, position: Array, state: Any) -> tuple[Array, Any]:
+    def step(newest: Array, position: Array, ancestors: Array, state: Any) -> tuple[Array, Any]:
         if has_cache:
-            logits, state = call("step", newest, position, state)
+            logits, state = call("step", newest, position, ancestors, state)
         else:
-            state = PiecesSoFar(state.cache.at[:, position].set(newest.reshape(-1)))
-            memory = call("encode", source)
-            logits = call("decode", state.cache, memory, source_mask(source))
+            state = PiecesSoFar(state.cache.at[:, :, position].set(newest))
+            read = jnp.take_along_axis(state.cache, ancestors, axis=1).reshape(-1, LENGTH)
+            logits = call("decode", read, call("encode", source), source_mask(source))
             logits = logits[:, position].reshape(*newest.shape, -1)
         # Calm, and at first without an end, so that hypotheses take one another's places.
         end = jnp.where(position < LENGTH - 4, -50.0, 0.0)
@@ -98,9 +98,11 @@ def test_decoding_step_by_step_gives_the_logits_of_the_whole(changes: dict[str, 
         model, params, SOURCE, hypotheses=HYPOTHESES, max_length=LENGTH + 2, method="start"
     )
     read = shift_right(flat).reshape(targets.shape)
+    beam = Wandering(len(SOURCE), HYPOTHESES, LENGTH + 2)
     for t in range(LENGTH):
-        logits, state = apply(model, params, read[..., t], jnp.asarray(t), state, method="step")
-        np.testing.assert_allclose(logits, whole[:, :, t], atol=1e-5)
+        arguments = beam.to_rows(t, read[..., t]), jnp.asarray(t), beam.ancestors(t), state
+        logits, state = apply(model, params, *arguments, method="step")
+        np.testing.assert_allclose(beam.from_rows(t, logits), whole[:, :, t], atol=1e-5)
     assert np.abs(whole[:, 0] - whole[:, 1]).max() > 0.1
 
 

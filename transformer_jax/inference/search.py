@@ -4,7 +4,8 @@ Nothing here knows a model: a step reads the newest piece of each hypothesis and
 logits of the next. The hypotheses that are searched are all sequences of at most `limit`
 pieces that end in `eos`: in the last place only `eos` is allowed.
 
-Shapes: B sentences, J hypotheses (the beam), N vocabulary, L longest translation.
+Shapes: B sentences, J hypotheses (the beam), N vocabulary, L longest translation, M candidates of
+a hypothesis.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-Step = Callable[[Int[Array, "B J"], Int[Array, ""], Any], tuple[Float[Array, "B J N"], Any]]
-"""(newest pieces, their position, state) -> (logits of the next pieces, state).
+Step = Callable[
+    [Int[Array, "B J"], Int[Array, ""], Int[Array, "B J L"], Any], tuple[Float[Array, "B J N"], Any]
+]
+"""(newest pieces, their position, ancestors, state) -> (logits of the next pieces, state).
 
-The state is a NamedTuple whose field `cache` holds what differs between hypotheses, in arrays
-with a first axis of B * J; its other fields belong to the sentence.
+What a step keeps of a piece stays in the row that read it, though hypotheses take one another's
+rows: ancestors[b, j, l] is the row that read piece l of what is hypothesis j now.
 """
 
 Penalty = Callable[[Float[Array, "..."], float], Float[Array, "..."]]
@@ -58,6 +61,7 @@ class _Beam(NamedTuple):
     position: Int[Array, ""]
     newest: Int[Array, "B J"]
     going: Int[Array, "B J L"]
+    ancestors: Int[Array, "B J L"]
     log_probs: Float[Array, "B J"]
     ended: Int[Array, "B J L"]
     scores: Float[Array, "B J"]
@@ -110,25 +114,31 @@ def beam_search(
     """
     penalty = PENALTIES[length_penalty]
     shape = (len(limit), beam_size)
+    rows = jnp.arange(beam_size)
     bound = penalty(limit.astype(jnp.float32), alpha)
 
     def body(beam: _Beam) -> _Beam:
-        logits, state = step(beam.newest, beam.position, beam.state)
-        log_probs = beam.log_probs[..., None] + jax.nn.log_softmax(logits.astype(jnp.float32))
+        ancestors = beam.ancestors.at[:, :, beam.position].set(rows)
+        logits, state = step(beam.newest, beam.position, ancestors, beam.state)
+        logits = logits.astype(jnp.float32)
+        # Of a whole vocabulary only what is picked is ever made a log-probability.
+        before = beam.log_probs - jax.nn.logsumexp(logits, axis=-1)
         length = (beam.position + 1).astype(jnp.float32)
 
         # Every hypothesis may end here.
-        ending = log_probs[..., eos] / penalty(length, alpha)
+        ending = (before + logits[..., eos]) / penalty(length, alpha)
         ending = jnp.where(beam.log_probs > NEVER / 2, ending, NEVER)
         ending_pieces = beam.going.at[:, :, beam.position].set(eos)
         scores, best = jax.lax.top_k(jnp.concatenate([beam.scores, ending], axis=1), beam_size)
         ended = _select(jnp.concatenate([beam.ended, ending_pieces], axis=1), best)
 
         # And, but for the last place, go on.
-        is_last = (beam.position + 1 >= limit)[:, None, None]
-        goes_on = jnp.where(is_last, NEVER, log_probs).at[..., eos].set(NEVER)
-        log_probs, best = jax.lax.top_k(goes_on.reshape(shape[0], -1), beam_size)
-        parent, newest = best // logits.shape[-1], best % logits.shape[-1]
+        is_last = (beam.position + 1 >= limit)[:, None]
+        candidates, pieces = _likeliest(logits, beam_size, but=eos)
+        candidates = jnp.maximum(before[..., None] + candidates, NEVER).reshape(shape[0], -1)
+        log_probs, best = jax.lax.top_k(jnp.where(is_last, NEVER, candidates), beam_size)
+        parent = best // pieces.shape[-1]
+        newest = jnp.take_along_axis(pieces.reshape(shape[0], -1), best, axis=1)
         going = _select(beam.going, parent).at[:, :, beam.position].set(newest)
 
         # A sentence that is done keeps what it has.
@@ -141,20 +151,22 @@ def beam_search(
             position=beam.position + 1,
             newest=newest,
             going=going,
+            ancestors=_select(ancestors, parent),
             log_probs=log_probs,
             ended=ended,
             scores=scores,
             is_done=beam.is_done | ~can_improve,
-            state=_follow(state, parent),
+            state=state,
         )
 
     empty = jnp.zeros((*shape, max_length), jnp.int32)
     # At first all hypotheses are the same: only one of them goes on.
-    first = jnp.where(jnp.arange(beam_size) == 0, 0.0, NEVER)
+    first = jnp.where(rows == 0, 0.0, NEVER)
     beam = _Beam(
         position=jnp.zeros((), jnp.int32),
         newest=jnp.full(shape, bos, jnp.int32),
         going=empty,
+        ancestors=empty,
         log_probs=jnp.broadcast_to(first, shape),
         ended=empty,
         scores=jnp.full(shape, NEVER),
@@ -174,11 +186,12 @@ def greedy_search(
     """
 
     def body(greedy: _Greedy) -> _Greedy:
-        logits, state = step(greedy.newest[:, None], greedy.position, greedy.state)
-        log_probs = jax.nn.log_softmax(logits[:, 0].astype(jnp.float32))
+        logits, state = step(greedy.newest[:, None], greedy.position, ancestors, greedy.state)
+        logits = logits[:, 0].astype(jnp.float32)
         is_last = greedy.position + 1 >= limit
-        newest = jnp.where(is_last, eos, jnp.argmax(log_probs, axis=-1))
-        gained = jnp.take_along_axis(log_probs, newest[:, None], axis=-1)[:, 0]
+        newest = jnp.where(is_last, eos, jax.lax.top_k(logits, 1)[1][:, 0])
+        gained = jnp.take_along_axis(logits, newest[:, None], axis=-1)[:, 0]
+        gained -= jax.nn.logsumexp(logits, axis=-1)
         kept = greedy.is_done
         return _Greedy(
             position=greedy.position + 1,
@@ -190,6 +203,7 @@ def greedy_search(
         )
 
     sentences = len(limit)
+    ancestors = jnp.zeros((sentences, 1, max_length), jnp.int32)
     greedy = _Greedy(
         position=jnp.zeros((), jnp.int32),
         newest=jnp.full(sentences, bos, jnp.int32),
@@ -207,8 +221,13 @@ def _select(x: Array, index: Int[Array, "B J"]) -> Array:
     return jnp.take_along_axis(x, index.reshape(*index.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
-def _follow(state: Any, parent: Int[Array, "B J"]) -> Any:
-    """Give each hypothesis the cache of the one that it continues."""
-    sentences, hypotheses = parent.shape
-    rows = (jnp.arange(sentences)[:, None] * hypotheses + parent).reshape(-1)
-    return state._replace(cache=jax.tree.map(lambda x: x[rows], state.cache))
+def _likeliest(
+    logits: Float[Array, "B J N"], count: int, *, but: int
+) -> tuple[Float[Array, "B J M"], Int[Array, "B J M"]]:
+    """Return the highest logits of each hypothesis and their pieces, one piece left out.
+
+    Among the `count` best of all hypotheses no one has more than its own `count` best.
+    """
+    allowed = jnp.where(jnp.arange(logits.shape[-1]) == but, NEVER, logits)
+    values, pieces = jax.lax.top_k(allowed, min(count, logits.shape[-1]))
+    return values, pieces

@@ -45,8 +45,13 @@ def search(
 ) -> Translations:
     """Search translations of a batch; of one model this is compiled once for all checkpoints."""
 
-    def step(pieces: Int[Array, "B J"], position: Int[Array, ""], state: DecodingState) -> Any:
-        return model.apply({"params": params}, pieces, position, state, method="step")
+    def step(
+        pieces: Int[Array, "B J"],
+        position: Int[Array, ""],
+        ancestors: Int[Array, "B J L"],
+        state: DecodingState,
+    ) -> Any:
+        return model.apply({"params": params}, pieces, position, ancestors, state, method="step")
 
     max_length = source.shape[1] + config.max_extra_length
     state = model.apply(

@@ -5,6 +5,7 @@ Masks are boolean, and True where attention is allowed.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,14 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.scores import Additive, General
 
-Place = int | Int[Array, ""]
+
+class Places(NamedTuple):
+    """Where in their sentences queries and keys stand, counted from 0."""
+
+    queries: Int[Array, " T"]
+    keys: Int[Array, " S"]
+
+
 Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array, "B H T S"]]
 
 
@@ -109,29 +117,30 @@ class MultiHeadAttention(nn.Module):
         value: Float[Array, "B S H V"],
         mask: Bool[Array, "#B #H #T S"],
         *,
-        start: Place = 0,
+        places: Places | None = None,
         train: bool = False,
     ) -> Float[Array, "B T D"]:
         """Look up, for each position of x, a mix of the projected values.
 
-        In self-attention `start` is where x begins among the keys.
+        Queries and keys stand in order, unless `places` says how.
         """
-        weights = attention_weights(self.compare(self.query(x), key, start), mask)
+        places = places or Places(jnp.arange(x.shape[1]), jnp.arange(key.shape[1]))
+        weights = attention_weights(self.compare(self.query(x), key, places), mask)
         self.sow("intermediates", "weights", weights)
-        return self.output(self.mix(self.dropout(weights, train=train), value, start))
+        return self.output(self.mix(self.dropout(weights, train=train), value, places))
 
     def compare(
-        self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], start: Place
+        self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], places: Places
     ) -> Float[Array, "B H T S"]:
         """Score each query against each key, wherever they stand (but see `relations`)."""
-        del start
+        del places
         return self.score(query, key)
 
     def mix(
-        self, weights: Float[Array, "B H T S"], value: Float[Array, "B S H V"], start: Place
+        self, weights: Float[Array, "B H T S"], value: Float[Array, "B S H V"], places: Places
     ) -> Float[Array, "B T H V"]:
         """Average the values, wherever they stand."""
-        del start
+        del places
         return weighted_sum(weights, value)
 
     def __call__(

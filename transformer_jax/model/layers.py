@@ -4,17 +4,54 @@ Shapes: B batch, T target positions, S source positions, D d_model, H heads, K d
 L longest translation, J hypotheses of a sentence. `_` is any size.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.attention import MultiHeadAttention, Place
+from transformer_jax.model.attention import MultiHeadAttention, Places
 from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.relations import SELF_ATTENTIONS
 
-KeysAndValues = tuple[Float[Array, "_ _ H K"], Float[Array, "_ _ H V"]]
+KeysAndValues = tuple[Float[Array, "B H _ K"], Float[Array, "B H _ V"]]
+"""Head by head, so that a step of a translation reads them as they lie."""
+
+
+class Past(NamedTuple):
+    """What one position of J hypotheses of each sentence may look at.
+
+    The cache has L J slots: one for each position and each row that read a piece there.
+    """
+
+    slot: Int[Array, ""]
+    """The first of the position's own J slots."""
+    mask: Bool[Array, "B 1 J LJ"]
+    """Which slots hold the hypothesis's own pieces up to this position."""
+    places: Places
+    """Where queries and slots stand."""
+
+    @classmethod
+    def of(cls, position: Int[Array, ""], ancestors: Int[Array, "B J L"]) -> "Past":
+        """Find them: ancestors[b, j, l] is the row that read piece l of hypothesis j."""
+        _, hypotheses, length = ancestors.shape
+        rows = jnp.arange(hypotheses)
+        is_past = jnp.arange(length)[:, None] <= position
+        mask = (ancestors[..., None] == rows) & is_past
+        return cls(
+            slot=position * hypotheses,
+            mask=mask.reshape(*ancestors.shape[:2], -1)[:, None],
+            places=Places(
+                jnp.full(hypotheses, position), jnp.repeat(jnp.arange(length), hypotheses)
+            ),
+        )
+
+
+def by_head(x: Float[Array, "B S H K"]) -> Float[Array, "B H S K"]:
+    """Turn keys or values the way they are kept; and back."""
+    return x.swapaxes(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -97,26 +134,38 @@ class DecoderLayer(nn.Module):
 
     def memory_keys_and_values(self, memory: Float[Array, "B S D"]) -> KeysAndValues:
         """Project the encoder's output once, for all steps of a translation."""
-        return self.cross_attention.keys_and_values(memory)
+        key, value = self.cross_attention.keys_and_values(memory)
+        return by_head(key), by_head(value)
 
     def attend_to_past(
-        self, x: Float[Array, "B J D"], position: Place, cache: KeysAndValues
+        self, x: Float[Array, "B J D"], past: Past, cache: KeysAndValues
     ) -> tuple[Float[Array, "B J D"], KeysAndValues]:
-        """Attend to a position itself and to earlier ones; return the cache with it written in."""
-        flat = x.reshape(-1, 1, x.shape[-1])
-        new = self.self_attention.keys_and_values(flat)
+        """Attend to a position itself and to earlier ones; return the cache with it written in.
+
+        The slots of all hypotheses are looked at by each, and masked: that costs less than to
+        move the cache whenever one hypothesis takes the row of another.
+        """
+        new = map(by_head, self.self_attention.keys_and_values(x))
         key, value = (
-            jax.lax.dynamic_update_slice_in_dim(old, now, position, axis=1)
+            jax.lax.dynamic_update_slice_in_dim(old, now, past.slot, axis=2)
             for old, now in zip(cache, new, strict=True)
         )
-        past = (jnp.arange(key.shape[1]) <= position)[None, None, None]
-        attended = self.self_attention.attend(flat, key, value, past, start=position)
-        return attended.reshape(x.shape), (key, value)
+        attended = self.self_attention.attend(
+            x, by_head(key), by_head(value), past.mask, places=past.places
+        )
+        return attended, (key, value)
+
+    def attend_to_memory(
+        self, x: Float[Array, "B J D"], memory: KeysAndValues, mask: Bool[Array, "#B 1 1 S"]
+    ) -> Float[Array, "B J D"]:
+        """Attend to the encoder's output; the hypotheses are J queries to one memory."""
+        key, value = memory
+        return self.cross_attention.attend(x, by_head(key), by_head(value), mask)
 
     def step(
         self,
         x: Float[Array, "B J D"],
-        position: Place,
+        past: Past,
         cache: KeysAndValues,
         memory: KeysAndValues,
         memory_mask: Bool[Array, "#B 1 1 S"],
@@ -125,16 +174,15 @@ class DecoderLayer(nn.Module):
 
         Args:
             x: the position's vectors.
-            position: which position it is, from 0.
-            cache: self-attention's keys and values of earlier positions, [B J, L, H, K or V].
+            past: which position it is, and what came before it.
+            cache: self-attention's keys and values of earlier positions, [B, H, L J, K or V].
             memory: the encoder's output as `memory_keys_and_values` gives it.
             memory_mask: which of it are tokens.
 
         Returns:
             The layer's output, and the cache with this position written into it.
         """
-        attended, cache = self.attend_to_past(x, position, cache)
+        attended, cache = self.attend_to_past(x, past, cache)
         x = self.after_self_attention(x, attended)
-        # The hypotheses are J queries to one memory, which so is not copied for each.
-        x = self.after_cross_attention(x, self.cross_attention.attend(x, *memory, memory_mask))
+        x = self.after_cross_attention(x, self.attend_to_memory(x, memory, memory_mask))
         return self.after_feed_forward(x, self.feed_forward(x)), cache

@@ -12,9 +12,15 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.attention import MultiHeadAttention, Place
+from transformer_jax.model.attention import MultiHeadAttention
 from transformer_jax.model.dropout import Dropout
-from transformer_jax.model.layers import DecoderLayer, EncoderLayer, FeedForward, KeysAndValues
+from transformer_jax.model.layers import (
+    DecoderLayer,
+    EncoderLayer,
+    FeedForward,
+    KeysAndValues,
+    Past,
+)
 from transformer_jax.model.relations import SELF_ATTENTIONS
 
 
@@ -75,15 +81,15 @@ class PreNormDecoderLayer(DecoderLayer):
     def step(
         self,
         x: Float[Array, "B J D"],
-        position: Place,
+        past: Past,
         cache: KeysAndValues,
         memory: KeysAndValues,
         memory_mask: Bool[Array, "#B 1 1 S"],
     ) -> tuple[Float[Array, "B J D"], KeysAndValues]:
         """Do for one position what `__call__` does, as `DecoderLayer.step`."""
-        attended, cache = self.attend_to_past(self.self_attention_norm(x), position, cache)
+        attended, cache = self.attend_to_past(self.self_attention_norm(x), past, cache)
         x = x + attended
-        x = x + self.cross_attention.attend(self.cross_attention_norm(x), *memory, memory_mask)
+        x = x + self.attend_to_memory(self.cross_attention_norm(x), memory, memory_mask)
         return x + self.feed_forward(self.feed_forward_norm(x)), cache
 
 

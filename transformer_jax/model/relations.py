@@ -5,19 +5,18 @@ The paper adds positions to embeddings; these schemes add nothing there. Each is
 `SELF_ATTENTIONS`. Attention to the encoder's output stays the paper's, as in the literature: a
 place in one sentence has no distance from a place in another.
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v, R relative_distance.
-Queries stand at `start` and after it, keys at 0 and after it.
 """
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.model.attention import MultiHeadAttention, Place, weighted_sum
+from transformer_jax.model.attention import MultiHeadAttention, Places, weighted_sum
 
 
-def distances(start: Place, queries: int, keys: int) -> Int[Array, "T S"]:
+def distances(places: Places) -> Int[Array, "T S"]:
     """Return how far after each query each key stands; before it, a negative number."""
-    return jnp.arange(keys) - (start + jnp.arange(queries))[:, None]
+    return places.keys - places.queries[:, None]
 
 
 def slopes(num_heads: int) -> list[float]:
@@ -42,23 +41,23 @@ class Alibi(MultiHeadAttention):
     """
 
     def compare(
-        self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], start: Place
+        self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], places: Places
     ) -> Float[Array, "B H T S"]:
         """Score a key that is d positions away as the paper does, less slope times d."""
-        distance = jnp.abs(distances(start, query.shape[1], key.shape[1]))
+        distance = jnp.abs(distances(places))
         slope = jnp.asarray(slopes(self.config.num_heads))[:, None, None]
-        return super().compare(query, key, start) - slope * distance
+        return super().compare(query, key, places) - slope * distance
 
 
-def rotate(x: Float[Array, "B T H K"], start: Place) -> Float[Array, "B T H K"]:
+def rotate(x: Float[Array, "B T H K"], positions: Int[Array, " T"]) -> Float[Array, "B T H K"]:
     """Turn components 2i and 2i + 1 of a vector at position pos by pos / 10000^(2i / d_k).
 
     The angles are the paper's sinusoids'. `d_k` must be even.
     """
     d_k = x.shape[-1]
     wavelength = 10000.0 ** (jnp.arange(0, d_k, 2, dtype=jnp.float32) / d_k)
-    position = (start + jnp.arange(x.shape[1]))[:, None, None].astype(jnp.float32)
-    sine, cosine = jnp.sin(position / wavelength), jnp.cos(position / wavelength)
+    angles = positions[:, None, None].astype(jnp.float32) / wavelength
+    sine, cosine = jnp.sin(angles), jnp.cos(angles)
     even, odd = x[..., ::2], x[..., 1::2]
     turned = jnp.stack([even * cosine - odd * sine, even * sine + odd * cosine], axis=-1)
     return turned.reshape(x.shape).astype(x.dtype)
@@ -71,10 +70,10 @@ class Rotary(MultiHeadAttention):
     """
 
     def compare(
-        self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], start: Place
+        self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], places: Places
     ) -> Float[Array, "B H T S"]:
         """Turn both, then score as the paper does."""
-        return super().compare(rotate(query, start), rotate(key, 0), start)
+        return super().compare(rotate(query, places.queries), rotate(key, places.keys), places)
 
 
 class Relative(MultiHeadAttention):
@@ -92,28 +91,28 @@ class Relative(MultiHeadAttention):
         self.relative_key = self.param("relative_key", init, (rows, c.d_k))
         self.relative_value = self.param("relative_value", init, (rows, c.d_v))
 
-    def rows(self, start: Place, queries: int, keys: int) -> Int[Array, "T S"]:
+    def rows(self, places: Places) -> Int[Array, "T S"]:
         """Return which vector of the 2R + 1 each pair of query and key has."""
         most = self.config.relative_distance
-        return jnp.clip(distances(start, queries, keys), -most, most) + most
+        return jnp.clip(distances(places), -most, most) + most
 
     def compare(
-        self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], start: Place
+        self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], places: Places
     ) -> Float[Array, "B H T S"]:
         """Return q (k + a), which is q k + q a, scaled: the second once for each distance."""
         table = self.relative_key.astype(key.dtype)[None, :, None]
         table = jnp.broadcast_to(table, (len(key), table.shape[1], *key.shape[2:]))
-        by_distance = super().compare(query, table, start)
-        rows = self.rows(start, query.shape[1], key.shape[1])
+        by_distance = super().compare(query, table, places)
+        rows = self.rows(places)
         relative = jnp.take_along_axis(by_distance, rows[None, None], axis=-1)
-        return super().compare(query, key, start) + relative
+        return super().compare(query, key, places) + relative
 
     def mix(
-        self, weights: Float[Array, "B H T S"], value: Float[Array, "B S H V"], start: Place
+        self, weights: Float[Array, "B H T S"], value: Float[Array, "B S H V"], places: Places
     ) -> Float[Array, "B T H V"]:
         """Average v + a by the weights."""
         vectors = self.relative_value.astype(value.dtype)
-        vectors = vectors[self.rows(start, *weights.shape[2:])]
+        vectors = vectors[self.rows(places)]
         relative = jnp.einsum("bhts,tsv->bthv", weights.astype(value.dtype), vectors)
         return weighted_sum(weights, value) + relative
 

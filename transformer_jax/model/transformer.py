@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.embeddings import Positioned, SharedEmbedding
-from transformer_jax.model.layers import KeysAndValues
+from transformer_jax.model.layers import KeysAndValues, Past
 from transformer_jax.model.prenorm import STACKS
 from transformer_jax.pieces import BOS, PAD
 
@@ -28,9 +28,9 @@ class DecodingState(NamedTuple):
     """What a translation carries from step to step."""
 
     cache: list[KeysAndValues]
-    """For each layer, self-attention's keys and values, [B J, L, H, K or V]."""
+    """For each layer, self-attention's keys and values, [B, H, L J, K or V]."""
     memory: list[KeysAndValues]
-    """For each layer, the encoder's output, projected once: [B, S, H, K or V]."""
+    """For each layer, the encoder's output, projected once: [B, H, S, K or V]."""
     memory_mask: Bool[Array, "B 1 1 S"]
 
 
@@ -124,7 +124,7 @@ class Transformer(nn.Module):
         """Read the source, and make room for `max_length` pieces of each hypothesis."""
         c = self.config
         memory = self.encode(source)
-        room = (len(source) * hypotheses, max_length, c.num_heads)
+        room = (len(source), c.num_heads, max_length * hypotheses)
         return DecodingState(
             cache=[
                 (jnp.zeros((*room, c.d_k), c.dtype), jnp.zeros((*room, c.d_v), c.dtype))
@@ -135,18 +135,24 @@ class Transformer(nn.Module):
         )
 
     def step(
-        self, pieces: Int[Array, "B J"], position: Int[Array, ""], state: DecodingState
+        self,
+        pieces: Int[Array, "B J"],
+        position: Int[Array, ""],
+        ancestors: Int[Array, "B J L"],
+        state: DecodingState,
     ) -> tuple[Float[Array, "B J N"], DecodingState]:
         """Read one more piece of each hypothesis; return the logits of the next.
 
-        The same as `decode`, one position at a time.
+        The same as `decode`, one position at a time; ancestors[b, j, l] is the row that read
+        piece l of hypothesis j.
         """
         # As T = 1, so that every hypothesis gets the vector of this position.
         x = self.embedding.embed(pieces.reshape(-1, 1))
         x = self.target_positions(x, position[None]).reshape(*pieces.shape, -1)
+        past = Past.of(position, ancestors)
         cache = []
         for layer, old, memory in zip(self.decoder, state.cache, state.memory, strict=True):
-            x, new = layer.step(x, position, old, memory, state.memory_mask)
+            x, new = layer.step(x, past, old, memory, state.memory_mask)
             cache.append(new)
         logits = self.output_embedding.logits(self.decoder_norm(x))
         return logits, state._replace(cache=cache)
