@@ -11,7 +11,7 @@ from typing import Any
 import tyro
 
 from transformer_jax.config import Config, Row, nearest
-from transformer_jax.console import NOTES, OUT, verdict
+from transformer_jax.console import NOTES, OUT, exit_code
 from transformer_jax.errors import UsageError
 from transformer_jax.training import heartbeat
 from transformer_jax.verbs import VERBS
@@ -21,23 +21,7 @@ from transformer_jax.verbs.training import TrainingVerb
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code. A mistake or a fault is one line."""
-    try:
-        _dispatch(list(sys.argv[1:] if arguments is None else arguments))
-    except BrokenPipeError:
-        # Whoever read the output has gone; Python would complain once more at exit.
-        sys.stderr.close()
-        return 1
-    except SystemExit as end:
-        return int(end.code or 0)
-    except BaseException as error:
-        told = verdict(error)
-        if told is None:
-            raise
-        line, code = told
-        if line:
-            NOTES.print(line)
-        return code
-    return 0
+    return exit_code(lambda: _dispatch(list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def _dispatch(arguments: list[str]) -> None:

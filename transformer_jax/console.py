@@ -4,6 +4,7 @@ import contextlib
 import re
 import shlex
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -69,6 +70,27 @@ def verdict(error: BaseException) -> tuple[str, int] | None:
         case KeyboardInterrupt():
             return "", 128 + signal.SIGINT
     return None
+
+
+def exit_code(run: Callable[[], object]) -> int:
+    """Run a command; return its exit code. A mistake or a fault is one line."""
+    try:
+        run()
+    except BrokenPipeError:
+        # Whoever read the output has gone; Python would complain once more at exit.
+        sys.stderr.close()
+        return 1
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException as error:
+        told = verdict(error)
+        if told is None:
+            raise
+        line, code = told
+        if line:
+            NOTES.print(line)
+        return code
+    return 0
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import tyro
 
 from experiments.positions.report import comma_separated, drawn, markdown
 from experiments.positions.study import study
-from transformer_jax.console import NOTES, OUT, verdict
+from transformer_jax.console import OUT, exit_code
 from transformer_jax.errors import StorageError
 from transformer_jax.sweeps.plan import Sweep
 
@@ -42,18 +42,9 @@ def write(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code. A mistake or a fault is one line."""
-    try:
-        tyro.cli(write, prog="python -m experiments.positions", args=arguments)
-    except SystemExit as end:
-        return int(end.code or 0)
-    except BaseException as error:
-        told = verdict(error)
-        if told is None:
-            raise
-        line, code = told
-        NOTES.print(line)
-        return code
-    return 0
+    return exit_code(
+        lambda: tyro.cli(write, prog="python -m experiments.positions", args=arguments)
+    )
 
 
 if __name__ == "__main__":
