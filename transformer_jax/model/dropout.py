@@ -8,10 +8,18 @@ devices, and no array of bits is ever stored.
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array, Bool, Float, UInt32
 
 
-def random_bits(rng: Array, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
+def indices(shape: tuple[int, ...]) -> UInt32[Array, "..."]:
+    """Return the place of each element in an array of this shape, row by row."""
+    index = jnp.zeros(shape, jnp.uint32)
+    for axis, size in enumerate(shape):
+        index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    return index
+
+
+def random_bits(rng: Array, index: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     """Return 32 random bits for each element of an array: a hash of its index and the key.
 
     Three rounds of multiply and shift. Half of the key enters before the first, half after it,
@@ -20,9 +28,6 @@ def random_bits(rng: Array, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
     Differs from `jax.random.bits` in the generator only.
     """
     first, second = jax.random.key_data(rng).astype(jnp.uint32)
-    index = jnp.zeros(shape, jnp.uint32)
-    for axis, size in enumerate(shape):
-        index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
     bits = index + first
     bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D) + second
     bits = (bits ^ (bits >> 15)) * jnp.uint32(0x846CA68B)
@@ -30,10 +35,15 @@ def random_bits(rng: Array, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
     return bits ^ (bits >> 15)
 
 
+def is_kept(rng: Array, rate: float, index: UInt32[Array, "*shape"]) -> Bool[Array, "*shape"]:
+    """Tell which elements dropout keeps, each with probability 1 - `rate`."""
+    threshold = jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+    return random_bits(rng, index) >= threshold
+
+
 def dropout(x: Float[Array, "*shape"], rate: float, rng: Array) -> Float[Array, "*shape"]:
     """Set each element to zero with probability `rate`, and scale the others to the same mean."""
-    threshold = jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
-    keep = random_bits(rng, x.shape) >= threshold
+    keep = is_kept(rng, rate, indices(x.shape))
     return jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
 
 
@@ -42,7 +52,10 @@ class Dropout(nn.Module):
 
     rate: float
 
+    def key(self, *, train: bool) -> Array | None:
+        """Return the random key of this place; None where nothing is dropped."""
+        return self.make_rng("dropout") if train and self.rate > 0 else None
+
     def __call__(self, x: Float[Array, "*shape"], *, train: bool) -> Float[Array, "*shape"]:
-        if not train or self.rate == 0:
-            return x
-        return dropout(x, self.rate, self.make_rng("dropout"))
+        rng = self.key(train=train)
+        return x if rng is None else dropout(x, self.rate, rng)
