@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from transformer_jax.cache import keep_compiled_programs
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch, Shape
 from transformer_jax.data.prepare import prepare
+from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.inference.translate import ROWS, Translator, search
 from transformer_jax.model.transformer import Params, Transformer, init_params
 from transformer_jax.pieces import EOS, PAD, UNKNOWN
@@ -242,11 +243,6 @@ class Numerals:
         return [" ".join(str(p) for p in row if p not in (PAD, EOS)) for row in rows]
 
 
-class _Spelt(NamedTuple):
-    source: Any
-    target: Any
-
-
 def translate(task: Mapping[str, Any]) -> Entrant:
     """Translate all sentences, as `transformer-jax translate` does.
 
@@ -261,8 +257,8 @@ def translate(task: Mapping[str, Any]) -> Entrant:
     model = Transformer(config.model, sizes["vocab"])
     params = never_ending(init_params(model, seed_key(0)), sizes["layers"])
     numerals = Numerals(sizes["vocab"])
-    spelt: Any = _Spelt(numerals, numerals)
-    translator = Translator(model, spelt, config.decode)
+    words: Any = numerals
+    translator = Translator(model, Vocabulary.shared(words), config.decode)
     lines = numerals.decode(task["sources"])
 
     def turn(steps: int) -> Done:
