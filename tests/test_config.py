@@ -72,6 +72,7 @@ RANGES: dict[str, Range] = {
     "recovery_minutes": REAL,
     "keep_checkpoints": INTEGER,
     "log_every": INTEGER,
+    "profile": (0, 10**9, (-1,)),
     "beam_size": INTEGER,
     "alpha": (0.0, 1e12, (-1e-9, math.inf, math.nan)),
     "max_extra_length": (0, 10**9, (-1,)),

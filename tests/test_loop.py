@@ -1,12 +1,16 @@
 import dataclasses
+import gzip
 import itertools
 import json
+import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +37,10 @@ from transformer_jax.errors import (
 from transformer_jax.runs.checkpoint import Checkpoints, on_device
 from transformer_jax.runs.folder import RunFolder
 from transformer_jax.training import loop
+from transformer_jax.training.meter import Meter
+from transformer_jax.training.placement import CompiledStep
 from transformer_jax.training.start import start
-from transformer_jax.training.step import TrainState, TrainStep, init_state
+from transformer_jax.training.step import TrainState, TrainStep, init_state, make_train_step
 
 QUIET = Console(quiet=True)
 
@@ -475,3 +481,71 @@ def test_source_and_target_may_have_vocabularies_of_their_own(tmp_path: Path) ->
     assert state_of(path)[0] == 3
     follower = start(config, tmp_path / "next", QUIET, init_from=path)
     assert follower.vocabulary.source.model == run.vocabulary.source.model
+
+
+def compiled_by(action: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the names of the programs that are compiled meanwhile, each as often as it is."""
+    caplog.clear()
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, logger="jax"):
+        action()
+    found = [re.match(r"Compiling (\S+) with", record.getMessage()) for record in caplog.records]
+    return [match[1] for match in found if match]
+
+
+def test_a_step_is_compiled_once_for_each_shape_and_nothing_in_later_epochs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = start(SMALL, tmp_path / "run", QUIET)
+    training = loop.Training(folder, QUIET)
+    batches, said = training.batches, list[str]()
+    assert len(batches.shapes) > 1
+    meter = Meter(training.model, 1e9, [])
+    step = CompiledStep(
+        make_train_step(training.model, SMALL.train), training.placement, said.append, meter.paused
+    )
+    state = training.placement.place_state(init_state(training.model, SMALL.train))
+
+    def epoch(number: int) -> None:
+        nonlocal state
+        for place in range(number * batches.per_epoch, (number + 1) * batches.per_epoch):
+            batch = batches.part(place, training.placement.share)
+            state, metrics = step(state, batch)
+            meter.add(metrics, batch)
+
+    compiled = compiled_by(lambda: epoch(0), caplog)
+    shapes = len(batches.shapes)
+    assert len(said) == shapes
+    assert compiled.count("jit(train_step)") == shapes, compiled
+    # From here on no shape is new; nor may anything else be compiled between two steps, or go
+    # from host to device or back, but what is sent on purpose.
+    with jax.transfer_guard("disallow"):
+        assert compiled_by(lambda: epoch(1), caplog) == []
+        # So that the test can fail.
+        with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device"):
+            jax.jit(jnp.negative)(np.ones(3))
+    assert compiled_by(lambda: jax.jit(lambda x: x + 3)(1), caplog)
+
+
+def test_a_trace_of_some_steps_changes_no_bit(whole: Path, tmp_path: Path) -> None:
+    path = train(SMALL.change(train={"profile": 3}), tmp_path / "run")
+    assert_same(state_of(path), state_of(whole))
+    assert metrics_of(path) == metrics_of(whole)
+    assert not (whole / "profile").exists()
+    # One for TensorBoard, one for Perfetto.
+    assert list(path.glob("profile/plugins/profile/*/*.xplane.pb"))
+    [trace] = path.glob("profile/plugins/profile/*/*.trace.json.gz")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    names = " ".join(event.get("name", "") for event in events)
+    # The step, and what the device does in it.
+    assert "train_step" in names
+    assert "fusion" in names
+    # Another run goes on with it, and one that ends before its time keeps what there is.
+    resume(path, train={"steps": 11, "profile": 100})
+    assert len(list(path.glob("profile/plugins/profile/*"))) == 2
+
+
+def test_a_trace_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    folder = start(SMALL.change(train={"profile": 1}), tmp_path / "run", QUIET)
+    (folder.path / "profile").touch()
+    with pytest.raises(StorageError, match="profile cannot be made"):
+        loop.run_training(folder, QUIET)

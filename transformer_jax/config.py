@@ -289,12 +289,15 @@ class TrainConfig(Section):
     seldom, until there are so many minutes from one to the next."""
     log_every: int = 100
     """Steps from one line of metrics to the next."""
+    profile: int = 0
+    """After the first report, trace so many steps into RUN/profile, for TensorBoard or Perfetto."""
 
     name = "train"
     rules = (
         *positive("steps", "warmup_steps", "rate_factor", "adam_epsilon", "clip_norm"),
         *positive("micro_batches", "checkpoint_every", "keep_checkpoints", "log_every"),
         *positive("translate_every", "patience", "recovery_minutes"),
+        *at_least(0, "profile"),
         *fraction("adam_beta1", "adam_beta2", "label_smoothing"),
         ("seed", lambda x: 0 <= x < 2**31, "from 0 to 2147483647"),
     )

@@ -6,6 +6,7 @@ checkpoints/    a folder for each step that is kept
 lock            who trains it, or did last
 metrics.jsonl   a line of JSON for each report
 tensorboard/    the same as events
+profile/        traces of some steps, where train.profile asks for them
 samples/        translations of development sentences, a file for each scored step
 evaluations/    hypotheses, references and scores, of each sentence and of all: a folder for each
 """
@@ -66,6 +67,7 @@ MAY_CHANGE = {
         "keep_checkpoints",
         "recovery_minutes",
         "log_every",
+        "profile",
     },
     "decode": set(DecodeConfig.__dataclass_fields__),
 }

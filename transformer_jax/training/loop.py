@@ -36,6 +36,7 @@ from transformer_jax.training.logbook import Logbook, Silence
 from transformer_jax.training.meter import Meter, Sums
 from transformer_jax.training.optimizer import learning_rate
 from transformer_jax.training.placement import PLACEMENTS, CompiledStep
+from transformer_jax.training.profile import Profile
 from transformer_jax.training.step import TrainState, init_state, make_train_step
 
 # Steps in a row without a finite gradient, after which a run ends.
@@ -134,7 +135,13 @@ class Training:
             self.agreement = Agreement(self.hosts)
             self.meter = Meter(self.model, peak_flops(self.config.model.dtype), earlier)
             logbook = Logbook if self.hosts.is_first else Silence
-            with logbook(self.folder, self.console, step=first) as self.log:
+            # Of several processes one is enough: all do the same.
+            profile = Profile(
+                self.folder.path / "profile",
+                after=first + train.log_every,
+                steps=train.profile if self.hosts.is_first else 0,
+            )
+            with logbook(self.folder, self.console, step=first) as self.log, profile:
                 compiled = CompiledStep(
                     make_train_step(self.model, train),
                     self.placement,
@@ -148,6 +155,7 @@ class Training:
                     heartbeat.beat(step)
                     self.log.advance(step)
                     self._after(step, state, stop)
+                    profile.after(step, state)
                     if self._is_out_of_patience(step):
                         self.log.say(f"no better perplexity in {train.patience} checkpoints: ended")
                         break

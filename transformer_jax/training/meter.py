@@ -46,7 +46,9 @@ class Meter:
         """
         self._metrics.append(metrics)
         self._flops += step_flops(self._model.config, self._model.vocab_size, batch)
-        return int(self._metrics[-3].skipped_in_a_row) if len(self._metrics) > 2 else 0
+        if len(self._metrics) < 3:
+            return 0
+        return int(jax.device_get(self._metrics[-3].skipped_in_a_row))
 
     @contextmanager
     def paused(self) -> Iterator[None]:

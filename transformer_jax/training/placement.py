@@ -84,8 +84,13 @@ class Placement:
     def compile(self, step: TrainStep, state: TrainState) -> Any:
         """Return the step, to be lowered for such a state; the state it is given is used up."""
         where = jax.tree.map(self.sharding, state)
+
+        # A function, for a program is called as it is, in traces and in messages.
+        def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+            return step(state, batch)
+
         return jax.jit(
-            step,
+            train_step,
             in_shardings=(where, self.rows),
             out_shardings=(where, self.whole),
             donate_argnums=0,

@@ -1,0 +1,206 @@
+"""Measure this project beside others, and beside itself.
+
+python -m experiments.benchmark {train,decode,input,scaling,gpu,compare} --help
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from tyro.conf import Positional, arg
+
+from experiments.benchmark import gpu as on_gpu
+from experiments.benchmark import parts
+from experiments.benchmark.compare import compared
+from experiments.benchmark.results import Part, Results, markdown
+from experiments.benchmark.work import SIZES, sizes_of
+from transformer_jax.configfiles import load_config
+from transformer_jax.console import NOTES, OUT, verdict
+from transformer_jax.errors import UnfinishedError, UsageError
+
+PROGRAM = "python -m experiments.benchmark"
+SizesName = Positional[Annotated[str, arg(metavar="SIZES", help=", ".join(SIZES))]]
+Changes = Annotated[
+    tuple[str, ...], arg(name="set", metavar="NAME=NUMBER", help="Change sizes, as batch=8 src=64.")
+]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What all that measures takes."""
+
+    out: Path = Path("benchmarks")
+    """The folder for results: JSON with every sample, and the table."""
+    torch_python: str = sys.executable
+    """The Python that PyTorch, Hugging Face and CTranslate2 are in."""
+    rounds: int = 9
+    """How often each contestant has its turn."""
+    steps: int = 1
+    """Steps of each turn."""
+
+    @property
+    def setting(self) -> parts.Setting:
+        """How to measure."""
+        for name in ("rounds", "steps"):
+            if (value := getattr(self, name)) < 1:
+                raise UsageError(f"--{name} must be positive, got {value}")
+        return parts.Setting(self.rounds, self.steps, self.torch_python, say=NOTES.print)
+
+    def keep(self, command: str, found: Sequence[Part], left_out: Sequence[str] = ()) -> None:
+        """Show results, and store them."""
+        results = Results.of(command, list(found), left_out)
+        OUT.print(markdown(results))
+        OUT.print(f"kept in {results.store(self.out)}")
+        if not any(part.contestants for part in found):
+            raise UnfinishedError("no contestant could take part")
+
+
+@dataclass(frozen=True)
+class Train(Measure):
+    """Compare steps of training on a batch without padding."""
+
+    sizes: SizesName = "base"
+    changes: Changes = ()
+    only: str | None = None
+    """Contestants, parted by commas: ours, torch, torch-compiled."""
+
+    def run(self) -> None:
+        sizes = sizes_of(self.sizes, self.changes)
+        name = f"train {self.sizes}"
+        self.keep("train", [parts.train(name, sizes, self.setting, only=self.only)])
+
+
+@dataclass(frozen=True)
+class Decode(Measure):
+    """Compare translation of 64 sentences of 20 pieces into 40 each, greedy and by beam."""
+
+    sizes: SizesName = "base"
+    changes: Changes = ()
+    only: str | None = None
+    """Contestants, parted by commas: ours, ctranslate2, hf."""
+    beam: tuple[int, ...] = (1, 4)
+    """Hypotheses; 1 is greedy search."""
+    rounds: int = 5
+
+    def run(self) -> None:
+        sizes = sizes_of(self.sizes, self.changes)
+        if min(self.beam, default=0) < 1:
+            raise UsageError(f"--beam must be positive, got {self.beam}")
+        found = [
+            parts.decode(
+                f"decode {self.sizes}, {f'beam {beam}' if beam > 1 else 'greedy'}",
+                sizes,
+                self.setting,
+                beam_size=beam,
+                only=self.only,
+            )
+            for beam in self.beam
+        ]
+        self.keep("decode", found)
+
+
+@dataclass(frozen=True)
+class Input(Measure):
+    """Compare training on a text, as a run does it, with training on full batches at hand."""
+
+    config: Positional[Annotated[str, arg(metavar="CONFIG")]] = ""
+    """A config file; multi30k where $TRANSFORMER_JAX_DATA says where its text is, else tiny."""
+    rounds: int = 5
+    steps: int = 10
+
+    def run(self) -> None:
+        usual = "multi30k" if "TRANSFORMER_JAX_DATA" in os.environ else "tiny"
+        self.keep("input", [parts.pipeline(load_config(self.config or usual), self.setting)])
+
+
+@dataclass(frozen=True)
+class Scaling(Measure):
+    """Compare steps of as many tokens in longer and longer sentences."""
+
+    sizes: SizesName = "base"
+    changes: Changes = ("layers=2", "vocab=8000")
+    lengths: tuple[int, ...] = parts.LENGTHS
+    """Pieces of source and of target; the first is what others are compared with."""
+    tokens: int = 2048
+    """Target tokens of each step."""
+    rounds: int = 5
+
+    def run(self) -> None:
+        if min(self.lengths, default=0) < 1 or self.tokens < max(self.lengths):
+            raise UsageError(
+                f"--lengths must be positive, and at most --tokens {self.tokens}, got "
+                f"{self.lengths}"
+            )
+        sizes = sizes_of(self.sizes, self.changes)
+        self.keep("scaling", [parts.scaling(sizes, self.setting, self.lengths, self.tokens)])
+
+
+@dataclass(frozen=True)
+class Gpu(Measure):
+    """Measure all that a GPU is asked for, in minutes, without network."""
+
+    data: str | None = None
+    """A config file whose text to take; the embedded corpus where it is not said."""
+    minutes: float = 7.5
+    """To be done in."""
+    toy: bool = False
+    """Try the command in small, on whatever device there is."""
+
+    def run(self) -> None:
+        if not self.minutes > 0:
+            raise UsageError(f"--minutes must be positive, got {self.minutes}")
+        config = load_config(self.data) if self.data else on_gpu.embedded(is_toy=self.toy)
+        if not self.toy:
+            on_gpu.check_there_is_one(self.setting)
+        amount = on_gpu.TOY if self.toy else replace(on_gpu.FULL, rounds=self.rounds)
+        found, left_out = on_gpu.gpu(
+            config, amount, self.setting, seconds=60 * self.minutes, say=NOTES.print
+        )
+        self.keep("gpu", found, left_out)
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare two files of results."""
+
+    before: Positional[Path]
+    """JSON that a command of this program wrote."""
+    after: Positional[Path]
+    """The same, later."""
+
+    def run(self) -> None:
+        OUT.print(compared(Results.open(self.before), Results.open(self.after)))
+
+
+COMMANDS: dict[str, Any] = {
+    "train": Train,
+    "decode": Decode,
+    "input": Input,
+    "scaling": Scaling,
+    "gpu": Gpu,
+    "compare": Compare,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit code. A mistake or a fault is one line."""
+    try:
+        tyro.extras.subcommand_cli_from_dict(COMMANDS, prog=PROGRAM, args=arguments).run()
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException as error:
+        told = verdict(error)
+        if told is None:
+            raise
+        line, code = told
+        NOTES.print(line)
+        return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

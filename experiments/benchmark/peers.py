@@ -1,0 +1,291 @@
+"""Other libraries as contestants: PyTorch, Hugging Face, CTranslate2.
+
+Each lives in a process of its own, perhaps in an environment without JAX, and takes the same task
+as this project's contestant of the same kind in `adapter`. One that cannot be imported is left out.
+"""
+
+import importlib
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.benchmark.contestant import Done, Entrant, resident_bytes
+
+# As `transformer_jax.pieces` has them, which not every environment can import.
+PAD, BOS, EOS = 0, 1, 2
+DROPOUT = 0.1
+SMOOTHING = 0.1
+# Sentences that are translated together: more fill a GPU.
+ROWS = {"cpu": 32, "cuda": 128}
+
+
+def torch_and_device() -> tuple[Any, str]:
+    """Return PyTorch, set to all cores, and where it is to work."""
+    torch: Any = importlib.import_module("torch")
+    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        # As JAX on the same device: TensorFloat-32 where float32 is multiplied.
+        torch.set_float32_matmul_precision("high")
+        return torch, "cuda"
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    return torch, "cpu"
+
+
+def facts(torch: Any, device: str, library: str) -> dict[str, Any]:
+    """Return what a result says of a library and the device."""
+    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    return {"library": library, "platform": device, "device": name}
+
+
+def memory(torch: Any, device: str) -> Callable[[], int]:
+    """Return what asks for the most memory that was held: the device's, or the process's."""
+    return torch.cuda.max_memory_allocated if device == "cuda" else resident_bytes
+
+
+def positions(length: int, width: int) -> np.ndarray:
+    """Return the paper's sines and cosines, float32[length, width]."""
+    angle = np.arange(length)[:, None] / 10_000 ** (np.arange(0, width, 2) / width)
+    return np.stack([np.sin(angle), np.cos(angle)], -1).reshape(length, width).astype(np.float32)
+
+
+def transformer(torch: Any, sizes: Mapping[str, Any], longest: int) -> tuple[Any, Any]:
+    """Return an encoder and decoder as PyTorch ships them, and what gives their logits.
+
+    Source, target and output share one table. What is padding is masked, if anything is.
+    """
+    width = sizes["d_model"]
+    table = torch.nn.Embedding(sizes["vocab"], width)
+    torch.nn.init.normal_(table.weight, std=width**-0.5)
+    body = torch.nn.Transformer(
+        width,
+        sizes["heads"],
+        sizes["layers"],
+        sizes["layers"],
+        sizes["d_ff"],
+        DROPOUT,
+        batch_first=True,
+    )
+    model = torch.nn.ModuleDict({"table": table, "body": body}).train()
+    where = torch.nn.Parameter(torch.from_numpy(positions(longest, width)), requires_grad=False)
+    model.register_parameter("positions", where)
+
+    def embedded(pieces: Any) -> Any:
+        vectors = table(pieces) * width**0.5 + model.positions[: pieces.shape[1]]
+        return torch.nn.functional.dropout(vectors, DROPOUT)
+
+    def logits(source: Any, before: Any, is_padded: bool) -> Any:
+        length = before.shape[1]
+        causal = torch.ones(length, length, dtype=torch.bool, device=before.device).triu(1)
+        padding = source == PAD if is_padded else None
+        hidden = body(
+            embedded(source),
+            embedded(before),
+            tgt_mask=causal,
+            tgt_is_causal=True,
+            # A target's padding follows its tokens, which see nothing later than themselves.
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
+        )
+        return torch.nn.functional.linear(hidden, table.weight)
+
+    return model, logits
+
+
+def train(task: Mapping[str, Any]) -> Entrant:
+    """Train `torch.nn.Transformer` on batches that are at hand, over and over.
+
+    Args:
+        task: sizes, the arrays' path, and is_compiled: by `torch.compile`.
+    """
+    torch, device = torch_and_device()
+    sizes = task["sizes"]
+    with np.load(task["arrays"], allow_pickle=False) as arrays:
+        batches = [(arrays[f"{i}.source"], arrays[f"{i}.target"]) for i in range(len(arrays) // 2)]
+    longest = max(side.shape[1] for batch in batches for side in batch)
+    model, logits = transformer(torch, sizes, longest)
+    model.to(device)
+    is_compiled = task["is_compiled"]
+    learnt = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(
+        learnt, lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=is_compiled or device == "cuda"
+    )
+    is_half = sizes["dtype"] == "bfloat16"
+
+    def loss_of(source: Any, before: Any, target: Any, is_padded: bool) -> Any:
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=is_half):
+            found = logits(source, before, is_padded)
+            return torch.nn.functional.cross_entropy(
+                found.flatten(0, 1),
+                target.flatten(),
+                ignore_index=PAD,
+                label_smoothing=SMOOTHING,
+            )
+
+    call: Any = torch.compile(loss_of) if is_compiled else loss_of
+
+    def ready(source: np.ndarray, target: np.ndarray) -> tuple[Any, ...]:
+        before = np.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+        # Pinned, so that copying goes on beside the work.
+        tensors = [torch.from_numpy(side.astype(np.int64)) for side in (source, before, target)]
+        pinned = [side.pin_memory() if device == "cuda" else side for side in tensors]
+        return *pinned, bool((source == PAD).any()), int((target != PAD).sum())
+
+    around = itertools.cycle([ready(*batch) for batch in batches])
+
+    def turn(steps: int) -> Done:
+        tokens = 0
+        loss = torch.zeros(())
+        for *tensors, is_padded, count in itertools.islice(around, steps):
+            placed = [tensor.to(device, non_blocking=True) for tensor in tensors]
+            optimizer.zero_grad(set_to_none=True)
+            loss = call(*placed, is_padded)
+            loss.backward()
+            optimizer.step()
+            tokens += count
+        return Done(tokens, loss.item())
+
+    about = facts(torch, device, f"torch {torch.__version__}")
+    about["parameters"] = sum(parameter.numel() for parameter in learnt)
+    return Entrant(turn, len(batches), about, memory(torch, device))
+
+
+def marian(sizes: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return Hugging Face's library and its Marian model of these sizes, with random weights."""
+    library: Any = importlib.import_module("transformers")
+    # The last piece is padding, and begins a translation: CTranslate2's converter wants it so.
+    last = sizes["vocab"] - 1
+    config = library.MarianConfig(
+        vocab_size=sizes["vocab"],
+        d_model=sizes["d_model"],
+        encoder_layers=sizes["layers"],
+        decoder_layers=sizes["layers"],
+        encoder_attention_heads=sizes["heads"],
+        decoder_attention_heads=sizes["heads"],
+        encoder_ffn_dim=sizes["d_ff"],
+        decoder_ffn_dim=sizes["d_ff"],
+        activation_function="relu",
+        scale_embedding=True,
+        max_position_embeddings=512,
+        pad_token_id=last,
+        eos_token_id=EOS,
+        decoder_start_token_id=last,
+        forced_eos_token_id=None,
+    )
+    model = library.MarianMTModel(config).eval()
+    model.generation_config.update(
+        pad_token_id=last,
+        eos_token_id=EOS,
+        decoder_start_token_id=last,
+        forced_eos_token_id=None,
+        bad_words_ids=None,
+        max_length=None,
+    )
+    return library, model
+
+
+def sorted_parts(sources: Sequence[Sequence[int]], rows: int) -> Iterator[list[list[int]]]:
+    """Deal sentences out, those of like length together, the longest first."""
+    ordered = sorted(map(list, sources), key=len, reverse=True)
+    for start in range(0, len(ordered), rows):
+        yield ordered[start : start + rows]
+
+
+def generate(task: Mapping[str, Any]) -> Entrant:
+    """Translate all sentences by Hugging Face's `generate`.
+
+    Args:
+        task: as `adapter.translate` takes it. Sentences that are translated together all get as
+            many pieces as the longest of them.
+    """
+    torch, device = torch_and_device()
+    sizes = task["sizes"]
+    library, model = marian(sizes)
+    last = sizes["vocab"] - 1
+    model.to(device, torch.bfloat16 if sizes["dtype"] == "bfloat16" else torch.float32)
+    parts = []
+    for rows in sorted_parts(task["sources"], ROWS[device]):
+        width = len(rows[0])
+        pieces = torch.tensor([[*row, *[last] * (width - len(row))] for row in rows])
+        parts.append((pieces, width + task["extra"]))
+
+    def turn(steps: int) -> Done:
+        done = total = 0
+        for pieces, length in [*parts] * steps:
+            placed = pieces.to(device)
+            with torch.inference_mode():
+                found = model.generate(
+                    input_ids=placed,
+                    attention_mask=(placed != last).long(),
+                    num_beams=task["beam_size"],
+                    do_sample=False,
+                    min_new_tokens=length,
+                    max_new_tokens=length,
+                    early_stopping=False,
+                )
+            # All there are, on the host.
+            rows = found.cpu().numpy()
+            done += len(rows)
+            # Without the piece that begins it.
+            total += len(rows) * (rows.shape[1] - 1)
+        return Done(done, total / done)
+
+    version = f"transformers {library.__version__}, torch {torch.__version__}"
+    return Entrant(turn, 1, facts(torch, device, version), memory(torch, device))
+
+
+def ctranslate2(task: Mapping[str, Any]) -> Entrant:
+    """Translate all sentences by CTranslate2, of the same model.
+
+    Args:
+        task: as `adapter.translate` takes it.
+    """
+    library: Any = importlib.import_module("ctranslate2")
+    converters: Any = importlib.import_module("ctranslate2.converters.transformers")
+    sizes = task["sizes"]
+    device = "cuda" if library.get_cuda_device_count() else "cpu"
+    names = [f"<{i}>" for i in range(sizes["vocab"] - 1)]
+    spec = converters.MarianMTLoader().get_model_spec(marian(sizes)[1])
+    spec.register_source_vocabulary(names)
+    spec.register_target_vocabulary(names)
+    spec.config.unk_token = names[1]
+    spec.config.eos_token = spec.config.decoder_start_token = names[EOS]
+    spec.validate()
+    spec.optimize()
+    with tempfile.TemporaryDirectory() as folder:
+        spec.save(folder)
+        translator = library.Translator(
+            folder,
+            device,
+            compute_type=sizes["dtype"],
+            intra_threads=len(os.sched_getaffinity(0)),
+        )
+    most = len(names) - 1
+    parts = [
+        ([[names[min(p, most)] for p in row] for row in rows], len(rows[0]) + task["extra"])
+        for rows in sorted_parts(task["sources"], ROWS[device])
+    ]
+
+    def turn(steps: int) -> Done:
+        done = total = 0
+        for rows, length in [*parts] * steps:
+            found = translator.translate_batch(
+                rows,
+                beam_size=task["beam_size"],
+                min_decoding_length=length,
+                max_decoding_length=length,
+                max_batch_size=len(rows),
+            )
+            done += len(found)
+            total += sum(len(one.hypotheses[0]) for one in found)
+        return Done(done, total / done)
+
+    about = {
+        "library": f"ctranslate2 {library.__version__}",
+        "platform": device,
+        "device": device,
+    }
+    return Entrant(turn, 1, about)
