@@ -157,9 +157,10 @@ def test_a_step_does_what_the_whole_layer_does_at_that_position(config: ModelCon
 
     projected = apply(layer, params, memory, method="memory_keys_and_values")
     # What the cache holds at later positions is not looked at.
-    cache = tuple(
-        1000 * normal(seed, BATCH, config.num_heads, room * hypotheses, width)
-        for seed, width in ((2, config.d_k), (3, config.d_v))
+    rows, slots = (BATCH, config.num_heads), room * hypotheses
+    cache = (
+        1000 * normal(2, *rows, config.d_k, slots),
+        1000 * normal(3, *rows, slots, config.d_v),
     )
     beam = Wandering(BATCH, hypotheses, room)
     for t in range(TARGETS):
@@ -168,7 +169,7 @@ def test_a_step_does_what_the_whole_layer_does_at_that_position(config: ModelCon
         output, cache = apply(layer, params, *arguments, method="step")
         np.testing.assert_allclose(beam.from_rows(t, output), expected[:, :, t], atol=1e-5)
     # And written nowhere.
-    assert np.abs(floats(cache[0])[:, :, TARGETS * hypotheses :]).max() > 100
+    assert np.abs(floats(cache[1])[:, :, TARGETS * hypotheses :]).max() > 100
 
 
 # PyTorch's own layers

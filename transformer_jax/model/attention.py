@@ -77,7 +77,7 @@ def weighted_sum(
     weights: Float[Array, "B H T S"], value: Float[Array, "B S H V"]
 ) -> Float[Array, "B T H V"]:
     """Average the values by their weights (equation 1)."""
-    return jnp.einsum("bhts,bshv->bthv", weights.astype(value.dtype), value)
+    return jnp.einsum("bhts,bshv->bhtv", weights.astype(value.dtype), value).swapaxes(1, 2)
 
 
 class MultiHeadAttention(nn.Module):

@@ -16,8 +16,8 @@ from transformer_jax.model.attention import MultiHeadAttention, Places
 from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.relations import SELF_ATTENTIONS
 
-KeysAndValues = tuple[Float[Array, "B H _ K"], Float[Array, "B H _ V"]]
-"""Head by head, so that a step of a translation reads them as they lie."""
+KeysAndValues = tuple[Float[Array, "B H K _"], Float[Array, "B H _ V"]]
+"""As the products of a step of a translation read them: a key is a column, a value a row."""
 
 
 class Past(NamedTuple):
@@ -49,9 +49,16 @@ class Past(NamedTuple):
         )
 
 
-def by_head(x: Float[Array, "B S H K"]) -> Float[Array, "B H S K"]:
-    """Turn keys or values the way they are kept; and back."""
-    return x.swapaxes(1, 2)
+def kept(key: Float[Array, "B S H K"], value: Float[Array, "B S H V"]) -> KeysAndValues:
+    """Turn keys and values the way they are kept."""
+    return key.transpose(0, 2, 3, 1), value.swapaxes(1, 2)
+
+
+def read(
+    key: Float[Array, "B H K S"], value: Float[Array, "B H S V"]
+) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H V"]]:
+    """Turn them back."""
+    return key.transpose(0, 3, 1, 2), value.swapaxes(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -134,8 +141,7 @@ class DecoderLayer(nn.Module):
 
     def memory_keys_and_values(self, memory: Float[Array, "B S D"]) -> KeysAndValues:
         """Project the encoder's output once, for all steps of a translation."""
-        key, value = self.cross_attention.keys_and_values(memory)
-        return by_head(key), by_head(value)
+        return kept(*self.cross_attention.keys_and_values(memory))
 
     def attend_to_past(
         self, x: Float[Array, "B J D"], past: Past, cache: KeysAndValues
@@ -145,22 +151,19 @@ class DecoderLayer(nn.Module):
         The slots of all hypotheses are looked at by each, and masked: that costs less than to
         move the cache whenever one hypothesis takes the row of another.
         """
-        new = map(by_head, self.self_attention.keys_and_values(x))
+        new = kept(*self.self_attention.keys_and_values(x))
         key, value = (
-            jax.lax.dynamic_update_slice_in_dim(old, now, past.slot, axis=2)
-            for old, now in zip(cache, new, strict=True)
+            jax.lax.dynamic_update_slice_in_dim(old, now, past.slot, axis)
+            for old, now, axis in zip(cache, new, (3, 2), strict=True)
         )
-        attended = self.self_attention.attend(
-            x, by_head(key), by_head(value), past.mask, places=past.places
-        )
+        attended = self.self_attention.attend(x, *read(key, value), past.mask, places=past.places)
         return attended, (key, value)
 
     def attend_to_memory(
         self, x: Float[Array, "B J D"], memory: KeysAndValues, mask: Bool[Array, "#B 1 1 S"]
     ) -> Float[Array, "B J D"]:
         """Attend to the encoder's output; the hypotheses are J queries to one memory."""
-        key, value = memory
-        return self.cross_attention.attend(x, by_head(key), by_head(value), mask)
+        return self.cross_attention.attend(x, *read(*memory), mask)
 
     def step(
         self,
@@ -175,7 +178,7 @@ class DecoderLayer(nn.Module):
         Args:
             x: the position's vectors.
             past: which position it is, and what came before it.
-            cache: self-attention's keys and values of earlier positions, [B, H, L J, K or V].
+            cache: self-attention's keys and values of earlier positions, in L J slots.
             memory: the encoder's output as `memory_keys_and_values` gives it.
             memory_mask: which of it are tokens.
 

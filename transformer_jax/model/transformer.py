@@ -28,9 +28,9 @@ class DecodingState(NamedTuple):
     """What a translation carries from step to step."""
 
     cache: list[KeysAndValues]
-    """For each layer, self-attention's keys and values, [B, H, L J, K or V]."""
+    """For each layer, self-attention's keys and values, [B, H, K, L J] and [B, H, L J, V]."""
     memory: list[KeysAndValues]
-    """For each layer, the encoder's output, projected once: [B, H, S, K or V]."""
+    """For each layer, the encoder's output, projected once: [B, H, K, S] and [B, H, S, V]."""
     memory_mask: Bool[Array, "B 1 1 S"]
 
 
@@ -124,10 +124,13 @@ class Transformer(nn.Module):
         """Read the source, and make room for `max_length` pieces of each hypothesis."""
         c = self.config
         memory = self.encode(source)
-        room = (len(source), c.num_heads, max_length * hypotheses)
+        rows, slots = (len(source), c.num_heads), max_length * hypotheses
         return DecodingState(
             cache=[
-                (jnp.zeros((*room, c.d_k), c.dtype), jnp.zeros((*room, c.d_v), c.dtype))
+                (
+                    jnp.zeros((*rows, c.d_k, slots), c.dtype),
+                    jnp.zeros((*rows, slots, c.d_v), c.dtype),
+                )
                 for _ in self.decoder
             ],
             memory=[layer.memory_keys_and_values(memory) for layer in self.decoder],
