@@ -17,14 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_jax import config as config_module
-from transformer_jax.config import (
-    Config,
-    ConfigError,
-    DataConfig,
-    DecodeConfig,
-    ModelConfig,
-    TrainConfig,
-)
+from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
+from transformer_jax.fields import ConfigError
 
 SECTIONS = (ModelConfig, DataConfig, TrainConfig, DecodeConfig)
 FIELDS = [(kind, field.name) for kind in SECTIONS for field in dataclasses.fields(kind)]

@@ -9,8 +9,9 @@ from types import ModuleType
 import pytest
 
 from transformer_jax import configfiles
-from transformer_jax.config import Config, ConfigError
+from transformer_jax.config import Config
 from transformer_jax.configfiles import load_config, load_rows, shipped_configs, stem
+from transformer_jax.fields import ConfigError
 
 SHIPPED = sorted(path.stem for path in shipped_configs().glob("*.py"))
 HEADS = "CONFIG = BASE.change(model={'num_heads': 4, 'd_k': 128, 'd_v': 128})\n"

@@ -23,7 +23,7 @@ from small import SMALL, metrics_of
 
 import transformer_jax
 from transformer_jax.cli import main
-from transformer_jax.config import Config, ConfigError
+from transformer_jax.config import Config
 from transformer_jax.data.numberwords import NumberWords
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import (
@@ -34,6 +34,7 @@ from transformer_jax.errors import (
     StorageError,
     UsageError,
 )
+from transformer_jax.fields import ConfigError
 from transformer_jax.runs.checkpoint import Checkpoints, on_device
 from transformer_jax.runs.folder import RunFolder
 from transformer_jax.training import loop

@@ -15,9 +15,10 @@ import pytest
 from small import SMALL, metrics_of
 
 from transformer_jax.cli import main
-from transformer_jax.config import Config, ConfigError, Paper, Row
+from transformer_jax.config import Config, Paper, Row
 from transformer_jax.configfiles import load_rows
 from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.fields import ConfigError
 from transformer_jax.sweeps.launch import slots
 from transformer_jax.sweeps.plan import Sweep, moved, planned, scaled
 from transformer_jax.sweeps.status import read_state

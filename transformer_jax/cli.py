@@ -10,9 +10,10 @@ from typing import Any
 
 import tyro
 
-from transformer_jax.config import Config, Row, nearest
+from transformer_jax.config import Config, Row
 from transformer_jax.console import NOTES, OUT, exit_code
 from transformer_jax.errors import UsageError
+from transformer_jax.fields import nearest
 from transformer_jax.training import heartbeat
 from transformer_jax.verbs import VERBS
 from transformer_jax.verbs.base import ConfigVerb, FolderVerb

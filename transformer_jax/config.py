@@ -5,60 +5,23 @@ a config is told before any device starts. Nothing here executes data: a stored 
 """
 
 import dataclasses
-import difflib
-import math
-import types
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+from transformer_jax.fields import (
+    ConfigError,
+    Section,
+    at_least,
+    check_known,
+    field_names,
+    fraction,
+    positive,
+    whole,
+)
+
 # A translation may be this many pieces longer than its source (section 6.1).
 MAX_EXTRA_LENGTH = 50
-
-Rule = tuple[str, Callable[[Any], bool], str]
-
-
-class ConfigError(Exception):
-    """A mistake of the user's in a config, told in one line: field, rule, value."""
-
-
-class Section:
-    """Base of the dataclasses below: checks types and rules as soon as one is made."""
-
-    name: typing.ClassVar[str]
-    rules: typing.ClassVar[tuple[Rule, ...]] = ()
-
-    def __post_init__(self) -> None:
-        for key, kind in typing.get_type_hints(type(self)).items():
-            if typing.get_origin(kind) is not typing.ClassVar:
-                _check_type(f"{self.name}.{key}", kind, getattr(self, key))
-        for key, holds, rule in self.rules:
-            value = getattr(self, key)
-            if value is not None and not holds(value):
-                raise ConfigError(f"{self.name}.{key} must be {rule}, got {value!r}")
-
-
-def positive(*keys: str) -> tuple[Rule, ...]:
-    """Return the rule that each of these fields is above zero and finite."""
-    return tuple((key, lambda x: 0 < x < math.inf, "positive and finite") for key in keys)
-
-
-def at_least(bound: float, *keys: str) -> tuple[Rule, ...]:
-    """Return the rule that each of these fields is finite and not below `bound`."""
-    return tuple(
-        (key, lambda x: bound <= x < math.inf, f"at least {bound} and finite") for key in keys
-    )
-
-
-def whole(most: int, *keys: str) -> tuple[Rule, ...]:
-    """Return the rule that each of these counts is at least one, and within reason."""
-    return tuple((key, lambda x: 1 <= x <= most, f"from 1 to {most}") for key in keys)
-
-
-def fraction(*keys: str) -> tuple[Rule, ...]:
-    """Return the rule that each of these fields is a probability below one."""
-    return tuple((key, lambda x: 0 <= x < 1, "at least 0 and below 1") for key in keys)
 
 
 @dataclass(frozen=True)
@@ -381,10 +344,10 @@ class Config:
         """
         changed = {}
         for name, fields in sections.items():
-            _check_known(name, _field_names(type(self)), "config")
+            check_known(name, field_names(type(self)), "config")
             section = getattr(self, name)
             for key in fields:
-                _check_known(key, _field_names(type(section)), name)
+                check_known(key, field_names(type(section)), name)
             changed[name] = dataclasses.replace(section, **_tuples(fields))
         return dataclasses.replace(self, **changed)
 
@@ -405,7 +368,7 @@ class Config:
         if not isinstance(data, Mapping) or not all(isinstance(v, Mapping) for v in data.values()):
             raise ConfigError(f"a config must be an object of sections, got {data!r}")
         for name in data:
-            _check_known(name, _field_names(cls), "config")
+            check_known(name, field_names(cls), "config")
         return cls().change(**data)
 
     def differences(self, other: Self) -> dict[tuple[str, str], tuple[Any, Any]]:
@@ -451,45 +414,6 @@ class Row:
     paper: Paper = Paper()
 
 
-def nearest(name: str, known: typing.Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the known name that looks most like this one, or ""."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _field_names(kind: type) -> list[str]:
-    return [f.name for f in dataclasses.fields(kind)]
-
-
-def _check_known(name: str, known: list[str], where: str) -> None:
-    if name not in known:
-        raise ConfigError(f"unknown field {name!r} of {where}{nearest(name, known)}")
-
-
 def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the same with tuples for lists: JSON knows no tuples."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-
-
-def _check_type(name: str, kind: Any, value: Any) -> None:
-    if typing.get_origin(kind) is Literal:
-        choices = typing.get_args(kind)
-        if value not in choices:
-            hint = nearest(value, choices) if isinstance(value, str) else ""
-            raise ConfigError(
-                f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}{hint}"
-            )
-        return
-    allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    # All tuples here are pairs of strings.
-    plain = tuple(typing.get_origin(k) or k for k in allowed)
-    # An int is a fine float; a bool is no number, although Python says so.
-    accepted = (*plain, int) if float in plain else plain
-    if (
-        not isinstance(value, accepted)
-        or (isinstance(value, bool) and bool not in plain)
-        or (isinstance(value, tuple) and [type(v) for v in value] != [str, str])
-    ):
-        words = {types.NoneType: "None", tuple: "a pair of strings"}
-        wanted = " or ".join(words.get(k, k.__name__) for k in plain)
-        raise ConfigError(f"{name} must be {wanted}, got {value!r}")

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from transformer_jax.config import Config, ConfigError, Row, nearest
+from transformer_jax.config import Config, Row
+from transformer_jax.fields import ConfigError, nearest
 
 PACKAGE = Path(__file__).parent
 

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from transformer_jax.config import ConfigError
 from transformer_jax.errors import (
     InterruptedRunError,
     OutOfMemoryError,
@@ -21,6 +20,7 @@ from transformer_jax.errors import (
     StorageError,
     UsageError,
 )
+from transformer_jax.fields import ConfigError
 
 # Characters that a terminal obeys: in a name or a translation they would do as they please.
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -19,9 +19,10 @@ from experiments.benchmark.work import (
     save,
     target_tokens,
 )
-from transformer_jax.config import Config, nearest
+from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
 from transformer_jax.errors import UsageError
+from transformer_jax.fields import nearest
 from transformer_jax.training.flops import step_flops
 
 TRAINERS = ("ours", "torch", "torch-compiled")

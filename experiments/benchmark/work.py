@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from transformer_jax.config import Config, nearest
+from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch, Batches
 from transformer_jax.errors import UsageError
+from transformer_jax.fields import nearest
 from transformer_jax.pieces import EOS, PAD, UNKNOWN
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from transformer_jax.config import nearest
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, StorageError, UsageError
+from transformer_jax.fields import nearest
 
 # How TFDS calls our splits.
 NAMES: dict[Split, str] = {"train": "train", "dev": "validation", "test": "test"}

@@ -26,10 +26,11 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
-from transformer_jax.config import Config, ConfigError, DecodeConfig
+from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.console import command
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError, UsageError
+from transformer_jax.fields import ConfigError
 from transformer_jax.runs.lock import trainer
 
 FORMAT = 2

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from transformer_jax.config import Config, ConfigError, Paper, Row
+from transformer_jax.config import Config, Paper, Row
 from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.fields import ConfigError
 from transformer_jax.runs.folder import write_json
 
 FORMAT = 1

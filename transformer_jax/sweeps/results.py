@@ -13,11 +13,12 @@ from typing import Any
 import sacrebleu
 from scipy import stats
 
-from transformer_jax.config import Config, ConfigError, Paper
+from transformer_jax.config import Config, Paper
 from transformer_jax.console import command
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
+from transformer_jax.fields import ConfigError
 from transformer_jax.inference.evaluate import metrics
 from transformer_jax.inference.significance import bootstrap, p_value
 from transformer_jax.model.transformer import Transformer, parameter_counts
