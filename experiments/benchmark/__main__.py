@@ -19,7 +19,7 @@ from experiments.benchmark.compare import compared
 from experiments.benchmark.results import Part, Results, markdown
 from experiments.benchmark.work import SIZES, sizes_of
 from transformer_jax.configfiles import load_config
-from transformer_jax.console import NOTES, OUT, verdict
+from transformer_jax.console import NOTES, OUT, exit_code
 from transformer_jax.errors import UnfinishedError, UsageError
 
 PROGRAM = "python -m experiments.benchmark"
@@ -188,18 +188,9 @@ COMMANDS: dict[str, Any] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code. A mistake or a fault is one line."""
-    try:
-        tyro.extras.subcommand_cli_from_dict(COMMANDS, prog=PROGRAM, args=arguments).run()
-    except SystemExit as end:
-        return int(end.code or 0)
-    except BaseException as error:
-        told = verdict(error)
-        if told is None:
-            raise
-        line, code = told
-        NOTES.print(line)
-        return code
-    return 0
+    return exit_code(
+        lambda: tyro.extras.subcommand_cli_from_dict(COMMANDS, prog=PROGRAM, args=arguments).run()
+    )
 
 
 if __name__ == "__main__":
