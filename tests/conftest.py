@@ -12,7 +12,7 @@ from jaxtyping import install_import_hook
 CACHE = Path(tempfile.gettempdir()) / f"transformer_jax-tests-{os.getuid()}"
 os.environ["TRANSFORMER_JAX_CACHE"] = str(CACHE)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "programs")
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 WINGS = ("model", "training", "inference")

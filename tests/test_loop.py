@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from rich.console import Console
 from small import SMALL, metrics_of
 
@@ -525,6 +526,40 @@ def test_a_step_is_compiled_once_for_each_shape_and_nothing_in_later_epochs(
         with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device"):
             jax.jit(jnp.negative)(np.ones(3))
     assert compiled_by(lambda: jax.jit(lambda x: x + 3)(1), caplog)
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Path]:
+    """A folder for compiled programs, at first empty, in which every one is kept."""
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path / "programs"),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield tmp_path / "programs"
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_runs_of_all_seeds_share_their_programs(tmp_path: Path, programs: Path) -> None:
+    def kept() -> set[str]:
+        return {path.name for path in programs.glob("*-cache")}
+
+    # An epoch, so that each shape is met, by each seed in another order.
+    config = SMALL.change(train={"steps": 16})
+    train(config, tmp_path / "one")
+    first = kept()
+    assert sum("train_step" in name for name in first) > 1
+    train(config.change(train={"seed": 1}), tmp_path / "two")
+    assert kept() == first
+    train(config.change(train={"seed": 2, "steps": 5}), tmp_path / "three")
+    # What is read back is another program than what is drawn, but the steps are the same.
+    resume(tmp_path / "three", train={"steps": 16})
+    assert {name for name in kept() - first if "train_step" in name} == set()
 
 
 def test_a_trace_of_some_steps_changes_no_bit(whole: Path, tmp_path: Path) -> None:

@@ -26,13 +26,7 @@ from transformer_jax.pieces import EOS, PAD, UNKNOWN
 from transformer_jax.training.flops import peak_flops
 from transformer_jax.training.meter import Meter
 from transformer_jax.training.placement import PLACEMENTS, CompiledStep
-from transformer_jax.training.step import (
-    StepMetrics,
-    TrainState,
-    init_state,
-    make_train_step,
-    seed_key,
-)
+from transformer_jax.training.step import StepMetrics, TrainState, init_state, make_train_step
 
 
 def config_of(sizes: Mapping[str, Any]) -> Config:
@@ -138,7 +132,7 @@ def decode(
         decode={"beam_size": beam_size, "max_extra_length": steps - source.shape[1]}
     )
     model = Transformer(config.model, sizes["vocab"])
-    params = never_ending(init_params(model, seed_key(0)), sizes["layers"])
+    params = never_ending(init_params(model, jax.random.key(0)), sizes["layers"])
     batches = [source[start : start + ROWS] for start in range(0, len(source), ROWS)]
 
     def once() -> float:
@@ -255,7 +249,7 @@ def translate(task: Mapping[str, Any]) -> Entrant:
     decoding = {"beam_size": task["beam_size"], "max_extra_length": task["extra"]}
     config = config_of(sizes).change(decode=decoding)
     model = Transformer(config.model, sizes["vocab"])
-    params = never_ending(init_params(model, seed_key(0)), sizes["layers"])
+    params = never_ending(init_params(model, jax.random.key(0)), sizes["layers"])
     numerals = Numerals(sizes["vocab"])
     words: Any = numerals
     translator = Translator(model, Vocabulary.shared(words), config.decode)

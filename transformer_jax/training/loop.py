@@ -37,7 +37,7 @@ from transformer_jax.training.meter import Meter, Sums
 from transformer_jax.training.optimizer import learning_rate
 from transformer_jax.training.placement import PLACEMENTS, CompiledStep
 from transformer_jax.training.profile import Profile
-from transformer_jax.training.step import TrainState, init_state, make_train_step
+from transformer_jax.training.step import TrainState, init_state, make_train_step, seed_key
 
 # Steps in a row without a finite gradient, after which a run ends.
 MOST_SKIPPED = 10
@@ -269,9 +269,9 @@ class Training:
 
         Beside it what that checkpoint had not yet reported.
         """
-        shapes = jax.eval_shape(lambda: init_state(self.model, self.config.train))
         if latest is None:
             return self.placement.place_state(init_state(self.model, self.config.train)), []
+        shapes = jax.eval_shape(lambda: init_state(self.model, self.config.train))
         parts = {"params": shapes.params, "optimizer": shapes.optimizer}
         found = self.checkpoints.restore(latest, self.placement.targets(parts))
         notes = self.checkpoints.notes(latest)
@@ -280,7 +280,7 @@ class Training:
             counts = {name: jnp.int32(notes[name]) for name in ("skipped", "skipped_in_a_row")}
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StorageError(f"checkpoint {latest} is not as we write them: {error!r}") from error
-        state = TrainState(jnp.int32(latest), **found, **counts)
+        state = TrainState(jnp.int32(latest), seed_key(self.config.train.seed), **found, **counts)
         return self.placement.place_state(state), unreported
 
     def _report(self, step: int) -> None:

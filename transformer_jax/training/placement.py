@@ -174,7 +174,10 @@ class CompiledStep:
             with self._paused():
                 began = time.perf_counter()
                 step = self._placement.compile(self._step, state)
-                self._compiled[shape] = step.lower(state, placed).compile()
+                # Of a description: a state that comes from elsewhere would be another program,
+                # and not found among those that are kept on disk.
+                described = self._placement.targets(state)
+                self._compiled[shape] = step.lower(described, placed).compile()
                 seconds = time.perf_counter() - began
             mine, source, _, target = shape
             first, last, total = self._placement.share
