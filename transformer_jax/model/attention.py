@@ -5,7 +5,7 @@ Masks are boolean, and True where attention is allowed.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,12 @@ SCORES: dict[str, Callable[[ModelConfig], Score]] = {
     "additive": Additive,
 }
 
+# Of the scores that are dot products times something: what, by d_k.
+FACTORS: dict[str, Callable[[int], float]] = {
+    "scaled_dot_product": lambda d_k: d_k**-0.5,
+    "dot_product": lambda _: 1.0,
+}
+
 
 def attention_weights(
     scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T S"]
@@ -89,6 +95,8 @@ class MultiHeadAttention(nn.Module):
     """
 
     config: ModelConfig
+    tells_distance: ClassVar[bool] = False
+    """Whether it matters where queries and keys stand (`relations`)."""
 
     def setup(self) -> None:
         c = self.config
@@ -133,7 +141,7 @@ class MultiHeadAttention(nn.Module):
         query = self.query(x)
         if self.goes_by_blocks(query, key):
             rng, rate = self.dropout.key(train=train), self.dropout.rate
-            scale = query.shape[-1] ** -0.5 if self.score is scaled_dot_product else 1.0
+            scale = FACTORS[self.config.attention_score](self.config.d_k)
             mixed = blockwise_attention(query, key, value, mask, scale=scale, rate=rate, rng=rng)
             return self.output(mixed)
         places = places or Places(jnp.arange(x.shape[1]), jnp.arange(key.shape[1]))
@@ -144,12 +152,12 @@ class MultiHeadAttention(nn.Module):
     def goes_by_blocks(self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]) -> bool:
         """Tell whether to save the time and memory that all weights at once would take.
 
-        Only where nobody asks for them, and for the paper's scores: `relations` changes them.
+        Only where nobody asks for them, and scores are dot products and nothing else.
         """
         return (
             query.shape[1] * key.shape[1] >= LONG
-            and type(self) is MultiHeadAttention
-            and self.score in (dot_product, scaled_dot_product)
+            and not self.tells_distance
+            and self.config.attention_score in FACTORS
             and not self.is_mutable_collection("intermediates")
         )
 
