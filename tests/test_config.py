@@ -46,6 +46,7 @@ RANGES: dict[str, Range] = {
     "max_length": (1, 10**6, (0, -1)),
     "num_pairs": (1, 500_000, (0, -1, 500_001)),
     "numbers_per_line": (1, 25, (0, -1, 301)),
+    "digits_per_number": (5, 6, (0, 4, 7)),
     "vocab_size": (8, 1_000_000, (7, -8, 1_000_001)),
     "source_vocab_size": (8, 1_000_000, (7, -8, 1_000_001)),
     "max_ratio": (1.0, 1e12, (0.999, -1.0, math.inf, math.nan)),
@@ -118,7 +119,11 @@ def configs(draw: st.DrawFn) -> Config:
     decode["average"] = min(decode["average"], train["keep_checkpoints"])
     if model["positions"] == "learned" and table is None and model["past_table"] == "error":
         decode["max_extra_length"] %= 51
-    data["num_pairs"] = min(data["num_pairs"], 500_000 // data["numbers_per_line"])
+    digits = data["digits_per_number"]
+    most = 500_000 // data["numbers_per_line"]
+    if digits is not None:
+        most = 10**digits // 4 * data["numbers_per_line"] - 1500
+    data["num_pairs"] = min(data["num_pairs"], most)
     if data["source"] != "text":
         data |= dict.fromkeys(("train", "dev", "test"))
     return Config(
@@ -232,6 +237,7 @@ def test_a_number_out_of_range_is_told_with_its_field_and_value(kind: Any, key: 
         ({"data": {"train": ("a", "b")}}, "data.train", r"\('a', 'b'\)"),
         ({"data": {"num_pairs": 10, "numbers_per_line": 301}}, "data.numbers_per_line", "301"),
         ({"data": {"num_pairs": 166_667, "numbers_per_line": 3}}, "data.num_pairs", "166667"),
+        ({"data": {"num_pairs": 23_501, "digits_per_number": 5}}, "data.num_pairs", "23501"),
         ({"data": {"source": "tfds", "test": ("a", "b")}}, "data.test", r"\('a', 'b'\)"),
         ({"decode": {"average": 21}}, "decode.average", "21"),
         ({"decode": {"average": 2}, "train": {"keep_checkpoints": 1}}, "decode.average", "2"),
@@ -265,6 +271,8 @@ def test_what_cannot_be_together_is_refused(
         {"data": {"source": "text", "train": ["a", "b"], "dev": None}},
         {"data": {"num_pairs": 166_666, "numbers_per_line": 3}},
         {"data": {"num_pairs": 1, "numbers_per_line": 300}},
+        {"data": {"num_pairs": 23_500, "digits_per_number": 5}},
+        {"data": {"num_pairs": 500_000, "numbers_per_line": 3, "digits_per_number": 6}},
         {"decode": {"average": 20}},
         {"model": {"dropout": 0.0}},
     ],

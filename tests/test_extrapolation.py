@@ -227,7 +227,7 @@ def test_runs_of_other_sentences_are_not_compared(sweep: Sweep) -> None:
         study(sweep)
 
 
-@pytest.mark.parametrize("name", ["number_words", "multi30k"])
+@pytest.mark.parametrize("name", ["number_words", "short_numbers", "multi30k"])
 def test_the_studies_rows_differ_in_positions_alone(name: str) -> None:
     rows = load_rows(str(CONFIGS / f"{name}.py"))
     base = next(iter(rows.values())).config

@@ -142,6 +142,42 @@ def test_another_process_reads_the_same_lines(tmp_path: Path) -> None:
     assert ended.stdout.strip() == hashlib.sha256(here).hexdigest()
 
 
+def of_digits(split: Split, train_pairs: int = 300, most: int = 4) -> list[tuple[str, str]]:
+    return list(NumberWords(train_pairs, most, 6).read(split))
+
+
+def test_with_digits_numbers_of_every_length_are_as_frequent_and_no_line_is_there_twice() -> None:
+    lines = [line for split in SPLITS for line in of_digits(split)]
+    assert len(lines) == len(set(lines)) == 1800
+    digits = Counter[int]()
+    sizes = Counter[int]()
+    for source, target in lines:
+        found = [english(words) for words in source.split("; ")]
+        assert found == [german(word) for word in target.split("; ")]
+        digits.update(len(str(number)) for number in found)
+        sizes[len(found)] += 1
+    assert set(sizes.values()) == {450}
+    # 4,500 draws: 750 of each, with a standard deviation of 25.
+    assert set(digits) == {1, 2, 3, 4, 5, 6}
+    assert all(650 < count < 850 for count in digits.values())
+
+
+def test_with_digits_lines_are_read_from_any_place_on_and_stay_the_same() -> None:
+    for split in SPLITS:
+        whole = of_digits(split)
+        assert list(NumberWords(300, 4, 6).read(split, 7)) == whole[7:]
+        assert of_digits(split, 900)[: len(whole)] == whole
+    assert len({NumberWords(300, 4, digits).identity for digits in (None, 5, 6)}) == 3
+
+
+@pytest.mark.parametrize(("most", "digits"), [(1, 5), (3, 6)])
+def test_with_digits_the_most_pairs_that_a_config_allows_are_there(most: int, digits: int) -> None:
+    train = min(10**digits // 4 * most - 1500, 500_000)
+    config = DataConfig(num_pairs=train, numbers_per_line=most, digits_per_number=digits)
+    [(source, _)] = SOURCES["embedded"](config).read("train", train - 1)
+    assert len(source.split("; ")) == (train + 1499) % most + 1
+
+
 def test_an_identity_tells_one_text_from_another() -> None:
     assert NumberWords(300).identity == NumberWords(300).identity
     assert NumberWords(300).identity != NumberWords(301).identity

@@ -148,6 +148,9 @@ class DataConfig(Section):
     numbers_per_line: int = 1
     """embedded: lines have 1 to so many numbers, parted by semicolons; of every length there are
     as many."""
+    digits_per_number: int | None = None
+    """embedded: numbers have 1 to so many (5 or 6) digits, as often the one as the other; left out,
+    each number below a million is as likely, and so nearly all are long."""
     train: tuple[str, str] | None = None
     """text: a file of sources and one of targets, UTF-8, plain or gzip; line n of one belongs to
     line n of the other."""
@@ -186,6 +189,7 @@ class DataConfig(Section):
         *at_least(1, "max_ratio"),
         ("num_pairs", lambda x: 1 <= x <= 500_000, "from 1 to 500000"),
         *whole(300, "numbers_per_line"),
+        ("digits_per_number", lambda x: 5 <= x <= 6, "5 or 6"),
         ("vocab_size", lambda x: 8 <= x <= 1_000_000, "from 8 to 1000000"),
         ("source_vocab_size", lambda x: 8 <= x <= 1_000_000, "from 8 to 1000000"),
     )
@@ -198,11 +202,17 @@ class DataConfig(Section):
                     f"data.{key} must be left out with data.source {self.source} "
                     f"(only text reads files), got {getattr(self, key)!r}"
                 )
-        # No number is in two lines, and there are a million.
-        if self.num_pairs * self.numbers_per_line > 500_000:
+        # No number is in two lines, and there are a million; or, of few digits, no line twice.
+        if self.digits_per_number is None:
+            most = 500_000 // self.numbers_per_line
+            why = "500000 / data.numbers_per_line"
+        else:
+            # With those held out, lines of one number are a quarter of all there are, at most.
+            most = 10**self.digits_per_number // 4 * self.numbers_per_line - 1500
+            why = "data.numbers_per_line x 10^data.digits_per_number / 4 - 1500"
+        if self.num_pairs > most:
             raise ConfigError(
-                f"data.num_pairs must be at most 500000 / data.numbers_per_line "
-                f"({500_000 // self.numbers_per_line}), got {self.num_pairs}"
+                f"data.num_pairs must be at most {why} ({most}), got {self.num_pairs}"
             )
 
 

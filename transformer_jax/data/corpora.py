@@ -42,7 +42,9 @@ class Corpus(Protocol):
 
 
 SOURCES: dict[str, Callable[[DataConfig], Corpus]] = {
-    "embedded": lambda config: NumberWords(config.num_pairs, config.numbers_per_line),
+    "embedded": lambda config: NumberWords(
+        config.num_pairs, config.numbers_per_line, config.digits_per_number
+    ),
     "text": lambda config: TextFiles(
         {"train": config.train, "dev": config.dev, "test": config.test}, config.folder
     ),

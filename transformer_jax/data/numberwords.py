@@ -23,17 +23,25 @@ class NumberWords:
     test_pairs = 1000
     dev_pairs = 500
 
-    def __init__(self, train_pairs: int, numbers_per_line: int = 1) -> None:
+    def __init__(
+        self, train_pairs: int, numbers_per_line: int = 1, digits_per_number: int | None = None
+    ) -> None:
         """Choose how many pairs to train on, and how many numbers a line has at most.
 
         Lines have 1, 2, 3, ... numbers, parted by semicolons, and again: of every length there
         are as many. No number is in two lines.
+
+        With `digits_per_number`, numbers have from 1 to so many digits, as often the one as the
+        other, so that a line of many numbers can be short. No line is there twice.
         """
         self.train_pairs = train_pairs
         self.numbers_per_line = numbers_per_line
+        self.digits_per_number = digits_per_number
         self.name = f"number words, en-de, {train_pairs}"
         if numbers_per_line > 1:
             self.name += f", up to {numbers_per_line} in a line"
+        if digits_per_number is not None:
+            self.name += f", of up to {digits_per_number} digits"
         self.identity = self.name
 
     def count(self, split: Split) -> int:
@@ -43,13 +51,18 @@ class NumberWords:
         # A test line stays one, however many pairs are trained on.
         order: tuple[Split, ...] = ("test", "dev", "train")
         first = sum(self.count(before) for before in order[: order.index(split)])
-        most = self.numbers_per_line
         for line in range(first + start, first + self.count(split)):
-            # Each line has so many numbers of its own, of which a short one leaves some unused.
-            numbers = _shuffled_numbers()[line * most : line * most + line % most + 1]
-            sides = zip(*map(_in_words, numbers), strict=True)
+            sides = zip(*map(_in_words, self._numbers(line)), strict=True)
             source, target = (BETWEEN.join(words) for words in sides)
             yield source, target
+
+    def _numbers(self, line: int) -> tuple[int, ...]:
+        most, digits = self.numbers_per_line, self.digits_per_number
+        if digits is not None:
+            lines = self.train_pairs + self.dev_pairs + self.test_pairs
+            return _drawn_lines(lines, most, digits)[line]
+        # Each line has so many numbers of its own, of which a short one leaves some unused.
+        return _shuffled_numbers()[line * most : line * most + line % most + 1]
 
 
 @functools.cache
@@ -62,3 +75,17 @@ def _shuffled_numbers() -> tuple[int, ...]:
     numbers = list(range(1_000_000))
     random.Random(0).shuffle(numbers)  # noqa: S311 - a fixed order, no secret
     return tuple(numbers)
+
+
+@functools.lru_cache(maxsize=2)
+def _drawn_lines(count: int, most: int, digits: int) -> list[tuple[int, ...]]:
+    rng = random.Random(0)  # noqa: S311 - a fixed order, no secret
+    lines: dict[tuple[int, ...], None] = {}
+
+    def drawn() -> int:
+        length = rng.randint(1, digits)
+        return rng.randrange(10 ** (length - 1) if length > 1 else 0, 10**length)
+
+    while len(lines) < count:
+        lines[tuple(drawn() for _ in range(len(lines) % most + 1))] = None
+    return list(lines)
