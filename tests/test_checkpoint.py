@@ -14,7 +14,8 @@ import pytest
 
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.runs import manifest
-from transformer_jax.runs.checkpoint import Checkpoints, on_device
+from transformer_jax.runs.arrays import on_device
+from transformer_jax.runs.checkpoint import Checkpoints
 
 IDENTITY = {"model.d_model": 2, "data": "f1a9"}
 HERE = jax.sharding.SingleDeviceSharding(jax.devices()[0])

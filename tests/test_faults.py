@@ -20,7 +20,8 @@ from small import SMALL, metrics_of
 from zygote import MOMENTS
 
 import transformer_jax
-from transformer_jax.runs.checkpoint import Checkpoints, on_device
+from transformer_jax.runs.arrays import on_device
+from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.folder import RunFolder
 from transformer_jax.runs.lock import trainer
 from transformer_jax.training.step import init_state

@@ -36,7 +36,8 @@ from transformer_jax.errors import (
     UsageError,
 )
 from transformer_jax.fields import ConfigError
-from transformer_jax.runs.checkpoint import Checkpoints, on_device
+from transformer_jax.runs.arrays import on_device
+from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.folder import RunFolder
 from transformer_jax.training import loop
 from transformer_jax.training.meter import Meter

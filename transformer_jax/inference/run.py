@@ -14,7 +14,8 @@ from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.inference.translate import Hypothesis, Translator
 from transformer_jax.model.transformer import Params, Transformer, abstract_params
-from transformer_jax.runs.checkpoint import Checkpoints, on_device
+from transformer_jax.runs.arrays import on_device
+from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.folder import RunFolder
 
 

@@ -1,9 +1,9 @@
 """Checkpoints: arrays by Orbax, written in the background, whole or not there at all.
 
 checkpoints/120/             after step 120
-    params/, optimizer/      Orbax's; each can be read without the other
-    checkpoint.json          what else the run needs to go on, and whose it is
-    SHA256SUMS               of all these files, checked before Orbax opens any
+    params/, optimizer/      Orbax's; each can be read without the other (`arrays`)
+    checkpoint.json          what else the run needs to go on, and whose it is (`record`)
+    SHA256SUMS               of all these files, checked before Orbax opens any (`manifest`)
 
 A checkpoint is made under a name that begins with a dot and appears by rename, when all of it is
 on disk; only then older ones go. One that is damaged is moved aside, as bad-120, and the one
@@ -15,9 +15,7 @@ that no interruption and no clock changes a result.
 """
 
 import contextlib
-import json
 import logging
-import os
 import re
 import shutil
 import time
@@ -25,42 +23,20 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-from orbax.checkpoint import v1 as ocp
 
-from transformer_jax.config import Config
 from transformer_jax.console import NOTES
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.runs import manifest
+from transformer_jax.runs import arrays, manifest
+from transformer_jax.runs.arrays import PyTree
 from transformer_jax.runs.manifest import DamagedError
+from transformer_jax.runs.record import Record
 
-PyTree = Any
-DESCRIPTION = "checkpoint.json"
 STEP = re.compile(r"(0|[1-9][0-9]{0,8})\Z")
-# Orbax compresses: a checkpoint may hold more than it weighs, within reason.
-MOST_COMPRESSED = 20
-ALWAYS_ALLOWED = 64 << 20
 SWEEP_SECONDS = 10.0
-# What a field that is younger than a checkpoint had when that was written.
-DEFAULTS = {
-    f"{section}.{key}": value
-    for section, fields in Config().to_dict().items()
-    for key, value in fields.items()
-}
-
-
-class Record(NamedTuple):
-    """What a checkpoint holds beside arrays."""
-
-    perplexity: float | None
-    """On the development set; None unless the step is a scheduled one."""
-    after: int | None
-    """The scheduled step before this one, whether it is still kept or not."""
-    notes: dict[str, Any]
-    """Whatever else training needs to go on, as plain data."""
 
 
 def kept(scores: Mapping[int, float | None], scheduled: int) -> set[int]:
@@ -136,37 +112,13 @@ class Checkpoints:
         return record.notes
 
     def _read_records(self) -> dict[int, Record | DamagedError]:
-        return {step: self._read_record(step) for step in self.steps}
-
-    def _read_record(self, step: int) -> Record | DamagedError:
-        """Return what a checkpoint holds beside arrays, or what is wrong with it."""
-        try:
-            found = json.loads(manifest.read(self.folder / str(step), DESCRIPTION))
-            if found["step"] != step:
-                return DamagedError(f"it is of step {found['step']}")
-            self._check_identity(step, dict(found["run"]))
-            perplexity, after = found["perplexity"], found["after"]
-            return Record(
-                None if perplexity is None else float(perplexity),
-                None if after is None else int(after),
-                dict(found["notes"]),
-            )
-        except DamagedError as error:
-            return error
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise StorageError(f"checkpoint {step} cannot be read: {error}") from error
-
-    def _check_identity(self, step: int, theirs: Mapping[str, Any]) -> None:
-        theirs = {k: v for k, v in DEFAULTS.items() if k in self._identity} | dict(theirs)
-        differing = [
-            f"{name} {theirs.get(name)!r} -> {self._identity.get(name)!r}"
-            for name in sorted(theirs.keys() | self._identity.keys())
-            if theirs.get(name) != self._identity.get(name)
-        ]
-        if differing:
-            raise StorageError(
-                f"checkpoint {step} of {self._run} is of another run: {', '.join(differing)}"
-            )
+        found: dict[int, Record | DamagedError] = {}
+        for step in self.steps:
+            try:
+                found[step] = Record.read(self.folder / str(step), self._identity)
+            except DamagedError as error:
+                found[step] = error
+        return found
 
     def latest_good(self) -> int | None:
         """Return the newest step whose files are as they were written, or None.
@@ -228,7 +180,7 @@ class Checkpoints:
         self._records.pop(step, None)
         return f" and now called {name}"
 
-    def make_ready(self, step: int, arrays: Mapping[str, PyTree]) -> None:
+    def make_ready(self, step: int, parts: Mapping[str, PyTree]) -> None:
         """Wait until the checkpoint before is written; see that there is room for this one.
 
         Of several processes none may go on to `save` before all have done this.
@@ -237,7 +189,7 @@ class Checkpoints:
             StorageError: it could not be written, or there is none.
         """
         self.wait()
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(dict(arrays)))
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(dict(parts)))
         free = shutil.disk_usage(self.folder).free
         if free < size:
             raise StorageError(
@@ -248,7 +200,7 @@ class Checkpoints:
     def save(
         self,
         step: int,
-        arrays: Mapping[str, PyTree],
+        parts: Mapping[str, PyTree],
         perplexity: float | None,
         notes: Mapping[str, Any],
     ) -> None:
@@ -256,7 +208,7 @@ class Checkpoints:
 
         Args:
             step: batches seen.
-            arrays: by part: the parameters, and what else training needs.
+            parts: the parameters, and what else training needs, by name.
             perplexity: on the development set, for a scheduled step; else None.
             notes: what else training needs, as plain data.
 
@@ -265,27 +217,23 @@ class Checkpoints:
         """
         temporary = self.folder / f".{step}"
         record = Record(perplexity, max(self.scores, default=None), dict(notes))
-        description = {"step": step, **record._asdict(), "run": self._identity}
         with self._told(step, temporary):
-            begun = ocp.save_checkpointables_async(str(temporary.absolute()), dict(arrays))
+            begun = arrays.begin_to_write(temporary, parts)
         self._records[step] = record
         whole = {s: r.perplexity for s, r in self._records.items() if isinstance(r, Record)}
         doomed = whole.keys() - kept(whole, self._keep or 1)
         for old in doomed:
             del self._records[old]
-        self._pending = self._writer.submit(self._finish, begun, temporary, description, doomed)
+        self._pending = self._writer.submit(self._finish, step, begun, record, doomed)
 
-    def _finish(
-        self, begun: Any, temporary: Path, description: dict[str, Any], doomed: set[int]
-    ) -> None:
+    def _finish(self, step: int, begun: Any, record: Record, doomed: set[int]) -> None:
         """Wait for Orbax, and let the checkpoint appear; then older ones may go."""
-        step = description["step"]
+        temporary = self.folder / f".{step}"
         with self._told(step, temporary):
             begun.result()
             if not self._is_main:
                 return
-            text = json.dumps(description, indent=1, ensure_ascii=False) + "\n"
-            (temporary / DESCRIPTION).write_text(text, "utf-8")
+            record.write(temporary, step, self._identity)
             manifest.write(temporary)
             temporary.rename(self.folder / str(step))
             manifest.sync(self.folder)
@@ -305,8 +253,8 @@ class Checkpoints:
             if self._is_main:
                 self._sweep(f"{temporary.name}*")
             raise StorageError(
-                f"checkpoint {step} could not be written: {_one_line(error)}; those before are "
-                f"untouched"
+                f"checkpoint {step} could not be written: {arrays.one_line(error)}; "
+                f"those before are untouched"
             ) from error
 
     def is_writing(self) -> bool:
@@ -346,32 +294,7 @@ class Checkpoints:
         self.wait()
         if (fault := self._fault(step)) is not None:
             raise StorageError(f"checkpoint {step} of {self._run} is damaged: {fault}")
-        folder = self.folder / str(step)
-        self._check_plausible(step, targets)
-        try:
-            stored: Any = ocp.checkpointables_metadata(str(folder.absolute())).metadata
-            for part, target in targets.items():
-                # Orbax itself would turn one dtype into another without a word.
-                _check_same(f"checkpoint {step}", _leaves(stored[part]), _leaves(target))
-            return ocp.load_checkpointables(str(folder.absolute()), dict(targets))
-        except StorageError:
-            raise
-        # As above.
-        except Exception as error:
-            reason = _one_line(error.__cause__ or error)
-            raise StorageError(f"checkpoint {step} cannot be read: {reason}") from error
-
-    def _check_plausible(self, step: int, targets: Mapping[str, PyTree]) -> None:
-        """Refuse what claims to be huge, before there is room made for it."""
-        for part, target in targets.items():
-            claimed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(target))
-            files = (self.folder / str(step) / part).rglob("*")
-            there = sum(path.stat().st_size for path in files if path.is_file())
-            if claimed > ALWAYS_ALLOWED + MOST_COMPRESSED * there:
-                raise StorageError(
-                    f"checkpoint {step} of {self._run} cannot be right: its {part} would take "
-                    f"{claimed >> 20} MiB, and it has {there >> 20}"
-                )
+        return arrays.read(self.folder / str(step), targets)
 
     def choose(self, average: int = 1, step: int | None = None) -> list[int]:
         """Return the steps of the checkpoints that are meant, oldest first.
@@ -443,33 +366,3 @@ class Checkpoints:
             self.wait()
         finally:
             self._writer.shutdown()
-
-
-def _one_line(error: BaseException) -> str:
-    """Return what an error of a library's says first."""
-    if isinstance(error, OSError) and error.strerror:
-        return os.strerror(error.errno) if error.errno else error.strerror
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-
-
-def _leaves(tree: PyTree) -> dict[str, str]:
-    """Return what each array is, by its path in the tree."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.dtype}{list(leaf.shape)}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
-
-
-def _check_same(name: str, stored: dict[str, str], wanted: dict[str, str]) -> None:
-    differing = sorted(stored.items() ^ wanted.items())
-    if differing:
-        path = differing[0][0]
-        raise StorageError(
-            f"{name} does not fit: {path} is {stored.get(path, 'missing')}, "
-            f"not {wanted.get(path, 'there')}"
-        )
-
-
-def on_device(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
-    """Describe arrays like these that lie as `sharding` says."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
