@@ -23,7 +23,7 @@ from transformer_jax.errors import DataError, StorageError
 from transformer_jax.inference.evaluate import Evaluation, evaluate, keep, score
 from transformer_jax.inference.perplexity import Sentence, perplexity, sentences
 from transformer_jax.inference.run import Run, load, read_params
-from transformer_jax.inference.significance import compare
+from transformer_jax.inference.significance import compare, keep_comparison
 from transformer_jax.inference.translate import Translator
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.training.loop import run_training
@@ -278,6 +278,15 @@ def test_every_way_to_translate_has_a_folder_of_its_own(run: Run, tmp_path: Path
     assert "dev-step8-average1-beam1-alpha0.6-length-penalty-power" in folders
 
 
+def test_runs_of_one_name_are_kept_side_by_side(tmp_path: Path) -> None:
+    for lines in (["eins"], ["zwei"], ["eins"]):
+        keep_comparison(tmp_path, {"run": "seed-0", "lines": lines}, lines)
+    kept = sorted(tmp_path.glob("against-seed-0-*.json"))
+    assert len(kept) == 2
+    for path in kept:
+        assert json.loads(path.read_text())["lines"] == [path.with_suffix(".txt").read_text()[:-1]]
+
+
 def test_scores_never_lie_beside_other_translations(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,8 +424,10 @@ def test_the_command_line_compares_two_runs(run: Run, capsys: pytest.CaptureFixt
     against = json.loads(capsys.readouterr().out)["against"]
     assert against["run"] == "run"
     folder = run.folder.path / "evaluations" / "dev-step8-average2-beam1-alpha0.6"
-    assert json.loads((folder / "against-run.json").read_text()) == against
-    lines = (folder / "against-run.txt").read_text("utf-8").split("\n")[:-1]
+    # Twice the same lines: one comparison.
+    [kept] = folder.glob("against-run-*.json")
+    assert json.loads(kept.read_text()) == against
+    lines = kept.with_suffix(".txt").read_text("utf-8").split("\n")[:-1]
     references = (folder / "reference.txt").read_text("utf-8").split("\n")[:-1]
     scores = score(lines, references, tokenizer="char")
     assert scores.bleu == against["scores"][0]["against"]

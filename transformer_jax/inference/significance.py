@@ -1,5 +1,6 @@
 """Whether one run is better than another, or only luckier: sacreBLEU's paired bootstrap."""
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -150,14 +151,15 @@ def describe(against: Run, evaluation: Evaluation, compared: list[Comparison]) -
 def keep_comparison(folder: Path, description: dict[str, Any], hypotheses: Sequence[str]) -> None:
     """Write the other run's lines and, last, what came of them beside the run's evaluation.
 
+    The files bear the run's name and a digest of its lines, for many runs are called seed-0.
+
     Raises:
         StorageError: the folder cannot be written.
     """
-    name = f"against-{description['run']}"
+    text = text_of(hypotheses)
+    name = f"against-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"
     try:
-        # What is there may be of other lines.
-        (folder / f"{name}.json").unlink(missing_ok=True)
-        (folder / f"{name}.txt").write_bytes(text_of(hypotheses))
+        (folder / f"{name}.txt").write_bytes(text)
         write_json(folder / f"{name}.json", description)
     except OSError as error:
         raise StorageError(f"the comparison could not be kept: {error}") from error
