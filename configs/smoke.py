@@ -12,13 +12,13 @@ from configs.tiny import CONFIG as TINY
 CONFIG = TINY.change(
     data={"num_pairs": 4000, "batch_tokens": 1024},
     train={
-        "steps": 200,
-        "warmup_steps": 100,
+        "steps": 150,
+        "warmup_steps": 75,
         "rate_factor": 0.3,
-        "checkpoint_every": 100,
+        "checkpoint_every": 75,
         "translate_every": 2,
         "keep_checkpoints": 1,
-        "log_every": 20,
+        "log_every": 25,
     },
     decode={"average": 1},
 )

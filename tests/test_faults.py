@@ -254,7 +254,8 @@ def test_every_start_that_reaches_a_step_gets_further_than_the_one_before(
     assert_equal(path, undisturbed)
 
 
-@pytest.mark.parametrize("many", [3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("many", [3, 8])
 def test_of_many_that_begin_at_once_one_trains_and_the_others_are_told(
     many: int, zygote: Zygote, undisturbed: Path
 ) -> None:

@@ -15,6 +15,8 @@ from transformer_jax.training.start import start
 ROOT = Path(__file__).parents[1]
 
 
+# The README's demo, run by `make test`, learns the same in more steps.
+@pytest.mark.slow
 def test_the_tiny_model_learns_number_words(tmp_path: Path) -> None:
     config = load_config(str(ROOT / "configs" / "tiny.py")).change(
         train={"steps": 280, "checkpoint_every": 280}
