@@ -3,8 +3,8 @@
     transformer-jax sweep table3 --data smoke --train smoke --scale tiny --seeds 2
     transformer-jax report sweeps/table3
 
-33 minutes on two CPU cores beside other work with --train.steps 200, which cuts big short; not timed
-without. The models are too small, and learn for too short a time, for the paper's differences to show.
+19 minutes on two CPU cores, the report included. The models are too small, and learn for too short a
+time, for the paper's differences to show.
 """
 
 from configs.tiny import CONFIG as TINY

@@ -58,7 +58,7 @@ def trained(
         placed = placement.place_batch(filled_up(batch, devices))
         if compiled is None:
             step = placement.compile(make_train_step(model, config.train), state)
-            compiled = step.lower(state, placed).compile()
+            compiled = step.lower(placement.described(state), placed).compile()
         state, metrics = compiled(state, placed)
         told.append([float(x) for x in (*metrics.loss, metrics.gradient_norm)])
     assert {str(x.dtype) for x in jax.tree.leaves(state.params)} == {dtype}

@@ -149,8 +149,8 @@ class DataConfig(Section):
     """embedded: lines have 1 to so many numbers, parted by semicolons; of every length there are
     as many."""
     digits_per_number: int | None = None
-    """embedded: numbers have 1 to so many (5 or 6) digits, as often the one as the other; left out,
-    each number below a million is as likely, and so nearly all are long."""
+    """embedded: each number is drawn with 1 to so many (5 or 6) digits, all equally likely; left
+    out, each number below a million is as likely, and so nearly all are long."""
     train: tuple[str, str] | None = None
     """text: a file of sources and one of targets, UTF-8, plain or gzip; line n of one belongs to
     line n of the other."""
@@ -202,14 +202,17 @@ class DataConfig(Section):
                     f"data.{key} must be left out with data.source {self.source} "
                     f"(only text reads files), got {getattr(self, key)!r}"
                 )
-        # No number is in two lines, and there are a million; or, of few digits, no line twice.
-        if self.digits_per_number is None:
-            most = 500_000 // self.numbers_per_line
-            why = "500000 / data.numbers_per_line"
-        else:
-            # With those held out, lines of one number are a quarter of all there are, at most.
-            most = 10**self.digits_per_number // 4 * self.numbers_per_line - 1500
-            why = "data.numbers_per_line x 10^data.digits_per_number / 4 - 1500"
+        # No number is in two lines, and there are a million.
+        most, why = 500_000 // self.numbers_per_line, "500000 / data.numbers_per_line"
+        if self.digits_per_number is not None:
+            # No line is there twice: those of one number, of the 1,500 held-out lines too, are a
+            # quarter of all such numbers at most.
+            different = 10**self.digits_per_number // 4 * self.numbers_per_line - 1500
+            if different < most:
+                most, why = (
+                    different,
+                    "data.numbers_per_line x 10^data.digits_per_number / 4 - 1500",
+                )
         if self.num_pairs > most:
             raise ConfigError(
                 f"data.num_pairs must be at most {why} ({most}), got {self.num_pairs}"

@@ -4,10 +4,9 @@
     python -m experiments.positions sweeps/multi30k
 
 A run takes about three minutes of one CPU core, scores included. Where the files are is told as
-for configs/multi30k.py. L = 14: 6,227 of 29,000 pairs are short enough to
-train on; of the 2,014 captions of dev and test 65 have more than 2.5 L pieces, 20 of these more
-than 3 L, and none more than 4 L. A smaller vocabulary than the recipe's makes captions longer, and
-a piece more frequent.
+for configs/multi30k.py. L = 14: 6,227 of 29,000 pairs are short enough to train on; of the 2,014
+captions of dev and test 65 have more than 2.5 L pieces, 20 of these more than 3 L, and none more
+than 4 L. A smaller vocabulary than the recipe's makes captions longer, and a piece more frequent.
 """
 
 from configs.multi30k import CONFIG as MULTI30K

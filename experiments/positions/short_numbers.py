@@ -3,8 +3,9 @@
     transformer-jax sweep experiments/positions/short_numbers.py --seeds 3
     python -m experiments.positions sweeps/short_numbers
 
-As number_words, but a number has from one to six digits, so that training sees lines of up to eight
-numbers within L = 30 pieces: what is new in a longer line is its length, and not the count.
+As number_words, but each number is drawn with one to six digits, so that training sees lines of up
+to eight numbers within L = 30 pieces, if few: what is new in most longer lines is their length, and
+not their count. Not run yet.
 """
 
 from experiments.positions.number_words import SWEEP as NUMBER_WORDS

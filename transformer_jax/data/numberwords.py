@@ -31,8 +31,9 @@ class NumberWords:
         Lines have 1, 2, 3, ... numbers, parted by semicolons, and again: of every length there
         are as many. No number is in two lines.
 
-        With `digits_per_number`, numbers have from 1 to so many digits, as often the one as the
-        other, so that a line of many numbers can be short. No line is there twice.
+        With `digits_per_number`, each number is drawn with 1 to so many digits, all equally likely,
+        so that a line of many numbers can be short. A line that is there already is drawn again:
+        lines of one number are mostly long.
         """
         self.train_pairs = train_pairs
         self.numbers_per_line = numbers_per_line
@@ -78,7 +79,7 @@ def _shuffled_numbers() -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=2)
-def _drawn_lines(count: int, most: int, digits: int) -> list[tuple[int, ...]]:
+def _drawn_lines(count: int, most: int, digits: int) -> tuple[tuple[int, ...], ...]:
     rng = random.Random(0)  # noqa: S311 - a fixed order, no secret
     lines: dict[tuple[int, ...], None] = {}
 
@@ -88,4 +89,4 @@ def _drawn_lines(count: int, most: int, digits: int) -> list[tuple[int, ...]]:
 
     while len(lines) < count:
         lines[tuple(drawn() for _ in range(len(lines) % most + 1))] = None
-    return list(lines)
+    return tuple(lines)

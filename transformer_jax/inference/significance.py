@@ -151,7 +151,7 @@ def describe(against: Run, evaluation: Evaluation, compared: list[Comparison]) -
 def keep_comparison(folder: Path, description: dict[str, Any], hypotheses: Sequence[str]) -> None:
     """Write the other run's lines and, last, what came of them beside the run's evaluation.
 
-    The files bear the run's name and a digest of its lines, for many runs are called seed-0.
+    The files are named by the run and a digest of its lines, for many runs are called seed-0.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -159,6 +159,8 @@ def keep_comparison(folder: Path, description: dict[str, Any], hypotheses: Seque
     text = text_of(hypotheses)
     name = f"against-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"
     try:
+        # Never a record beside half of its lines.
+        (folder / f"{name}.json").unlink(missing_ok=True)
         (folder / f"{name}.txt").write_bytes(text)
         write_json(folder / f"{name}.json", description)
     except OSError as error:

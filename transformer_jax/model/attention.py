@@ -5,7 +5,7 @@ Masks are boolean, and True where attention is allowed.
 """
 
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -95,8 +95,6 @@ class MultiHeadAttention(nn.Module):
     """
 
     config: ModelConfig
-    tells_distance: ClassVar[bool] = False
-    """Whether it matters where queries and keys stand (`relations`)."""
 
     def setup(self) -> None:
         c = self.config
@@ -152,11 +150,14 @@ class MultiHeadAttention(nn.Module):
     def goes_by_blocks(self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]) -> bool:
         """Tell whether to save the time and memory that all weights at once would take.
 
-        Only where nobody asks for them, and scores are dot products and nothing else.
+        Only where nobody asks for them, and scores are dot products and nothing else: `relations`
+        compare or average in their own ways.
         """
+        kind = type(self)
         return (
             query.shape[1] * key.shape[1] >= LONG
-            and not self.tells_distance
+            and kind.compare is MultiHeadAttention.compare
+            and kind.mix is MultiHeadAttention.mix
             and self.config.attention_score in FACTORS
             and not self.is_mutable_collection("intermediates")
         )

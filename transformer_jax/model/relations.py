@@ -7,8 +7,6 @@ place in one sentence has no distance from a place in another.
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v, R relative_distance.
 """
 
-from typing import ClassVar
-
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
@@ -42,8 +40,6 @@ class Alibi(MultiHeadAttention):
     Differs from the paper.
     """
 
-    tells_distance: ClassVar[bool] = True
-
     def compare(
         self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], places: Places
     ) -> Float[Array, "B H T S"]:
@@ -73,8 +69,6 @@ class Rotary(MultiHeadAttention):
     RoFormer (Su et al. 2021), equation 34. Differs from the paper.
     """
 
-    tells_distance: ClassVar[bool] = True
-
     def compare(
         self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], places: Places
     ) -> Float[Array, "B H T S"]:
@@ -89,8 +83,6 @@ class Relative(MultiHeadAttention):
     vectors, for all heads. Tensor2Tensor's later `dot_product_relative_v2` leaves the values'
     out by default. Differs from the paper.
     """
-
-    tells_distance: ClassVar[bool] = True
 
     def setup(self) -> None:
         super().setup()

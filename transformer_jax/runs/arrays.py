@@ -20,8 +20,8 @@ def begin_to_write(folder: Path, parts: Mapping[str, PyTree]) -> Any:
     """Begin to write trees, each to a folder of its name; then the arrays may be given away.
 
     Returns:
-        What has a `result()`, which ends when all is written. It raises whatever Orbax pleases,
-        as this does.
+        What has a `result()`, which ends when all is written. Both this call and that may raise any
+        error of Orbax.
     """
     return ocp.save_checkpointables_async(str(folder.absolute()), dict(parts))
 
@@ -30,7 +30,7 @@ def read(folder: Path, targets: Mapping[str, PyTree]) -> dict[str, PyTree]:
     """Read some of the trees that were written to a folder.
 
     Args:
-        folder: of checkpoint 120, 120.
+        folder: the checkpoint's; its name is the step.
         targets: for each tree, one of `jax.ShapeDtypeStruct` with shardings: what the arrays must
             be and where they shall lie.
 
@@ -72,8 +72,8 @@ def _check_plausible(folder: Path, targets: Mapping[str, PyTree]) -> None:
         there = sum(path.stat().st_size for path in (folder / part).rglob("*") if path.is_file())
         if claimed > ALWAYS_ALLOWED + MOST_COMPRESSED * there:
             raise StorageError(
-                f"checkpoint {folder.name} cannot be right: its {part} would take "
-                f"{claimed >> 20} MiB, and it has {there >> 20}"
+                f"checkpoint {folder.name} of {folder.parent.parent} cannot be right: its {part} "
+                f"would take {claimed >> 20} MiB, and it has {there >> 20}"
             )
 
 

@@ -31,7 +31,7 @@ class Record(NamedTuple):
 
     @classmethod
     def read(cls, checkpoint: Path, identity: Mapping[str, Any]) -> Self:
-        """Read that of a checkpoint, whose folder has its step as name.
+        """Read the record of a checkpoint; its folder is named by its step.
 
         Raises:
             DamagedError: it is not as it was written.

@@ -37,7 +37,7 @@ from transformer_jax.training.meter import Meter, Sums
 from transformer_jax.training.optimizer import learning_rate
 from transformer_jax.training.placement import PLACEMENTS, CompiledStep
 from transformer_jax.training.profile import Profile
-from transformer_jax.training.step import TrainState, init_state, make_train_step, seed_key
+from transformer_jax.training.step import TrainState, init_state, make_train_step
 
 # Steps in a row without a finite gradient, after which a run ends.
 MOST_SKIPPED = 10
@@ -280,7 +280,7 @@ class Training:
             counts = {name: jnp.int32(notes[name]) for name in ("skipped", "skipped_in_a_row")}
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StorageError(f"checkpoint {latest} is not as we write them: {error!r}") from error
-        state = TrainState(jnp.int32(latest), seed_key(self.config.train.seed), **found, **counts)
+        state = TrainState(jnp.int32(latest), jnp.int32(self.config.train.seed), **found, **counts)
         return self.placement.place_state(state), unreported
 
     def _report(self, step: int) -> None:

@@ -55,6 +55,14 @@ class Placement:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding(x)), tree
         )
 
+    def described(self, state: TrainState) -> TrainState:
+        """Return what a step is lowered for: one program, wherever the state was made.
+
+        In JAX an array's type includes where it lies, and of a fresh state that is told otherwise
+        than of one that a step gave back; compiled programs on disk would be found by one only.
+        """
+        return self.targets(state)
+
     def place_state(self, state: TrainState) -> TrainState:
         """Bring the state to where the step wants it: what is not there already."""
 
@@ -117,6 +125,10 @@ class PerDevice(Placement):
         devices = self.share.last - self.share.first
         return super().place_batch(Batch(*(x.reshape(devices, -1, x.shape[1]) for x in batch)))
 
+    def described(self, state: TrainState) -> TrainState:
+        """Return the state itself where there are several processes: `jax.pmap` wants arrays."""
+        return super().described(state) if jax.process_count() == 1 else state
+
     def compile(self, step: TrainStep, state: TrainState) -> Any:
         """Return the step, to be lowered: compiled it takes and gives global arrays."""
         del state
@@ -174,9 +186,7 @@ class CompiledStep:
             with self._paused():
                 began = time.perf_counter()
                 step = self._placement.compile(self._step, state)
-                # Of a description: a state that comes from elsewhere would be another program,
-                # and not found among those that are kept on disk.
-                described = self._placement.targets(state)
+                described = self._placement.described(state)
                 self._compiled[shape] = step.lower(described, placed).compile()
                 seconds = time.perf_counter() - began
             mine, source, _, target = shape

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch
@@ -19,18 +19,15 @@ from transformer_jax.model.losses import Loss, cross_entropy
 from transformer_jax.model.transformer import Params, Transformer, init_params
 from transformer_jax.training.optimizer import make_optimizer
 
-# Of random keys, whatever JAX is set to.
-GENERATOR = "threefry2x32"
-
 
 class TrainState(NamedTuple):
-    """All that training changes. With the config and the data it determines what follows."""
+    """All that a step needs beside its batch: with config and data it determines what follows."""
 
     step: Int[Array, ""]
     """Batches that training has seen."""
-    key: UInt32[Array, "2"]
-    """Of the run, by its seed. It stays as it is, and is no constant of the step: runs of all
-    seeds share one compiled program."""
+    seed: Int[Array, ""]
+    """Of the run. It stays as it is, and is no constant of the step: runs of all seeds share one
+    compiled program."""
     params: Params
     optimizer: Any
     """As Optax keeps it."""
@@ -71,22 +68,19 @@ class TrainStep:
         return self.update(state, self.sums(state, batch, jnp.int32(0)))
 
 
-def seed_key(seed: int) -> UInt32[Array, "2"]:
-    """Return the key of a run, as data of `GENERATOR`."""
-    return jax.random.key_data(jax.random.key(seed, impl=GENERATOR))
+def seed_key(seed: Int[Array, ""]) -> Array:
+    """Return the key of a run, of one generator whatever JAX is set to."""
+    return jax.random.key(seed, impl="threefry2x32")
 
 
 def init_state(model: Transformer, config: TrainConfig) -> TrainState:
     """Return the state before the first step: a function of the seed."""
-    optimizer = make_optimizer(config, model.config.d_model)
-
-    @jax.jit
-    def init(key: UInt32[Array, "2"]) -> TrainState:
-        params = init_params(model, jax.random.wrap_key_data(key, impl=GENERATOR))
-        zero = jnp.int32(0)
-        return TrainState(zero, key, params, optimizer.init(params), zero, zero)
-
-    return init(seed_key(config.seed))
+    seed = jnp.int32(config.seed)
+    params = init_params(model, seed_key(seed))
+    optimizer = make_optimizer(config, model.config.d_model).init(params)
+    # Three arrays, for the step may give the memory of each to another.
+    step, skipped, in_a_row = jnp.zeros(3, jnp.int32)
+    return TrainState(step, seed, params, optimizer, skipped, in_a_row)
 
 
 def split_rows(batch: Batch, parts: int) -> Batch:
@@ -131,8 +125,7 @@ def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
 
     def sums(state: TrainState, batch: Batch, part: Array) -> Sums:
         # Dropout is a function of (seed, step): a run that was resumed draws the same masks.
-        rng = jax.random.wrap_key_data(state.key, impl=GENERATOR)
-        rng = jax.random.fold_in(jax.random.fold_in(rng, state.step), part)
+        rng = jax.random.fold_in(jax.random.fold_in(seed_key(state.seed), state.step), part)
         of_batch = gradient_sum if config.micro_batches == 1 else accumulated
         return of_batch(state.params, batch, rng)
 
@@ -149,7 +142,7 @@ def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
 
         new = TrainState(
             state.step + 1,
-            state.key,
+            state.seed,
             if_finite(new_params, state.params),
             if_finite(new_optimizer, state.optimizer),
             state.skipped + ~is_finite,
