@@ -49,8 +49,6 @@ class Record(NamedTuple):
                 None if after is None else int(after),
                 dict(found["notes"]),
             )
-        except DamagedError:
-            raise
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise StorageError(f"checkpoint {step} cannot be read: {error}") from error
 
