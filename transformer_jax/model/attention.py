@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.blockwise import blockwise_attention
 from transformer_jax.model.dropout import Dropout
+from transformer_jax.model.products import matrix_product
 from transformer_jax.model.scores import Additive, General
 
 # From so many pairs of a query and a key on, attention goes block by block, with the same result.
@@ -107,6 +108,7 @@ class MultiHeadAttention(nn.Module):
                 use_bias=c.attention_bias,
                 dtype=c.dtype,
                 kernel_init=nn.initializers.xavier_uniform(),
+                dot_general=matrix_product,
             )
 
         self.query = project((c.num_heads, c.d_k))

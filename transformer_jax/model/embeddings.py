@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.positions import PAST_TABLE, POSITIONS
+from transformer_jax.model.products import matrix_product
 
 
 class SharedEmbedding(nn.Module):
@@ -36,7 +37,7 @@ class SharedEmbedding(nn.Module):
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
         """Compare with every piece, in float32 sums."""
         table = self.table.astype(x.dtype)
-        return jnp.einsum("btd,nd->btn", x, table, preferred_element_type=jnp.float32)
+        return matrix_product(x, table.T, preferred_element_type=jnp.float32)
 
 
 class Positioned(nn.Module):

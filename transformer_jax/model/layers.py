@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import MultiHeadAttention, Places
 from transformer_jax.model.dropout import Dropout
+from transformer_jax.model.products import matrix_product
 from transformer_jax.model.relations import SELF_ATTENTIONS
 
 KeysAndValues = tuple[Float[Array, "B H K _"], Float[Array, "B H _ V"]]
@@ -69,10 +70,19 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], *, train: bool = False) -> Float[Array, "B T D"]:
         c = self.config
-        init = nn.initializers.xavier_uniform()
-        x = nn.relu(nn.Dense(c.d_ff, dtype=c.dtype, kernel_init=init, name="inner")(x))
+
+        def linear(features: int, name: str) -> nn.Module:
+            return nn.Dense(
+                features,
+                dtype=c.dtype,
+                kernel_init=nn.initializers.xavier_uniform(),
+                dot_general=matrix_product,
+                name=name,
+            )
+
+        x = nn.relu(linear(c.d_ff, "inner")(x))
         x = Dropout(c.activation_dropout)(x, train=train)
-        return nn.Dense(c.d_model, dtype=c.dtype, kernel_init=init, name="outer")(x)
+        return linear(c.d_model, "outer")(x)
 
 
 class AddAndNorm(nn.Module):

@@ -134,21 +134,24 @@ def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
         gradients = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), gradients)
         norm = optax.tree.norm(gradients)
         is_finite = jnp.isfinite(norm) & jnp.isfinite(loss.smoothed)
-        updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
-        new_params: Any = optax.apply_updates(state.params, updates)
 
-        def if_finite(new: Any, old: Any) -> Any:
-            return jax.tree.map(lambda a, b: jnp.where(is_finite, a, b), new, old)
+        def updated() -> tuple[Params, Any]:
+            updates, new = optimizer.update(gradients, state.optimizer, state.params)
+            params: Any = optax.apply_updates(state.params, updates)
+            return params, new
 
+        # A choice between old and new numbers would have XLA copy the moments: `jnp.where` reads
+        # the old ones after the new are written.
+        params, moments = jax.lax.cond(is_finite, updated, lambda: (state.params, state.optimizer))
         new = TrainState(
             state.step + 1,
             state.seed,
-            if_finite(new_params, state.params),
-            if_finite(new_optimizer, state.optimizer),
+            params,
+            moments,
             state.skipped + ~is_finite,
-            if_finite(jnp.int32(0), state.skipped_in_a_row + 1),
+            jnp.where(is_finite, 0, state.skipped_in_a_row + 1),
         )
-        loss = if_finite(loss, Loss(*jnp.zeros(3)))
+        loss = jax.tree.map(lambda x: jnp.where(is_finite, x, 0), loss)
         return new, StepMetrics(loss, norm, new.skipped, new.skipped_in_a_row)
 
     return TrainStep(sums, update)
