@@ -67,7 +67,7 @@ def alone(setting: Setting) -> Iterator[tuple[Setting, Path]]:
         cache = {
             # What `transformer_jax.cache` sets, but in a folder that is empty at first.
             "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs",
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
         yield replace(setting, environment={**setting.environment, **cache}), Path(folder)
 
