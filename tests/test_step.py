@@ -8,7 +8,7 @@ from small import SMALL
 
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch
-from transformer_jax.model.losses import cross_entropy
+from transformer_jax.model.losses import Loss, cross_entropy
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.training.step import TrainState, init_state, make_train_step, split_rows
 
@@ -156,3 +156,15 @@ def test_parts_of_a_batch_draw_masks_of_their_own() -> None:
     state = init_state(transformer, noisy.train)
     losses = {float(jax.jit(step.sums)(state, batch, jnp.int32(part))[1].nll) for part in range(3)}
     assert len(losses) == 3
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="asks what XLA makes of it on a CPU")
+def test_an_update_copies_no_moments() -> None:
+    transformer = Transformer(CALM.model, 5000)
+    step = make_train_step(transformer, CALM.train)
+    state = jax.eval_shape(lambda: init_state(transformer, CALM.train))
+    sums = jax.eval_shape(lambda: (state.params, Loss(*jnp.zeros(3))))
+    program: Any = jax.jit(step.update, donate_argnums=0).lower(state, sums).compile()
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
+    # The gradient's squares, for its norm.
+    assert program.memory_analysis().temp_size_in_bytes < 1.5 * size
