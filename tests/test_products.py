@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array
-from oracles import normal
+from oracles import SMALL, normal
 
+from transformer_jax.model.embeddings import SharedEmbedding
 from transformer_jax.model.products import matrix_product
 
 # x, the matrix, and how many axes meet, as the layers of the model have them.
@@ -42,12 +43,21 @@ def test_it_is_dot_general_with_its_gradients(case: str) -> None:
 def test_sums_have_the_dtype_that_is_asked_for() -> None:
     x, matrix = jnp.ones((2, 3, 1000), jnp.bfloat16), jnp.full((1000, 4), 1.01, jnp.bfloat16)
     product = matrix_product(x, matrix, preferred_element_type=jnp.float32)
-    assert product.dtype == jnp.float32
+    # 1.01 is 1.0078125 in bfloat16, which has no number between 1004 and 1008.
+    np.testing.assert_array_equal(product, np.full((2, 3, 4), 1007.8125, np.float32))
     assert matrix_product(x, matrix).dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize(
+    "numbers", [(((1,), (0,)), ((), ())), (((2,), (1,)), ((), ())), (((2,), (0,)), ((0,), (0,)))]
+)
+def test_axes_that_it_does_not_know_are_refused(numbers: Any) -> None:
+    with pytest.raises(ValueError, match="the last axes of x meet the first"):
+        matrix_product(jnp.ones((4, 4, 4)), jnp.ones((4, 4, 4)), numbers)
+
+
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="asks what XLA makes of it on a CPU")
-@pytest.mark.parametrize("case", ["feed forward", "to heads"])
+@pytest.mark.parametrize("case", ["feed forward", "to heads", "from heads"])
 def test_its_gradient_transposes_nothing(case: str) -> None:
     small_x, small_matrix, axes = SHAPES[case]
     x, matrix = (tuple(16 * n for n in shape) for shape in (small_x, small_matrix))
@@ -59,6 +69,22 @@ def test_its_gradient_transposes_nothing(case: str) -> None:
     shapes = x, matrix, (*x[:-axes], *matrix[axes:])
     described = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     program: Any = jax.jit(gradient).lower(*described).compile().as_text()
+    assert " dot(" in program
+    assert " transpose(" not in program
+    assert " copy(" not in program
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="asks what XLA makes of it on a CPU")
+def test_nor_does_that_of_logits() -> None:
+    embedding = SharedEmbedding(SMALL, 300)
+    x, cotangent = (jax.ShapeDtypeStruct((8, 16, n), jnp.float32) for n in (SMALL.d_model, 300))
+    params = {"params": {"table": jax.ShapeDtypeStruct((300, SMALL.d_model), jnp.float32)}}
+
+    def gradient(params: Any, x: Array, cotangent: Array) -> Any:
+        logits = lambda p: embedding.apply(p, x, method="logits")  # noqa: E731
+        return jax.vjp(logits, params)[1](cotangent)[0]
+
+    program: Any = jax.jit(gradient).lower(params, x, cotangent).compile().as_text()
     assert " dot(" in program
     assert " transpose(" not in program
     assert " copy(" not in program

@@ -159,12 +159,14 @@ def test_parts_of_a_batch_draw_masks_of_their_own() -> None:
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="asks what XLA makes of it on a CPU")
-def test_an_update_copies_no_moments() -> None:
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_an_update_copies_no_moments(clip_norm: float | None) -> None:
     transformer = Transformer(CALM.model, 5000)
-    step = make_train_step(transformer, CALM.train)
-    state = jax.eval_shape(lambda: init_state(transformer, CALM.train))
+    config = CALM.change(train={"clip_norm": clip_norm}).train
+    step = make_train_step(transformer, config)
+    state = jax.eval_shape(lambda: init_state(transformer, config))
     sums = jax.eval_shape(lambda: (state.params, Loss(*jnp.zeros(3))))
     program: Any = jax.jit(step.update, donate_argnums=0).lower(state, sums).compile()
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
-    # The gradient's squares, for its norm.
+    # As much for the gradient's squares, of which the norm is made; twice as much with copies.
     assert program.memory_analysis().temp_size_in_bytes < 1.5 * size

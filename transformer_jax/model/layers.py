@@ -71,7 +71,7 @@ class FeedForward(nn.Module):
     def __call__(self, x: Float[Array, "B T D"], *, train: bool = False) -> Float[Array, "B T D"]:
         c = self.config
 
-        def linear(features: int, name: str) -> nn.Module:
+        def linear(features: int, name: str) -> nn.Dense:
             return nn.Dense(
                 features,
                 dtype=c.dtype,

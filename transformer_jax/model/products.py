@@ -23,14 +23,25 @@ def matrix_product(
     Args:
         x: [B, T, in], whose last axes meet the matrix's first.
         matrix: [in, out]; `in` and `out` may be several axes.
-        dimension_numbers: which axes meet, as Flax says it; one if it says nothing.
+        dimension_numbers: which axes meet, as Flax says it; one of each if it says nothing.
         precision: as `jax.lax.dot_general` takes it.
         preferred_element_type: the dtype of sums and result.
 
     Returns:
         [B, T, out].
+
+    Raises:
+        ValueError: other axes meet than the last of x and the first of the matrix.
     """
-    axes = 1 if dimension_numbers is None else len(dimension_numbers[0][1])
+    axes = 1
+    if dimension_numbers is not None:
+        (own, others), batched = dimension_numbers
+        axes = len(others)
+        wanted = range(x.ndim - axes, x.ndim), range(axes)
+        if (*own,) != (*wanted[0],) or (*others,) != (*wanted[1],) or any(batched):
+            raise ValueError(
+                f"the last axes of x meet the first of the matrix, not {own}, {others}"
+            )
     size = math.prod(matrix.shape[:axes])
     rows = jax.lax.dot(
         x.reshape(-1, size),

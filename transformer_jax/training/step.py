@@ -136,18 +136,20 @@ def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
         is_finite = jnp.isfinite(norm) & jnp.isfinite(loss.smoothed)
 
         def updated() -> tuple[Params, Any]:
-            updates, new = optimizer.update(gradients, state.optimizer, state.params)
+            updates, new = optimizer.update(gradients, state.optimizer, state.params, norm=norm)
             params: Any = optax.apply_updates(state.params, updates)
             return params, new
 
-        # A choice between old and new numbers would have XLA copy the moments: `jnp.where` reads
-        # the old ones after the new are written.
-        params, moments = jax.lax.cond(is_finite, updated, lambda: (state.params, state.optimizer))
+        # `jnp.where` between old and new numbers would have XLA on a CPU copy Adam's moments: the
+        # new parameters would read the old ones after these are written over.
+        new_params, new_optimizer = jax.lax.cond(
+            is_finite, updated, lambda: (state.params, state.optimizer)
+        )
         new = TrainState(
             state.step + 1,
             state.seed,
-            params,
-            moments,
+            new_params,
+            new_optimizer,
             state.skipped + ~is_finite,
             jnp.where(is_finite, 0, state.skipped_in_a_row + 1),
         )
