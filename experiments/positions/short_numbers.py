@@ -5,7 +5,7 @@
 
 As number_words, but each number is drawn with one to six digits, so that training sees lines of up
 to eight numbers within L = 30 pieces, if few: what is new in most longer lines is their length, and
-not their count. Not run yet.
+not their count.
 """
 
 from experiments.positions.number_words import SWEEP as NUMBER_WORDS
