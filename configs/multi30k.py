@@ -26,7 +26,7 @@ CONFIG = Config().change(
         "layer_norm_epsilon": 1e-5,
     },
     data={
-        "source": "text",
+        "corpus": "text",
         "train": (
             "multi30k/tok/train.lc.norm.tok.en.gz",
             "multi30k/tok/train.lc.norm.tok.de.gz",
@@ -45,14 +45,19 @@ CONFIG = Config().change(
         "steps": 8000,
         "warmup_steps": 2000,
         # The rate peaks at 0.005: the paper's would at 1 / sqrt(d_model warmup_steps).
-        "rate_factor": 0.005 * (128 * 2000) ** 0.5,
+        "learning_rate_scale": 0.005 * (128 * 2000) ** 0.5,
         "adam_epsilon": 1e-8,
         "clip_norm": 25.0,
         "checkpoint_every": 1,
         "checkpoint_unit": "epoch",
-        "translate_every": 5,
+        "bleu_every": 5,
         "patience": 10,
         "log_every": 50,
     },
-    decode={"beam_size": 5, "length_penalty": "power", "alpha": 1.0, "average": 10},
+    decode={
+        "beam_size": 5,
+        "length_penalty": "power",
+        "length_penalty_alpha": 1.0,
+        "average_checkpoints": 10,
+    },
 )

@@ -14,15 +14,20 @@ CONFIG = MULTI30K.change(
     train={
         "steps": 600,
         "warmup_steps": 200,
-        "rate_factor": 0.7,
+        "learning_rate_scale": 0.7,
         "adam_epsilon": 1e-9,
         "clip_norm": None,
         "checkpoint_every": 150,
         "checkpoint_unit": "step",
-        "translate_every": 4,
+        "bleu_every": 4,
         "patience": None,
         "keep_checkpoints": 1,
         "log_every": 50,
     },
-    decode={"beam_size": 1, "length_penalty": "gnmt", "alpha": 0.6, "average": 1},
+    decode={
+        "beam_size": 1,
+        "length_penalty": "gnmt",
+        "length_penalty_alpha": 0.6,
+        "average_checkpoints": 1,
+    },
 )

@@ -23,7 +23,7 @@ T2T_V1 = T2T_2017.change(model={"attention_bias": False}, decode={"max_extra_len
 # transformer_base_v2: normalises first, drops out more, learns faster and later.
 T2T_V2 = T2T_V1.change(
     model={"layer_norm": "pre", "attention_dropout": 0.1, "activation_dropout": 0.1},
-    train={"rate_factor": 2.0, "warmup_steps": 8000},
+    train={"learning_rate_scale": 2.0, "warmup_steps": 8000},
 )
 # transformer_base_v3, today's transformer_base.
 T2T_V3 = T2T_V2.change(train={"adam_beta2": 0.997})
@@ -42,7 +42,7 @@ FLAX_WMT = PAPER.change(
     },
     data={"vocab_size": 32_000, "batch_tokens": 8 * 32 * 256},
     # The rate peaks at 0.002: the paper's would at 1 / sqrt(d_model warmup_steps).
-    train={"warmup_steps": 1000, "rate_factor": 0.002 * (1024 * 1000) ** 0.5},
+    train={"warmup_steps": 1000, "learning_rate_scale": 0.002 * (1024 * 1000) ** 0.5},
 )
 
 SWEEP = {

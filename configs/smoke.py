@@ -14,11 +14,11 @@ CONFIG = TINY.change(
     train={
         "steps": 150,
         "warmup_steps": 75,
-        "rate_factor": 0.3,
+        "learning_rate_scale": 0.3,
         "checkpoint_every": 75,
-        "translate_every": 2,
+        "bleu_every": 2,
         "keep_checkpoints": 1,
         "log_every": 25,
     },
-    decode={"average": 1},
+    decode={"average_checkpoints": 1},
 )

@@ -10,7 +10,7 @@ from transformer_jax.config import Config
 
 CONFIG = Config().change(
     data={
-        "source": "text",
+        "corpus": "text",
         # The paper's 37,000 are for 4.5 million pairs; about 8,000 suit 100,000.
         "vocab_size": 16_000,
     },

@@ -23,9 +23,9 @@ CONFIG = Config().change(
     train={
         "steps": 700,
         "warmup_steps": 300,
-        "rate_factor": 0.3,
+        "learning_rate_scale": 0.3,
         "checkpoint_every": 140,
         "log_every": 70,
     },
-    decode={"average": 3},
+    decode={"average_checkpoints": 3},
 )

@@ -15,7 +15,7 @@ from configs.base import CONFIG as BASE
 
 CONFIG = BASE.change(
     data={
-        "source": "tfds",
+        "corpus": "tfds",
         "dataset": "wmt14_translate/de-en",
         "languages": ("en", "de"),
         "vocab_size": 37_000,
@@ -23,5 +23,5 @@ CONFIG = BASE.change(
     },
     # Ten minutes of the paper's 0.4 s a step.
     train={"checkpoint_every": 1500},
-    decode={"average": 5, "beam_size": 4, "alpha": 0.6},
+    decode={"average_checkpoints": 5, "beam_size": 4, "length_penalty_alpha": 0.6},
 )

@@ -15,7 +15,7 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "programs")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-WINGS = ("model", "training", "inference")
+WINGS = ("model", "training", "inference", "distributed")
 install_import_hook([f"transformer_jax.{wing}" for wing in WINGS], "shape_checks.check")
 
 

@@ -13,7 +13,7 @@ from small import SMALL
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.transformer import Transformer
-from transformer_jax.training.placement import PLACEMENTS
+from transformer_jax.training.sharding import SHARDINGS
 from transformer_jax.training.step import TrainState, init_state, make_train_step
 
 VOCAB = 20
@@ -48,7 +48,7 @@ def trained(
     name: str, devices: int, config: Config, steps: int, dtype: str
 ) -> tuple[TrainState, list[Any]]:
     model = Transformer(config.model, VOCAB)
-    placement = PLACEMENTS[name](jax.devices()[:devices])
+    placement = SHARDINGS[name](jax.devices()[:devices])
     state = init_state(model, config.train)
     state = jax.tree.map(lambda x: x.astype(dtype) if x.dtype == "float32" else x, state)
     state = placement.place_state(state)
@@ -58,11 +58,11 @@ def trained(
         placed = placement.place_batch(filled_up(batch, devices))
         if compiled is None:
             step = placement.compile(make_train_step(model, config.train), state)
-            compiled = step.lower(placement.described(state), placed).compile()
+            compiled = step.lower(placement.lowering_args(state), placed).compile()
         state, metrics = compiled(state, placed)
         told.append([float(x) for x in (*metrics.loss, metrics.gradient_norm)])
     assert {str(x.dtype) for x in jax.tree.leaves(state.params)} == {dtype}
-    return placement.on_one_device(state), told
+    return placement.to_local_device(state), told
 
 
 def main(dtype: str, dropout: str, names: str, steps: str, counts: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 # Whatever a child needs; none of it starts a device, or a thread.
 import transformer_jax.training.loop  # noqa: F401
 from transformer_jax.cli import main
-from transformer_jax.runs import arrays, manifest
+from transformer_jax.runs import array_store, checksums
 
 
 def die() -> None:
@@ -53,12 +53,12 @@ def _watch(
 
 # Moments in the life of a run's second checkpoint, and of the one that makes way for it.
 MOMENTS: dict[str, Callable[[], None]] = {
-    "before a save": lambda: before(arrays.ocp, "save_checkpointables_async"),
-    "when a save has begun": lambda: after(arrays.ocp, "save_checkpointables_async"),
+    "before a save": lambda: before(array_store.ocp, "save_checkpointables_async"),
+    "when a save has begun": lambda: after(array_store.ocp, "save_checkpointables_async"),
     "when the arrays are written": lambda: before(Path, "write_text", "checkpoint.json"),
-    "before the manifest": lambda: before(manifest, "write"),
-    "within the manifest": lambda: before(Path, "replace", manifest.NAME),
-    "after the manifest": lambda: after(manifest, "write"),
+    "before the manifest": lambda: before(checksums, "write"),
+    "within the manifest": lambda: before(Path, "replace", checksums.NAME),
+    "after the manifest": lambda: after(checksums, "write"),
     "before the rename": lambda: before(Path, "rename", "checkpoints/."),
     "after the rename": lambda: after(Path, "rename", "checkpoints/."),
     "before the old one goes": lambda: before(shutil, "rmtree", ".old-", 1),

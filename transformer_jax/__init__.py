@@ -7,7 +7,7 @@ first asked for, not before.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformer_jax.inference.run import Run, load
+    from transformer_jax.inference.trained_run import Run, load
 
 __all__ = ["Run", "load"]
 
@@ -15,6 +15,6 @@ __all__ = ["Run", "load"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'transformer_jax' has no attribute {name!r}")
-    from transformer_jax.inference import run
+    from transformer_jax.inference import trained_run
 
-    return getattr(run, name)
+    return getattr(trained_run, name)

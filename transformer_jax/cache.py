@@ -15,21 +15,21 @@ def cache_folder(name: str) -> Path:
     """
     named = os.environ.get("TRANSFORMER_JAX_CACHE")
     if named:
-        return _made(Path(named) / name)
+        return _make_directory(Path(named) / name)
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     folder = Path(home) / "transformer_jax" / name
     try:
         # Without a home, "~" stays as it is: no folder of that name is wanted.
-        if folder.is_absolute() and os.access(_made(folder), os.W_OK):
+        if folder.is_absolute() and os.access(_make_directory(folder), os.W_OK):
             return folder
     except StorageError:
         pass
     temporary = Path(tempfile.gettempdir()) / f"transformer_jax-{os.getuid()}"
-    _made(temporary).chmod(0o700)
-    return _made(temporary / name)
+    _make_directory(temporary).chmod(0o700)
+    return _make_directory(temporary / name)
 
 
-def _made(folder: Path) -> Path:
+def _make_directory(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -37,7 +37,7 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def keep_compiled_programs() -> None:
+def enable_compilation_cache() -> None:
     """Let JAX keep compiled programs on disk: a second start need not compile again.
 
     A folder that the user named, by `JAX_COMPILATION_CACHE_DIR`, stays.

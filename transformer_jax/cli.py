@@ -10,59 +10,61 @@ from typing import Any
 
 import tyro
 
+from transformer_jax.commands import COMMANDS
+from transformer_jax.commands.base import ConfigCommand, PathCommand
+from transformer_jax.commands.training import TrainingCommand
 from transformer_jax.config import Config, Row
-from transformer_jax.console import NOTES, OUT, exit_code
+from transformer_jax.config.validation import did_you_mean
+from transformer_jax.console import run_and_report, stderr, stdout
+from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import UsageError
-from transformer_jax.fields import nearest
-from transformer_jax.training import heartbeat
-from transformer_jax.verbs import VERBS
-from transformer_jax.verbs.base import ConfigVerb, FolderVerb
-from transformer_jax.verbs.training import TrainingVerb
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code. A mistake or a fault is one line."""
-    return exit_code(lambda: _dispatch(list(sys.argv[1:] if arguments is None else arguments)))
+    return run_and_report(lambda: _dispatch(list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def _dispatch(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
-        OUT.print(_usage())
+        stdout.print(_usage())
         return
     if arguments == ["--version"]:
-        OUT.print(importlib.metadata.version("transformer-jax"))
+        stdout.print(importlib.metadata.version("transformer-jax"))
         return
     name, *rest = arguments
-    if name not in VERBS:
-        raise UsageError(f"no verb {name!r}{nearest(name, VERBS)} (there are {', '.join(VERBS)})")
-    verb = VERBS[name]
-    if issubclass(verb, FolderVerb) and rest:
+    if name not in COMMANDS:
+        raise UsageError(
+            f"no verb {name!r}{did_you_mean(name, COMMANDS)} (there are {', '.join(COMMANDS)})"
+        )
+    verb = COMMANDS[name]
+    if issubclass(verb, PathCommand) and rest:
         _parse(name, verb, rest).run()
-    elif issubclass(verb, ConfigVerb) and rest and not rest[0].startswith("-"):
-        begun, rest = verb.begun(rest)
+    elif issubclass(verb, ConfigCommand) and rest and not rest[0].startswith("-"):
+        begun, rest = verb.parse_configs(rest)
         rows = {
-            key: (_parse(name, verb, rest, verb().beginning_with(row.config)), row.paper)
+            key: (_parse(name, verb, rest, verb().with_config(row.config)), row.paper)
             for key, row in begun.items()
         }
         first = next(iter(rows.values()))[0]
         # The trainer is the same command again, which finds that it is listened to.
-        if isinstance(first, TrainingVerb) and first.supervise and not heartbeat.connect():
+        if isinstance(first, TrainingCommand) and first.supervise and not heartbeat.connect():
             sys.exit(first.under_supervisor(arguments))
         first.run({key: Row(_config(key, row), paper) for key, (row, paper) in rows.items()})
     elif "-h" in rest or "--help" in rest:
         _parse(name, verb, rest)
     else:
         raise UsageError(
-            f"{name} begins with {verb.subject}: transformer-jax {name} "
-            f"{verb.subject.split()[-1].upper()} [OPTIONS]"
+            f"{name} begins with {verb.argument_name}: transformer-jax {name} "
+            f"{verb.argument_name.split()[-1].upper()} [OPTIONS]"
         )
 
 
-def _config(key: str, verb: ConfigVerb) -> Config:
+def _config(key: str, verb: ConfigCommand) -> Config:
     """Return the config that a verb ended up with; tell what is allowed but may not be meant."""
     config = Config(verb.model, verb.data, verb.train, verb.decode)
-    for note in config.notes():
-        NOTES.print(f"{key}: {note}" if key else note)
+    for note in config.warnings():
+        stderr.print(f"{key}: {note}" if key else note)
     return config
 
 
@@ -89,7 +91,7 @@ def _one_line(box: str) -> str:
         return f"{message}; did you mean {proposed[1]}?"
     if choice := re.match(r"invalid choice '(.*)' for argument '(\S+)'.*\((.*)\)", message):
         given, option, choices = choice.groups()
-        hint = nearest(given, re.findall(r"'(.*?)'", choices))
+        hint = did_you_mean(given, re.findall(r"'(.*?)'", choices))
         return f"{option} must be one of {choices}, got {given!r}{hint}"
     if value := re.match(r"Error parsing (--\S+): .*?\[?'(.*?)'", message):
         # Of an option with two names, advice has the kind after each: --beam INT, --beam-size INT.
@@ -102,9 +104,10 @@ def _one_line(box: str) -> str:
 
 
 def _usage() -> str:
-    width = max(map(len, VERBS))
+    width = max(map(len, COMMANDS))
     verbs = "\n".join(
-        f"  {name:{width}}  {(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items()
+        f"  {name:{width}}  {(verb.__doc__ or '').splitlines()[0]}"
+        for name, verb in COMMANDS.items()
     )
     return (
         f"usage: transformer-jax VERB ...\n\n{verbs}\n\n"

@@ -13,25 +13,25 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
+from transformer_jax.config.validation import ConfigError
 from transformer_jax.errors import (
-    InterruptedRunError,
     OutOfMemoryError,
-    ProjectError,
+    RunInterrupted,
     StorageError,
+    TransformerJaxError,
     UsageError,
 )
-from transformer_jax.fields import ConfigError
 
 # Characters that a terminal obeys: in a name or a translation they would do as they please.
-OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-def visible(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Return the same with such characters spelt out."""
-    return OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return CONTROL_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def command(*words: object) -> str:
+def shell_command(*words: object) -> str:
     """Return a command of this program's as a shell takes it, whatever is in its words."""
     return shlex.join(["transformer-jax", *map(str, words)])
 
@@ -43,15 +43,17 @@ class PlainConsole(Console):
         super().__init__(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*(visible(x) if isinstance(x, str) else x for x in objects), **options)
+        super().print(
+            *(escape_control_characters(x) if isinstance(x, str) else x for x in objects), **options
+        )
 
 
 # Results go to standard output; notes and progress to standard error.
-OUT = PlainConsole()
-NOTES = PlainConsole(stderr=True)
+stdout = PlainConsole()
+stderr = PlainConsole(stderr=True)
 
 
-def verdict(error: BaseException) -> tuple[str, int] | None:
+def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
     """Return what a command says of an error, in one line, and its exit code.
 
     None for what can only be a fault of this program.
@@ -60,7 +62,7 @@ def verdict(error: BaseException) -> tuple[str, int] | None:
     match error:
         case ConfigError():
             return line, UsageError.exit_code
-        case ProjectError() | InterruptedRunError():
+        case TransformerJaxError() | RunInterrupted():
             return line, error.exit_code
         case MemoryError():
             return "transformer-jax: this machine has no memory left", OutOfMemoryError.exit_code
@@ -72,7 +74,7 @@ def verdict(error: BaseException) -> tuple[str, int] | None:
     return None
 
 
-def exit_code(run: Callable[[], object]) -> int:
+def run_and_report(run: Callable[[], object]) -> int:
     """Run a command; return its exit code. A mistake or a fault is one line."""
     try:
         run()
@@ -83,12 +85,12 @@ def exit_code(run: Callable[[], object]) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     except BaseException as error:
-        told = verdict(error)
+        told = message_and_exit_code(error)
         if told is None:
             raise
         line, code = told
         if line:
-            NOTES.print(line)
+            stderr.print(line)
         return code
     return 0
 
@@ -96,14 +98,14 @@ def exit_code(run: Callable[[], object]) -> int:
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """Show what takes long, on a terminal; elsewhere name each part once."""
-    with Progress(console=NOTES, transient=True, disable=not NOTES.is_terminal) as bar:
+    with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         tasks: dict[str, TaskID] = {}
 
         def tell(doing: str, done: int, total: int) -> None:
             if doing not in tasks:
                 tasks[doing] = bar.add_task(doing)
                 if bar.disable:
-                    NOTES.print(f"{doing} ...")
+                    stderr.print(f"{doing} ...")
             bar.update(tasks[doing], completed=done, total=total or None)
 
         yield tell
@@ -112,26 +114,32 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 def print_scores(evaluation: Any) -> None:
     """Show an `Evaluation`."""
     result, scores = evaluation.result, evaluation.scores
-    mean = f", mean of {result['average']} checkpoints" if result["average"] > 1 else ""
-    OUT.print(f"{result['set']} set, {scores.sentences} sentences, step {result['step']}{mean}")
-    OUT.print(f"  perplexity  {result['perplexity']:.3f} per piece")
-    OUT.print(f"  exact       {scores.exact:.2%}")
-    OUT.print(f"  BLEU        {scores.bleu:.2f}  {scores.bleu_details}")
-    OUT.print(f"              {scores.bleu_signature}")
-    OUT.print(f"  chrF2       {scores.chrf:.2f}  {scores.chrf_signature}")
+    mean = (
+        f", mean of {result['average_checkpoints']} checkpoints"
+        if result["average_checkpoints"] > 1
+        else ""
+    )
+    stdout.print(
+        f"{result['split']} set, {scores.sentences} sentences, step {result['step']}{mean}"
+    )
+    stdout.print(f"  perplexity  {result['perplexity']:.3f} per piece")
+    stdout.print(f"  exact       {scores.exact:.2%}")
+    stdout.print(f"  BLEU        {scores.bleu:.2f}  {scores.bleu_details}")
+    stdout.print(f"              {scores.bleu_signature}")
+    stdout.print(f"  chrF2       {scores.chrf:.2f}  {scores.chrf_signature}")
     if "tok:none" in scores.bleu_signature:
-        OUT.print(
+        stdout.print(
             "  BLEU is over the words of the text as it is: tokenised BLEU, if it is tokenised"
         )
-    if singles := result.get("singles"):
+    if singles := result.get("per_checkpoint"):
         table = Table("step", "perplexity", "BLEU", "chrF2", box=None)
         for single in singles:
             values = (f"{single[key]:.2f}" for key in ("perplexity", "bleu", "chrf"))
             table.add_row(str(single["step"]), *values)
         values = (f"{x:.2f}" for x in (result["perplexity"], scores.bleu, scores.chrf))
         table.add_row("mean", *values)
-        OUT.print(table)
-    OUT.print()
+        stdout.print(table)
+    stdout.print()
 
 
 def print_comparison(compared: list[Any], run: str, against: str) -> None:
@@ -142,18 +150,18 @@ def print_comparison(compared: list[Any], run: str, against: str) -> None:
     for c in compared:
         ours, theirs = (
             f"{c.score:.2f} ({c.mean:.2f} ± {c.interval:.2f})",
-            f"{c.against:.2f} ({c.against_mean:.2f} ± {c.against_interval:.2f})",
+            f"{c.baseline:.2f} ({c.baseline_mean:.2f} ± {c.baseline_interval:.2f})",
         )
         table.add_row(c.metric, ours, theirs, f"{c.p:.4f}")
-    OUT.print(table)
-    OUT.print(f"p: how often a run that is as good as the baseline, {against}, comes to such a")
-    OUT.print(
+    stdout.print(table)
+    stdout.print(f"p: how often a run that is as good as the baseline, {against}, comes to such a")
+    stdout.print(
         "difference by the choice of sentences alone; under 0.05 is commonly called significant."
     )
-    OUT.print("In brackets the mean and 95 % interval over resampled sets. By paired bootstrap:")
+    stdout.print("In brackets the mean and 95 % interval over resampled sets. By paired bootstrap:")
     for c in compared:
-        OUT.print(f"  {c.metric:5}  {c.signature}")
-    OUT.print()
+        stdout.print(f"  {c.metric:5}  {c.signature}")
+    stdout.print()
 
 
 def print_states(states: list[Any]) -> None:
@@ -169,12 +177,12 @@ def print_states(states: list[Any]) -> None:
             steps,
             "" if state.perplexity is None else f"{state.perplexity:.2f}",
             "" if state.bleu is None else f"{state.bleu:.1f}",
-            "" if state.seconds_left is None else span(state.seconds_left),
-            visible(state.note) if state.note else state.doing,
+            "" if state.seconds_left is None else format_duration(state.seconds_left),
+            escape_control_characters(state.note) if state.note else state.doing,
         )
-    OUT.print(table)
+    stdout.print(table)
     counts = Counter(state.name for state in states)
-    OUT.print(", ".join(f"{count} {name}" for name, count in counts.items()))
+    stdout.print(", ".join(f"{count} {name}" for name, count in counts.items()))
 
 
 def print_results(results: Any) -> None:
@@ -195,10 +203,10 @@ def print_results(results: Any) -> None:
             bleu,
             " ".join(f"{p:.3f}" for p in row.p.values()),
         )
-    OUT.print(table)
+    stdout.print(table)
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a time as hours and minutes."""
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"

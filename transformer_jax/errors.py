@@ -7,41 +7,41 @@ import shlex
 from pathlib import Path
 
 
-class ProjectError(Exception):
+class TransformerJaxError(Exception):
     """Base of the errors that end a command with one line and an exit code."""
 
     exit_code = 1
 
 
-class UsageError(ProjectError):
+class UsageError(TransformerJaxError):
     """A command that cannot be carried out as it was given."""
 
     exit_code = 2
 
 
-class UnfinishedError(ProjectError):
+class SweepFailedError(TransformerJaxError):
     """A sweep of which some runs failed."""
 
 
-class DataError(ProjectError):
+class DataError(TransformerJaxError):
     """Text that cannot be used."""
 
     exit_code = 65
 
 
-class UnreachableError(ProjectError):
+class ConnectionFailedError(TransformerJaxError):
     """Processes of one run that do not find one another, or a Slurm that is not to be found."""
 
     exit_code = 69
 
 
-class DivergedError(ProjectError):
+class DivergedError(TransformerJaxError):
     """A loss that is no finite number."""
 
     exit_code = 70
 
 
-class OutOfMemoryError(ProjectError):
+class OutOfMemoryError(TransformerJaxError):
     """A device without room for the model and its batch."""
 
     exit_code = 71
@@ -52,13 +52,13 @@ def is_out_of_memory(error: Exception) -> bool:
     return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)
 
 
-class StorageError(ProjectError):
+class StorageError(TransformerJaxError):
     """A file or folder that cannot be read or written."""
 
     exit_code = 74
 
 
-class InterruptedRunError(BaseException):
+class RunInterrupted(BaseException):
     """A run that was asked to stop, and was saved: it can be resumed.
 
     A signal raises it, in the middle of whatever is done. So it is no `Exception`: a library that
@@ -68,7 +68,7 @@ class InterruptedRunError(BaseException):
     exit_code = 75
 
 
-class LostProcessError(ProjectError):
+class LostProcessError(TransformerJaxError):
     """A process of a run that is gone or stuck: the run goes on from its last checkpoint."""
 
     exit_code = 75

@@ -18,9 +18,9 @@ from experiments.benchmark import parts
 from experiments.benchmark.compare import compared
 from experiments.benchmark.results import Part, Results, markdown
 from experiments.benchmark.work import SIZES, sizes_of
-from transformer_jax.configfiles import load_config
-from transformer_jax.console import NOTES, OUT, exit_code
-from transformer_jax.errors import UnfinishedError, UsageError
+from transformer_jax.config.loading import load_config
+from transformer_jax.console import run_and_report, stderr, stdout
+from transformer_jax.errors import SweepFailedError, UsageError
 
 PROGRAM = "python -m experiments.benchmark"
 SizesName = Positional[Annotated[str, arg(metavar="SIZES", help=", ".join(SIZES))]]
@@ -48,15 +48,15 @@ class Measure:
         for name in ("rounds", "steps"):
             if (value := getattr(self, name)) < 1:
                 raise UsageError(f"--{name} must be positive, got {value}")
-        return parts.Setting(self.rounds, self.steps, self.torch_python, say=NOTES.print)
+        return parts.Setting(self.rounds, self.steps, self.torch_python, say=stderr.print)
 
     def keep(self, command: str, found: Sequence[Part], left_out: Sequence[str] = ()) -> None:
         """Show results, and store them."""
         results = Results.of(command, list(found), left_out)
-        OUT.print(markdown(results))
-        OUT.print(f"kept in {results.store(self.out)}")
+        stdout.print(markdown(results))
+        stdout.print(f"kept in {results.store(self.out)}")
         if not any(part.contestants for part in found):
-            raise UnfinishedError("no contestant could take part")
+            raise SweepFailedError("no contestant could take part")
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Gpu(Measure):
             on_gpu.check_there_is_one(self.setting)
         amount = on_gpu.TOY if self.toy else replace(on_gpu.FULL, rounds=self.rounds)
         found, left_out = on_gpu.gpu(
-            config, amount, self.setting, seconds=60 * self.minutes, say=NOTES.print
+            config, amount, self.setting, seconds=60 * self.minutes, say=stderr.print
         )
         self.keep("gpu", found, left_out)
 
@@ -173,7 +173,7 @@ class Compare:
     """The same, later."""
 
     def run(self) -> None:
-        OUT.print(compared(Results.open(self.before), Results.open(self.after)))
+        stdout.print(compared(Results.open(self.before), Results.open(self.after)))
 
 
 COMMANDS: dict[str, Any] = {
@@ -188,7 +188,7 @@ COMMANDS: dict[str, Any] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code. A mistake or a fault is one line."""
-    return exit_code(
+    return run_and_report(
         lambda: tyro.extras.subcommand_cli_from_dict(COMMANDS, prog=PROGRAM, args=arguments).run()
     )
 

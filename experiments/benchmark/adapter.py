@@ -15,18 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmark.contestant import Done, Entrant, resident_bytes
-from transformer_jax.cache import keep_compiled_programs
+from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.config import Config
-from transformer_jax.data.batches import Batch, Shape
+from transformer_jax.data.batches import Batch, Bucket
 from transformer_jax.data.prepare import prepare
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.inference.translate import ROWS, Translator, search
 from transformer_jax.model.transformer import Params, Transformer, init_params
-from transformer_jax.pieces import EOS, PAD, UNKNOWN
+from transformer_jax.special_tokens import EOS, PAD, UNKNOWN
 from transformer_jax.training.flops import peak_flops
-from transformer_jax.training.meter import Meter
-from transformer_jax.training.placement import PLACEMENTS, CompiledStep
+from transformer_jax.training.sharding import SHARDINGS, CompiledStep
 from transformer_jax.training.step import StepMetrics, TrainState, init_state, make_train_step
+from transformer_jax.training.throughput import Meter
 
 
 def config_of(sizes: Mapping[str, Any]) -> Config:
@@ -68,7 +68,7 @@ class Trainer:
     ) -> None:
         """Begin, as a run does, with random parameters."""
         self.model = Transformer(config.model, vocab_size, source_vocab_size)
-        self.placement = PLACEMENTS[config.train.parallelism]()
+        self.placement = SHARDINGS[config.train.parallelism]()
         self.compile_seconds = 0.0
         self._paused = paused
         self._step = CompiledStep(
@@ -202,7 +202,7 @@ def train(task: Mapping[str, Any]) -> Entrant:
     Args:
         task: sizes, and the arrays' path.
     """
-    keep_compiled_programs()
+    enable_compilation_cache()
     sizes, batches = task["sizes"], loaded(task)
     config = config_of(sizes)
     trainer = Trainer(config, sizes["vocab"])
@@ -244,7 +244,7 @@ def translate(task: Mapping[str, Any]) -> Entrant:
         task: sizes, sources (lists of pieces with their ends), beam_size, and extra: a
             translation has so many pieces more than its source, its end counted.
     """
-    keep_compiled_programs()
+    enable_compilation_cache()
     sizes = task["sizes"]
     decoding = {"beam_size": task["beam_size"], "max_extra_length": task["extra"]}
     config = config_of(sizes).change(decode=decoding)
@@ -271,16 +271,16 @@ def pipeline(task: Mapping[str, Any]) -> Entrant:
         task: a config as plain data; is_kept, to train on batches of the same shapes, in the same
             order, that are at hand already and have no padding; steps that will be done.
     """
-    keep_compiled_programs()
+    enable_compilation_cache()
     config = Config.from_dict(task["config"])
     prepared = prepare(config.data)
     sizes = prepared.vocabulary.sizes
     batches = prepared.batches(config.data.batch_tokens, config.train.seed)
     # The peak is asked for once; what a report says is of no interest here.
-    about = facts(config.model.dtype, shapes=len(batches.shapes), fill=batches.fill)
+    about = facts(config.model.dtype, shapes=len(batches.buckets), fill=batches.density)
     meter = Meter(Transformer(config.model, *sizes), about["peak_flops"], [])
     trainer = Trainer(config, *sizes, paused=meter.paused)
-    kept = {shape[:3]: _full(shape, *sizes) for shape in batches.shapes}
+    kept = {shape[:3]: _full(shape, *sizes) for shape in batches.buckets}
     # Before any clock runs: to know a batch's shape is to gather it.
     each = (batches[step] for step in range(task["steps"] if task["is_kept"] else 0))
     shape_of = [(*batch.source.shape, batch.target.shape[1]) for batch in each]
@@ -292,7 +292,7 @@ def pipeline(task: Mapping[str, Any]) -> Entrant:
         if task["is_kept"]:
             yield from (kept[shape] for shape in shape_of)
         else:
-            yield from (batches.part(s, trainer.placement.share) for s in itertools.count())
+            yield from (batches.local_batch(s, trainer.placement.shard) for s in itertools.count())
 
     at_hand = stream()
 
@@ -300,7 +300,7 @@ def pipeline(task: Mapping[str, Any]) -> Entrant:
         for batch in itertools.islice(at_hand, steps):
             meter.add(trainer.step(batch), batch)
         loss = mean_loss(meter.last)
-        tokens = sum(count for *_, count in meter.unreported())
+        tokens = sum(count for *_, count in meter.pending_metrics())
         meter.read()
         about["compile_seconds"] = trainer.compile_seconds
         return Done(tokens, loss)
@@ -308,7 +308,7 @@ def pipeline(task: Mapping[str, Any]) -> Entrant:
     return Entrant(turn, len(kept), about, peak_bytes)
 
 
-def _full(shape: Shape, target: int, source: int | None) -> Batch:
+def _full(shape: Bucket, target: int, source: int | None) -> Batch:
     """Return a batch of this shape without padding; `target` and `source` count pieces."""
     rng = np.random.default_rng(0)
     return Batch(

@@ -71,7 +71,9 @@ TOY = Amount(
 def embedded(*, is_toy: bool) -> Config:
     """Return a config of text that is always at hand: lines of one to three number words."""
     pairs, vocab = (300, 200) if is_toy else (60_000, 1000)
-    return Config().change(data={"num_pairs": pairs, "numbers_per_line": 3, "vocab_size": vocab})
+    return Config().change(
+        data={"num_pairs": pairs, "max_numbers_per_line": 3, "vocab_size": vocab}
+    )
 
 
 def gpu(
@@ -108,7 +110,7 @@ def gpu(
     filled = sum(int((side != 0).sum()) for b in batches for side in b)
     fill = filled / sum(side.size for b in batches for side in b)
     work = {
-        "text": config.data.source,
+        "text": config.data.corpus,
         "target_tokens_a_step": round(tokens),
         "fill": round(fill, 3),
         "shapes": " ".join(sorted({f"{b.source.shape}+{b.target.shape}" for b in batches})),

@@ -20,9 +20,9 @@ from experiments.benchmark.work import (
     target_tokens,
 )
 from transformer_jax.config import Config
+from transformer_jax.config.validation import did_you_mean
 from transformer_jax.data.batches import Batch
 from transformer_jax.errors import UsageError
-from transformer_jax.fields import nearest
 from transformer_jax.training.flops import step_flops
 
 TRAINERS = ("ours", "torch", "torch-compiled")
@@ -82,7 +82,7 @@ def chosen(only: str | None, known: Sequence[str], usual: Sequence[str]) -> list
     for name in names:
         if name not in known:
             raise UsageError(
-                f"no contestant {name!r}{nearest(name, known)} (there are {', '.join(known)})"
+                f"no contestant {name!r}{did_you_mean(name, known)} (there are {', '.join(known)})"
             )
     return list(dict.fromkeys(names))
 
@@ -234,7 +234,7 @@ def pipeline(config: Config, setting: Setting) -> Part:
         "steps": setting.steps,
         "rounds": setting.rounds,
         **{f"model.{k}": v for k, v in config.to_dict()["model"].items()},
-        "data.source": config.data.source,
+        "data.corpus": config.data.corpus,
         "data.batch_tokens": config.data.batch_tokens,
     }
     remarks = list[str]()

@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments.benchmark.contestant import Done, Entrant, resident_bytes
 
-# As `transformer_jax.pieces` has them, which not every environment can import.
+# As `transformer_jax.special_tokens` has them, which not every environment can import.
 PAD, BOS, EOS = 0, 1, 2
 DROPOUT = 0.1
 SMOOTHING = 0.1

@@ -15,7 +15,7 @@ from typing import Any
 from experiments.benchmark.contestant import Sample
 from experiments.benchmark.rounds import ROOT, Held, Spread, spread
 from transformer_jax.errors import DataError, StorageError, UsageError
-from transformer_jax.runs.folder import versions, write_json
+from transformer_jax.runs.run_directory import installed_versions, write_json
 
 FORMAT = 1
 # In bytes: what is longer is none of ours, and is not read.
@@ -102,7 +102,7 @@ class Results:
     def of(cls, command: str, parts: list[Part], left_out: Sequence[str] = ()) -> "Results":
         """Return results that say where and when they were found: here and now."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        return cls(command, parts, machine(), versions(), commit(), now, list(left_out))
+        return cls(command, parts, machine(), installed_versions(), commit(), now, list(left_out))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the results as plain data, ready for JSON."""

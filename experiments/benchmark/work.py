@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.config import Config
+from transformer_jax.config.validation import did_you_mean
 from transformer_jax.data.batches import Batch, Batches
 from transformer_jax.errors import UsageError
-from transformer_jax.fields import nearest
-from transformer_jax.pieces import EOS, PAD, UNKNOWN
+from transformer_jax.special_tokens import EOS, PAD, UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Sizes:
             name, _, value = change.partition("=")
             if name not in known:
                 raise UsageError(
-                    f"--set takes NAME=NUMBER of {', '.join(known)}, got {change!r}"
-                    f"{nearest(name, known)}"
+                    f"--split takes NAME=NUMBER of {', '.join(known)}, got {change!r}"
+                    f"{did_you_mean(name, known)}"
                 )
             if not value.isascii() or not value.isdigit() or not 0 < int(value) < 1 << 31:
-                raise UsageError(f"--set {name} must be a positive number, got {value!r}")
+                raise UsageError(f"--split {name} must be a positive number, got {value!r}")
             found[name] = int(value)
         return dataclasses.replace(self, **found)
 
@@ -69,7 +69,9 @@ def sizes_of(name: str, changes: Sequence[str] = ()) -> Sizes:
         UsageError: there are none of this name.
     """
     if name not in SIZES:
-        raise UsageError(f"no sizes {name!r}{nearest(name, SIZES)} (there are {', '.join(SIZES)})")
+        raise UsageError(
+            f"no sizes {name!r}{did_you_mean(name, SIZES)} (there are {', '.join(SIZES)})"
+        )
     return SIZES[name].but(changes)
 
 
@@ -108,13 +110,13 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
     """
     from transformer_jax.data.prepare import prepare
 
-    text = prepare(config.data).pieces("train")
+    text = prepare(config.data).tokens("train")
     room = tokens
     while True:
         batches = Batches(*text, batch_tokens=room, seed=config.train.seed)
         found = _commonest(batches, shapes, count)
         mean = sum(map(target_tokens, found)) / len(found)
-        if mean >= tokens or batches.per_epoch == len(batches.shapes):
+        if mean >= tokens or batches.per_epoch == len(batches.buckets):
             return found
         # Batches are planned by positions, of which some are padding.
         room = round(room * min(2.0, 1.01 * tokens / mean)) + 1
@@ -122,7 +124,7 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
 
 def _commonest(batches: Batches, shapes: int, count: int) -> list[Batch]:
     """Return the first batches of an epoch that have one of the shapes with most positions."""
-    most = sorted(batches.shapes, key=lambda s: -s.batches * s.rows * (s.source + s.target))
+    most = sorted(batches.buckets, key=lambda s: -s.batches * s.rows * (s.source + s.target))
     wanted = {shape[:3] for shape in most[:shapes]}
     every = (batches[step] for step in range(batches.per_epoch))
     found = (b for b in every if (*b.source.shape, b.target.shape[1]) in wanted)
@@ -133,7 +135,7 @@ def text_sources(config: Config, count: int) -> list[list[int]]:
     """Return the pieces of so many sources of a text, each with its end."""
     from transformer_jax.data.prepare import prepare
 
-    source, _ = prepare(config.data).pieces("train")
+    source, _ = prepare(config.data).tokens("train")
     chosen = range(min(count, len(source.offsets) - 1))
     return [source.flat[source.offsets[i] : source.offsets[i + 1]].tolist() for i in chosen]
 

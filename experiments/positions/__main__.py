@@ -11,7 +11,7 @@ import tyro
 
 from experiments.positions.report import comma_separated, drawn, markdown
 from experiments.positions.study import study
-from transformer_jax.console import OUT, exit_code
+from transformer_jax.console import run_and_report, stdout
 from transformer_jax.errors import StorageError
 from transformer_jax.sweeps.plan import Sweep
 
@@ -36,13 +36,13 @@ def write(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> None:
             (folder / name).write_bytes(content)
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
-    OUT.print(contents["table.md"].decode())
-    OUT.print(f"kept in {folder}")
+    stdout.print(contents["table.md"].decode())
+    stdout.print(f"kept in {folder}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code. A mistake or a fault is one line."""
-    return exit_code(
+    return run_and_report(
         lambda: tyro.cli(write, prog="python -m experiments.positions", args=arguments)
     )
 

@@ -26,19 +26,19 @@ BASE = MULTI30K.change(
     train={
         "steps": 700,
         "warmup_steps": 300,
-        "rate_factor": 0.005 * (64 * 300) ** 0.5,
+        "learning_rate_scale": 0.005 * (64 * 300) ** 0.5,
         "checkpoint_every": 350,
         "checkpoint_unit": "step",
-        "translate_every": 2,
+        "bleu_every": 2,
         "patience": None,
     },
-    decode={"beam_size": 1, "average": 1},
+    decode={"beam_size": 1, "average_checkpoints": 1},
 )
 LEARNED = BASE.change(model={"positions": "learned"})
 
 SWEEP = {
     "sinusoidal": Row(BASE),
-    "clamped": Row(LEARNED.change(model={"table_length": L, "past_table": "clamp"})),
+    "clamped": Row(LEARNED.change(model={"max_positions": L, "out_of_range_positions": "clamp"})),
     # A table for 4 L, of which training never sees the rest.
     "untrained": Row(LEARNED),
     "concatenated": Row(BASE.change(model={"positions": "concatenated_sinusoidal"})),

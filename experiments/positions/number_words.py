@@ -14,15 +14,15 @@ L = 30
 BASE = TINY.change(
     model={"d_model": 64, "d_ff": 256, "d_k": 16, "d_v": 16, "max_length": 4 * L},
     # A quarter of these pairs is short enough to train on.
-    data={"num_pairs": 40_000, "numbers_per_line": 8, "max_length": L},
-    train={"steps": 600, "warmup_steps": 200, "checkpoint_every": 100, "translate_every": 6},
+    data={"num_pairs": 40_000, "max_numbers_per_line": 8, "max_length": L},
+    train={"steps": 600, "warmup_steps": 200, "checkpoint_every": 100, "bleu_every": 6},
     decode={"beam_size": 1},
 )
 LEARNED = BASE.change(model={"positions": "learned"})
 
 SWEEP = {
     "sinusoidal": Row(BASE),
-    "clamped": Row(LEARNED.change(model={"table_length": L, "past_table": "clamp"})),
+    "clamped": Row(LEARNED.change(model={"max_positions": L, "out_of_range_positions": "clamp"})),
     # A table for 4 L, of which training never sees the rest.
     "untrained": Row(LEARNED),
     "concatenated": Row(BASE.change(model={"positions": "concatenated_sinusoidal"})),

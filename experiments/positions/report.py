@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
 from experiments.positions.study import Score, Study
-from transformer_jax.sweeps.results import Spread
+from transformer_jax.sweeps.results import SeedStatistics
 
 NAMES: dict[Score, str] = {
     "perplexity": "perplexity per piece",
@@ -95,7 +95,7 @@ def drawn(study: Study, form: str) -> bytes:
     return out.getvalue()
 
 
-def _cell(spread: Spread, digits: int) -> str:
+def _cell(spread: SeedStatistics, digits: int) -> str:
     if spread.deviation is None:
         return f"{spread.mean:.{digits}f}"
     return f"{spread.mean:.{digits}f} ± {spread.deviation:.{digits}f}"

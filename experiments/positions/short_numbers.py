@@ -11,7 +11,4 @@ not their count.
 from experiments.positions.number_words import SWEEP as NUMBER_WORDS
 from transformer_jax.config import Row
 
-SWEEP = {
-    name: Row(row.config.change(data={"digits_per_number": 6}))
-    for name, row in NUMBER_WORDS.items()
-}
+SWEEP = {name: Row(row.config.change(data={"max_digits": 6})) for name, row in NUMBER_WORDS.items()}

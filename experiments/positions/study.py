@@ -13,13 +13,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from transformer_jax.console import command
+from transformer_jax.console import shell_command
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.inference.evaluate import metrics, score
+from transformer_jax.inference.evaluate import sacrebleu_metrics, score
 from transformer_jax.sweeps.plan import PlannedRun, Sweep
-from transformer_jax.sweeps.results import Spread
-from transformer_jax.sweeps.status import read_state
+from transformer_jax.sweeps.results import SeedStatistics
+from transformer_jax.sweeps.status import read_status
 
 # Fewer sentences than these have no score of their own.
 FEWEST = 20
@@ -69,7 +69,7 @@ class Study:
     """Beside perplexity: exact of number words, bleu of text."""
     signature: str
     """Of BLEU."""
-    scores: Mapping[str, Sequence[Mapping[Score, Spread]]]
+    scores: Mapping[str, Sequence[Mapping[Score, SeedStatistics]]]
     """By row, for each bucket; none of a row of which no run is done."""
     missing: Sequence[str]
     """What has no score, and why."""
@@ -86,8 +86,8 @@ def study(sweep: Sweep) -> Study:
     missing: list[str] = []
     by_row: dict[str, list[list[Line]]] = {name: [] for name in sweep.rows}
     for run in sweep.runs:
-        state = read_state(run)
-        if state.name == "done":
+        state = read_status(run)
+        if state.status == "done":
             sets = [name for name in state.finished if name != "train"]
             by_row[run.row].append([line for name in sets for line in _lines(run, name)])
         else:
@@ -101,7 +101,7 @@ def study(sweep: Sweep) -> Study:
     lengths = np.array([line.length for line in done[0]])
     limit = base.data.max_length
     found, why = buckets(lengths, limit)
-    metric: Score = "exact" if base.data.source == "embedded" else "bleu"
+    metric: Score = "exact" if base.data.corpus == "number_words" else "bleu"
     tokenizer = bleu_tokenizer(base.data)
     scores = {
         name: [
@@ -167,14 +167,14 @@ def _scores(found: Sequence[Line], metric: Score, tokenizer: str) -> dict[Score,
     if metric == "exact":
         scores["exact"] = 100 * float(np.mean([x.hypothesis == x.reference for x in found]))
     else:
-        bleu, _ = metrics(tokenizer, warn=False)
+        bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
         references = [[line.reference for line in found]]
         scores["bleu"] = bleu.corpus_score([line.hypothesis for line in found], references).score
     return scores
 
 
-def _spreads(found: Sequence[Mapping[Score, float]]) -> dict[Score, Spread]:
-    return {name: Spread(tuple(scores[name] for scores in found)) for name in found[0]}
+def _spreads(found: Sequence[Mapping[Score, float]]) -> dict[Score, SeedStatistics]:
+    return {name: SeedStatistics(tuple(scores[name] for scores in found)) for name in found[0]}
 
 
 def _lines(run: PlannedRun, name: str) -> Iterator[Line]:
@@ -183,7 +183,7 @@ def _lines(run: PlannedRun, name: str) -> Iterator[Line]:
     Raises:
         StorageError: there is none, or none with sentences.csv, or a file is not as we write it.
     """
-    again = f"run `{command('evaluate', run.path, '--set', name)}`"
+    again = f"run `{shell_command('evaluate', run.path, '--split', name)}`"
     folders = [path.parent for path in run.path.glob(f"evaluations/{name}-*/scores.json")]
     if not folders:
         raise StorageError(f"{run.path} has no scores of its {name} set: {again}")

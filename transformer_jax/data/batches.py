@@ -11,7 +11,7 @@ import numpy as np
 
 # Rows of a batch are a multiple of this, so that they divide over most numbers of devices.
 ROW_MULTIPLE = 8
-MAX_SHAPES = 12
+MAX_BUCKETS = 12
 
 
 class Batch(NamedTuple):
@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     """int32[rows, longest target]."""
 
 
-class Share(NamedTuple):
+class Shard(NamedTuple):
     """Rows of each batch that are wanted: of `total` equal shares, those in [first, last)."""
 
     first: int = 0
@@ -62,7 +62,7 @@ class Ragged(NamedTuple):
         return cls(flat, np.cumsum([0, *map(len, sequences)], dtype=np.int64))
 
 
-class Shape(NamedTuple):
+class Bucket(NamedTuple):
     """A bucket: the shape of its batches, and how many an epoch has."""
 
     rows: int
@@ -85,48 +85,48 @@ class Batches:
         bucket = first_fitting(lengths, sizes)
         self._members = [np.flatnonzero(bucket == i) for i in range(len(sizes))]
         self._tokens = int(lengths.sum())
-        self.shapes = self._plan_shapes(sizes, batch_tokens)
-        self.per_epoch = sum(shape.batches for shape in self.shapes)
+        self.buckets = self._plan_buckets(sizes, batch_tokens)
+        self.per_epoch = sum(shape.batches for shape in self.buckets)
         self._order = functools.lru_cache(maxsize=2)(self._shuffle)
 
-    def _plan_shapes(self, sizes: np.ndarray, batch_tokens: int) -> list[Shape]:
+    def _plan_buckets(self, sizes: np.ndarray, batch_tokens: int) -> list[Bucket]:
         """Deal each bucket's pairs out evenly over as few batches as have room for them."""
-        shapes: list[Shape] = []
+        shapes: list[Bucket] = []
         for members, (source, target) in zip(self._members, sizes.tolist(), strict=True):
             fitting = batch_tokens // max(source, target) // ROW_MULTIPLE * ROW_MULTIPLE
             batches = -(-len(members) // max(fitting, ROW_MULTIPLE))
             rows = -(-len(members) // batches // ROW_MULTIPLE) * ROW_MULTIPLE
-            shapes.append(Shape(rows, source, target, batches))
+            shapes.append(Bucket(rows, source, target, batches))
         return shapes
 
-    def _shuffle(self, epoch: int) -> list[tuple[Shape, np.ndarray]]:
+    def _shuffle(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
         """Return the shape and the pairs of each batch of an epoch, in order."""
         rng = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
         planned = [
             (shape, pairs)
-            for shape, members in zip(self.shapes, self._members, strict=True)
+            for shape, members in zip(self.buckets, self._members, strict=True)
             for pairs in np.array_split(rng.permutation(members), shape.batches)
         ]
         return [planned[i] for i in rng.permutation(len(planned))]
 
-    def _planned(self, step: int) -> tuple[Shape, np.ndarray]:
+    def _plan_epoch(self, step: int) -> tuple[Bucket, np.ndarray]:
         epoch, place = divmod(step, self.per_epoch)
         return self._order(epoch)[place]
 
     def pairs(self, step: int) -> np.ndarray:
         """Return which pairs are in the batch of this step: int[pairs], of those kept."""
-        return self._planned(step)[1]
+        return self._plan_epoch(step)[1]
 
     def __getitem__(self, step: int) -> Batch:
         """Return the batch of this step, counted from 0 over all epochs."""
-        return self.part(step, Share())
+        return self.local_batch(step, Shard())
 
-    def part(self, step: int, share: Share) -> Batch:
+    def local_batch(self, step: int, share: Shard) -> Batch:
         """Return some rows of the batch of this step; no others are read.
 
         Where rows do not divide into the shares, the batch is filled up with empty ones.
         """
-        shape, indices = self._planned(step)
+        shape, indices = self._plan_epoch(step)
         each = -(-shape.rows // share.total)
         wanted = indices[share.first * each : share.last * each]
         rows = (share.last - share.first) * each
@@ -136,16 +136,16 @@ class Batches:
         )
 
     @property
-    def fill(self) -> float:
+    def density(self) -> float:
         """Share of an epoch's positions that hold tokens."""
-        return self._tokens / sum(s.rows * (s.source + s.target) * s.batches for s in self.shapes)
+        return self._tokens / sum(s.rows * (s.source + s.target) * s.batches for s in self.buckets)
 
     @property
     def summary(self) -> str:
         """An epoch in one line."""
         return (
-            f"{self.per_epoch} an epoch in {len(self.shapes)} shapes, "
-            f"{self.fill:.1%} of positions are tokens"
+            f"{self.per_epoch} an epoch in {len(self.buckets)} shapes, "
+            f"{self.density:.1%} of positions are tokens"
         )
 
 
@@ -174,14 +174,14 @@ def bucket_sizes(lengths: np.ndarray, *, good: float = 0.92, starts: int = 16) -
         good: share of tokens at which more buckets are not worth their compilation.
         starts: beginnings to compare.
     """
-    plan = _Rooms(lengths)
+    plan = _PaddingCost(lengths)
     sizes = plan.greedy(good)
     if len(sizes) == 1:
         return np.asarray(sizes)
     rng = np.random.Generator(np.random.Philox(key=[0, 0]))
-    best = plan.settled(sizes)
+    best = plan.local_search(sizes)
     for _ in range(starts - 1):
-        beginning = plan.settled([sizes[0], *plan.drawn(rng, len(sizes) - 1)])
+        beginning = plan.local_search([sizes[0], *plan.random_start(rng, len(sizes) - 1)])
         best = min(best, beginning, key=plan.cost)
     found = np.asarray(sorted(set(best), key=lambda size: (sum(size), size)))
     # All pairs of one, often of the one for all, may have found room in smaller ones.
@@ -191,7 +191,7 @@ def bucket_sizes(lengths: np.ndarray, *, good: float = 0.92, starts: int = 16) -
 Size = tuple[int, int]
 
 
-class _Rooms:
+class _PaddingCost:
     """What sets of buckets cost on pairs of these lengths."""
 
     def __init__(self, lengths: np.ndarray) -> None:
@@ -231,18 +231,18 @@ class _Rooms:
     def greedy(self, good: float) -> list[Size]:
         """Return a bucket for all, and more until enough positions are tokens."""
         sizes: list[Size] = [(int(self.edges[0][-1]), int(self.edges[1][-1]))]
-        most = min(MAX_SHAPES, np.count_nonzero(self.counts))
+        most = min(MAX_BUCKETS, np.count_nonzero(self.counts))
         while len(sizes) < most and self.tokens < good * self.cost(sizes):
             sizes.append(self._best_addition(sizes))
         return sizes
 
-    def drawn(self, rng: np.random.Generator, count: int) -> list[Size]:
+    def random_start(self, rng: np.random.Generator, count: int) -> list[Size]:
         """Return buckets of the sizes of some pairs."""
         i, j = np.nonzero(self.counts)
         picked = rng.choice(len(i), count, p=self.counts[i, j] / self.counts.sum())
         return [(int(self.edges[0][i[k]]), int(self.edges[1][j[k]])) for k in picked]
 
-    def settled(self, sizes: list[Size]) -> list[Size]:
+    def local_search(self, sizes: list[Size]) -> list[Size]:
         """Move buckets, but the one for all, to wherever they save most, until none moves."""
         sizes = list(sizes)
         moved = True

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from transformer_jax.config import DataConfig
-from transformer_jax.data.numberwords import NumberWords
+from transformer_jax.data.number_words import NumberWords
 from transformer_jax.data.splits import Split
-from transformer_jax.data.textfiles import TextFiles
-from transformer_jax.data.tfdatasets import TranslationDataset
+from transformer_jax.data.text_files import TextFiles
+from transformer_jax.data.tf_datasets import TranslationDataset
 
 
 class Corpus(Protocol):
@@ -41,9 +41,9 @@ class Corpus(Protocol):
         ...
 
 
-SOURCES: dict[str, Callable[[DataConfig], Corpus]] = {
-    "embedded": lambda config: NumberWords(
-        config.num_pairs, config.numbers_per_line, config.digits_per_number
+CORPORA: dict[str, Callable[[DataConfig], Corpus]] = {
+    "number_words": lambda config: NumberWords(
+        config.num_pairs, config.max_numbers_per_line, config.max_digits
     ),
     "text": lambda config: TextFiles(
         {"train": config.train, "dev": config.dev, "test": config.test}, config.folder
@@ -57,4 +57,4 @@ def bleu_tokenizer(config: DataConfig) -> str:
     if config.bleu_tokenizer != "auto":
         return config.bleu_tokenizer
     # A German number is one word, in which BLEU would find no two words in a row.
-    return "char" if config.source == "embedded" else "13a"
+    return "char" if config.corpus == "number_words" else "13a"

@@ -18,7 +18,7 @@ import numpy as np
 from transformer_jax.config import DataConfig
 from transformer_jax.data.corpora import Corpus
 from transformer_jax.data.splits import Split
-from transformer_jax.data.textfiles import MAX_LINE_BYTES, is_too_long
+from transformer_jax.data.text_files import MAX_LINE_BYTES, is_too_long
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError
 
@@ -36,11 +36,11 @@ Progress = Callable[[str, int, int], None]
 """Told what is being done, and how many pairs of how many are done."""
 
 
-def say_nothing(_doing: str, _done: int, _total: int) -> None:
+def ignore_progress(_doing: str, _done: int, _total: int) -> None:
     """Show no progress."""
 
 
-def piece_type(tokenizer: Tokenizer) -> np.dtype[Any]:
+def token_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
     """Return the smallest integer that holds any piece."""
     return np.dtype("<u2" if len(tokenizer) <= 2**16 else "<u4")
 
@@ -56,7 +56,7 @@ def unfit_text(source: str, target: str) -> str | None:
     return None
 
 
-def unfit_pieces(source: int, target: int, config: DataConfig) -> str | None:
+def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
     """Return why pairs of so many pieces, with their ends, are not to be trained on, if so."""
     shorter, longer = sorted((source - 1, target - 1))
     if shorter == 0:
@@ -122,14 +122,14 @@ class SplitWriter:
         pieces = self.vocabulary.source.encode(sources), self.vocabulary.target.encode(targets)
         if self.is_filtered:
             reasons = [
-                unfit_pieces(len(s), len(t), self.config) for s, t in zip(*pieces, strict=True)
+                unfit_tokens(len(s), len(t), self.config) for s, t in zip(*pieces, strict=True)
             ]
             fit = [i for i, reason in enumerate(reasons) if reason is None]
             pieces = tuple([side[i] for i in fit] for side in pieces)
             outcome += Counter(reason for reason in reasons if reason is not None)
         outcome["kept"] += len(pieces[0])
         for side, rows, lines in zip(SIDES, pieces, (sources, targets), strict=True):
-            dtype = piece_type(getattr(self.vocabulary, side))
+            dtype = token_dtype(getattr(self.vocabulary, side))
             flat = np.fromiter(itertools.chain.from_iterable(rows), dtype)
             self.files[side, "pieces"].write(flat.tobytes())
             self.files[side, "lengths"].write(np.asarray([*map(len, rows)], LENGTH).tobytes())

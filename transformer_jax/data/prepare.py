@@ -22,19 +22,19 @@ import numpy as np
 from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
 from transformer_jax.data.batches import Batches, Ragged
-from transformer_jax.data.corpora import SOURCES, Corpus
+from transformer_jax.data.corpora import CORPORA, Corpus
 from transformer_jax.data.encode import (
     CHUNK_PAIRS,
     LENGTH,
     SIDES,
     Progress,
     SplitWriter,
-    piece_type,
-    say_nothing,
+    ignore_progress,
+    token_dtype,
     unfit_text,
 )
 from transformer_jax.data.splits import Split
-from transformer_jax.data.tokenizer import LONGEST_TO_LEARN_FROM, Tokenizer, Vocabulary
+from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError, UsageError
 
 # Part of every digest: a change of what is stored makes it anew.
@@ -57,7 +57,7 @@ class Prepared(NamedTuple):
         """SHA-256 of all pieces and lines: the same in every run on the same data."""
         return self.report["fingerprint"]
 
-    def pieces(self, split: Split) -> tuple[Ragged, Ragged]:
+    def tokens(self, split: Split) -> tuple[Ragged, Ragged]:
         """Return the pieces of all sources and of all targets, read from disk as needed.
 
         Raises:
@@ -83,7 +83,7 @@ class Prepared(NamedTuple):
 
     def batches(self, batch_tokens: int, seed: int) -> Batches:
         """Return the training set's batches."""
-        return Batches(*self.pieces("train"), batch_tokens=batch_tokens, seed=seed)
+        return Batches(*self.tokens("train"), batch_tokens=batch_tokens, seed=seed)
 
     def _check_has(self, split: Split) -> None:
         if split not in self.report:
@@ -92,7 +92,7 @@ class Prepared(NamedTuple):
     def _ragged(self, split: Split, side: str) -> Ragged:
         name = f"{split}.{side}"
         lengths = np.fromfile(self.folder / f"{name}.lengths", LENGTH)
-        dtype = piece_type(getattr(self.vocabulary, side))
+        dtype = token_dtype(getattr(self.vocabulary, side))
         pieces = np.memmap(self.folder / f"{name}.pieces", dtype, "r")
         return Ragged(pieces, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
@@ -102,8 +102,8 @@ def prepare(
     vocabulary: Vocabulary | None = None,
     fingerprint: str | None = None,
     *,
-    is_text_moved: bool = False,
-    progress: Progress = say_nothing,
+    verify_text: bool = False,
+    progress: Progress = ignore_progress,
 ) -> Prepared:
     """Return the config's corpus as pieces, from the cache where it is there already.
 
@@ -121,22 +121,22 @@ def prepare(
     """
     try:
         home = cache_folder("corpora")
-        if vocabulary is not None and fingerprint is not None and not is_text_moved:
+        if vocabulary is not None and fingerprint is not None and not verify_text:
             # Those in the making have a suffix.
             for folder in sorted(path for path in home.iterdir() if not path.suffix):
                 report = _report(folder)
                 if report is not None and report["fingerprint"] == fingerprint:
                     return Prepared(folder, vocabulary, report)
-        corpus = SOURCES[config.source](config)
+        corpus = CORPORA[config.corpus](config)
         identity = corpus.identity
         vocabulary = vocabulary or _vocabulary(corpus, identity, config, progress)
         limits = config.max_length, config.max_ratio
         folder = home / _digest(
-            identity, *(part.digest for part in vocabulary.parts.values()), *limits
+            identity, *(part.digest for part in vocabulary.tokenizers.values()), *limits
         )
         report = _report(folder)
         if report is None:
-            with _alone(folder, progress):
+            with _exclusive(folder, progress):
                 report = _report(folder) or _write(folder, corpus, vocabulary, config, progress)
     except OSError as error:
         raise StorageError(f"the corpus could not be kept in the cache: {error}") from error
@@ -164,7 +164,7 @@ def _report(folder: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _alone(folder: Path, progress: Progress) -> Iterator[None]:
+def _exclusive(folder: Path, progress: Progress) -> Iterator[None]:
     """Let one process at a time make a corpus; a process that dies makes way."""
     with folder.with_suffix(".lock").open("w") as file:
         try:
@@ -193,12 +193,12 @@ def _tokenizer(
 ) -> Tokenizer:
     name = _digest(identity, vocab_size, *sides)
     path = cache_folder("vocabularies") / f"{name}.model"
-    tokenizer = _kept(path)
+    tokenizer = _load_cached_tokenizer(path)
     if tokenizer is None:
-        with _alone(path, progress):
-            tokenizer = _kept(path)
+        with _exclusive(path, progress):
+            tokenizer = _load_cached_tokenizer(path)
             if tokenizer is None:
-                tokenizer = Tokenizer.learn(_sample(corpus, sides, progress), vocab_size)
+                tokenizer = Tokenizer.train(_sample(corpus, sides, progress), vocab_size)
                 for file, content in (
                     (path, tokenizer.model),
                     (path.with_suffix(".sha256"), tokenizer.digest.encode()),
@@ -209,7 +209,7 @@ def _tokenizer(
     return tokenizer
 
 
-def _kept(path: Path) -> Tokenizer | None:
+def _load_cached_tokenizer(path: Path) -> Tokenizer | None:
     """Return a vocabulary that is there and whole, or None."""
     try:
         tokenizer = Tokenizer.load(path)
@@ -220,7 +220,7 @@ def _kept(path: Path) -> Tokenizer | None:
     return tokenizer if digest == tokenizer.digest.encode() else None
 
 
-def _look_at_all(corpus: Corpus, progress: Progress) -> None:
+def _verify_text(corpus: Corpus, progress: Progress) -> None:
     """Read every line once: a fault in any file is told before an hour's work."""
     progress("reading", 0, 0)
     for split in corpus.splits:
@@ -229,7 +229,7 @@ def _look_at_all(corpus: Corpus, progress: Progress) -> None:
 
 def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Iterator[str]:
     """Return the lines that a vocabulary is learnt from: a function of the text alone."""
-    _look_at_all(corpus, progress)
+    _verify_text(corpus, progress)
     total = corpus.count("train")
 
     def lines(doing: str, step: int) -> Iterator[str]:
@@ -238,7 +238,7 @@ def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Itera
                 progress(doing, number, total)
             if number % step == 0 and unfit_text(*pair) is None:
                 for side, line in zip(SIDES, pair, strict=True):
-                    if side in sides and len(line.encode()) <= LONGEST_TO_LEARN_FROM:
+                    if side in sides and len(line.encode()) <= MAX_TRAINING_LINE:
                         yield line
 
     step = -(-total // SAMPLE_PAIRS)
@@ -246,7 +246,7 @@ def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Itera
     if not size:
         raise DataError(
             f"there is nothing to learn a vocabulary from: all {total} pairs of {corpus.name} are "
-            f"empty, longer than {LONGEST_TO_LEARN_FROM} bytes or hold control symbols"
+            f"empty, longer than {MAX_TRAINING_LINE} bytes or hold control symbols"
         )
     return lines("learning a vocabulary", step * -(-size // SAMPLE_BYTES))
 
@@ -261,7 +261,7 @@ def _write(
         "corpus": corpus.name,
         **vocabulary.describe(),
     }
-    _look_at_all(corpus, progress)
+    _verify_text(corpus, progress)
     writers = [SplitWriter(partial, corpus, split, vocabulary, config) for split in corpus.splits]
     for writer in writers:
         report[writer.split] = writer.run(progress)

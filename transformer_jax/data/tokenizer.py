@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import sentencepiece
 
-from transformer_jax.errors import DataError, ProjectError
-from transformer_jax.pieces import BOS, EOS, PAD, UNKNOWN
+from transformer_jax.errors import DataError, TransformerJaxError
+from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 
 # In bytes. SentencePiece would leave longer lines out without a word.
-LONGEST_TO_LEARN_FROM = 4192
+MAX_TRAINING_LINE = 4192
 
 
 # What a stranger's model is tried with, and how much memory it may take for that. Its arguments
@@ -65,7 +65,7 @@ class Tokenizer:
             )
 
     @classmethod
-    def learn(cls, lines: Iterable[str], vocab_size: int) -> "Tokenizer":
+    def train(cls, lines: Iterable[str], vocab_size: int) -> "Tokenizer":
         """Learn at most `vocab_size` pieces; text too small for so many gives fewer.
 
         The same lines give the same bytes: one thread, and no file names inside.
@@ -83,7 +83,7 @@ class Tokenizer:
                 vocab_size=vocab_size,
                 hard_vocab_limit=False,
                 character_coverage=1.0,
-                max_sentence_length=LONGEST_TO_LEARN_FROM,
+                max_sentence_length=MAX_TRAINING_LINE,
                 normalization_rule_name="identity",
                 num_threads=1,
                 pad_id=PAD,
@@ -110,12 +110,12 @@ class Tokenizer:
         return cls(path.read_bytes(), str(path))
 
     @classmethod
-    def from_stranger(cls, model: bytes, name: str) -> "Tokenizer":
+    def load_untrusted(cls, model: bytes, name: str) -> "Tokenizer":
         """Read a model that anyone may have made: one that ends a process ends another one.
 
         Raises:
             DataError: as the constructor does, or the process that tried it first was ended.
-            ProjectError: there could be no such process.
+            TransformerJaxError: there could be no such process.
         """
         digest = hashlib.sha256(model).hexdigest()
         if digest not in TRIED:
@@ -145,7 +145,7 @@ def _try(model: bytes, name: str) -> None:
 
     Raises:
         DataError: that process was ended.
-        ProjectError: it could not begin, which is no fault of the model.
+        TransformerJaxError: it could not begin, which is no fault of the model.
     """
     # Where this process would look, but for the working directory: that may be the stranger's.
     path = [place for place in sys.path if Path(place).is_absolute()]
@@ -164,7 +164,7 @@ def _try(model: bytes, name: str) -> None:
         return
     said = tried.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason"]
     if b"ready\n" not in tried.stdout:
-        raise ProjectError(f"{name} cannot be tried in a process of its own: {said[0]}")
+        raise TransformerJaxError(f"{name} cannot be tried in a process of its own: {said[0]}")
     raise DataError(f"{name} is no SentencePiece model: {said[0][:200]}")
 
 
@@ -199,7 +199,7 @@ class Vocabulary(NamedTuple):
         return len(self.target), None if self.is_shared else len(self.source)
 
     @property
-    def parts(self) -> dict[str, Tokenizer]:
+    def tokenizers(self) -> dict[str, Tokenizer]:
         """The different tokenizers, by the name that reports and runs have for each."""
         own = {} if self.is_shared else {"source_vocabulary": self.source}
         return {"vocabulary": self.target, **own}
@@ -208,5 +208,5 @@ class Vocabulary(NamedTuple):
         """Return what tells these tokenizers from others, as plain data."""
         return {
             name: {"pieces": len(tokenizer), "sha256": tokenizer.digest}
-            for name, tokenizer in self.parts.items()
+            for name, tokenizer in self.tokenizers.items()
         }

@@ -10,14 +10,14 @@ import sacrebleu
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.data.encode import Progress, say_nothing
+from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, StorageError, UsageError
-from transformer_jax.inference.perplexity import Sentence, perplexity, sentences
-from transformer_jax.inference.run import Run, read_params
+from transformer_jax.inference.perplexity import SentenceScore, perplexity, score_sentences
+from transformer_jax.inference.trained_run import Run, read_params
 from transformer_jax.model.transformer import Params
-from transformer_jax.runs.folder import write_json
+from transformer_jax.runs.run_directory import write_json
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ class Scores:
         return f"{parts} BP {self.brevity_penalty:.3f} ({words:,} for {wanted:,} words)"
 
 
-def metrics(tokenizer: str, *, warn: bool = True) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
+def sacrebleu_metrics(
+    tokenizer: str, *, warn: bool = True
+) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
     """Return sacreBLEU's BLEU, over words as `tokenizer` parts them, and its chrF.
 
     Args:
@@ -73,7 +75,7 @@ def score(
             f"{len(hypotheses)} translations cannot be scored by {len(references)} references"
         )
     systems, wanted = _whole("translation", hypotheses), _whole("reference", references)
-    bleu, chrf = metrics(tokenizer)
+    bleu, chrf = sacrebleu_metrics(tokenizer)
     bleu_score = bleu.corpus_score(systems, [wanted])
     chrf_score = chrf.corpus_score(systems, [wanted])
     return Scores(
@@ -100,19 +102,19 @@ class Evaluation(NamedTuple):
     """Translations of a set and what they are worth."""
 
     result: dict[str, Any]
-    """How they came about, perplexity, `Scores`, and `singles`, the same of each checkpoint by
+    """How they came about, perplexity, `Scores`, and `per_checkpoint`, the same of each checkpoint by
     itself: plain data."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]
     scores: Scores
-    sentences: list[Sentence]
+    sentences: list[SentenceScore]
     """What perplexity is made of, line by line."""
-    singles: tuple["Evaluation", ...] = ()
+    per_checkpoint: tuple["Evaluation", ...] = ()
     """Of the checkpoints of a mean, each by itself."""
 
 
-def prepared_with(split: Split, *, of: Run, progress: Progress = say_nothing) -> Prepared:
+def prepare_split(split: Split, *, of: Run, progress: Progress = ignore_progress) -> Prepared:
     """Return the text of a run that has this set.
 
     Raises:
@@ -133,8 +135,8 @@ def evaluate(
     split: Split,
     decode: dict[str, Any],
     *,
-    singles: bool = False,
-    progress: Progress = say_nothing,
+    per_checkpoint: bool = False,
+    progress: Progress = ignore_progress,
 ) -> Evaluation:
     """Translate and score a set.
 
@@ -142,7 +144,7 @@ def evaluate(
         run: the model.
         split: which set.
         decode: fields of the run's `DecodeConfig` to change.
-        singles: score each checkpoint of the run's average by itself too, one after the other:
+        per_checkpoint: score each checkpoint of the run's average by itself too, one after the other:
             there are never more than two sets of parameters.
         progress: told what is prepared or translated, how much is done, and of how much.
 
@@ -151,7 +153,7 @@ def evaluate(
         DataError: a source is longer than the model reads, or the corpus is another one than
             that of the run.
     """
-    prepared = prepared_with(split, of=run, progress=progress)
+    prepared = prepare_split(split, of=run, progress=progress)
     sources, references = prepared.lines(split)
     translator = run.translator(**decode)
     tokenizer = bleu_tokenizer(run.config.data)
@@ -167,12 +169,12 @@ def evaluate(
         found = translator.translate(params, sources, progress=count)
         hypotheses = [best[0].text for best in found]
         scores = score(hypotheses, references, tokenizer=tokenizer)
-        told = sentences(run.model, params, *prepared.pieces(split))
+        told = score_sentences(run.model, params, *prepared.tokens(split))
         result = {
-            "set": split,
+            "split": split,
             "step": steps[-1],
             "steps": list(steps),
-            "average": len(steps),
+            "average_checkpoints": len(steps),
             "decode": asdict(translator.config),
             "perplexity": perplexity(told),
             **asdict(scores),
@@ -181,20 +183,20 @@ def evaluate(
 
     doing = f"translating {split} by {run.folder.path.resolve().name}"
     evaluation = scored(run.params, run.steps, doing)
-    if not singles:
+    if not per_checkpoint:
         return evaluation
     alone = tuple(
         scored(read_params(run.folder, run.model, [step]), (step,), f"{doing} at step {step}")
         for step in run.steps
     )
-    evaluation.result["singles"] = [
+    evaluation.result["per_checkpoint"] = [
         {key: single.result[key] for key in ("step", "perplexity", *asdict(single.scores))}
         for single in alone
     ]
-    return evaluation._replace(singles=alone)
+    return evaluation._replace(per_checkpoint=alone)
 
 
-def keep(run: Run, evaluation: Evaluation) -> Path:
+def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     """Write lines, what each is worth and, last, scores into the run's folder; return where.
 
     Checkpoints that were scored by themselves have folders of their own.
@@ -202,8 +204,8 @@ def keep(run: Run, evaluation: Evaluation) -> Path:
     Raises:
         StorageError: the folder cannot be written.
     """
-    for single in evaluation.singles:
-        keep(run, single)
+    for single in evaluation.per_checkpoint:
+        save_evaluation(run, single)
     folder = run.folder.path / "evaluations" / _name(evaluation.result)
     kinds = zip(("source", "hypothesis", "reference"), evaluation[1:4], strict=True)
     texts = {folder / f"{kind}.txt": text_of(lines) for kind, lines in kinds}
@@ -215,7 +217,7 @@ def keep(run: Run, evaluation: Evaluation) -> Path:
                 scores.unlink()
         for path, text in texts.items():
             path.write_bytes(text)
-        rows = [",".join(map(str, row)) for row in (Sentence._fields, *evaluation.sentences)]
+        rows = [",".join(map(str, row)) for row in (SentenceScore._fields, *evaluation.sentences)]
         (folder / "sentences.csv").write_bytes(text_of(rows))
         write_json(folder / "scores.json", evaluation.result)
     except OSError as error:
@@ -235,8 +237,8 @@ def _name(result: dict[str, Any]) -> str:
     which may change when the run goes on.
     """
     decode = dict(result["decode"])
-    name = f"{result['set']}-step{result['step']}-average{result['average']}"
-    name += f"-beam{decode.pop('beam_size')}-alpha{decode.pop('alpha'):g}"
-    usual = {**asdict(DecodeConfig()), "average": decode["average"]}
+    name = f"{result['split']}-step{result['step']}-average{result['average_checkpoints']}"
+    name += f"-beam{decode.pop('beam_size')}-alpha{decode.pop('length_penalty_alpha'):g}"
+    usual = {**asdict(DecodeConfig()), "average_checkpoints": decode["average_checkpoints"]}
     others = {key: value for key, value in decode.items() if value != usual[key]}
     return name + "".join(f"-{key.replace('_', '-')}-{value}" for key, value in others.items())

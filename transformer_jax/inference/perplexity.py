@@ -16,12 +16,12 @@ from transformer_jax.model.transformer import Params, Transformer
 SCORING_TOKENS = 4096
 
 
-class Sentence(NamedTuple):
+class SentenceScore(NamedTuple):
     """What a model makes of a reference, given its source."""
 
-    source_pieces: int
+    source_tokens: int
     """Its end counted."""
-    target_pieces: int
+    target_tokens: int
     """Likewise."""
     nll: float
     """Negative log-likelihood of all its pieces, in nats, without label smoothing."""
@@ -35,7 +35,9 @@ def _losses(params: Params, batch: Batch, *, model: Transformer) -> Loss:
     return jax.vmap(row_loss)(logits[:, None], batch.target[:, None])
 
 
-def sentences(model: Transformer, params: Params, source: Ragged, target: Ragged) -> list[Sentence]:
+def score_sentences(
+    model: Transformer, params: Params, source: Ragged, target: Ragged
+) -> list[SentenceScore]:
     """Return what the model makes of each pair, in their order."""
     batches = Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
     # All are asked for before any is waited for.
@@ -46,10 +48,10 @@ def sentences(model: Transformer, params: Params, source: Ragged, target: Ragged
         # Rows past the pairs are empty.
         nll[pairs] = rows[: len(pairs)]
     columns = source.lengths.tolist(), target.lengths.tolist(), nll.tolist()
-    return [Sentence(*row) for row in zip(*columns, strict=True)]
+    return [SentenceScore(*row) for row in zip(*columns, strict=True)]
 
 
-def perplexity(found: Sequence[Sentence]) -> float:
+def perplexity(found: Sequence[SentenceScore]) -> float:
     """Return the perplexity per piece, the end counted, without label smoothing (Table 3)."""
     nll = math.fsum(sentence.nll for sentence in found)
-    return math.exp(min(nll / sum(sentence.target_pieces for sentence in found), 700.0))
+    return math.exp(min(nll / sum(sentence.target_tokens for sentence in found), 700.0))

@@ -27,7 +27,7 @@ rows: ancestors[b, j, l] is the row that read piece l of what is hypothesis j no
 Penalty = Callable[[Float[Array, "..."], float], Float[Array, "..."]]
 
 # Finite, so that zero times it is no NaN; lower than any log-probability.
-NEVER = -1.0e9
+NEG_INF = -1.0e9
 
 
 def gnmt(length: Float[Array, "..."], alpha: float) -> Float[Array, "..."]:
@@ -49,7 +49,7 @@ PENALTIES: dict[str, Penalty] = {"gnmt": gnmt, "power": power}
 class Translations(NamedTuple):
     """The best hypotheses of each sentence, best first."""
 
-    pieces: Int[Array, "B J L"]
+    tokens: Int[Array, "B J L"]
     """With their `eos`; 0 after it."""
     scores: Float[Array, "B J"]
     """Log-probability over length penalty; `NEVER` where there are not so many hypotheses."""
@@ -60,10 +60,10 @@ class _Beam(NamedTuple):
 
     position: Int[Array, ""]
     newest: Int[Array, "B J"]
-    going: Int[Array, "B J L"]
+    live: Int[Array, "B J L"]
     ancestors: Int[Array, "B J L"]
     log_probs: Float[Array, "B J"]
-    ended: Int[Array, "B J L"]
+    finished: Int[Array, "B J L"]
     scores: Float[Array, "B J"]
     is_done: Bool[Array, " B"]
     state: Any
@@ -74,7 +74,7 @@ class _Greedy(NamedTuple):
 
     position: Int[Array, ""]
     newest: Int[Array, " B"]
-    pieces: Int[Array, "B L"]
+    tokens: Int[Array, "B L"]
     log_probs: Float[Array, " B"]
     is_done: Bool[Array, " B"]
     state: Any
@@ -127,33 +127,33 @@ def beam_search(
 
         # Every hypothesis may end here.
         ending = (before + logits[..., eos]) / penalty(length, alpha)
-        ending = jnp.where(beam.log_probs > NEVER / 2, ending, NEVER)
-        ending_pieces = beam.going.at[:, :, beam.position].set(eos)
+        ending = jnp.where(beam.log_probs > NEG_INF / 2, ending, NEG_INF)
+        ending_pieces = beam.live.at[:, :, beam.position].set(eos)
         scores, best = jax.lax.top_k(jnp.concatenate([beam.scores, ending], axis=1), beam_size)
-        ended = _select(jnp.concatenate([beam.ended, ending_pieces], axis=1), best)
+        ended = _select(jnp.concatenate([beam.finished, ending_pieces], axis=1), best)
 
         # And, but for the last place, go on.
         is_last = (beam.position + 1 >= limit)[:, None]
-        candidates, pieces = _likeliest(logits, beam_size, but=eos)
-        candidates = jnp.maximum(before[..., None] + candidates, NEVER).reshape(shape[0], -1)
-        log_probs, best = jax.lax.top_k(jnp.where(is_last, NEVER, candidates), beam_size)
+        candidates, pieces = top_k_without_eos(logits, beam_size, but=eos)
+        candidates = jnp.maximum(before[..., None] + candidates, NEG_INF).reshape(shape[0], -1)
+        log_probs, best = jax.lax.top_k(jnp.where(is_last, NEG_INF, candidates), beam_size)
         parent = best // pieces.shape[-1]
         newest = jnp.take_along_axis(pieces.reshape(shape[0], -1), best, axis=1)
-        going = _select(beam.going, parent).at[:, :, beam.position].set(newest)
+        going = _select(beam.live, parent).at[:, :, beam.position].set(newest)
 
         # A sentence that is done keeps what it has.
         kept = beam.is_done[:, None]
         scores = jnp.where(kept, beam.scores, scores)
-        ended = jnp.where(kept[..., None], beam.ended, ended)
+        ended = jnp.where(kept[..., None], beam.finished, ended)
         can_improve = log_probs[:, 0] / bound > scores[:, num_best - 1]
         can_improve &= beam.position + 1 < limit
         return _Beam(
             position=beam.position + 1,
             newest=newest,
-            going=going,
+            live=going,
             ancestors=_select(ancestors, parent),
             log_probs=log_probs,
-            ended=ended,
+            finished=ended,
             scores=scores,
             is_done=beam.is_done | ~can_improve,
             state=state,
@@ -161,20 +161,20 @@ def beam_search(
 
     empty = jnp.zeros((*shape, max_length), jnp.int32)
     # At first all hypotheses are the same: only one of them goes on.
-    first = jnp.where(rows == 0, 0.0, NEVER)
+    first = jnp.where(rows == 0, 0.0, NEG_INF)
     beam = _Beam(
         position=jnp.zeros((), jnp.int32),
         newest=jnp.full(shape, bos, jnp.int32),
-        going=empty,
+        live=empty,
         ancestors=empty,
         log_probs=jnp.broadcast_to(first, shape),
-        ended=empty,
-        scores=jnp.full(shape, NEVER),
+        finished=empty,
+        scores=jnp.full(shape, NEG_INF),
         is_done=limit <= 0,
         state=state,
     )
     last = jax.lax.while_loop(lambda b: ~jnp.all(b.is_done), body, beam)
-    return Translations(last.ended, last.scores)
+    return Translations(last.finished, last.scores)
 
 
 def greedy_search(
@@ -196,7 +196,7 @@ def greedy_search(
         return _Greedy(
             position=greedy.position + 1,
             newest=newest,
-            pieces=greedy.pieces.at[:, greedy.position].set(jnp.where(kept, 0, newest)),
+            tokens=greedy.tokens.at[:, greedy.position].set(jnp.where(kept, 0, newest)),
             log_probs=jnp.where(kept, greedy.log_probs, greedy.log_probs + gained),
             is_done=kept | (newest == eos),
             state=state,
@@ -207,13 +207,13 @@ def greedy_search(
     greedy = _Greedy(
         position=jnp.zeros((), jnp.int32),
         newest=jnp.full(sentences, bos, jnp.int32),
-        pieces=jnp.zeros((sentences, max_length), jnp.int32),
-        log_probs=jnp.where(limit > 0, 0.0, NEVER),
+        tokens=jnp.zeros((sentences, max_length), jnp.int32),
+        log_probs=jnp.where(limit > 0, 0.0, NEG_INF),
         is_done=limit <= 0,
         state=state,
     )
     last = jax.lax.while_loop(lambda g: ~jnp.all(g.is_done), body, greedy)
-    return Translations(last.pieces[:, None], last.log_probs[:, None])
+    return Translations(last.tokens[:, None], last.log_probs[:, None])
 
 
 def _select(x: Array, index: Int[Array, "B J"]) -> Array:
@@ -221,13 +221,13 @@ def _select(x: Array, index: Int[Array, "B J"]) -> Array:
     return jnp.take_along_axis(x, index.reshape(*index.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
-def _likeliest(
+def top_k_without_eos(
     logits: Float[Array, "B J N"], count: int, *, but: int
 ) -> tuple[Float[Array, "B J M"], Int[Array, "B J M"]]:
     """Return the highest logits of each hypothesis and their pieces, one piece left out.
 
     Among the `count` best of all hypotheses no one has more than its own `count` best.
     """
-    allowed = jnp.where(jnp.arange(logits.shape[-1]) == but, NEVER, logits)
+    allowed = jnp.where(jnp.arange(logits.shape[-1]) == but, NEG_INF, logits)
     values, pieces = jax.lax.top_k(allowed, min(count, logits.shape[-1]))
     return values, pieces

@@ -10,12 +10,12 @@ from typing import Any
 
 from sacrebleu.significance import PairedTest, Result
 
-from transformer_jax.data.encode import Progress, say_nothing
+from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, StorageError
-from transformer_jax.inference.evaluate import Evaluation, metrics, prepared_with, text_of
-from transformer_jax.inference.run import Run
-from transformer_jax.runs.folder import write_json
+from transformer_jax.inference.evaluate import Evaluation, prepare_split, sacrebleu_metrics, text_of
+from transformer_jax.inference.trained_run import Run
+from transformer_jax.runs.run_directory import write_json
 
 SAMPLES = 1000
 # sacreBLEU's own default, whatever the environment says: a comparison repeats.
@@ -33,17 +33,17 @@ class Comparison:
     """Over resampled sets."""
     interval: float
     """Half the width of its 95 % interval, over resampled sets."""
-    against: float
+    baseline: float
     """Of the other run."""
-    against_mean: float
-    against_interval: float
+    baseline_mean: float
+    baseline_interval: float
     p: float
     """How often a difference like this one comes by the choice of sentences alone."""
     signature: str
 
 
 def check_comparable(
-    run: Run, against: Run, split: Split, progress: Progress = say_nothing
+    run: Run, baseline: Run, split: Split, progress: Progress = ignore_progress
 ) -> None:
     """Make sure, before anything is translated, that two runs have the same references.
 
@@ -52,29 +52,29 @@ def check_comparable(
         DataError: they differ, or a run's text is another one now.
     """
     ours, theirs = (
-        prepared_with(split, of=one, progress=progress).lines(split)[1] for one in (run, against)
+        prepare_split(split, of=one, progress=progress).lines(split)[1] for one in (run, baseline)
     )
     _check_same(ours, theirs, split)
 
 
-def compare(evaluation: Evaluation, against: Evaluation, tokenizer: str) -> list[Comparison]:
+def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> list[Comparison]:
     """Compare two evaluations of the same set, by BLEU and by chrF.
 
     Args:
         evaluation: of the run.
-        against: of the other run, the baseline.
+        baseline: of the other run, the baseline.
         tokenizer: how BLEU parts text into words.
 
     Raises:
         DataError: their references differ.
     """
-    _check_same(evaluation.references, against.references, evaluation.result["set"])
+    _check_same(evaluation.references, baseline.references, evaluation.result["split"])
     systems: list[tuple[str, Sequence[str]]] = [
-        ("against", against.hypotheses),
+        ("baseline", baseline.hypotheses),
         ("run", evaluation.hypotheses),
     ]
     # What there is to warn of was said when each was scored.
-    bleu, chrf = metrics(tokenizer, warn=False)
+    bleu, chrf = sacrebleu_metrics(tokenizer, warn=False)
     signatures, found = bootstrap(systems, {"BLEU": bleu, "chrF2": chrf}, evaluation.references)
     return [
         Comparison(
@@ -82,9 +82,9 @@ def compare(evaluation: Evaluation, against: Evaluation, tokenizer: str) -> list
             score=ours.score,
             mean=_number(ours.mean),
             interval=_number(ours.ci),
-            against=theirs.score,
-            against_mean=_number(theirs.mean),
-            against_interval=_number(theirs.ci),
+            baseline=theirs.score,
+            baseline_mean=_number(theirs.mean),
+            baseline_interval=_number(theirs.ci),
             p=p_value(ours, theirs),
             signature=str(signatures[name]),
         )
@@ -127,17 +127,17 @@ def p_value(ours: Result, baseline: Result) -> float:
     return 1.0 if ours.score == baseline.score else _number(ours.p_value)
 
 
-def describe(against: Run, evaluation: Evaluation, compared: list[Comparison]) -> dict[str, Any]:
+def describe(baseline: Run, evaluation: Evaluation, compared: list[Comparison]) -> dict[str, Any]:
     """Return a comparison, and how it came about, as plain data.
 
     Args:
-        against: the other run; of its path the name alone.
+        baseline: the other run; of its path the name alone.
         evaluation: of the other run.
         compared: with it.
     """
-    about = ("set", "step", "steps", "average", "decode", "sentences")
+    about = ("split", "step", "steps", "average_checkpoints", "decode", "sentences")
     return {
-        "run": against.folder.path.resolve().name,
+        "run": baseline.folder.path.resolve().name,
         **{key: evaluation.result[key] for key in about},
         "bleu_signature": evaluation.scores.bleu_signature,
         "chrf_signature": evaluation.scores.chrf_signature,
@@ -148,7 +148,7 @@ def describe(against: Run, evaluation: Evaluation, compared: list[Comparison]) -
     }
 
 
-def keep_comparison(folder: Path, description: dict[str, Any], hypotheses: Sequence[str]) -> None:
+def save_comparison(folder: Path, description: dict[str, Any], hypotheses: Sequence[str]) -> None:
     """Write the other run's lines and, last, what came of them beside the run's evaluation.
 
     The files are named by the run and a digest of its lines, for many runs are called seed-0.
@@ -157,7 +157,7 @@ def keep_comparison(folder: Path, description: dict[str, Any], hypotheses: Seque
         StorageError: the folder cannot be written.
     """
     text = text_of(hypotheses)
-    name = f"against-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"
+    name = f"baseline-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"
     try:
         # Never a record beside half of its lines.
         (folder / f"{name}.json").unlink(missing_ok=True)

@@ -16,9 +16,9 @@ from jaxtyping import Array, Int
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import DataError, OutOfMemoryError, is_out_of_memory
-from transformer_jax.inference.search import NEVER, Translations, beam_search, greedy_search
+from transformer_jax.inference.search import NEG_INF, Translations, beam_search, greedy_search
 from transformer_jax.model.transformer import DecodingState, Params, Transformer
-from transformer_jax.pieces import BOS, EOS
+from transformer_jax.special_tokens import BOS, EOS
 
 ROWS = 32
 MIN_WIDTH = 16
@@ -71,7 +71,7 @@ def search(
         max_length=max_length,
         bos=BOS,
         eos=EOS,
-        alpha=config.alpha,
+        alpha=config.length_penalty_alpha,
         length_penalty=config.length_penalty,
         num_best=num_best,
     )
@@ -84,7 +84,7 @@ class Translator:
         self.model = model
         self.vocabulary = vocabulary
         self.config = config
-        self.longest_source, self.longest_target = model.config.longest
+        self.longest_source, self.longest_target = model.config.max_lengths
 
     def encode(self, lines: Sequence[str], *, truncate: bool = False) -> list[list[int]]:
         """Return the pieces of each line, with their end; none for a blank one.
@@ -94,7 +94,7 @@ class Translator:
         """
         longest, limit = self.longest_source, "model.max_length"
         if longest < self.model.config.max_length:
-            limit = "model.table_length"
+            limit = "model.max_positions"
         encoded = self.vocabulary.source.encode(lines)
         for number, pieces in enumerate(encoded, start=1):
             if len(pieces) > longest and not truncate:
@@ -174,7 +174,7 @@ class Translator:
                     zip(self.vocabulary.target.decode(best.tolist()), row_scores, strict=True)
                 )
                 # Where there are fewer than were asked for, but never none.
-                if rank == 0 or score > NEVER / 2
+                if rank == 0 or score > NEG_INF / 2
             ]
             for best, row_scores in zip(
                 found.pieces[: len(sources), :num_best],

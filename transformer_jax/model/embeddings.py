@@ -9,14 +9,14 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.dropout import Dropout
+from transformer_jax.model.linear import matrix_product
 from transformer_jax.model.positions import PAST_TABLE, POSITIONS
-from transformer_jax.model.products import matrix_product
 
 
 class SharedEmbedding(nn.Module):
     """One matrix for source pieces, target pieces and the layer before the softmax.
 
-    Where `model.tying` or vocabularies part them, each has one like it.
+    Where `model.tie_embeddings` or vocabularies part them, each has one like it.
     Drawn from N(0, 1/d_model), on which the paper is silent: so embeddings times sqrt(d_model)
     have the size of the sinusoids, and logits start with variance one.
     """
@@ -40,7 +40,7 @@ class SharedEmbedding(nn.Module):
         return matrix_product(x, table.T, preferred_element_type=jnp.float32)
 
 
-class Positioned(nn.Module):
+class AddPositions(nn.Module):
     """Add positions to embeddings, then drop out (sections 3.5 and 5.4); one for each stack."""
 
     config: ModelConfig
@@ -52,7 +52,7 @@ class Positioned(nn.Module):
     ) -> Float[Array, "B T D"]:
         c = self.config
         encode = POSITIONS[c.positions]
-        past = PAST_TABLE[c.past_table]
+        past = PAST_TABLE[c.out_of_range_positions]
         told = encode(self, positions, length=self.length, past=past, d_model=c.d_model)
         x = x + told.astype(x.dtype)
         return Dropout(c.dropout)(x, train=train)

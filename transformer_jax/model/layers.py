@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import MultiHeadAttention, Places
 from transformer_jax.model.dropout import Dropout
-from transformer_jax.model.products import matrix_product
-from transformer_jax.model.relations import SELF_ATTENTIONS
+from transformer_jax.model.linear import matrix_product
+from transformer_jax.model.variants.relative_positions import SELF_ATTENTIONS
 
 KeysAndValues = tuple[Float[Array, "B H K _"], Float[Array, "B H _ V"]]
 """As the products of a step of a translation read them: a key is a column, a value a row."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.pieces import PAD
+from transformer_jax.special_tokens import PAD
 
 
 class Loss(NamedTuple):

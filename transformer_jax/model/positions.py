@@ -16,7 +16,7 @@ PastTable = Callable[[Int[Array, " T"], int], Int[Array, " T"]]
 """From the positions asked for, and a table's length, to rows of the table."""
 
 
-def refuse(positions: Int[Array, " T"], length: int) -> Int[Array, " T"]:
+def raise_out_of_range(positions: Int[Array, " T"], length: int) -> Int[Array, " T"]:
     """Refuse more positions than there are rows.
 
     Only their number can be looked at: their values are known on the device alone, where an index
@@ -28,8 +28,8 @@ def refuse(positions: Int[Array, " T"], length: int) -> Int[Array, " T"]:
     """
     if len(positions) > length:
         raise ValueError(
-            f"{len(positions)} positions, and a learned table has {length} (model.table_length, "
-            f"or model.max_length): make it longer, or choose model.past_table clamp"
+            f"{len(positions)} positions, and a learned table has {length} (model.max_positions, "
+            f"or model.max_length): make it longer, or choose model.out_of_range_positions clamp"
         )
     return positions
 
@@ -39,7 +39,7 @@ def clamp(positions: Int[Array, " T"], length: int) -> Int[Array, " T"]:
     return jnp.minimum(positions, length - 1)
 
 
-PAST_TABLE: dict[str, PastTable] = {"error": refuse, "clamp": clamp}
+PAST_TABLE: dict[str, PastTable] = {"error": raise_out_of_range, "clamp": clamp}
 
 
 class Positions(Protocol):

@@ -15,10 +15,10 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.embeddings import Positioned, SharedEmbedding
+from transformer_jax.model.embeddings import AddPositions, SharedEmbedding
 from transformer_jax.model.layers import KeysAndValues, Past
-from transformer_jax.model.prenorm import STACKS
-from transformer_jax.pieces import BOS, PAD
+from transformer_jax.model.variants.pre_norm import STACKS
+from transformer_jax.special_tokens import BOS, PAD
 
 Params = dict[str, Any]
 """Parameters by module, as Flax nests them."""
@@ -70,12 +70,14 @@ class Transformer(nn.Module):
             decoder = nn.remat(decoder, static_argnums=(5,))
         self.embedding = SharedEmbedding(c, self.vocab_size)
         self.source_embedding = self.output_embedding = self.embedding
-        if c.tying != "all" or self.source_vocab_size is not None:
+        if c.tie_embeddings != "all" or self.source_vocab_size is not None:
             source_vocab_size = self.source_vocab_size or self.vocab_size
             self.source_embedding = SharedEmbedding(c, source_vocab_size)
-        if c.tying == "none":
+        if c.tie_embeddings == "none":
             self.output_embedding = SharedEmbedding(c, self.vocab_size)
-        self.source_positions, self.target_positions = (Positioned(c, n) for n in c.table_lengths)
+        self.source_positions, self.target_positions = (
+            AddPositions(c, n) for n in c.max_positions_per_stack
+        )
         self.encoder = [encoder(c) for _ in range(c.num_layers)]
         self.decoder = [decoder(c) for _ in range(c.num_layers)]
         self.encoder_norm, self.decoder_norm = last(c), last(c)
@@ -184,7 +186,7 @@ def parameter_counts(model: Transformer) -> dict[str, int]:
     return {**dict(sorted(counts.items())), "total": counts.total()}
 
 
-def attention_of(
+def attention_weights(
     model: Transformer, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
 ) -> dict[str, Float[Array, "layers B H ..."]]:
     """Return all attention weights of a forward pass, by kind, stacked over layers.

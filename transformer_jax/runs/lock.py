@@ -20,7 +20,7 @@ TRIES, PAUSE = 100, 0.01
 
 
 @contextlib.contextmanager
-def only_trainer(run: Path) -> Iterator[None]:
+def exclusive_lock(run: Path) -> Iterator[None]:
     """Hold a run for this process alone; whoever dies, however, holds it no more.
 
     Raises:

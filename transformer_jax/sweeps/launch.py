@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformer_jax.config import Config
-from transformer_jax.errors import InterruptedRunError, StorageError, UsageError
+from transformer_jax.distributed.supervisor import train_command
+from transformer_jax.errors import RunInterrupted, StorageError, UsageError
 from transformer_jax.sweeps.plan import PlannedRun, Sweep
-from transformer_jax.sweeps.status import CORES, SLOT, State, note_state, read_state
-from transformer_jax.training.supervisor import train_command
+from transformer_jax.sweeps.status import CORES, SLOT, RunStatus, read_status, write_status
 
 # What is asked of JAX, in a process of its own: in this one it would take the devices' memory.
 DEVICES = "import jax, json; print(json.dumps([jax.default_backend(), jax.local_device_count()]))"
@@ -96,8 +96,8 @@ def launch(
     say: Callable[[str], None],
     *,
     retry_failed: bool = False,
-    hang_seconds: float = 60.0,
-) -> list[State]:
+    step_timeout: float = 60.0,
+) -> list[RunStatus]:
     """Do what is unfinished of a sweep; return the state of every run.
 
     A run that fails, in whatever way, is noted, and the others go on. What is finished is not
@@ -107,14 +107,14 @@ def launch(
         InterruptedRunError: a signal asked for an end; all that ran is saved.
         StorageError: the sweep's folder cannot be written.
     """
-    waiting = [run for run in sweep.runs if _is_to_do(read_state(run), retry_failed)]
+    waiting = [run for run in sweep.runs if _is_to_do(read_status(run), retry_failed)]
     busy = dict[PlannedRun, tuple[Slot, subprocess.Popen[bytes]]]()
     # What a launcher that was killed has left at work keeps its place.
     others = {
         run: slot
         for slot in places
         for run in sweep.runs
-        if (state := read_state(run)).name == "running" and state.slot == slot.name
+        if (state := read_status(run)).status == "running" and state.slot == slot.name
     }
     free = [slot for slot in places if slot not in others.values()]
     with _asked_to_stop() as asked:
@@ -123,9 +123,9 @@ def launch(
                 while waiting and free and not asked:
                     run = waiting.pop(0)
                     # Someone else may have begun it meanwhile.
-                    if _is_to_do(read_state(run), retry_failed):
+                    if _is_to_do(read_status(run), retry_failed):
                         slot = free.pop(0)
-                        busy[run] = slot, begin(run, slot, hang_seconds)
+                        busy[run] = slot, begin(run, slot, step_timeout)
                         say(f"{run.name}: on {slot.name}")
                 time.sleep(PAUSE_SECONDS)
                 if asked:
@@ -136,38 +136,38 @@ def launch(
                         free.append(slot)
                         say(f"{run.name}: {_ended(run, process.returncode, asked).summary}")
                 for run, slot in list(others.items()):
-                    if read_state(run).name != "running":
+                    if read_status(run).status != "running":
                         del others[run]
                         free.append(slot)
         finally:
             _stop([process for _, process in busy.values()])
     if asked:
-        raise InterruptedRunError(
+        raise RunInterrupted(
             f"{signal.Signals(asked[0]).name}: all that ran is saved; the same command goes on"
         )
-    return [read_state(run) for run in sweep.runs]
+    return [read_status(run) for run in sweep.runs]
 
 
-def _ended(run: PlannedRun, code: int, asked: Sequence[int]) -> State:
+def _ended(run: PlannedRun, code: int, asked: Sequence[int]) -> RunStatus:
     """Return how a run stands whose worker has ended; one that could not say so has failed."""
-    state = read_state(run)
-    if state.name in ("done", "failed") or asked or code == 0:
+    state = read_status(run)
+    if state.status in ("done", "failed") or asked or code == 0:
         return state
-    if state.name != "stopped" or "process is gone" in state.note:
-        note_state(run, "failed", code=code, note=f"its process ended with {code}: see {run.log}")
-    return read_state(run)
+    if state.status != "stopped" or "process is gone" in state.note:
+        write_status(run, "failed", code=code, note=f"its process ended with {code}: see {run.log}")
+    return read_status(run)
 
 
-def _is_to_do(state: State, retry_failed: bool) -> bool:
-    return state.name not in ("done", "running", "submitted") and (
-        retry_failed or state.name != "failed"
+def _is_to_do(state: RunStatus, retry_failed: bool) -> bool:
+    return state.status not in ("done", "running", "submitted") and (
+        retry_failed or state.status != "failed"
     )
 
 
-def begin(run: PlannedRun, slot: Slot, hang_seconds: float) -> subprocess.Popen[bytes]:
+def begin(run: PlannedRun, slot: Slot, step_timeout: float) -> subprocess.Popen[bytes]:
     """Start what is left of a run, in a process of its own."""
     worker = train_command(
-        [str(run.sweep), run.name, str(hang_seconds)], "transformer_jax.sweeps.work"
+        [str(run.sweep), run.name, str(step_timeout)], "transformer_jax.sweeps.worker"
     )
     # Slurm says by SIGUSR2 that time is up, to every process: what is to be done, the launcher
     # says. A shell sees to it: Python between fork and exec is not safe beside JAX's threads.

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from transformer_jax.config import Config, Paper, Row
+from transformer_jax.config.validation import ConfigError
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.fields import ConfigError
-from transformer_jax.runs.folder import write_json
+from transformer_jax.runs.run_directory import write_json
 
 FORMAT = 1
 # By what width and depth are divided.
@@ -159,7 +159,7 @@ class Sweep:
             raise StorageError(f"{file} cannot be read: {error}") from error
 
 
-def planned(
+def plan_sweep(
     path: Path, rows: Mapping[str, Row], seeds: int, *, only: Sequence[str] | None = None
 ) -> Sweep:
     """Return the sweep of these rows from so many seeds, beginning with each row's own.
@@ -188,7 +188,7 @@ def planned(
     return Sweep(path, chosen, range(first, first + seeds))
 
 
-def moved(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> dict[str, Row]:
+def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> dict[str, Row]:
     """Return the same ablation of another experiment.
 
     Args:

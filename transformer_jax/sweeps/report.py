@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from transformer_jax.console import command
+from transformer_jax.console import shell_command
 from transformer_jax.errors import StorageError
 from transformer_jax.sweeps.figures import curves, ratios
-from transformer_jax.sweeps.results import CONFIDENCE, Results, RowResult, Spread
-from transformer_jax.sweeps.status import State
+from transformer_jax.sweeps.results import CONFIDENCE, Results, RowResult, SeedStatistics
+from transformer_jax.sweeps.status import RunStatus
 
 # Heading, and the cell of a row.
 Column = tuple[str, Callable[[Results, RowResult], str]]
@@ -47,11 +47,11 @@ def write_report(results: Results) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in {
-            "table.md": markdown(results),
-            "table.tex": latex(results),
-            "table.csv": comma_separated(cells(results)),
-            "runs.csv": comma_separated(runs(results)),
-            "index.html": page(results, list(figures.values())),
+            "table.md": to_markdown(results),
+            "table.tex": to_latex(results),
+            "table.csv": to_csv(cells(results)),
+            "runs.csv": to_csv(runs(results)),
+            "index.html": to_html(results, list(figures.values())),
             **figures,
         }.items():
             (folder / name).write_text(content, "utf-8")
@@ -60,7 +60,7 @@ def write_report(results: Results) -> Path:
     return folder
 
 
-def _spread(spread: Spread | None, digits: int) -> str:
+def _spread(spread: SeedStatistics | None, digits: int) -> str:
     if spread is None:
         return NONE
     if spread.deviation is None:
@@ -135,19 +135,21 @@ def runs(results: Results) -> list[list[str]]:
     ]
 
 
-def _run_cells(state: State) -> list[str]:
+def _run_cells(state: RunStatus) -> list[str]:
     dev, test = (state.scores.get(split, {}) for split in ("dev", "test"))
     figures = [
         *(dev.get(key, "") for key in ("perplexity", "bleu")),
         *(test.get(key, "") for key in ("perplexity", "bleu", "chrf", "bleu_signature")),
     ]
-    again = command("evaluate", state.run.path)
-    return [state.run.name, state.name, str(state.step), *map(str, figures), again]
+    again = shell_command("evaluate", state.run.path)
+    return [state.run.name, state.status, str(state.step), *map(str, figures), again]
 
 
-def remarks(results: Results) -> list[str]:
+def footnotes(results: Results) -> list[str]:
     """Return what a reader must know to read the table, and what is missing in it."""
-    least = {score: results.resolvable(score) for score in ("perplexity", "test_bleu")}
+    least = {
+        score: results.minimum_detectable_difference(score) for score in ("perplexity", "test_bleu")
+    }
     told = [
         "Perplexity is per piece, without label smoothing; ± is the standard deviation over "
         "random seeds.",
@@ -188,7 +190,7 @@ def remarks(results: Results) -> list[str]:
             f"Perplexities per piece cannot be compared then."
         )
     searches = {
-        json.dumps([scores.get("average"), scores.get("decode")])
+        json.dumps([scores.get("average_checkpoints"), scores.get("decode")])
         for row in results.rows.values()
         for state in row.states
         for scores in state.scores.values()
@@ -199,7 +201,7 @@ def remarks(results: Results) -> list[str]:
         f"{state.run.name} {state.note}."
         for row in results.rows.values()
         for state in row.states
-        if state.name == "done" and state.note
+        if state.status == "done" and state.note
     ]
     told += [f"Missing: {why}" for row in results.rows.values() for why in row.missing]
     told.append(f"Made by: {results.command}")
@@ -222,16 +224,16 @@ def _agreement(results: Results) -> str:
     )
 
 
-def markdown(results: Results) -> str:
+def to_markdown(results: Results) -> str:
     """Return the table and the remarks as Markdown."""
     head, *rows = [[cell.translate(MARKDOWN) for cell in row] for row in cells(results)]
     lines = [head, ["---"] * len(head), *rows]
     table = "\n".join(f"| {' | '.join(row)} |" for row in lines)
-    told = "\n".join(f"- {remark.translate(MARKDOWN)}" for remark in remarks(results))
+    told = "\n".join(f"- {remark.translate(MARKDOWN)}" for remark in footnotes(results))
     return f"{table}\n\n{told}\n"
 
 
-def latex(results: Results) -> str:
+def to_latex(results: Results) -> str:
     """Return the table for LaTeX, with booktabs."""
     head, *rows = [
         " & ".join("".join(LATEX.get(c, c) for c in cell) for cell in row) + r" \\"
@@ -246,7 +248,7 @@ def latex(results: Results) -> str:
     )
 
 
-def comma_separated(table: list[list[str]]) -> str:
+def to_csv(table: list[list[str]]) -> str:
     """Return a table as CSV; what a spreadsheet would take for a formula begins with a quote."""
     out = io.StringIO()
     for row in table:
@@ -258,7 +260,7 @@ def comma_separated(table: list[list[str]]) -> str:
     return out.getvalue()
 
 
-def page(results: Results, figures: Sequence[str]) -> str:
+def to_html(results: Results, figures: Sequence[str]) -> str:
     """Return all of the report as one page that needs nothing else; rows lead to their runs."""
     rows = zip(results.rows.values(), cells(results)[1:], strict=True)
     states = [state for row in results.rows.values() for state in row.states]
@@ -271,7 +273,7 @@ def page(results: Results, figures: Sequence[str]) -> str:
         ((state, [state.note] if state.note else [], texts) for state, texts in each),
         results,
     )
-    told = "\n".join(f"<li>{html.escape(text)}</li>" for text in remarks(results))
+    told = "\n".join(f"<li>{html.escape(text)}</li>" for text in footnotes(results))
     title = html.escape(results.sweep.path.resolve().name)
     drawn = "\n".join(svg[svg.index("<svg") :] for svg in figures)
     return (
@@ -283,7 +285,7 @@ def page(results: Results, figures: Sequence[str]) -> str:
 
 def _table(
     head: Sequence[str],
-    rows: Iterable[tuple[State, Sequence[str], Sequence[str]]],
+    rows: Iterable[tuple[RunStatus, Sequence[str], Sequence[str]]],
     results: Results,
 ) -> str:
     """Return a table of which each row's first cell leads to a run, and says what is missing."""

@@ -14,17 +14,17 @@ import sacrebleu
 from scipy import stats
 
 from transformer_jax.config import Config, Paper
-from transformer_jax.console import command
+from transformer_jax.config.validation import ConfigError
+from transformer_jax.console import shell_command
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
-from transformer_jax.fields import ConfigError
-from transformer_jax.inference.evaluate import metrics
+from transformer_jax.inference.evaluate import sacrebleu_metrics
 from transformer_jax.inference.significance import bootstrap, p_value
 from transformer_jax.model.transformer import Transformer, parameter_counts
-from transformer_jax.sweeps.gather import Gathered
+from transformer_jax.sweeps.adhoc import Gathered
 from transformer_jax.sweeps.plan import PlannedRun, Sweep
-from transformer_jax.sweeps.status import State, newest_evaluation, read_reports, read_state
+from transformer_jax.sweeps.status import RunStatus, newest_evaluation, read_reports, read_status
 
 CONFIDENCE = 0.95
 # As tensor2tensor's get_ende_bleu.sh parts compounds, for the paper's figures.
@@ -32,7 +32,7 @@ COMPOUND = re.compile(r"(\S)-(\S)")
 
 
 @dataclass(frozen=True)
-class Spread:
+class SeedStatistics:
     """A score over random seeds."""
 
     values: tuple[float, ...]
@@ -60,9 +60,9 @@ class RowResult:
     flops: tuple[float, float] | None
     """Of one training: counted, and by the paper's method, which is time x what the devices could
     do in that time."""
-    states: Sequence[State]
+    states: Sequence[RunStatus]
     missing: Sequence[str] = ()
-    scores: Mapping[str, Spread] = field(default_factory=dict)
+    scores: Mapping[str, SeedStatistics] = field(default_factory=dict)
     """By name: perplexity and bleu on the development set; test_bleu, compound_bleu on the test
     set."""
     p: Mapping[int, float] = field(default_factory=dict)
@@ -86,8 +86,10 @@ class Results:
     def command(self) -> str:
         """What makes this report."""
         if not isinstance(self.sweep, Gathered):
-            return command("report", self.sweep.path)
-        return command("report", *(run.path for run in self.sweep.runs), "--out", self.sweep.path)
+            return shell_command("report", self.sweep.path)
+        return shell_command(
+            "report", *(run.path for run in self.sweep.runs), "--out", self.sweep.path
+        )
 
     @property
     def base(self) -> RowResult:
@@ -104,7 +106,7 @@ class Results:
             return None
         return None if ours is None or base is None else ours.mean - base.mean
 
-    def resolvable(self, score: str) -> float | None:
+    def minimum_detectable_difference(self, score: str) -> float | None:
         """Return the smallest difference that seeds alone do not explain, of two whole rows.
 
         None where no row has two runs.
@@ -151,16 +153,16 @@ def _paper_difference(paper: Paper, base: Paper, score: str) -> float | None:
     return None if ours is None or theirs is None else ours - theirs
 
 
-def results(sweep: Sweep) -> Results:
+def collect_results(sweep: Sweep) -> Results:
     """Read what the runs of a sweep have found so far.
 
     Raises:
         UsageError: not one of them is done.
     """
-    by_row = {name: list[State]() for name in sweep.rows}
+    by_row = {name: list[RunStatus]() for name in sweep.rows}
     for run in sweep.runs:
-        by_row[run.row].append(read_state(run))
-    if not any(state.name == "done" for states in by_row.values() for state in states):
+        by_row[run.row].append(read_status(run))
+    if not any(state.status == "done" for states in by_row.values() for state in states):
         raise UsageError(f"no run of {sweep.path} is done: there is nothing to report")
     p, signature = _significance(sweep, by_row)
     first, base = next((name, row.config) for name, row in sweep.rows.items())
@@ -176,21 +178,21 @@ def results(sweep: Sweep) -> Results:
             ", ".join(f"{key} {after}" for (_, key), (_, after) in changes.items()),
             row.paper,
             parameter_counts(Transformer(config.model, *sizes))["total"],
-            _spent([state for state in states if state.name == "done"]),
+            _spent([state for state in states if state.status == "done"]),
             states,
             [
-                f"{s.run.name}: {'has no scores' if s.name == 'done' else s.summary}"
+                f"{s.run.name}: {'has no scores' if s.status == 'done' else s.summary}"
                 for s in states
-                if s.name != "done" or "dev" not in s.scores
+                if s.status != "done" or "dev" not in s.scores
             ],
-            _spreads([state for state in states if state.name == "done"]),
+            _spreads([state for state in states if state.status == "done"]),
             p.get(name, {}),
             has_own_text=not _texts(states) <= _texts(by_row[first]),
         )
     return Results(sweep, rows, signature)
 
 
-def _as_trained(states: Sequence[State]) -> Config:
+def _as_trained(states: Sequence[RunStatus]) -> Config:
     """Return a row's config; of one that has begun its own, where the vocabulary may be smaller."""
     for state in states:
         with contextlib.suppress(KeyError, TypeError, ConfigError):
@@ -198,7 +200,7 @@ def _as_trained(states: Sequence[State]) -> Config:
     return states[0].run.config
 
 
-def _texts(states: Sequence[State]) -> set[str]:
+def _texts(states: Sequence[RunStatus]) -> set[str]:
     """Return the fingerprints of what runs were trained on."""
     return {
         str(data["fingerprint"])
@@ -215,7 +217,7 @@ def _description(run: PlannedRun) -> dict[str, Any]:
     return {}
 
 
-def _spreads(states: Sequence[State]) -> dict[str, Spread]:
+def _spreads(states: Sequence[RunStatus]) -> dict[str, SeedStatistics]:
     found: dict[str, list[float]] = {}
     for state in states:
         for split, names in (
@@ -229,10 +231,10 @@ def _spreads(states: Sequence[State]) -> dict[str, Spread]:
         # Where BLEU is over characters, words have no part in it.
         if lines is not None and tokenizer != "char":
             found.setdefault("compound_bleu", []).append(compound_bleu(tokenizer, *lines))
-    return {name: Spread(tuple(values)) for name, values in found.items()}
+    return {name: SeedStatistics(tuple(values)) for name, values in found.items()}
 
 
-def _spent(states: Sequence[State]) -> tuple[float, float] | None:
+def _spent(states: Sequence[RunStatus]) -> tuple[float, float] | None:
     """Return FLOPs of training, counted and by the paper's method: mean over runs."""
     totals = []
     for state in states:
@@ -250,7 +252,7 @@ def _spent(states: Sequence[State]) -> tuple[float, float] | None:
 def compound_bleu(tokenizer: str, hypotheses: list[str], references: list[str]) -> float:
     """Return BLEU as the paper has it: over tokens, with compounds parted at their hyphens."""
     if tokenizer != "none":
-        bleu, _ = metrics(tokenizer, warn=False)
+        bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
         hypotheses, references = (
             [bleu.tokenizer(line) for line in lines] for lines in (hypotheses, references)
         )
@@ -262,12 +264,12 @@ def compound_bleu(tokenizer: str, hypotheses: list[str], references: list[str]) 
 
 
 def _significance(
-    sweep: Sweep, by_row: Mapping[str, Sequence[State]]
+    sweep: Sweep, by_row: Mapping[str, Sequence[RunStatus]]
 ) -> tuple[dict[str, dict[int, float]], str]:
     """Compare every row with the first, from the same seed, on the test set."""
     base = next(iter(by_row))
     tokenizer = bleu_tokenizer(sweep.rows[base].config.data)
-    bleu, _ = metrics(tokenizer, warn=False)
+    bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
     found: dict[str, dict[int, float]] = {}
     signature = ""
     for seed in sweep.seeds:
@@ -275,7 +277,7 @@ def _significance(
             name: _lines(state.run, "test")
             for name, states in by_row.items()
             for state in states
-            if state.name == "done" and state.run.seed == seed
+            if state.status == "done" and state.run.seed == seed
         }
         first = lines.get(base)
         if first is None:

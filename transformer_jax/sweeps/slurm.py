@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from transformer_jax.errors import StorageError, UnreachableError, UsageError
+from transformer_jax.errors import ConnectionFailedError, StorageError, UsageError
 from transformer_jax.sweeps.launch import Slot, begin
 from transformer_jax.sweeps.plan import PlannedRun, Sweep
 from transformer_jax.sweeps.resources import Resources
-from transformer_jax.sweeps.status import State, note_state, read_state, slurm_job
+from transformer_jax.sweeps.status import RunStatus, read_status, slurm_job, write_status
 
 # Exit code of what was saved, and can go on.
 SAVED = 75
@@ -31,7 +31,7 @@ NOTE_SECONDS = 60.0
 # How long one that was told to end, and has saved, waits for what Slurm does next.
 LINGER_SECONDS = 300.0
 # After so many allocations in a row that brought a run no further, it has failed.
-VAIN = 3
+MAX_FRUITLESS_REQUEUES = 3
 # submitit's own count, of limits that were reached, knows nothing of progress.
 REQUEUES = 10_000
 
@@ -47,7 +47,7 @@ class Task:
     _reached: tuple[int, int] = (0, 0)
     _is_told = False
 
-    def __init__(self, sweep: str, name: str, hang_seconds: float, vain: int = 0) -> None:
+    def __init__(self, sweep: str, name: str, step_timeout: float, vain: int = 0) -> None:
         """Describe it, by what is plain.
 
         Args:
@@ -58,8 +58,8 @@ class Task:
         """
         self.sweep = sweep
         self.name = name
-        self.hang_seconds = hang_seconds
-        self.vain = vain
+        self.step_timeout = step_timeout
+        self.fruitless = vain
 
     def __call__(self) -> None:
         """Do what is left of the run; end with the worker's exit code."""
@@ -67,18 +67,18 @@ class Task:
         _await_note(run)
         self._reached = _progress(run)
         signal.signal(signal.SIGTERM, lambda *_: self._pass_on())
-        self._process = begin(run, Slot("slurm"), self.hang_seconds)
+        self._process = begin(run, Slot("slurm"), self.step_timeout)
         if self._is_told:
             self._pass_on()
         _wait(self._process)
         code = self._process.wait()
-        state = read_state(run)
-        if state.name in ("submitted", "stopped"):
+        state = read_status(run)
+        if state.status in ("submitted", "stopped"):
             # It may have been killed before it could say so itself.
             told = state.note or f"its process ended with {code}"
             if self._is_told:
                 told = f"Slurm ended {_job(slurm_job())}, and may queue it again, or not"
-            note_state(run, "stopped", code=code, note=told)
+            write_status(run, "stopped", code=code, note=told)
             if self._is_told:
                 # To end here would look as if nothing were left to do. Slurm kills this task, and
                 # queues it again or not, or gives the signal at which submitit does so.
@@ -98,16 +98,16 @@ class Task:
         self._pass_on()
         if self._process is not None:
             _wait(self._process)
-        state = read_state(run)
-        if state.name in ("done", "failed"):
+        state = read_status(run)
+        if state.status in ("done", "failed"):
             return None
-        vain = 0 if _progress(run) > self._reached else self.vain + 1
-        if vain == VAIN:
-            told = f"ended {VAIN} times before it got any further: it needs more --slurm.time"
-            note_state(run, "failed", code=SAVED, note=told)
+        vain = 0 if _progress(run) > self._reached else self.fruitless + 1
+        if vain == MAX_FRUITLESS_REQUEUES:
+            told = f"ended {MAX_FRUITLESS_REQUEUES} times before it got any further: it needs more --slurm.time"
+            write_status(run, "failed", code=SAVED, note=told)
             return None
-        note_state(run, "submitted", doing=_job(slurm_job()))
-        return DelayedSubmission(Task(self.sweep, self.name, self.hang_seconds, vain))
+        write_status(run, "submitted", doing=_job(slurm_job()))
+        return DelayedSubmission(Task(self.sweep, self.name, self.step_timeout, vain))
 
     def _open(self) -> PlannedRun:
         return Sweep.open(Path(self.sweep)).run(self.name)
@@ -134,7 +134,7 @@ def _await_note(run: PlannedRun) -> None:
     note could come after what the worker says.
     """
     until = time.monotonic() + NOTE_SECONDS
-    while (noted := read_state(run).job) != slurm_job():
+    while (noted := read_status(run).job) != slurm_job():
         if time.monotonic() > until:
             raise UsageError(f"{run.name} was left to {_job(noted) if noted else 'no job'}")
         time.sleep(0.2)
@@ -143,7 +143,7 @@ def _await_note(run: PlannedRun) -> None:
 def _progress(run: PlannedRun) -> tuple[int, int]:
     """Return how many of a run's jobs are finished, and the step of its newest checkpoint."""
     saved = [int(path.name) for path in run.path.glob("checkpoints/*") if path.name.isdecimal()]
-    return len(read_state(run).finished), max(saved, default=0)
+    return len(read_status(run).finished), max(saved, default=0)
 
 
 def check_here() -> None:
@@ -162,21 +162,21 @@ def check_here() -> None:
     queued_jobs()
 
 
-def settle(sweep: Sweep) -> list[State]:
+def reconcile(sweep: Sweep) -> list[RunStatus]:
     """Note what Slurm has no more, though its state does not say so; return the state of all runs.
 
     Raises:
         UnreachableError: Slurm cannot be asked.
         StorageError: a state cannot be written.
     """
-    states = [read_state(run) for run in sweep.runs]
-    if any(state.job and state.name in ("submitted", "running") for state in states):
+    states = [read_status(run) for run in sweep.runs]
+    if any(state.job and state.status in ("submitted", "running") for state in states):
         there = queued_jobs()
         for state in states:
-            if state.job and state.job not in there and state.name in ("submitted", "running"):
+            if state.job and state.job not in there and state.status in ("submitted", "running"):
                 told = f"{_job(state.job)} is gone"
-                note_state(state.run, "stopped", code=SAVED, note=told, job=state.job)
-    return [read_state(run) for run in sweep.runs]
+                write_status(state.run, "stopped", code=SAVED, note=told, job=state.job)
+    return [read_status(run) for run in sweep.runs]
 
 
 def queued_jobs() -> set[str]:
@@ -189,12 +189,12 @@ def queued_jobs() -> set[str]:
     command = [_tool("squeue"), "--noheader", "--array", "--format=%i"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
-        raise UnreachableError(f"Slurm does not answer: {_joined(done.stderr)}")
+        raise ConnectionFailedError(f"Slurm does not answer: {_joined(done.stderr)}")
     return set(done.stdout.split())
 
 
 def submit(
-    sweep: Sweep, resources: Resources, *, retry_failed: bool = False, hang_seconds: float = 60.0
+    sweep: Sweep, resources: Resources, *, retry_failed: bool = False, step_timeout: float = 60.0
 ) -> list[str]:
     """Submit what is unfinished of a sweep; return the jobs, as `squeue` names them.
 
@@ -206,20 +206,20 @@ def submit(
         UnreachableError: Slurm does not answer.
         StorageError: the sweep's folder cannot be written.
     """
-    states, there = settle(sweep), queued_jobs()
+    states, there = reconcile(sweep), queued_jobs()
     wanted = {"queued", "stopped", *(["failed"] if retry_failed else [])}
     # One that saved when it was told to end may be queued again by Slurm.
-    runs = [s.run for s in states if s.name in wanted and s.job not in there]
+    runs = [s.run for s in states if s.status in wanted and s.job not in there]
     if not runs:
         return []
-    jobs = _submit_array(sweep, runs, resources, hang_seconds)
+    jobs = _submit_array(sweep, runs, resources, step_timeout)
     for run, job in zip(runs, jobs, strict=True):
-        note_state(run, "submitted", doing=_job(job), job=job)
+        write_status(run, "submitted", doing=_job(job), job=job)
     return jobs
 
 
 def _submit_array(
-    sweep: Sweep, runs: list[PlannedRun], resources: Resources, hang_seconds: float
+    sweep: Sweep, runs: list[PlannedRun], resources: Resources, step_timeout: float
 ) -> list[str]:
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -245,7 +245,7 @@ def _submit_array(
         srun_args=[f"--cpus-per-task={resources.cpus}"] if resources.cpus else [],
         additional_parameters={"requeue": True},
     )
-    tasks = [Task(str(path), run.name, hang_seconds) for run in runs]
+    tasks = [Task(str(path), run.name, step_timeout) for run in runs]
     try:
         # submitit repeats there what its error says.
         with contextlib.redirect_stderr(io.StringIO()):
@@ -259,7 +259,9 @@ def _submit_array(
 def _tool(name: str) -> str:
     path = shutil.which(name)
     if path is None:
-        raise UnreachableError(f"no {name} on the path: only a machine of Slurm's can ask Slurm")
+        raise ConnectionFailedError(
+            f"no {name} on the path: only a machine of Slurm's can ask Slurm"
+        )
     return path
 
 

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from transformer_jax.console import command
+from transformer_jax.console import shell_command
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import StorageError
-from transformer_jax.runs.folder import write_json
+from transformer_jax.runs.run_directory import write_json
 from transformer_jax.sweeps.plan import PlannedRun
 
 Name = Literal["queued", "submitted", "running", "stopped", "failed", "done"]
@@ -28,12 +28,12 @@ MAX_REPORTS = 64 << 20
 
 
 @dataclass(frozen=True)
-class State:
+class RunStatus:
     """How a run stands."""
 
     run: PlannedRun
-    name: Name = "queued"
-    doing: str = ""
+    status: Name = "queued"
+    phase: str = ""
     """Of a run that is running, or that stopped or failed then: train, or the set it scores. Of one
     that is submitted: its job."""
     job: str = ""
@@ -58,15 +58,15 @@ class State:
     @property
     def summary(self) -> str:
         """The same in a few words."""
-        if self.name == "failed":
-            return f"failed, {self.doing}: {self.note}"
-        if self.name == "done":
+        if self.status == "failed":
+            return f"failed, {self.phase}: {self.note}"
+        if self.status == "done":
             bleu = "" if self.bleu is None else f", BLEU {self.bleu:.1f}"
             perplexity = (
                 "" if self.perplexity is None else f": dev perplexity {self.perplexity:.3f}"
             )
             return f"done{perplexity}{bleu}"
-        return f"{self.name}: {self.note}" if self.note else self.name
+        return f"{self.status}: {self.note}" if self.note else self.status
 
 
 def slurm_job() -> str:
@@ -77,7 +77,7 @@ def slurm_job() -> str:
     return os.environ.get("SLURM_JOB_ID", "")
 
 
-def note_state(run: PlannedRun, name: Name, **details: Any) -> None:
+def write_status(run: PlannedRun, name: Name, **details: Any) -> None:
     """Keep how a run stands; what is not said stays as it was."""
     known = _read_json(run.state)
     here = {
@@ -94,7 +94,7 @@ def note_state(run: PlannedRun, name: Name, **details: Any) -> None:
         raise StorageError(f"{run.state} cannot be written: {error.strerror}") from error
 
 
-def read_state(run: PlannedRun) -> State:
+def read_status(run: PlannedRun) -> RunStatus:
     """Return how a run stands."""
     known = _read_json(run.state)
     name: Name = known.get("name", "queued")
@@ -114,14 +114,16 @@ def read_state(run: PlannedRun) -> State:
     if not run.is_planned:
         # What counts is whether it was scored.
         name = "done" if scores else "stopped"
-        note = "" if scores else f"not scored: {command('evaluate', run.path, '--set', 'dev')}"
+        note = (
+            "" if scores else f"not scored: {shell_command('evaluate', run.path, '--split', 'dev')}"
+        )
         if scores and step < run.config.train.steps:
             note = f"has done {step:,} of {run.config.train.steps:,} steps"
     best = scores.get("dev", {})
-    return State(
+    return RunStatus(
         run,
         name,
-        doing=str(known.get("doing", "")),
+        phase=str(known.get("doing", "")),
         job=str(known.get("job", "")),
         slot=str(known.get("slot", "")) if known.get("host") == socket.gethostname() else "",
         finished=tuple(known.get("finished", ())),
@@ -144,7 +146,10 @@ def newest_evaluation(run: PlannedRun, split: Split) -> Path | None:
     for path in run.path.glob(f"evaluations/{split}-step*/scores.json"):
         scores = _read_json(path)
         decode = run.config.decode
-        is_own = (scores.get("decode"), scores.get("average")) == (asdict(decode), decode.average)
+        is_own = (scores.get("decode"), scores.get("average_checkpoints")) == (
+            asdict(decode),
+            decode.average_checkpoints,
+        )
         if is_own or not run.is_planned:
             found.append((scores.get("step", 0), path.stat().st_mtime, path.parent))
     return max(found)[-1] if found else None

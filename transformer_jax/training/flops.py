@@ -8,7 +8,7 @@ import numpy as np
 
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.batches import Batch
-from transformer_jax.pieces import PAD
+from transformer_jax.special_tokens import PAD
 
 # Dense bfloat16 peaks of the makers' data sheets, in FLOP/s, by the beginning of the name
 # that JAX gives the device. Of several that fit, the longest counts.
@@ -48,7 +48,7 @@ def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
     if config.attention_score == "general":
         attention += heads * config.d_k**2 * (source + 2 * target).sum()
     if config.positions == "relative":
-        vectors = 2 * config.relative_distance + 1
+        vectors = 2 * config.max_relative_position + 1
         attention += heads * config.d_k * vectors * (source + target).sum()
         attention += heads * config.d_v * np.sum(source * source + target * target)
     products = config.num_layers * (encoder + decoder + attention) + d * vocab_size * target.sum()

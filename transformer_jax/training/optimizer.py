@@ -11,7 +11,7 @@ from transformer_jax.config import TrainConfig
 
 
 def learning_rate(
-    step: ArrayLike, *, d_model: int, warmup_steps: int, factor: float = 1.0
+    step: ArrayLike, *, d_model: int, warmup_steps: int, scale: float = 1.0
 ) -> Float[Array, ""]:
     """Return factor * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (equation 3).
 
@@ -19,7 +19,7 @@ def learning_rate(
     `step` counts from 1.
     """
     step = jnp.asarray(step, jnp.float32)
-    return factor * d_model**-0.5 * jnp.minimum(step**-0.5, step * warmup_steps**-1.5)
+    return scale * d_model**-0.5 * jnp.minimum(step**-0.5, step * warmup_steps**-1.5)
 
 
 def clip_by_known_norm(longest: float) -> optax.GradientTransformationExtraArgs:
@@ -51,7 +51,7 @@ def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransform
             step,
             d_model=d_model,
             warmup_steps=config.warmup_steps,
-            factor=config.rate_factor,
+            scale=config.learning_rate_scale,
         )
 
     adam = optax.adam(schedule, b1=config.adam_beta1, b2=config.adam_beta2, eps=config.adam_epsilon)

@@ -84,7 +84,7 @@ def init_state(model: Transformer, config: TrainConfig) -> TrainState:
 
 
 def split_rows(batch: Batch, parts: int) -> Batch:
-    """Deal a batch's rows out to `parts` micro-batches: [B, T] becomes [parts, B / parts, T].
+    """Deal a batch's rows out to `parts` gradient-accumulation-steps: [B, T] becomes [parts, B / parts, T].
 
     Row i goes to part i % parts, so that rows stay on the device that holds them. Rows that
     do not divide are filled up with empty ones, which count nothing.
@@ -113,8 +113,8 @@ def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
         return jax.grad(total_loss, has_aux=True)(params, batch, rng)
 
     def accumulated(params: Params, batch: Batch, rng: Array) -> Sums:
-        rngs = jax.random.split(rng, config.micro_batches)
-        parts = split_rows(batch, config.micro_batches)
+        rngs = jax.random.split(rng, config.gradient_accumulation_steps)
+        parts = split_rows(batch, config.gradient_accumulation_steps)
 
         def add(total: Sums, part: tuple[Batch, Array]) -> tuple[Sums, None]:
             return jax.tree.map(jnp.add, total, gradient_sum(params, *part)), None
@@ -126,7 +126,7 @@ def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
     def sums(state: TrainState, batch: Batch, part: Array) -> Sums:
         # Dropout is a function of (seed, step): a run that was resumed draws the same masks.
         rng = jax.random.fold_in(jax.random.fold_in(seed_key(state.seed), state.step), part)
-        of_batch = gradient_sum if config.micro_batches == 1 else accumulated
+        of_batch = gradient_sum if config.gradient_accumulation_steps == 1 else accumulated
         return of_batch(state.params, batch, rng)
 
     def update(state: TrainState, sums: Sums) -> tuple[TrainState, StepMetrics]:

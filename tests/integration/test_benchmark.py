@@ -1,0 +1,382 @@
+"""The benchmark at toy size: its numbers are what they say, and nothing that is wrong is hidden."""
+
+import dataclasses
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small import SMALL
+
+from experiments.benchmark import adapter, parts
+from experiments.benchmark import gpu as on_gpu
+from experiments.benchmark.__main__ import main
+from experiments.benchmark.compare import compared, quotients
+from experiments.benchmark.contestant import Sample
+from experiments.benchmark.results import Measured, Part, Results, markdown
+from experiments.benchmark.rounds import Plan, hold, spread
+from experiments.benchmark.work import (
+    SIZES,
+    full_batch,
+    random_sources,
+    save,
+    sizes_of,
+    target_tokens,
+    text_batches,
+)
+from transformer_jax.data.prepare import prepare
+from transformer_jax.errors import DataError, SweepFailedError, UsageError
+from transformer_jax.training.flops import step_flops
+
+
+def measured(seconds: Sequence[float], units: float = 10.0, **more: Any) -> Measured:
+    return Measured(1.5, {}, [Sample(s, s / 2, units, 0.5, 1 << 30) for s in seconds], **more)
+
+
+def results(ours: Sequence[float], torch: Sequence[float], **more: Any) -> Results:
+    contestants = {"ours": measured(ours), "torch": measured(torch)}
+    part = Part("train toy", "target tokens", {"vocab": 50, **more}, contestants, "torch")
+    return Results.of("train", [part])
+
+
+def test_a_ratio_is_of_two_turns_of_one_round() -> None:
+    [part] = results([1.0, 2.0, 8.0, 4.0], [2.0, 2.0, 4.0, 2.0]).parts
+    # So many times as fast as the other, in each round; the middle two are 0.5 and 1.
+    assert part.ratios("ours") == [2.0, 1.0, 0.5, 0.5]
+    assert part.ratios("torch") == [1.0] * 4
+    assert part.cpu_ratios("ours") == [2.0, 1.0, 0.5, 0.5]
+    found = spread(part.ratios("ours"))
+    assert (found.median, found.low, found.high) == (0.75, 0.5, 1.25)
+    # A machine that is half as fast in one round changes no ratio.
+    [other] = results([1.0, 4.0, 8.0, 4.0], [2.0, 4.0, 4.0, 2.0]).parts
+    assert other.ratios("ours") == part.ratios("ours")
+
+
+def test_speeds_count_units_of_each_turn() -> None:
+    samples = [Sample(2.0, 1.0, 30.0, 0.0, 1), Sample(4.0, 1.0, 20.0, 0.0, 1)]
+    some = Measured(1.0, {"flops_per_unit": 100.0, "peak_flops": 10_000.0}, samples)
+    assert some.speeds == [15.0, 5.0]
+    assert some.utilisation == pytest.approx(10.0 * 100.0 / 10_000.0)
+    assert Measured(1.0, {}, samples).utilisation is None
+
+
+def test_one_round_has_no_spread() -> None:
+    assert spread([3.0]) == (3.0, 3.0, 3.0)
+
+
+def test_a_comparison_weighs_every_round_before_with_every_round_after() -> None:
+    before, after = [1.0, 2.0, 4.0], [2.0, 6.0]
+    every = sorted([2.0, 1.0, 0.5, 6.0, 3.0, 1.5])
+    found = quotients(before, after)
+    assert found.median == statistics.median(every) == 1.75
+    assert (found.low, found.high) == tuple(np.quantile(every, [0.25, 0.75]))
+
+
+@pytest.mark.parametrize(
+    ("ours", "told"),
+    [
+        ([1.0, 1.1, 0.9], "within the spread"),
+        ([0.5, 0.55, 0.45], "faster"),
+        ([2.0, 2.2, 1.8], "slower"),
+    ],
+)
+def test_a_difference_within_the_spread_is_told_as_none(ours: list[float], told: str) -> None:
+    before = results([1.0, 1.1, 0.9], [1.0, 1.0, 1.0])
+    # Half as fast a machine, which says nothing of this project.
+    after = results([2 * x for x in ours], [2.0, 2.0, 2.0])
+    line = next(x for x in compared(before, after).splitlines() if "speed to torch" in x)
+    assert line.rstrip(" |").endswith(told)
+
+
+def test_only_the_same_work_is_compared() -> None:
+    before, after = results([1.0], [1.0]), results([1.0], [1.0], vocab=60)
+    with pytest.raises(UsageError, match=r"not the same work \(vocab 50 -> 60\)"):
+        compared(before, after)
+    [part] = before.parts
+    alone = dataclasses.replace(part, contestants={"ours": measured([0.5])}, reference=None)
+    told = compared(before, dataclasses.replace(before, parts=[alone]))
+    assert "target tokens a second" in told
+    assert "train toy, torch: only before" in told
+    moved = dataclasses.replace(before, machine={**before.machine, "cores": 999})
+    assert "another machine: cores" in compared(before, moved)
+
+
+def test_results_come_back_from_json_as_they_were(tmp_path: Path) -> None:
+    found = results([1.0, 2.0], [2.0, 2.0])
+    part = dataclasses.replace(found.parts[0], left_out={"hf": "no module"}, remarks=["a remark"])
+    found = dataclasses.replace(found, parts=[part], left_out=["train big: 3 s were left"])
+    path = found.store(tmp_path / "deep" / "er")
+    assert Results.open(path) == found
+    table = path.with_suffix(".md").read_text("utf-8")
+    assert table == markdown(found)
+    for said in ("left out: hf: no module", "a remark", "train big: 3 s were left", "1.50"):
+        assert said in table
+    assert found.commit is None or len(found.commit) < 20
+    assert found.versions["jax"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.update(format=99),
+        lambda data: data.pop("parts"),
+        lambda data: data["parts"][0].pop("name"),
+        lambda data: data["parts"][0].update(reference="nobody"),
+        lambda data: data["parts"][0].update(extra=1),
+        lambda data: data["parts"][0]["contestants"]["ours"].update(samples=[]),
+        lambda data: data["parts"][0]["contestants"]["ours"]["samples"].pop(),
+        lambda data: data["parts"][0]["contestants"]["ours"]["samples"][0].update(seconds=0),
+        lambda data: data["parts"][0]["contestants"]["ours"]["samples"][0].update(units="x"),
+        lambda data: data["parts"][0]["contestants"]["ours"]["samples"][0].update(seconds=math.inf),
+        lambda data: data["parts"][0].update(contestants=[1]),
+        lambda data: data.update(parts=[None]),
+    ],
+)
+def test_a_damaged_file_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any
+) -> None:
+    good = results([1.0, 2.0], [2.0, 2.0]).store(tmp_path)
+    data = json.loads(good.read_text("utf-8"))
+    change(data)
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps(data))
+    assert main(["compare", str(good), str(bad)]) == DataError.exit_code
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert f"{bad} holds no results" in shown.err
+
+
+def test_mistakes_are_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    garbage = tmp_path / "garbage.json"
+    garbage.write_bytes(b"\xff" * 10)
+    cases = [
+        (["compare", str(tmp_path / "none"), str(garbage)], 2, "there is no file"),
+        (["compare", "x" * 5000, str(garbage)], 2, "there is no file"),
+        (["compare", str(garbage), str(garbage)], 65, "holds no results"),
+        (["train", "bas"], 2, "did you mean 'base'"),
+        (["train", "toy", "--split", "vocabb=3"], 2, "did you mean 'vocab'"),
+        (["train", "toy", "--split", "vocab=-3"], 2, "must be a positive number, got '-3'"),
+        (["train", "toy", "--only", "ours,torhc"], 2, "did you mean 'torch'"),
+        (["train", "toy", "--rounds", "0"], 2, "--rounds must be positive, got 0"),
+        (["decode", "toy", "--beam", "0"], 2, "--beam must be positive"),
+        (["scaling", "--tokens", "5"], 2, "at most --tokens 5"),
+        (["input", "nowhere"], 2, "no config file nowhere"),
+        (["gpu", "--toy", "--minutes", "nan"], 2, "--minutes must be positive, got nan"),
+    ]
+    for arguments, code, told in cases:
+        assert main(arguments) == code, arguments
+        shown = capsys.readouterr()
+        assert (shown.out, shown.err.count("\n")) == ("", 1), arguments
+        assert told in shown.err
+
+
+def test_whoever_cannot_take_part_is_left_out_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # This Python has none of the libraries: -S hides what is installed, and exits where asked to.
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    ends = tmp_path / "ends"
+    ends.write_text("#!/bin/sh\necho 'out of luck' >&2\nexit 3\n")
+    ends.chmod(0o755)
+    sleeps = tmp_path / "sleeps"
+    sleeps.write_text("#!/bin/sh\nsleep 600\n")
+    sleeps.chmod(0o755)
+    plans = [
+        Plan(name, {"maker": "peers.train"}, python=str(tmp_path / name))
+        for name in ("bare", "ends", "none", "sleeps")
+    ]
+    began = time.monotonic()
+    held = hold(plans, rounds=2, steps=1, until=began + 9)
+    assert time.monotonic() - began < 60
+    assert not held.entered
+    why = held.left_out
+    assert "ModuleNotFoundError: No module named 'numpy'" in why["bare"]
+    assert "ended with 3: out of luck" in why["ends"]
+    assert "cannot be run" in why["none"]
+    assert "no answer within" in why["sleeps"]
+    python = ["--torch-python", str(tmp_path / "ends")]
+    code = main(["train", "toy", "--only", "torch", "--out", str(tmp_path / "out"), *python])
+    assert code == SweepFailedError.exit_code
+    shown = capsys.readouterr()
+    assert "left out: torch: its process ended with 3" in shown.out
+    assert "no contestant could take part" in shown.err
+
+
+def test_contestants_take_turns_and_the_order_turns_round(tmp_path: Path) -> None:
+    fake = tmp_path / "fake"
+    log = tmp_path / "log"
+    script = (
+        "import json, sys\n"
+        "name = json.loads(sys.stdin.readline())['name']\n"
+        "def say(**x): print(json.dumps(x), flush=True)\n"
+        "say(setup_seconds=1.0, first_seconds=2.0, facts={})\n"
+        "for number, line in enumerate(sys.stdin):\n"
+        f"    open({str(log)!r}, 'a').write(name + line.strip())\n"
+        "    if name == 'c' and number == 1: sys.exit('fell ill')\n"
+        "    say(seconds=1.0, cpu_seconds=1.0, units=1, value=0.0, peak_bytes=1)\n"
+    )
+    (tmp_path / "fake.py").write_text(script)
+    fake.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path / "fake.py"}"\n')
+    fake.chmod(0o755)
+    plans = [Plan(name, {"name": name}, python=str(fake)) for name in "abc"]
+    held = hold(plans, rounds=3, steps=7)
+    assert log.read_text() == "a7b7c7c7b7a7a7b7"
+    assert list(held.entered) == ["a", "b"]
+    assert "fell ill" in held.left_out["c"]
+    assert [len(held.entered[name].contestant.samples) for name in "ab"] == [3, 3]
+
+
+def test_every_batch_has_the_tokens_that_were_asked_for() -> None:
+    config = SMALL.change(data={"num_pairs": 2000})
+    for tokens in (100, 400):
+        batches = text_batches(config, tokens, shapes=2, count=6)
+        assert np.mean([target_tokens(batch) for batch in batches]) >= tokens
+        assert len({batch.target.shape for batch in batches}) <= 2
+        assert len(batches) == 6
+
+
+def test_our_contestants_do_the_work_that_they_are_given(tmp_path: Path) -> None:
+    sizes = SIZES["toy"]
+    batch = full_batch(sizes)
+    task = {"sizes": dataclasses.asdict(sizes), "arrays": save(tmp_path / "x.npz", [batch] * 2)}
+    entrant = adapter.train(task)
+    first, later = entrant.turn(2), entrant.turn(40)
+    assert (first.units, later.units) == (2 * 4 * 5, 40 * 4 * 5)
+    # It learns; a random guess of 50 pieces costs log 50 = 3.9.
+    assert later.value != first.value
+    assert 2 < later.value < 6
+    assert entrant.facts["parameters"] > 1000
+    assert entrant.peak_bytes() > 10 << 20
+    sources = [*random_sources(sizes, 3, 5), *random_sources(sizes, 2, 20)]
+    data = {"sizes": task["sizes"], "sources": sources, "beam_size": 2, "extra": 3}
+    found = adapter.translate(data).turn(1)
+    assert found.units == 5
+    # Each takes all its steps: its source's pieces and three more.
+    assert found.value == np.mean([len(source) + 3 for source in sources])
+
+
+def test_the_yardstick_finds_its_two_functions() -> None:
+    sizes = {**dataclasses.asdict(SIZES["toy"])}
+    batch = full_batch(SIZES["toy"])
+    once, parameters = adapter.train_step(sizes, {"src": batch.source, "tgt_out": batch.target})
+    assert math.isfinite(once())
+    assert parameters > 1000
+    assert adapter.decode(sizes, batch.source, 2, 9)() == 9
+
+
+def test_the_input_pipeline_is_a_runs_own_and_the_kept_batches_have_its_shapes() -> None:
+    batches = prepare(SMALL.data).batches(SMALL.data.batch_tokens, SMALL.train.seed)
+    task = {"config": SMALL.to_dict(), "steps": batches.per_epoch + 2}
+    real = adapter.pipeline({**task, "is_kept": False})
+    kept = adapter.pipeline({**task, "is_kept": True})
+    assert real.cycle == kept.cycle == len(batches.buckets) == real.facts["shapes"]
+    # Each shape comes in the first call, which needs no text.
+    assert real.turn(real.cycle).units == kept.turn(kept.cycle).units
+    for steps in ([0], [1, 2], list(range(3, batches.per_epoch + 2))):
+        some = [batches[step] for step in steps]
+        done, full = real.turn(len(steps)), kept.turn(len(steps))
+        assert done.units == sum(map(target_tokens, some))
+        assert full.units == sum(batch.target.size for batch in some)
+        assert done.units < full.units
+    assert real.facts["fill"] == batches.density
+
+
+@pytest.mark.slow
+def test_input_and_scaling_are_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    (tmp_path / "mine.py").write_text("from small import SMALL as CONFIG\n")
+    options = ["--out", str(tmp_path / "out"), "--rounds", "2"]
+    assert main(["input", str(tmp_path / "mine.py"), *options]) == 0
+    told = capsys.readouterr().out
+    assert "of positions are tokens; all shapes compiled in" in told
+    assert "ratios are to kept" in told
+    [path] = (tmp_path / "out").glob("input-*.json")
+    assert main(["compare", str(path), str(path)]) == 0
+    assert "within the spread" in capsys.readouterr().out
+    assert main(["scaling", "toy", "--lengths", "4", "8", "--tokens", "16", *options]) == 0
+    assert "times the model FLOPs" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_cost_by_length_stands_beside_the_model_flops() -> None:
+    sizes = sizes_of("toy")
+    part = parts.scaling(sizes, parts.Setting(rounds=1), (4, 8), 16)
+    assert list(part.contestants) == ["4", "8"]
+    [remark] = part.remarks
+    flops = []
+    for length in (4, 8):
+        some = dataclasses.replace(sizes, batch=16 // length, src=length, tgt=length)
+        config = adapter.config_of(dataclasses.asdict(some)).model
+        flops.append(step_flops(config, sizes.vocab, full_batch(some)))
+    assert remark.endswith(f"{flops[1] / flops[0]:.2f} times the model FLOPs")
+
+
+def test_all_that_a_gpu_is_asked_for_runs_in_small_on_a_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only what is always there: peers are tried where their libraries are.
+    monkeypatch.setattr(on_gpu, "TOY", dataclasses.replace(on_gpu.TOY, trainers=("ours",)))
+    python = ["--torch-python", str(tmp_path / "none")]
+    assert main(["gpu", "--toy", "--out", str(tmp_path), *python]) == 0
+    shown = capsys.readouterr()
+    assert "left out: hf" in shown.out
+    [path] = tmp_path.glob("gpu-*.json")
+    found = Results.open(path)
+    assert [part.name for part in found.parts] == [
+        "train base",
+        "train big",
+        "decode base, beam 4",
+    ]
+    for part in found.parts:
+        assert len(part.contestants["ours"].samples) == 2
+    base = found.parts[0]
+    assert base.work["target_tokens_a_step"] >= on_gpu.TOY.tokens
+    assert base.work["dtype"] == "bfloat16"
+    assert 0 < (base.contestants["ours"].utilisation or 0) < 1
+
+
+def test_what_there_was_no_time_for_is_told() -> None:
+    found, left_out = on_gpu.gpu(
+        on_gpu.embedded(is_toy=True),
+        on_gpu.TOY,
+        parts.Setting(),
+        seconds=1e-6,
+        say=lambda _: None,
+    )
+    assert found == []
+    assert [what.partition(":")[0] for what in left_out] == [
+        "train base",
+        "train big",
+        "decode base, beam 4",
+    ]
+
+
+def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpu"]) == UsageError.exit_code
+    assert "no GPU is at hand" in capsys.readouterr().err
+
+
+def test_peers_train_and_decode_on_the_same_work(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from experiments.benchmark import peers
+
+    sizes = SIZES["toy"]
+    batch = full_batch(sizes)
+    batch.source[0, 4:] = 0
+    task = {"sizes": dataclasses.asdict(sizes), "arrays": save(tmp_path / "x.npz", [batch])}
+    torch = peers.train({**task, "is_compiled": False})
+    ours = adapter.train(task)
+    assert torch.turn(1).units == ours.turn(1).units
+    # All they differ in: a layer normalisation after each stack, and biases of attention.
+    more = 2 * 2 * 16 + 3 * 4 * 16
+    assert torch.facts["parameters"] == ours.facts["parameters"] + more

@@ -1,0 +1,227 @@
+"""Drawn corpora through the real command: each is prepared and counted, or refused by name.
+
+Whatever lies in the files, `prepare` ends with exit code 0 and every pair kept or counted, or with
+65 and one line that names a file that is at fault, and the line where there is one. A traceback
+or a wait without end fails these tests by itself.
+"""
+
+import gzip
+import os
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from transformer_jax.cli import main
+from transformer_jax.data.number_words import NumberWords
+
+PAIRS = [(s.encode(), t.encode()) for s, t in NumberWords(300).read("train")]
+LONG = b"x" * 1_000_000
+
+# Lines that no pair of the training set may have, and the reason that is counted for them.
+UNFIT: list[tuple[bytes, str]] = [
+    (b"", "empty"),
+    (b"  ", "empty"),
+    (b"\t\xc2\xa0", "empty"),
+    (b"one\0", "control symbols"),
+    (b"\x1b[31mone", "control symbols"),
+    (b"one\rtwo", "control symbols"),
+    (b"<s> one </s>", "control symbols"),
+    ("one\u2028two".encode(), "control symbols"),
+    ("one\u0085two".encode(), "control symbols"),
+    (b"one\x0b\x0ctwo", "control symbols"),
+    ("one \u2581 two \ufeff".encode(), "control symbols"),
+    (b"one " * 300, "too long"),
+    (LONG, "too long"),
+    (b"one " * 250_000, "too long"),
+    ("日".encode() * 22_000, "too long"),
+]
+BROKEN = [b"one \xff two", "zwölf".encode("latin-1"), b"\xed\xa0\x80", b"\xc0\x80", b"tw\xc3"]
+NO_FILES = ["nothing", "dangling", "folder", "pipe", "device"]
+
+
+class Drawn:
+    """A corpus in files, what is to be told of its faults, and what is to be counted."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.splits = ["train", "dev", "test"][: rng.choice([2, 3])]
+        self.files: dict[str, list[bytes]] = {}
+        for split in self.splits:
+            pairs = rng.sample(PAIRS, 40 if split == "train" else 3)
+            for name, side in zip(self.names(split), zip(*pairs, strict=True), strict=True):
+                self.files[name] = list(side)
+        self.no_files: dict[str, str] = {}
+        self.encoded: dict[str, bytes] = {}
+        # One of them is told: each line holds all words of at least one.
+        self.faults: list[tuple[str, ...]] = []
+        self.dropped: Counter[str] = Counter()
+        for _ in range(rng.randrange(6)):
+            self.add_odd_pair(rng.choice(self.splits))
+        if rng.random() < 0.6:
+            for _ in range(rng.choice([1, 1, 1, 2])):
+                rng.choice([self.break_line, self.break_sides, self.break_file, self.lengthen])()
+        for name in self.files:
+            if name not in self.encoded and name not in self.no_files:
+                self.encoded[name] = self.encode(name)
+        if self.faults and rng.random() < 0.2:
+            self.break_gzip()
+
+    def names(self, split: str) -> tuple[str, str]:
+        return f"{split}.en.txt", f"{split}.de.txt"
+
+    def insert(self, split: str, pair: tuple[bytes, bytes]) -> int:
+        """Put a pair somewhere; return the number of its line."""
+        place = self.rng.randrange(len(self.files[self.names(split)[0]]) + 1)
+        for name, line in zip(self.names(split), pair, strict=True):
+            self.files[name].insert(place, line)
+        return place + 1
+
+    def add_odd_pair(self, split: str) -> None:
+        line, reason = self.rng.choice(UNFIT)
+        pair = (line, b"eins") if self.rng.random() < 0.5 else (b"one", line)
+        if self.rng.random() < 0.2:
+            pair, reason = (b"one", b"one " * 40), "ratio"
+        if split == "train":
+            self.dropped[reason] += 1
+        elif len(line) > 65536:
+            return
+        self.insert(split, pair)
+
+    def break_line(self) -> None:
+        """Put in a line that is no UTF-8."""
+        split = self.rng.choice(self.splits)
+        side = self.rng.randrange(2)
+        pair = [b"one", b"one"]
+        pair[side] = self.rng.choice(BROKEN)
+        self.insert(split, (pair[0], pair[1]))
+        self.faults.append((f"{self.names(split)[side]}, line ", "no UTF-8"))
+
+    def break_sides(self) -> None:
+        """Let one file have fewer lines than the other, or more, or none."""
+        names = self.names(self.rng.choice(self.splits))
+        name = self.rng.choice(names)
+        lines = self.files[name]
+        if len({len(self.files[either]) for either in names}) > 1:
+            return
+        shorter = lines[: -self.rng.randint(1, len(lines))]
+        self.files[name] = self.rng.choice([shorter, [*lines, b"more"], []])
+        for either in names:
+            self.faults.append((f"{either}, line ", "nothing stands beside it"))
+            self.faults.append((f"{either} has no line",))
+
+    def break_file(self) -> None:
+        """Let something else stand in a file's place, or text in another encoding."""
+        name = self.rng.choice(list(self.files))
+        kind = self.rng.choice([*NO_FILES, "utf-16", "noise", "blank", "gzip"])
+        if kind in NO_FILES:
+            self.no_files[name] = kind
+            self.faults.append((name, "no file"))
+        elif kind == "utf-16":
+            self.encoded[name] = "eins\nzwölf\n".encode("utf-16")
+            self.faults.append((f"{name}, line 1: no UTF-8, byte 1 is 0xff",))
+        elif kind == "noise":
+            self.encoded[name] = b"\xfe" + self.rng.randbytes(3000)
+            self.faults.append((f"{name}, line 1: no UTF-8",))
+        elif kind == "blank":
+            for either in (names := self.names("train")):
+                self.files[either] = [b""] * 40
+            self.faults.append(("nothing to learn a vocabulary from", " + ".join(names)))
+        else:
+            packed = gzip.compress(b"".join(line + b"\n" for line in self.files[name]))
+            self.encoded[name] = packed[: self.rng.randrange(4, len(packed))]
+            self.faults.append((f"{name}, after line ", "broken gzip"))
+
+    def break_gzip(self) -> None:
+        """Flip a bit of a checksum: a second fault beside the others."""
+        name = self.rng.choice(list(self.encoded))
+        if not self.encoded[name].startswith(b"\x1f\x8b"):
+            packed = bytearray(gzip.compress(self.encoded[name]))
+            packed[-8] ^= 1
+            self.encoded[name] = bytes(packed)
+            self.faults.append((f"{name}, after line ", "broken gzip"))
+
+    def lengthen(self) -> None:
+        """Put a line that is too long into a set that is scored as a whole."""
+        split = self.rng.choice(self.splits[1:])
+        side = self.rng.randrange(2)
+        pair = (LONG, b"eins") if side == 0 else (b"one", LONG)
+        self.insert(split, pair)
+        self.faults.append((f"{self.names(split)[side]}, line ", "more than 65536 bytes"))
+
+    def encode(self, name: str) -> bytes:
+        """Return the file as any editor, or any system, may have stored it."""
+        lines, rng = self.files[name], self.rng
+        end = rng.choice([b"\n", b"\n", b"\r\n"])
+        data = end.join([*lines, b""])
+        if lines and lines[-1] and rng.random() < 0.3:
+            data = data.removesuffix(end)
+        if lines and rng.random() < 0.2:
+            data = b"\xef\xbb\xbf" + data
+        return gzip.compress(data, mtime=0) if rng.random() < 0.3 else data
+
+    def write(self, folder: Path) -> None:
+        for name, data in self.encoded.items():
+            if name not in self.no_files:
+                (folder / name).write_bytes(data)
+        for name, kind in self.no_files.items():
+            if kind == "folder":
+                (folder / name).mkdir()
+            elif kind == "pipe":
+                os.mkfifo(folder / name)
+            elif kind != "nothing":
+                target = {"device": "/dev/zero", "dangling": "nowhere"}[kind]
+                (folder / name).symlink_to(target)
+
+    def command(self, folder: Path) -> list[str]:
+        files = [part for s in self.splits for part in (f"--data.{s}", *self.names(s))]
+        options = ["--data.corpus", "text", "--data.vocab-size", "400"]
+        return ["prepare", "base", *options, "--data.folder", str(folder), *files]
+
+
+def check(drawn: Drawn, code: int, out: str, err: str) -> None:
+    """Show that the command's end is the one that was to be."""
+    *notes, last = err.splitlines()
+    assert all(note.endswith(" ...") for note in notes)
+    if drawn.faults:
+        assert code == 65, err
+        assert last.startswith("transformer-jax: ")
+        assert any(all(word in last for word in fault) for fault in drawn.faults), last
+        assert out == ""
+        return
+    assert code == 0, err
+    for split in drawn.splits:
+        (found,) = re.findall(rf"^{split} +(\d+) pairs, (\d+) kept(?:; dropped: (.*))?$", out, re.M)
+        counted = {reason: int(n) for n, reason in re.findall(r"(\d+) ([a-z ]+)", found[2])}
+        assert int(found[0]) == len(drawn.files[drawn.names(split)[0]])
+        assert int(found[0]) == int(found[1]) + sum(counted.values())
+        assert counted == (drawn.dropped if split == "train" else {})
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(200), pytest.param(range(200, 1200), marks=pytest.mark.slow)], ids=len
+)
+def test_any_corpus_is_prepared_and_counted_or_refused_by_name(
+    seeds: range,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "80")
+    refused = 0
+    for seed in seeds:
+        drawn = Drawn(seed)
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        drawn.write(folder)
+        code = main(drawn.command(folder))
+        try:
+            check(drawn, code, *capsys.readouterr())
+        except AssertionError as error:
+            raise AssertionError(f"corpus {seed}") from error
+        refused += code != 0
+    # So the test can fail on either side.
+    assert 0.3 * len(seeds) < refused < 0.8 * len(seeds)

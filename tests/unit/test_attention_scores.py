@@ -1,0 +1,79 @@
+"""Scores with parameters against their formulas, a query and a key at a time."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array
+from oracles import SMALL, Floats, apply, drawn_params, floats, initial_params, normal
+
+from transformer_jax.model.attention import SCORES
+from transformer_jax.model.variants.attention_scores import Additive, General, additive
+
+HEADS, WIDTH = 3, 4
+CONFIG = replace(SMALL, num_heads=HEADS, d_k=WIDTH)
+QUERY, KEY = normal(0, 2, 5, HEADS, WIDTH), normal(1, 2, 6, HEADS, WIDTH)
+
+
+def general_in_loops(params: Any, head: int, query: Floats, key: Floats) -> float:
+    """q^T W k: the score "general" of Luong et al."""
+    matrix = floats(params["matrix"])[head]
+    return sum(query[i] * matrix[i, j] * key[j] for i in range(WIDTH) for j in range(WIDTH))
+
+
+def additive_in_loops(params: Any, head: int, query: Floats, key: Floats) -> float:
+    """v^T tanh(W s + U h), of which W s and U h are given: Bahdanau et al."""
+    vector = floats(params["vector"])[head]
+    return sum(vector[i] * math.tanh(query[i] + key[i]) for i in range(WIDTH))
+
+
+@pytest.mark.parametrize(
+    ("name", "formula"), [("general", general_in_loops), ("additive", additive_in_loops)]
+)
+def test_a_score_is_its_formula(name: str, formula: Any) -> None:
+    score: Any = SCORES[name](CONFIG)
+    params = drawn_params(score, QUERY, KEY)
+    expected = np.zeros((2, HEADS, 5, 6))
+    for b, h, t, s in np.ndindex(*expected.shape):
+        expected[b, h, t, s] = formula(params, h, floats(QUERY)[b, t, h], floats(KEY)[b, s, h])
+    np.testing.assert_allclose(apply(score, params, QUERY, KEY), expected, atol=1e-5)
+
+
+def test_general_of_the_identity_is_the_dot_product() -> None:
+    params = {"matrix": jnp.broadcast_to(jnp.eye(WIDTH), (HEADS, WIDTH, WIDTH))}
+    expected = SCORES["dot_product"](CONFIG)(QUERY, KEY)
+    np.testing.assert_allclose(apply(General(CONFIG), params, QUERY, KEY), expected, atol=1e-6)
+
+
+def test_each_matrix_of_general_is_drawn_by_glorot_for_itself() -> None:
+    config = replace(SMALL, num_heads=8, d_k=32)
+    x = normal(0, 1, 1, 8, 32)
+    matrix = np.asarray(initial_params(General(config), x, x)["matrix"])
+    bound = math.sqrt(6 / (32 + 32))
+    assert matrix.shape == (8, 32, 32)
+    assert 0.99 * bound < np.abs(matrix).max() <= bound
+
+
+def test_additive_scores_of_bfloat16_vectors_are_summed_in_float32() -> None:
+    query, key = (x.astype(jnp.bfloat16) for x in (QUERY, KEY))
+    params = drawn_params(Additive(CONFIG), QUERY, KEY)
+    scores = apply(Additive(CONFIG), params, query, key)
+    assert scores.dtype == jnp.float32
+    expected = apply(Additive(CONFIG), params, *(x.astype(jnp.float32) for x in (query, key)))
+    np.testing.assert_array_equal(scores, expected)
+
+
+def test_additive_keeps_no_array_of_all_pairs_and_widths_for_its_gradient() -> None:
+    vector = normal(2, HEADS, WIDTH)
+
+    def total(query: Array, key: Array, vector: Array) -> Array:
+        return jnp.sum(additive(query, key, vector) ** 2)
+
+    _, backward = jax.vjp(total, QUERY, KEY, vector)
+    kept = [leaf.size for leaf in jax.tree.leaves(backward)]
+    # The scores' own size for their square; queries, keys and vector.
+    assert max(kept) <= 2 * HEADS * 5 * 6

@@ -1,0 +1,286 @@
+"""A config file is found from anywhere, executed without a trace, and its mistakes are told."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from transformer_jax.config import Config, loading
+from transformer_jax.config.loading import load_config, load_rows, run_name, shipped_configs
+from transformer_jax.config.validation import ConfigError
+
+SHIPPED = sorted(path.stem for path in shipped_configs().glob("*.py"))
+HEADS = "CONFIG = BASE.change(model={'num_heads': 4, 'd_k': 128, 'd_v': 128})\n"
+FOUR_HEADS = Config().change(model={"num_heads": 4, "d_k": 128, "d_v": 128})
+FROM_BASE = "from configs.base import CONFIG as BASE\n"
+FROM_PACKAGE = "from transformer_jax.config import Config, Row\n"
+
+
+def write(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    return str(path)
+
+
+def mistake(spec: str) -> str:
+    """Return the one line that is said of a config file with a mistake."""
+    with pytest.raises(ConfigError) as told:
+        load_config(spec)
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_config_loads_by_name_or_path_from_any_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = load_rows(name)
+    assert rows == load_rows(str(shipped_configs() / f"{name}.py"))
+    assert all(isinstance(row.config, Config) for row in rows.values())
+    for row, expected in rows.items():
+        assert load_config(f"{name}:{row}" if row else name) == expected.config
+
+
+def test_a_row_of_the_shipped_table_is_the_papers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len(load_rows("table3")) == 20
+    assert load_config("base") == load_config("table3:base") == Config()
+    assert load_config("table3:A2") == FOUR_HEADS
+    assert load_rows("table3:A2")["A2"].paper.perplexity == 5.00
+    assert list(load_rows("table3:A2")) == ["A2"]
+
+
+def test_an_installed_package_finds_its_configs_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(shipped_configs(), tmp_path / "package" / "shipped" / "configs")
+    monkeypatch.setattr(loading, "PACKAGE", tmp_path / "package")
+    monkeypatch.chdir(tmp_path)
+    assert shipped_configs() == tmp_path / "package" / "shipped" / "configs"
+    assert load_config("table3:A2") == FOUR_HEADS
+
+
+@pytest.mark.parametrize(
+    "name", ["mine.py", "configs/mine.py", "a folder with spaces/my own.py", "größe/Übung-é.py"]
+)
+def test_a_users_own_file_may_build_on_the_shipped_base(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / name, FROM_BASE + HEADS)
+    assert load_config(path) == FOUR_HEADS
+    monkeypatch.chdir(tmp_path)
+    assert load_config(name) == FOUR_HEADS
+    monkeypatch.chdir(Path(path).parent)
+    assert load_config(Path(path).name) == FOUR_HEADS
+
+
+def test_a_users_own_folder_of_configs_may_have_helpers_beside_the_shipped_ones(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path / "configs" / "parts.py", "HEADS = {'num_heads': 4, 'd_k': 128, 'd_v': 128}\n")
+    path = write(
+        tmp_path / "configs" / "mine.py",
+        FROM_BASE + "from configs.parts import HEADS\nCONFIG = BASE.change(model=HEADS)\n",
+    )
+    assert load_config(path) == FOUR_HEADS
+
+
+@pytest.mark.parametrize("package", ["configs.base", "base"])
+def test_modules_of_the_same_name_in_two_folders_do_not_mix(tmp_path: Path, package: str) -> None:
+    text = f"from {package} import CONFIG as BASE\nCONFIG = BASE.change(train={{'seed': 3}})\n"
+    paths: list[str] = []
+    for heads in (2, 4):
+        folder = tmp_path / str(heads) / "configs"
+        write(
+            folder / "base.py",
+            FROM_PACKAGE + f"CONFIG = Config().change(model={{'num_heads': {heads}}})\n",
+        )
+        paths.append(write(folder / "mine.py", text))
+    found = [load_config(path) for path in (*paths, paths[0])]
+    assert [config.model.num_heads for config in found] == [2, 4, 2]
+    assert [config.train.seed for config in found] == [3, 3, 3]
+    # The shipped base is still the shipped one.
+    assert load_config("table3:base") == Config()
+
+
+@pytest.mark.parametrize(("last_line", "helper"), [(HEADS, "first"), ("1 / 0\n", "second")])
+def test_reading_a_config_leaves_no_trace_in_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_line: str, helper: str
+) -> None:
+    write(tmp_path / "configs" / "parts.py", "")
+    write(tmp_path / "configs" / f"{helper}_helper.py", "")
+    path = write(
+        tmp_path / "configs" / "mine.py",
+        FROM_BASE + f"import configs.parts\nimport {helper}_helper\n" + last_line,
+    )
+    earlier = ModuleType("configs")
+    monkeypatch.setitem(sys.modules, "configs", earlier)
+    modules, places = dict(sys.modules), list(sys.path)
+    if last_line == HEADS:
+        assert load_config(path) == FOUR_HEADS
+    else:
+        mistake(path)
+    assert sys.path == places
+    assert sys.modules["configs"] is earlier
+    assert dict(sys.modules) == modules
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("CONFIG = (\n", 1, "SyntaxError"),
+        ("\nimport nothing_of_this_name\n", 2, "No module named 'nothing_of_this_name'"),
+        ("\n\nfrom configs.nowhere import CONFIG\n", 3, "configs.nowhere"),
+        ("\nCONFIG = 1 / 0\n", 2, "ZeroDivisionError: division by zero"),
+        ("raise ValueError('first\\nsecond')\n", 1, "ValueError: first second"),
+        (
+            FROM_BASE
+            + "from dataclasses import replace\n"
+            + "CONFIG = replace(BASE, model=replace(BASE.model, num_haeds=1))\n",
+            3,
+            "unknown field 'num_haeds' of ModelConfig; did you mean 'num_heads'?",
+        ),
+        (
+            FROM_BASE + "from dataclasses import replace\nCONFIG = replace(BASE, modle=1)\n",
+            3,
+            "unknown field 'modle' of Config; did you mean 'model'?",
+        ),
+        (
+            FROM_BASE + "CONFIG = BASE.change(model={'num_haeds': 1})\n",
+            2,
+            "unknown field 'num_haeds' of model; did you mean 'num_heads'?",
+        ),
+        (
+            FROM_BASE + "CONFIG = BASE.change(modle={'num_heads': 1})\n",
+            2,
+            "unknown field 'modle' of config; did you mean 'model'?",
+        ),
+        (
+            FROM_BASE + "CONFIG = BASE.change(model={'d_k': 0})\n",
+            2,
+            "model.d_k must be from 1 to 1000000",
+        ),
+        ("raise SystemExit('enough')\n", 1, "enough"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_with_its_line(
+    tmp_path: Path, text: str, line: int, words: str
+) -> None:
+    path = write(tmp_path.resolve() / "mine.py", text)
+    told = mistake(path)
+    assert told.startswith(f"{path}, line {line}: ")
+    assert words in told
+
+
+def test_a_mistake_in_a_helper_is_told_with_the_helpers_line(tmp_path: Path) -> None:
+    helper = write(tmp_path.resolve() / "configs" / "parts.py", "\n\n1 / 0\n")
+    path = write(tmp_path / "configs" / "mine.py", "import configs.parts\n")
+    assert mistake(path).startswith(f"{helper}, line 3: ZeroDivisionError")
+
+
+def test_a_mistake_in_a_file_beside_the_package_is_told_with_the_files_line(
+    tmp_path: Path,
+) -> None:
+    clone = tmp_path.resolve() / "clone"
+    clone.mkdir()
+    for part in (loading.PACKAGE, shipped_configs()):
+        (clone / part.name).symlink_to(part)
+    path = write(clone / "mine.py", FROM_BASE + "CONFIG = BASE.change(model={'num_haeds': 1})\n")
+    code = "from transformer_jax.cli import main; raise SystemExit(main(['params', 'mine.py']))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=clone, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    assert f"{path}, line 2: unknown field 'num_haeds'" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "defines neither CONFIG nor SWEEP"),
+        ("config = 1\n", "defines neither CONFIG nor SWEEP"),
+        ("CONFIG = 3\n", "is no Config, but int"),
+        ("CONFIG = {'model': {}}\n", "is no Config, but dict"),
+        ("SWEEP = {'a': 3}\n", "is no Config, but int"),
+        (FROM_PACKAGE + "SWEEP = {'a': Row(None)}\n", "is no Config, but NoneType"),
+        # What is said of these is free, so long as it is one line of ours.
+        ("SWEEP = {}\n", ""),
+        ("SWEEP = [3]\n", ""),
+        (FROM_PACKAGE + "SWEEP = Config()\n", ""),
+        (FROM_PACKAGE + "SWEEP = {1: Config(), 2: Config()}\n", ""),
+        ("x = 'a\0b'\n", ""),
+    ],
+)
+def test_a_file_that_defines_no_config_is_told_by_name(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    path = write(tmp_path / "mine.py", text)
+    told = mistake(path)
+    assert path in told
+    assert words in told
+
+
+def test_a_file_that_is_no_utf_8_is_told_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_bytes(b"CONFIG = '\xff'\n")
+    assert str(path) in mistake(str(path))
+
+
+@pytest.mark.parametrize(
+    ("spec", "proposed"),
+    [("tinny", "tiny"), ("configs/tabel3.py", "table3"), ("tabel3:A1", "table3"), ("bas", "base")],
+)
+def test_a_missing_file_is_told_with_the_nearest_shipped_one(
+    spec: str, proposed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = mistake(spec)
+    assert told.startswith(f"no config file {spec.removesuffix(':A1')}; did you mean '{proposed}'?")
+    assert all(name in told for name in SHIPPED)
+
+
+@pytest.mark.parametrize("spec", ["zzzzzz", "", ":", ".", "..", "/", "a" * 300])
+def test_what_is_no_file_at_all_is_told_in_one_line(
+    spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert mistake(spec).startswith("no config file ")
+
+
+def test_a_file_that_is_no_python_is_told_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.yaml", "{}")
+    assert mistake(path) == f"{path} is no Python file"
+
+
+def test_a_missing_row_is_told_with_the_nearest(tmp_path: Path) -> None:
+    assert mistake("table3:A11") == "table3 has no row 'A11'; did you mean 'A1'?"
+    path = write(tmp_path / "mine.py", FROM_BASE + HEADS)
+    assert mistake(f"{path}:A1") == f"{path} has no row 'A1'"
+    with pytest.raises(ConfigError, match="table3 has no row 'A11'; did you mean 'A1'"):
+        load_rows("table3:A11")
+
+
+def test_a_sweep_without_a_row_is_told_with_its_rows() -> None:
+    told = mistake("heads")
+    assert told == "heads has 5 rows; name one: heads:base (there are base, A1, A2, A3, A4)"
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("tiny", "tiny"),
+        ("configs/tiny.py", "tiny"),
+        ("configs/table3.py:A1", "table3-A1"),
+        ("table3:A1", "table3-A1"),
+        ("/some where/größe.py:x", "größe-x"),
+        ("C:/x.py", "x"),
+    ],
+)
+def test_the_name_of_a_run_tells_its_config(spec: str, name: str) -> None:
+    assert run_name(spec) == name

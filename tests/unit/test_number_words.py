@@ -1,0 +1,184 @@
+"""Number words: the two sides of a pair tell the same number, and no split sees another's."""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from num2words import num2words
+
+from transformer_jax.config import DataConfig
+from transformer_jax.data.corpora import CORPORA
+from transformer_jax.data.number_words import NumberWords
+from transformer_jax.data.splits import SPLITS, Split
+
+UNITS = {
+    language: {
+        num2words(number, lang=language): number for number in [*range(20), *range(20, 100, 10)]
+    }
+    for language in ("en", "de")
+}
+DIGEST = "cc762af9b2b659e7"
+GERMAN = UNITS["de"] | {"ein": 1}
+
+
+def english(words: str) -> int:
+    """Read an English number: the other way round than the corpus makes it."""
+    total = group = 0
+    for word in re.split(r"[ -]|, ", words.replace(" and ", " ")):
+        if word == "thousand":
+            total, group = group * 1000, 0
+        elif word == "hundred":
+            group *= 100
+        else:
+            group += UNITS["en"][word]
+    return total + group
+
+
+def german(word: str) -> int:
+    """Read a German number, which is one word: 231 is two-hundred-one-and-thirty."""
+    if word in GERMAN:
+        return GERMAN[word]
+    for part, value in (("tausend", 1000), ("hundert", 100)):
+        if part in word:
+            before, after = word.split(part)
+            return (german(before) if before else 1) * value + (german(after) if after else 0)
+    unit, ten = word.split("und")
+    return german(unit) + german(ten)
+
+
+def pairs(split: Split, train_pairs: int = 300, most: int = 1) -> list[tuple[str, str]]:
+    return list(NumberWords(train_pairs, most).read(split))
+
+
+def test_the_readers_of_this_test_can_read() -> None:
+    assert english("two hundred and thirty-one") == german("zweihunderteinunddreißig") == 231
+    assert english("zero") == german("null") == 0
+    assert english("one thousand and one") == german("eintausendeins") == 1001
+    assert english("nine hundred thousand, two hundred") == german("neunhunderttausendzweihundert")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_both_sides_tell_the_same_number_in_words_only(split: Split) -> None:
+    for source, target in pairs(split):
+        assert english(source) == german(target)
+        assert 0 <= english(source) < 1_000_000
+        assert re.fullmatch(r"[a-z]+((-|, | )[a-z]+)*", source)
+        assert re.fullmatch(r"[a-zäöüß]+", target)
+
+
+def test_splits_have_their_sizes_and_share_no_number() -> None:
+    numbers = [english(source) for split in SPLITS for source, _ in pairs(split)]
+    assert [len(pairs(split)) for split in SPLITS] == [300, 500, 1000]
+    assert len(numbers) == len(set(numbers)) == 1800
+
+
+def test_lines_of_several_numbers_tell_the_same_numbers_of_which_none_comes_twice() -> None:
+    numbers: list[int] = []
+    for split in SPLITS:
+        sizes = Counter[int]()
+        for source, target in pairs(split, most=4):
+            found = [english(words) for words in source.split("; ")]
+            assert found == [german(word) for word in target.split("; ")]
+            sizes[len(found)] += 1
+            numbers += found
+        # Of every length as many.
+        assert set(sizes) == {1, 2, 3, 4}
+        assert max(sizes.values()) - min(sizes.values()) <= 1
+    assert len(numbers) == len(set(numbers)) > 2 * 1800
+
+
+def test_lines_of_one_number_are_what_they_were_before_there_were_several() -> None:
+    """A digest of the whole corpus: caches and runs made before stay what they are."""
+    lines = json.dumps([pairs(split) for split in SPLITS]).encode()
+    assert hashlib.sha256(lines).hexdigest().startswith(DIGEST), "all kept runs need other text now"
+    assert NumberWords(300).identity == "number words, en-de, 300"
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_lines_are_read_from_any_place_on(most: int) -> None:
+    for split in SPLITS:
+        whole = pairs(split, 20, most)
+        for start in (0, 1, 7, len(whole)):
+            assert list(NumberWords(20, most).read(split, start)) == whole[start:]
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_held_out_lines_stay_the_same_however_many_pairs_are_trained_on(most: int) -> None:
+    for split in ("dev", "test"):
+        expected = pairs(split, 300, most)
+        assert all(pairs(split, n, most) == expected for n in (1, 500_000 // most))
+    # More pairs begin with the fewer ones.
+    assert pairs("train", 100, most) == pairs("train", 300, most)[:100]
+
+
+@pytest.mark.parametrize("most", [1, 3, 300])
+def test_the_most_pairs_that_a_config_allows_are_there(most: int) -> None:
+    train = 500_000 // most
+    corpus = CORPORA["number_words"](DataConfig(num_pairs=train, max_numbers_per_line=most))
+    assert isinstance(corpus, NumberWords)
+    # The last line of all has as many numbers as any other of its place.
+    [(source, _)] = corpus.read("train", train - 1)
+    last = train - 1 + corpus.test_pairs + corpus.dev_pairs
+    assert len(source.split("; ")) == last % most + 1
+
+
+def test_another_process_reads_the_same_lines(tmp_path: Path) -> None:
+    code = (
+        "import hashlib, json\n"
+        "from transformer_jax.data.number_words import NumberWords\n"
+        "from transformer_jax.data.splits import SPLITS\n"
+        "lines = [list(NumberWords(300).read(split)) for split in SPLITS]\n"
+        "print(hashlib.sha256(json.dumps(lines).encode()).hexdigest())\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    here = json.dumps([pairs(split) for split in SPLITS]).encode()
+    assert ended.stdout.strip() == hashlib.sha256(here).hexdigest()
+
+
+def of_digits(split: Split, train_pairs: int = 300, most: int = 4) -> list[tuple[str, str]]:
+    return list(NumberWords(train_pairs, most, 6).read(split))
+
+
+def test_with_digits_numbers_of_every_length_are_as_frequent_and_no_line_is_there_twice() -> None:
+    lines = [line for split in SPLITS for line in of_digits(split)]
+    assert len(lines) == len(set(lines)) == 1800
+    digits = Counter[int]()
+    sizes = Counter[int]()
+    for source, target in lines:
+        found = [english(words) for words in source.split("; ")]
+        assert found == [german(word) for word in target.split("; ")]
+        digits.update(len(str(number)) for number in found)
+        sizes[len(found)] += 1
+    assert set(sizes.values()) == {450}
+    # 4,500 draws: about 750 of each, less of one digit, of which there are ten lines at most.
+    assert set(digits) == {1, 2, 3, 4, 5, 6}
+    assert all(650 < count < 850 for count in digits.values())
+
+
+def test_with_digits_lines_are_read_from_any_place_on_and_stay_the_same() -> None:
+    for split in SPLITS:
+        whole = of_digits(split)
+        assert list(NumberWords(300, 4, 6).read(split, 7)) == whole[7:]
+        assert of_digits(split, 900)[: len(whole)] == whole
+    assert len({NumberWords(300, 4, digits).identity for digits in (None, 5, 6)}) == 3
+
+
+@pytest.mark.parametrize(("most", "digits"), [(1, 5), (3, 6)])
+def test_with_digits_the_most_pairs_that_a_config_allows_are_there(most: int, digits: int) -> None:
+    train = min(10**digits // 4 * most - 1500, 500_000 // most)
+    config = DataConfig(num_pairs=train, max_numbers_per_line=most, max_digits=digits)
+    [(source, _)] = CORPORA["number_words"](config).read("train", train - 1)
+    assert len(source.split("; ")) == (train + 1499) % most + 1
+
+
+def test_an_identity_tells_one_text_from_another() -> None:
+    assert NumberWords(300).identity == NumberWords(300).identity
+    assert NumberWords(300).identity != NumberWords(301).identity
+    assert len({NumberWords(300, most).identity for most in (1, 2, 3)}) == 3

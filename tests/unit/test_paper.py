@@ -1,0 +1,251 @@
+"""The numbers that the paper prints: the learning rate, and Table 3 row by row."""
+
+import functools
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from oracles import Floats
+
+from transformer_jax.config import Config, ModelConfig, TrainConfig
+from transformer_jax.config.loading import load_rows
+from transformer_jax.model.transformer import Transformer, parameter_counts
+from transformer_jax.training.optimizer import learning_rate, make_optimizer
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TABLE_3 = load_rows(str(CONFIGS / "table3.py"))
+VOCABULARY = 37_000
+
+Changes = dict[str, Any]
+
+
+class Expected(NamedTuple):
+    """A row as the paper prints it, and the parameters by our own count at 37,000 pieces."""
+
+    model: Changes
+    train: Changes
+    perplexity: float
+    bleu: float
+    millions: int | None
+    counted_millions: float
+
+
+EXPECTED = {
+    "base": Expected({}, {}, 4.92, 25.8, 65, 63.05),
+    "A1": Expected({"num_heads": 1, "d_k": 512, "d_v": 512}, {}, 5.29, 24.9, None, 63.05),
+    "A2": Expected({"num_heads": 4, "d_k": 128, "d_v": 128}, {}, 5.00, 25.5, None, 63.05),
+    "A3": Expected({"num_heads": 16, "d_k": 32, "d_v": 32}, {}, 4.91, 25.8, None, 63.05),
+    "A4": Expected({"num_heads": 32, "d_k": 16, "d_v": 16}, {}, 5.01, 25.4, None, 63.05),
+    "B1": Expected({"d_k": 16}, {}, 5.16, 25.1, 58, 55.97),
+    "B2": Expected({"d_k": 32}, {}, 5.01, 25.4, 60, 58.33),
+    "C1": Expected({"num_layers": 2}, {}, 6.11, 23.7, 36, 33.65),
+    "C2": Expected({"num_layers": 4}, {}, 5.19, 25.3, 50, 48.35),
+    "C3": Expected({"num_layers": 8}, {}, 4.88, 25.5, 80, 77.75),
+    "C4": Expected({"d_model": 256, "d_k": 32, "d_v": 32}, {}, 5.75, 24.5, 28, 26.82),
+    "C5": Expected({"d_model": 1024, "d_k": 128, "d_v": 128}, {}, 4.66, 26.0, 168, 163.82),
+    "C6": Expected({"d_ff": 1024}, {}, 5.12, 25.4, 53, 50.45),
+    "C7": Expected({"d_ff": 4096}, {}, 4.75, 26.2, 90, 88.24),
+    "D1": Expected({"dropout": 0.0}, {}, 5.77, 24.6, None, 63.05),
+    "D2": Expected({"dropout": 0.2}, {}, 4.95, 25.5, None, 63.05),
+    "D3": Expected({}, {"label_smoothing": 0.0}, 4.67, 25.3, None, 63.05),
+    "D4": Expected({}, {"label_smoothing": 0.2}, 5.47, 25.7, None, 63.05),
+    # Base's, and 256 + 306 positions of width 512.
+    "E": Expected({"positions": "learned"}, {}, 4.92, 25.7, None, 63.33),
+    "big": Expected(
+        {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3},
+        {"steps": 300_000},
+        4.33, 26.4, 213, 214.17,
+    ),
+}  # fmt: skip
+
+
+@functools.cache
+def total(config: ModelConfig) -> int:
+    return parameter_counts(Transformer(config, VOCABULARY))["total"]
+
+
+def closed_form(config: ModelConfig) -> int:
+    """Return how many parameters the paper's formulas have, tied embeddings once; and variants."""
+    d, ff, heads, d_k, d_v = (
+        getattr(config, key) for key in ("d_model", "d_ff", "num_heads", "d_k", "d_v")
+    )
+    score = {"general": d_k * d_k, "additive": d_k}.get(config.attention_score, 0)
+    attention = heads * (2 * d * d_k + 2 * d * d_v + score)
+    distances = 2 * config.max_relative_position + 1 if config.positions == "relative" else 0
+    self_attention = attention + distances * (d_k + d_v)
+    feed_forward = d * ff + ff + ff * d + d
+    norm = 2 * d
+    encoder = self_attention + feed_forward + 2 * norm
+    decoder = self_attention + attention + feed_forward + 3 * norm
+    tables = (256 + 306) * d if config.positions == "learned" else 0
+    last = 2 * norm if config.layer_norm == "pre" else 0
+    embeddings = {"all": 1, "target": 2, "none": 3}[config.tie_embeddings] * VOCABULARY * d
+    return embeddings + config.num_layers * (encoder + decoder) + tables + last
+
+
+# Table 3
+
+
+def test_rows_are_the_papers_in_its_order() -> None:
+    assert list(TABLE_3) == list(EXPECTED)
+
+
+def test_base_is_the_first_row_of_table_3() -> None:
+    base = TABLE_3["base"].config
+    m, t = base.model, base.train
+    assert (m.num_layers, m.d_model, m.d_ff, m.num_heads, m.d_k, m.d_v) == (6, 512, 2048, 8, 64, 64)
+    assert (m.dropout, t.label_smoothing, t.steps) == (0.1, 0.1, 100_000)
+    assert (t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.warmup_steps) == (0.9, 0.98, 1e-9, 4000)
+    # What only later code has is off.
+    assert (m.attention_dropout, m.activation_dropout, m.attention_bias) == (0.0, 0.0, False)
+    assert (t.learning_rate_scale, t.clip_norm) == (1.0, None)
+    assert (m.positions, m.attention_score) == ("sinusoidal", "scaled_dot_product")
+
+
+def test_translation_is_searched_as_in_section_6_1() -> None:
+    decode = TABLE_3["base"].config.decode
+    assert (decode.beam_size, decode.length_penalty_alpha, decode.max_extra_length) == (4, 0.6, 50)
+    # Section 6.2: the rows of Table 3 are not averaged.
+    assert {row.config.decode.average_checkpoints for row in TABLE_3.values()} == {1}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_row_differs_from_base_in_what_the_paper_says_and_in_nothing_else(name: str) -> None:
+    base, expected = Config().to_dict(), EXPECTED[name]
+    changed = {
+        section: {
+            key: value for key, value in fields.items() if value != base[section][key]
+        }
+        for section, fields in TABLE_3[name].config.to_dict().items()
+    }  # fmt: skip
+    assert changed == {"model": expected.model, "data": {}, "train": expected.train, "decode": {}}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_row_tells_the_papers_results(name: str) -> None:
+    paper, expected = TABLE_3[name].paper, EXPECTED[name]
+    told = paper.perplexity, paper.bleu, paper.parameters
+    assert told == (expected.perplexity, expected.bleu, expected.millions)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_row_has_as_many_parameters_as_its_formulas(name: str) -> None:
+    config = TABLE_3[name].config.model
+    assert total(config) == closed_form(config)
+    assert total(config) / 1e6 == pytest.approx(EXPECTED[name].counted_millions, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("changes", "counted_millions"),
+    [
+        # 12 self-attentions of 33 distances, 128 wide.
+        ({"positions": "relative"}, 63.05 + 0.05),
+        ({"positions": "relative", "max_relative_position": 4}, 63.05 + 0.01),
+        ({"positions": "rotary"}, 63.05),
+        ({"positions": "alibi"}, 63.05),
+        ({"positions": "concatenated_sinusoidal"}, 63.05),
+        # 18 attentions of 8 heads: 64 x 64 each, or 64.
+        ({"attention_score": "general"}, 63.05 + 0.59),
+        ({"attention_score": "additive"}, 63.05 + 0.01),
+        ({"layer_norm": "pre"}, 63.05),
+        ({"tie_embeddings": "target"}, 63.05 + 18.94),
+        ({"tie_embeddings": "none"}, 63.05 + 37.89),
+    ],
+    ids=str,
+)
+def test_variant_has_as_many_parameters_as_its_formulas(
+    changes: Changes, counted_millions: float
+) -> None:
+    config = ModelConfig(**changes)
+    assert total(config) == closed_form(config)
+    assert total(config) / 1e6 == pytest.approx(counted_millions, abs=0.011)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, row in EXPECTED.items() if row.millions and "d_model" not in row.model]
+)
+def test_row_differs_from_base_by_as_many_parameters_as_in_the_paper(name: str) -> None:
+    """The totals fit no one vocabulary, but it drops out where d_model is base's."""
+    differs = (total(TABLE_3[name].config.model) - total(Config().model)) / 1e6
+    base, millions = EXPECTED["base"].millions, EXPECTED[name].millions
+    assert base is not None
+    assert millions is not None
+    # Both of the paper's numbers are rounded to millions.
+    assert abs(differs - (millions - base)) < 1
+
+
+def test_rows_a_have_as_many_parameters_as_base_whatever_the_heads() -> None:
+    """Row (A) keeps the amount of computation constant: h x d_k is 512."""
+    assert {total(TABLE_3[name].config.model) for name in ("A1", "A2", "A3", "A4")} == {
+        total(Config().model)
+    }
+
+
+# Section 5.3
+
+
+def rate(step: float, **changes: Any) -> float:
+    return float(learning_rate(step, **{"d_model": 512, "warmup_steps": 4000, **changes}))
+
+
+def test_learning_rate_is_equation_3() -> None:
+    for step in (1, 2, 100, 3999, 4000, 4001, 100_000, 300_000):
+        for d_model in (512, 1024):
+            expected = d_model**-0.5 * min(step**-0.5, step * 4000**-1.5)
+            assert rate(step, d_model=d_model) == pytest.approx(expected, rel=1e-5)
+
+
+def test_learning_rate_peaks_at_step_4000() -> None:
+    steps = jnp.arange(1, 10_001)
+    rates = np.asarray(
+        jax.vmap(lambda step: learning_rate(step, d_model=512, warmup_steps=4000))(steps)
+    )
+    assert np.argmax(rates) + 1 == 4000
+    assert rates.max() == pytest.approx(1 / math.sqrt(512 * 4000), rel=1e-5)
+    assert rates.max() == pytest.approx(6.99e-4, rel=1e-3)
+
+
+def test_learning_rate_grows_linearly_then_falls_as_the_root() -> None:
+    assert rate(2000) == pytest.approx(rate(4000) / 2, rel=1e-5)
+    assert rate(1) == pytest.approx(rate(4000) / 4000, rel=1e-5)
+    assert rate(16_000) == pytest.approx(rate(4000) / 2, rel=1e-5)
+
+
+def test_factor_multiplies_the_learning_rate() -> None:
+    assert rate(123, factor=2.5) == pytest.approx(2.5 * rate(123), rel=1e-5)
+
+
+def updates_of(config: TrainConfig, gradients: list[Floats]) -> list[Floats]:
+    """Return the optimizer's updates for these gradients, one after the other."""
+    optimizer = make_optimizer(config, 512)
+    state: optax.OptState = optimizer.init(jnp.zeros(3))
+    updates: list[Floats] = []
+    for gradient in gradients:
+        update, state = optimizer.update(jnp.asarray(gradient, jnp.float32), state)
+        updates.append(np.asarray(update, np.float64))
+    return updates
+
+
+def test_the_first_update_uses_the_rate_of_step_one() -> None:
+    """Adam's first update is the rate itself, against the gradient's sign."""
+    (update,) = updates_of(TrainConfig(), [np.array([2.0, -0.5, 30.0])])
+    np.testing.assert_allclose(update, -rate(1) * np.array([1, -1, 1]), rtol=1e-5)
+
+
+def test_updates_are_adams() -> None:
+    """Kingma and Ba (2015), algorithm 1, with the paper's constants."""
+    generator = np.random.default_rng(0)
+    gradients = [generator.standard_normal(3) * [1.0, 1e-3, 1e-9] for _ in range(5)]
+    mean, square = np.zeros(3), np.zeros(3)
+    actual = updates_of(TrainConfig(warmup_steps=3), gradients)
+    for step, (gradient, update) in enumerate(zip(gradients, actual, strict=True), start=1):
+        mean = 0.9 * mean + 0.1 * gradient
+        square = 0.98 * square + 0.02 * gradient**2
+        mean_hat, square_hat = mean / (1 - 0.9**step), square / (1 - 0.98**step)
+        expected = -rate(step, warmup_steps=3) * mean_hat / (np.sqrt(square_hat) + 1e-9)
+        np.testing.assert_allclose(update, expected, rtol=1e-3)

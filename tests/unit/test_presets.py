@@ -1,0 +1,68 @@
+"""Recipes against what their authors' code says, each by its difference from the paper's."""
+
+import math
+from typing import Any
+
+import pytest
+
+from transformer_jax.config import Config
+from transformer_jax.config.loading import load_rows
+from transformer_jax.training.optimizer import learning_rate
+
+PRESETS = load_rows("presets")
+SINUSOIDS = {"positions": "concatenated_sinusoidal"}
+PRE_NORM = {"layer_norm": "pre", "attention_dropout": 0.1, "activation_dropout": 0.1}
+TOKENS = {"batch_tokens": 32_768}
+LATER = {"learning_rate_scale": 2.0, "warmup_steps": 8000}
+LONGER = {"max_extra_length": 100}
+BIG = {"d_model": 1024, "d_ff": 4096, "num_heads": 16}
+
+EXPECTED: dict[str, dict[str, dict[str, Any]]] = {
+    "paper": {},
+    "t2t_2017": {"model": SINUSOIDS | {"attention_bias": True}, "data": TOKENS},
+    "t2t_v1": {"model": SINUSOIDS, "data": TOKENS, "decode": LONGER},
+    "t2t_v2": {"model": SINUSOIDS | PRE_NORM, "data": TOKENS, "train": LATER, "decode": LONGER},
+    "t2t_v3": {
+        "model": SINUSOIDS | PRE_NORM,
+        "data": TOKENS,
+        "train": LATER | {"adam_beta2": 0.997},
+        "decode": LONGER,
+    },
+    "flax_wmt": {
+        "model": SINUSOIDS | PRE_NORM | BIG | {"dtype": "bfloat16"},
+        "data": {"vocab_size": 32_000, "batch_tokens": 65_536},
+        "train": {"warmup_steps": 1000, "learning_rate_scale": pytest.approx(2.0239, rel=1e-4)},
+    },
+}
+
+
+def test_every_recipe_differs_from_the_papers_in_this_and_in_nothing_else() -> None:
+    base = Config().to_dict()
+    differences = {
+        name: {
+            section: changed
+            for section, fields in row.config.to_dict().items()
+            if (changed := {k: v for k, v in fields.items() if v != base[section][k]})
+        }
+        for name, row in PRESETS.items()
+    }
+    assert differences == EXPECTED
+
+
+def rate(name: str, step: int) -> float:
+    train, d_model = PRESETS[name].config.train, PRESETS[name].config.model.d_model
+    warmup_steps, factor = train.warmup_steps, train.learning_rate_scale
+    rates = learning_rate(step, d_model=d_model, warmup_steps=warmup_steps, scale=factor)
+    return float(rates)
+
+
+@pytest.mark.parametrize("step", [10, 1000, 8000, 50_000])
+def test_rates_are_those_of_the_authors_own_schedules(step: int) -> None:
+    """At our step, which counts from 1."""
+    # Tensor2Tensor's "legacy noam": a constant of 5000, units of 0.002, and its learning_rate.
+    for name, constant, warmup in (("t2t_v1", 0.1, 4000), ("t2t_v2", 0.2, 8000)):
+        decay = 5000.0 * 512**-0.5 * min(step * warmup**-1.5, step**-0.5)
+        assert rate(name, step) == pytest.approx(0.002 * constant * decay, rel=1e-5)
+    # Flax's: up to 0.002 in 1,000 steps, then down by the root.
+    theirs = 0.002 * (step / 1000 if step <= 1000 else math.sqrt(1000 / step))
+    assert rate("flax_wmt", step) == pytest.approx(theirs, rel=1e-5)

@@ -1,0 +1,420 @@
+"""TFDS sets: TFDS's own builders and files, on made-up downloads and without TensorFlow."""
+
+import itertools
+import json
+import random
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core.download import downloader
+from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
+
+from transformer_jax.cli import main
+from transformer_jax.data import tf_datasets
+from transformer_jax.data.tf_datasets import CHUNK, TranslationDataset
+from transformer_jax.errors import DataError, StorageError, TransformerJaxError, UsageError
+
+WMT14 = "wmt14_translate/de-en"
+Pairs = list[tuple[str, str]]
+
+
+def made_up(name: str, count: int) -> Pairs:
+    rng = random.Random(name)
+    return [
+        (
+            f"{name} {i}: as {'so ' * rng.randrange(9)}on",
+            f"{name} {i}: wie {'ß' * rng.randrange(9)}",
+        )
+        for i in range(count)
+    ]
+
+
+# English and German; between them more than one chunk to train on.
+EUROPARL = [
+    *made_up("Europarl", CHUNK),
+    (" a\u2028b\u00a0", "c\rd"),
+    ("", "left out"),
+    ("x\r", "y"),
+]
+COMMON_CRAWL = made_up("Common Crawl", 20)
+NEWS_COMMENTARY = made_up("News Commentary", 10)
+NEWSTEST2013 = made_up("newstest2013", 7)
+NEWSTEST2014 = made_up("newstest2014", 5)
+
+
+def write_downloads(folder: Path) -> None:
+    """Lay out what the archives of WMT 2014 hold, as far as TFDS reads it."""
+    (folder / "training").mkdir(parents=True)
+    (folder / "dev").mkdir()
+    texts = {
+        "training/europarl-v7.de-en": EUROPARL,
+        "commoncrawl.de-en": COMMON_CRAWL,
+        "training/news-commentary-v9.de-en": NEWS_COMMENTARY,
+        "dev/newstest2013": NEWSTEST2013,
+    }
+    for stem, pairs in texts.items():
+        for language, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+            text = "".join(f"{line}\n" for line in lines)
+            (folder / f"{stem}.{language}").write_bytes(text.encode())
+    for end, column in (("ref.en", 0), ("src.de", 1)):
+        segments = [f'<seg id="{i}">{pair[column]}</seg>' for i, pair in enumerate(NEWSTEST2014, 1)]
+        lines = ['<doc docid="x">', "<p>", *segments, "</p>", "</doc>\n"]
+        (folder / f"dev/newstest2014-deen-{end}.sgm").write_text("\n".join(lines), "utf-8")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """TFDS's folder with WMT 2014 in it, made by TFDS from these downloads."""
+    downloads, folder = (tmp_path_factory.mktemp(name) for name in ("downloads", "tfds"))
+    write_downloads(downloads)
+
+    def download_and_extract(_: Any, urls: Any) -> Any:
+        if isinstance(urls, dict):
+            return {key: download_and_extract(_, value) for key, value in urls.items()}
+        return str(downloads) if isinstance(urls, str) else [str(downloads) for _ in urls]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tfds.download.DownloadManager, "download_and_extract", download_and_extract)
+        assert TranslationDataset(WMT14, folder=folder).count("test") == len(NEWSTEST2014)
+    return folder
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise socket.gaierror("no network in this test")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(tf_datasets, "RETRIES", 0)
+
+
+class Small(tfds.core.GeneratorBasedBuilder):
+    """A set of one's own, changed by each test as it needs."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    made: Any = ("train", "validation")
+    pairs: Any = (("one", "eins"), ("two", "zwei"))
+
+    def _info(self) -> Any:
+        features = tfds.features.Translation(languages=("en", "de"))
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager: Any) -> Any:  # noqa: ARG002
+        return {name: self._generate_examples() for name in self.made}
+
+    def _generate_examples(self) -> Any:
+        for i, (english, german) in enumerate(self.pairs):
+            yield i, {"en": english, "de": german}
+
+
+def small(folder: Path, **changed: Any) -> TranslationDataset:
+    for key, value in changed.items():
+        setattr(Small, key, value)
+    return TranslationDataset("small", folder=folder)
+
+
+@pytest.fixture(autouse=True)
+def restore_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("VERSION", "made", "pairs", "_split_generators"):
+        monkeypatch.setattr(Small, key, getattr(Small, key))
+
+
+def failure(kind: type[TransformerJaxError], ask: Callable[[], object]) -> str:
+    """Return the one line that is told."""
+    with pytest.raises(kind) as caught:
+        ask()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_wmt14_comes_through_tfds_as_the_paper_has_it(folder: Path) -> None:
+    corpus = TranslationDataset(folder=folder)
+    assert corpus.name == "wmt14_translate/de-en 1.0.0, en-de"
+    assert corpus.splits == ("train", "dev", "test")
+    # Left out by TFDS: an empty side. Mended by us: a line end around or inside.
+    europarl = [*EUROPARL[:-3], (" a\u2028b\u00a0", "c d"), ("x", "y")]
+    train = [*europarl, *COMMON_CRAWL, *NEWS_COMMENTARY]
+    assert Counter(corpus.read("train")) == Counter(train)
+    assert Counter(corpus.read("dev")) == Counter(NEWSTEST2013)
+    assert Counter(corpus.read("test")) == Counter(NEWSTEST2014)
+    assert [corpus.count(split) for split in corpus.splits] == [len(train), 7, 5]
+    assert "tensorflow" not in sys.modules
+
+
+@pytest.mark.usefixtures("no_network")
+def test_the_papers_experiment_goes_from_files_to_bleu(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = "--model.num-layers 1 --model.d-model 16 --model.d-ff 32 --data.batch-tokens 512"
+    short = "--train.steps 2 --train.checkpoint-every 1 --decode.average_checkpoints 2"
+    options = f"--data.folder {folder} --data.vocab-size 200 {small} {short}"
+    assert main(["train", "wmt14", *options.split()]) == 0
+    assert "wmt14_translate/de-en 1.0.0, en-de" in capsys.readouterr().out
+    assert main(["evaluate", "runs/wmt14", "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert (scores["split"], scores["average_checkpoints"]) == ("test", 2)
+    assert scores["sentences"] == len(NEWSTEST2014)
+    assert "tok:13a" in scores["bleu_signature"]
+
+
+def test_no_training_text_but_the_papers_is_in_wmt14(folder: Path) -> None:
+    builder: Any = tfds.builder(WMT14, data_dir=folder, file_format="array_record")
+    assert {str(split): names for split, names in builder.subsets.items()} == {
+        "train": ["europarl_v7", "commoncrawl", "newscommentary_v9"],
+        "validation": ["newstest2013"],
+        "test": ["newstest2014"],
+    }
+
+
+def test_languages_say_the_direction(folder: Path) -> None:
+    there = TranslationDataset(WMT14, ("en", "de"), folder)
+    back = TranslationDataset(WMT14, ("de", "en"), folder)
+    for split in there.splits:
+        swapped = [(german, english) for english, german in back.read(split)]
+        assert list(there.read(split)) == swapped
+    assert back.name == "wmt14_translate/de-en 1.0.0, de-en"
+    assert back.identity != there.identity
+
+
+def test_reading_begins_at_any_pair_and_repeats(folder: Path) -> None:
+    corpus = TranslationDataset(WMT14, folder=folder)
+    whole = list(corpus.read("train"))
+    assert whole == list(TranslationDataset(WMT14, folder=folder).read("train"))
+    for start in (1, CHUNK - 1, CHUNK, len(whole) - 1, len(whole), len(whole) + 1):
+        assert list(corpus.read("train", start)) == whole[start:]
+    assert list(itertools.islice(corpus.read("train", 3), 2)) == whole[3:5]
+
+
+@pytest.mark.usefixtures("no_network")
+def test_what_is_on_disk_needs_no_network(folder: Path) -> None:
+    corpus = TranslationDataset(WMT14, folder=folder)
+    assert len(list(corpus.read("train"))) == corpus.count("train")
+    # A version that is named is read from its files alone.
+    named = TranslationDataset(f"{WMT14}:1.0.0", folder=folder)
+    assert named.identity == corpus.identity
+    assert list(named.read("test")) == list(corpus.read("test"))
+
+
+def test_another_process_reads_the_same_lines_and_no_tensorflow(folder: Path) -> None:
+    code = (
+        "import json, pathlib, sys\n"
+        "from transformer_jax.data.tf_datasets import TranslationDataset\n"
+        "assert 'tensorflow_datasets' not in sys.modules\n"
+        "corpus = TranslationDataset(folder=pathlib.Path(sys.argv[1]))\n"
+        "print(json.dumps([corpus.identity, [*corpus.read('train')]]))\n"
+        "assert not {'tensorflow', 'jax', 'torch'} & set(sys.modules)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    corpus = TranslationDataset(folder=folder)
+    assert json.loads(ended.stdout) == [corpus.identity, [[*p] for p in corpus.read("train")]]
+    assert ended.stderr == ""
+
+
+def test_preparing_leaves_standard_output_and_the_libraries_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    patience = downloader.MAX_RETRIES
+    assert small(tmp_path).count("train") == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "small/1.0.0" in said.err
+    assert "WARNING" not in said.err
+    assert patience == downloader.MAX_RETRIES
+
+
+def test_a_set_may_be_without_a_test_split(tmp_path: Path) -> None:
+    corpus = small(tmp_path)
+    assert corpus.splits == ("train", "dev")
+    assert Counter(corpus.read("dev")) == Counter([("one", "eins"), ("two", "zwei")])
+
+
+def test_a_set_must_have_a_split_for_dev(tmp_path: Path) -> None:
+    message = failure(DataError, lambda: small(tmp_path, made=("train", "test")).identity)
+    assert message == (
+        "small 1.0.0, en-de has no split 'validation', which training needs; there are train, test"
+    )
+
+
+def test_an_identity_tells_one_text_from_another(tmp_path: Path) -> None:
+    first = small(tmp_path / "a").identity
+    assert small(tmp_path / "b").identity == first
+    version = small(tmp_path / "c", VERSION=tfds.core.Version("1.0.1")).identity
+    longer = small(tmp_path / "d", pairs=[("one", "eins"), ("two", "zweie")]).identity
+    more = small(tmp_path / "e", pairs=[("one", "eins")] * 3).identity
+    assert len({first, version, longer, more}) == 4
+
+
+def test_lines_are_the_same_from_bytes_and_str(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mocked(list[Any]):
+        def __getitems__(self, keys: Any) -> list[Any]:
+            return [self[key] for key in keys]
+
+    corpus = small(tmp_path)
+    assert corpus.count("dev") == 2
+    data = Mocked([{"en": "a\n", "de": b"\xc3\xa4\r\n"}, {"en": b"b\nc", "de": "\u00fc"}])
+    monkeypatch.setattr(Small, "as_data_source", lambda *_: data)
+    assert list(corpus.read("dev")) == [("a", "\u00e4"), ("b c", "\u00fc")]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "languages", "expected"),
+    [
+        (
+            "wmt14_translat/de-en",
+            ("en", "de"),
+            "TFDS has no set 'wmt14_translat'; did you mean 'wmt14_translate'?",
+        ),
+        (
+            "wmt14_translate/en-de",
+            ("en", "de"),
+            "TFDS's wmt14_translate has no 'en-de'; there are cs-en, de-en, fr-en, hi-en, ru-en",
+        ),
+        (
+            "wmt14_translate/de-en:2.0.0",
+            ("en", "de"),
+            "wmt14_translate/de-en:2.0.0 cannot be had from TFDS: Dataset wmt14_translate cannot "
+            "be loaded at version 2.0.0, only: 1.0.0.",
+        ),
+        (
+            "wmt14_translate/de-en",
+            ("en", "fr"),
+            "wmt14_translate/de-en 1.0.0 has text in de, en, not in en and fr (data.languages)",
+        ),
+        (
+            "wmt14_translate/de-en",
+            ("de", "de"),
+            "wmt14_translate/de-en 1.0.0 has text in de, en, not in de and de (data.languages)",
+        ),
+        (
+            "mnist",
+            ("en", "de"),
+            "mnist 3.0.1 has text in no language, not in en and de (data.languages)",
+        ),
+        *(
+            (
+                name,
+                ("en", "de"),
+                f"data.dataset must be TFDS's name of a set, as wmt14_translate/de-en, "
+                f"got {name!r}",
+            )
+            for name in ("huggingface:wmt14", "wmt14 de-en", "small/x/try_gcs=True", "../x", "")
+        ),
+    ],
+)
+@pytest.mark.usefixtures("no_network")
+def test_a_mistaken_name_is_told_before_any_download(
+    tmp_path: Path, dataset: str, languages: tuple[str, str], expected: str
+) -> None:
+    message = failure(UsageError, lambda: TranslationDataset(dataset, languages, tmp_path).identity)
+    assert message == expected
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_server_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+    message = failure(StorageError, lambda: TranslationDataset(folder=tmp_path).identity)
+    assert message == (
+        "wmt14_translate/de-en 1.0.0 could not be downloaded from "
+        "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz: no network in this test; "
+        "try again, which goes on with what has arrived, "
+        "or bring the files yourself by configs/text.py (--data.train ...)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "beginning"),
+    [
+        (
+            NonMatchingChecksumError("Artifact http://x/y.tgz, downloaded to /z, is bad:\n* this"),
+            DataError,
+            "small 1.0.0 could not be made: Artifact http://x/y.tgz, downloaded to /z, is bad; or ",
+        ),
+        (
+            AssertionError("you must download x by hand"),
+            DataError,
+            "small 1.0.0 could not be made: you must download x by hand; or bring ",
+        ),
+        (
+            PermissionError(13, "Permission denied", "/x"),
+            StorageError,
+            "small 1.0.0 could not be kept: [Errno 13] Permission denied: '/x'; try again, ",
+        ),
+        (KeyError(), DataError, "small 1.0.0 could not be made: KeyError; or bring the files "),
+    ],
+)
+def test_a_failing_builder_is_one_line(
+    tmp_path: Path, raised: Exception, kind: type[TransformerJaxError], beginning: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise raised
+
+    message = failure(kind, lambda: small(tmp_path, _split_generators=fail).identity)
+    assert message.startswith(beginning)
+
+
+def test_damaged_files_are_one_line(tmp_path: Path) -> None:
+    corpus = small(tmp_path)
+    assert corpus.count("train") == 2
+    file = next(tmp_path.rglob("*train*array_record*"))
+    whole = file.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", bytes(len(whole))):
+        file.write_bytes(damaged)
+        message = failure(DataError, lambda: list(small(tmp_path).read("train")))
+        assert message.startswith("small 1.0.0, en-de cannot be read (")
+        assert message.endswith(f"): remove {file.parent}, and it is made anew")
+    file.unlink()
+    message = failure(DataError, lambda: list(small(tmp_path).read("train")))
+    assert message.startswith("small 1.0.0, en-de cannot be read (")
+    info = file.with_name("dataset_info.json")
+    info.write_text("{", "utf-8")
+    message = failure(DataError, lambda: small(tmp_path).identity)
+    assert message.startswith(f"small cannot be read from {tmp_path}: Expecting property name")
+    info.unlink()
+    assert failure(DataError, lambda: small(tmp_path).identity) == (
+        f"small 1.0.0, en-de is not whole: remove {file.parent}, and it is made anew"
+    )
+
+
+def test_files_that_only_tensorflow_reads_are_one_line(tmp_path: Path) -> None:
+    assert small(tmp_path).count("train") == 2
+    info = tmp_path / "small/1.0.0/dataset_info.json"
+    info.write_text(info.read_text("utf-8").replace('"array_record"', '"tfrecord"'), "utf-8")
+    message = failure(DataError, lambda: small(tmp_path).identity)
+    assert message == (
+        f"small lies in {tmp_path} as TFRecord, which only TensorFlow reads: "
+        f"name another folder by --data.folder"
+    )
+
+
+@pytest.mark.parametrize("missing", ["tensorflow_datasets", "array_record", "importlib_resources"])
+def test_a_library_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    for module in [name for name in sys.modules if name.split(".")[0] == missing]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, missing, None)
+    message = failure(UsageError, lambda: TranslationDataset(folder=tmp_path).name)
+    assert message == (
+        f"data.corpus tfds needs {missing}: "
+        f"pip install tensorflow-datasets array_record importlib_resources"
+    )

@@ -1,0 +1,20 @@
+"""The verbs of the command line, by name."""
+
+from transformer_jax.commands.base import ConfigCommand, PathCommand
+from transformer_jax.commands.configs import Diff, Params
+from transformer_jax.commands.inference import Evaluate, Translate
+from transformer_jax.commands.sweeps import Report, Status, Sweep
+from transformer_jax.commands.training import Prepare, Resume, Train
+
+COMMANDS: dict[str, type[ConfigCommand] | type[PathCommand]] = {
+    "prepare": Prepare,
+    "train": Train,
+    "resume": Resume,
+    "evaluate": Evaluate,
+    "translate": Translate,
+    "params": Params,
+    "diff": Diff,
+    "sweep": Sweep,
+    "status": Status,
+    "report": Report,
+}

@@ -1,0 +1,29 @@
+"""The configuration of an experiment: frozen, typed dataclasses whose defaults are the paper's.
+
+`schema` defines the fields, `validation` checks them, and `loading` reads config files. Nothing
+here imports JAX, so a mistake in a config is reported before any device starts.
+"""
+
+from transformer_jax.config.schema import (
+    MAX_EXTRA_LENGTH,
+    Config,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    Paper,
+    Row,
+    TrainConfig,
+)
+from transformer_jax.config.validation import ConfigError
+
+__all__ = [
+    "MAX_EXTRA_LENGTH",
+    "Config",
+    "ConfigError",
+    "DataConfig",
+    "DecodeConfig",
+    "ModelConfig",
+    "Paper",
+    "Row",
+    "TrainConfig",
+]
