@@ -14,6 +14,13 @@ os.environ["TRANSFORMER_JAX_CACHE"] = str(CACHE)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "programs")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most programs run once in a test, so compilation costs more than it saves: skip LLVM's
+# optimizations, and give each worker one thread, because the workers fill the cores.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_multi_thread_eigen=false",
+)
 
 WINGS = ("model", "training", "inference", "distributed")
 install_import_hook([f"transformer_jax.{wing}" for wing in WINGS], "shape_checks.check")

@@ -13,13 +13,11 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from transformer_jax.config.validation import ConfigError
 from transformer_jax.errors import (
     OutOfMemoryError,
     RunInterrupted,
     StorageError,
     TransformerJaxError,
-    UsageError,
 )
 
 # Characters that a terminal obeys: in a name or a translation they would do as they please.
@@ -60,9 +58,9 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
     """
     line = f"transformer-jax: {error}"
     match error:
-        case ConfigError():
-            return line, UsageError.exit_code
-        case TransformerJaxError() | RunInterrupted():
+        case TransformerJaxError():
+            return f"transformer-jax: {error.for_shell()}", error.exit_code
+        case RunInterrupted():
             return line, error.exit_code
         case MemoryError():
             return "transformer-jax: this machine has no memory left", OutOfMemoryError.exit_code

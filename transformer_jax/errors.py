@@ -4,19 +4,52 @@ Every one is told in one line: what, where, what to do.
 """
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 
+@dataclass(frozen=True)
+class Setting:
+    """An argument that avoids an error: `average_checkpoints=1` in Python."""
+
+    name: str
+    value: object
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value!r}"
+
+    def as_option(self) -> str:
+        """Return the setting as the shell takes it: `--average-checkpoints 1`."""
+        option = f"--{self.name.replace('_', '-')}"
+        return option if self.value is True else f"{option} {shlex.quote(str(self.value))}"
+
+
 class TransformerJaxError(Exception):
-    """Base of the errors that end a command with one line and an exit code."""
+    """Base of the errors that end a command with one line and an exit code.
+
+    The message may contain settings. `str` shows them as Python arguments, and `for_shell` as
+    command-line options, so that each reader gets advice that applies.
+    """
 
     exit_code = 1
+
+    def __init__(self, *parts: str | Setting) -> None:
+        super().__init__("".join(map(str, parts)))
+        self._parts = parts
+
+    def for_shell(self) -> str:
+        """Return the message with its settings as command-line options."""
+        return "".join(p.as_option() if isinstance(p, Setting) else p for p in self._parts)
 
 
 class UsageError(TransformerJaxError):
     """A command that cannot be carried out as it was given."""
 
     exit_code = 2
+
+
+class ConfigError(UsageError):
+    """An invalid config: the message names the field, its rule, and the value."""
 
 
 class SweepFailedError(TransformerJaxError):

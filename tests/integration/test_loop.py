@@ -25,10 +25,10 @@ from small import SMALL, metrics_of
 import transformer_jax
 from transformer_jax.cli import main
 from transformer_jax.config import Config
-from transformer_jax.config.validation import ConfigError
 from transformer_jax.data.number_words import NumberWords
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import (
+    ConfigError,
     DataError,
     DivergedError,
     OutOfMemoryError,

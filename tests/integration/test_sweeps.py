@@ -17,8 +17,7 @@ from small import SMALL, metrics_of
 from transformer_jax.cli import main
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.config.loading import load_rows
-from transformer_jax.config.validation import ConfigError
-from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.errors import ConfigError, StorageError, UsageError
 from transformer_jax.sweeps.launch import slots
 from transformer_jax.sweeps.plan import Sweep, plan_sweep, scaled, with_sections
 from transformer_jax.sweeps.status import read_status

@@ -10,7 +10,7 @@ import pytest
 
 from transformer_jax.config import Config, loading
 from transformer_jax.config.loading import load_config, load_rows, run_name, shipped_configs
-from transformer_jax.config.validation import ConfigError
+from transformer_jax.errors import ConfigError
 
 SHIPPED = sorted(path.stem for path in shipped_configs().glob("*.py"))
 HEADS = "CONFIG = BASE.change(model={'num_heads': 4, 'd_k': 128, 'd_v': 128})\n"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
 from transformer_jax.config import schema as config_module
-from transformer_jax.config.validation import ConfigError
+from transformer_jax.errors import ConfigError
 
 SECTIONS = (ModelConfig, DataConfig, TrainConfig, DecodeConfig)
 FIELDS = [(kind, field.name) for kind in SECTIONS for field in dataclasses.fields(kind)]

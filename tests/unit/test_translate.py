@@ -13,9 +13,8 @@ from small import SMALL
 
 import transformer_jax
 from transformer_jax.cli import main
-from transformer_jax.config.validation import ConfigError
 from transformer_jax.data.prepare import prepare
-from transformer_jax.errors import DataError, UsageError
+from transformer_jax.errors import ConfigError, DataError, UsageError
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.inference.translate import ROWS, Hypothesis, Translator, search
 from transformer_jax.model.positions import POSITIONS

@@ -14,7 +14,7 @@ from transformer_jax.config.schema import (
     Row,
     TrainConfig,
 )
-from transformer_jax.config.validation import ConfigError
+from transformer_jax.errors import ConfigError
 
 __all__ = [
     "MAX_EXTRA_LENGTH",

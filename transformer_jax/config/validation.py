@@ -8,11 +8,9 @@ import typing
 from collections.abc import Callable
 from typing import Any, Literal
 
+from transformer_jax.errors import ConfigError
+
 Rule = tuple[str, Callable[[Any], bool], str]
-
-
-class ConfigError(Exception):
-    """A mistake of the user's in a config, told in one line: field, rule, value."""
 
 
 class ConfigSection:

@@ -27,10 +27,9 @@ from shlex import quote
 from typing import Any, Literal
 
 from transformer_jax.config import Config, DecodeConfig
-from transformer_jax.config.validation import ConfigError
 from transformer_jax.console import shell_command
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
-from transformer_jax.errors import DataError, StorageError, UsageError
+from transformer_jax.errors import ConfigError, DataError, StorageError, UsageError
 from transformer_jax.runs.lock import trainer
 
 FORMAT = 2

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from transformer_jax.config import Config, Paper, Row
-from transformer_jax.config.validation import ConfigError
-from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.errors import ConfigError, StorageError, UsageError
 from transformer_jax.runs.run_directory import write_json
 
 FORMAT = 1

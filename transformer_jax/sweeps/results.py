@@ -14,11 +14,10 @@ import sacrebleu
 from scipy import stats
 
 from transformer_jax.config import Config, Paper
-from transformer_jax.config.validation import ConfigError
 from transformer_jax.console import shell_command
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.data.splits import Split
-from transformer_jax.errors import UsageError
+from transformer_jax.errors import ConfigError, UsageError
 from transformer_jax.inference.evaluate import sacrebleu_metrics
 from transformer_jax.inference.significance import bootstrap, p_value
 from transformer_jax.model.transformer import Transformer, parameter_counts
