@@ -5,8 +5,9 @@ import importlib.util
 import os
 import socket
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from transformer_jax.distributed._private_jax import detect_cluster
 from transformer_jax.errors import ConnectionFailedError, UsageError
 
 # How long processes wait for one another at the beginning.
@@ -106,16 +107,8 @@ _ADVICE = (
 
 
 def _found_by_jax() -> ProcessSpec | None:
-    # `jax.distributed.initialize` does the same, and then ends in C++ where it does not succeed.
-    from jax._src.clusters import ClusterEnv
-
-    detect: Any = ClusterEnv.auto_detect_unset_distributed_params
-    coordinator, count, index, devices = detect(
-        None, None, None, None, None, int(RENDEZVOUS_SECONDS)
-    )
-    if coordinator is None or count is None or index is None:
-        return None
-    return ProcessSpec(coordinator, count, index, devices)
+    cluster = detect_cluster(int(RENDEZVOUS_SECONDS))
+    return None if cluster is None else ProcessSpec(*cluster)
 
 
 def rendezvous(address: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
