@@ -146,15 +146,15 @@ class Training:
                 steps=train.profile if self.hosts.is_primary else 0,
             )
             with logbook(self.folder, self.console, step=first) as self.log, profile:
-                compiled = CompiledStep(
-                    make_train_step(self.model, train),
-                    self.placement,
-                    self.log.say,
-                    self.meter.paused,
-                )
+                train_step = CompiledStep(make_train_step(self.model, train), self.placement)
                 for step in range(first + 1, train.steps + 1):
                     batch = self.batches.local_batch(step - 1, self.placement.shard)
-                    state, metrics = compiled(state, batch)
+                    if not train_step.is_compiled_for(batch):
+                        with self.meter.paused():
+                            heartbeat.busy("compiling")
+                            compilation = train_step.compile(state, batch)
+                        self.log.say(str(compilation))
+                    state, metrics = train_step(state, batch)
                     self._check_skipped(step - 2, self.meter.add(metrics, batch))
                     heartbeat.beat(step)
                     self.log.advance(step)
@@ -193,6 +193,7 @@ class Training:
             self._report(step)
         if is_scheduled or is_last or number or is_due:
             with self.meter.paused():
+                heartbeat.busy("scoring or saving")
                 dev = self._score(step, state) if is_scheduled or is_last else None
                 arrays = {"params": state.params, "optimizer": state.optimizer}
                 self.hosts.on_all(lambda: self.checkpoints.prepare_save(step, arrays))
@@ -204,12 +205,12 @@ class Training:
                         state, self.meter.pending_metrics() if owed is None else owed
                     ),
                 )
-                self.recovery.saved()
+                self.recovery.record_save()
                 self.saved_at = step
         if number and not is_last:
             self.hosts.on_all(self.checkpoints.wait)
             name = signal.Signals(number).name
-            raise RunInterrupted(f"{name}: saved at step {step}; {stop.how_to_go_on}")
+            raise RunInterrupted(f"{name}: saved at step {step}; {stop.resume_hint}")
 
     def _wants_to_save(self) -> bool:
         """Tell whether it is time for a checkpoint off schedule, by this process's clock."""
@@ -310,7 +311,7 @@ class Training:
         return self.hosts.on_primary(lambda: self._score_here(step, params))
 
     def _score_here(self, step: int, params: Params) -> float:
-        self.log.doing("scoring")
+        self.log.set_status("scoring")
         dev = perplexity(score_sentences(self.model, params, *self.prepared.tokens("dev")))
         if not math.isfinite(dev):
             raise DivergedError(
@@ -325,6 +326,6 @@ class Training:
             hypotheses = [best[0].text for best in found]
             scores = score(hypotheses, references, tokenizer=bleu_tokenizer(self.config.data))
             values |= {"bleu": scores.bleu, "exact": scores.exact}
-            self.log.sample(step, sources[:20], hypotheses[:20], references[:20])
+            self.log.write_samples(step, sources[:20], hypotheses[:20], references[:20])
         self.log.report(step, "dev", values)
         return dev
