@@ -5,7 +5,6 @@ A benchmark hands over sizes and pieces, and gets a function that does the work.
 
 import contextlib
 import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -71,23 +70,14 @@ class Trainer:
         self.placement = SHARDINGS[config.train.parallelism]()
         self.compile_seconds = 0.0
         self._paused = paused
-        self._step = CompiledStep(
-            make_train_step(self.model, config.train),
-            self.placement,
-            lambda _: None,
-            self._compiling,
-        )
+        self._step = CompiledStep(make_train_step(self.model, config.train), self.placement)
         self.state = self.placement.place_state(init_state(self.model, config.train))
-
-    @contextlib.contextmanager
-    def _compiling(self) -> Iterator[None]:
-        with self._paused():
-            began = time.perf_counter()
-            yield
-            self.compile_seconds += time.perf_counter() - began
 
     def step(self, batch: Batch) -> StepMetrics:
         """Do a step, which goes on when this returns; return its metrics."""
+        if not self._step.is_compiled_for(batch):
+            with self._paused():
+                self.compile_seconds += self._step.compile(self.state, batch).seconds
         self.state, metrics = self._step(self.state, batch)
         return metrics
 

@@ -120,12 +120,12 @@ def make_gradients_nan(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
     def make_nan_step(*arguments: Any) -> TrainStep:
         step = make_train_step(*arguments)
 
-        def sums(state: TrainState, batch: Any, part: Any) -> Any:
-            gradients, loss = step.sums(state, batch, part)
+        def compute_gradients(state: TrainState, batch: Any, part: Any) -> Any:
+            gradients, loss = step.compute_gradients(state, batch, part)
             is_nan = jnp.isin(state.step + 1, jnp.asarray(steps))
             return jax.tree.map(lambda g: jnp.where(is_nan, jnp.nan, g), gradients), loss
 
-        return dataclasses.replace(step, sums=sums)
+        return dataclasses.replace(step, compute_gradients=compute_gradients)
 
     monkeypatch.setattr(loop, "make_train_step", make_nan_step)
 

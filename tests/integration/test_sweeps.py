@@ -213,7 +213,7 @@ def test_of_nine_runs_five_do_not_notice_that_four_fail(
     assert {state.name for name, state in found.items() if name not in failed} == {"done"}
     assert failed["base/seed-1"].endswith("RuntimeError: of no kind we know")
     assert "SIGKILL ended training after step" in failed["B/seed-0"]
-    assert "nothing came for" in failed["B/seed-2"]
+    assert "no heartbeat for" in failed["B/seed-2"]
     assert found["C/seed-2"].code == 70
     assert "smaller --train.learning-rate-scale" in failed["C/seed-2"]
     assert "4 of 9 runs failed" in err.splitlines()[-1]

@@ -13,20 +13,20 @@ SCHEDULE = Schedule(steps=11, log_every=2, checkpoint_every=4)
 NO_VOTE = Vote(0, 0, False)
 
 
-def due_after(step: int, vote: Vote = NO_VOTE, last_saved: int = 0, **changes: int) -> DueActions:
-    return dataclasses.replace(SCHEDULE, **changes).after(step, vote, last_saved)
+def due_after(step: int, vote: Vote = NO_VOTE, last_saved: int = 0) -> DueActions:
+    return SCHEDULE.after(step, vote, last_saved)
 
 
-def steps_with(action: str, **changes: int) -> list[int]:
-    steps = range(1, changes.get("steps", SCHEDULE.steps) + 1)
-    return [step for step in steps if getattr(due_after(step, **changes), action)]
+def steps_with(action: str, schedule: Schedule = SCHEDULE) -> list[int]:
+    steps = range(1, schedule.steps + 1)
+    return [step for step in steps if getattr(schedule.after(step, NO_VOTE, 0), action)]
 
 
 def test_each_action_is_due_at_its_interval_and_at_the_last_step() -> None:
     assert steps_with("report") == [2, 4, 6, 8, 10, 11]
     assert steps_with("evaluate") == [4, 8, 11]
     assert steps_with("save") == [4, 8, 11]
-    assert steps_with("translate", bleu_every=2) == [8, 11]
+    assert steps_with("translate", dataclasses.replace(SCHEDULE, bleu_every=2)) == [8, 11]
     assert steps_with("interrupt") == []
 
 
@@ -37,7 +37,8 @@ def test_only_multiples_of_the_interval_are_scheduled_checkpoints() -> None:
 def test_a_checkpoint_keeps_the_metrics_that_no_scheduled_report_contains() -> None:
     # Step 11 reports because it is the last one. A run of more steps reports it again at step 12.
     assert steps_with("keep_pending_metrics") == [11]
-    assert steps_with("keep_pending_metrics", log_every=3) == [4, 8, 11]
+    coarser = dataclasses.replace(SCHEDULE, log_every=3)
+    assert steps_with("keep_pending_metrics", coarser) == [4, 8, 11]
 
 
 def test_a_signal_saves_and_ends_the_run_without_an_evaluation() -> None:
@@ -72,9 +73,15 @@ def test_a_recovery_checkpoint_is_due_unless_one_was_saved_since_the_vote(
 
 @pytest.mark.parametrize(
     ("step", "vote", "is_free"),
-    [(2, NO_VOTE, True), (4, NO_VOTE, True), (11, NO_VOTE, True), (3, NO_VOTE, False)]
-    # When the clock saves, nothing else may happen: results must not depend on the clock.
-    + [(3, Vote(3, 0, True), False), (3, Vote(3, signal.SIGTERM, False), True)],
+    [
+        (2, NO_VOTE, True),
+        (4, NO_VOTE, True),
+        (11, NO_VOTE, True),
+        (3, NO_VOTE, False),
+        (3, Vote(3, signal.SIGTERM, False), True),
+        # If the clock saves, nothing else may happen: results must not depend on the clock.
+        (3, Vote(3, 0, True), False),
+    ],
 )
 def test_divergence_is_checked_early_only_at_steps_that_no_clock_decides(
     step: int, vote: Vote, is_free: bool

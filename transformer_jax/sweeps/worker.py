@@ -81,7 +81,7 @@ def _train(run: PlannedRun, step_timeout: float) -> tuple[int, str]:
             run.path,
             step_timeout=step_timeout,
             phase_timeout=PHASE_TIMEOUT,
-            passed_on=received_signals,
+            forwarded_signals=received_signals,
         )
     except LostProcessError as error:
         print(error, flush=True)  # noqa: T201 - into the log

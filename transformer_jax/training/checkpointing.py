@@ -152,7 +152,7 @@ class Checkpointer:
         self._group.barrier()
         metadata = checkpoint_metadata(state, pending_metrics)
         self._manager.save(step, arrays, perplexity, metadata)
-        self._timer.saved()
+        self._timer.record_save()
         self.last_step = step
 
     def wait(self) -> None:

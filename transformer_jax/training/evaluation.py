@@ -48,7 +48,7 @@ class DevEvaluator:
         Raises:
             DivergedError: the perplexity is not finite.
         """
-        writer.doing("scoring")
+        writer.set_status("evaluating")
         scores = score_sentences(self._model, params, *self._prepared.tokens("dev"))
         values = {"perplexity": perplexity(scores)}
         if not math.isfinite(values["perplexity"]):
@@ -63,6 +63,6 @@ class DevEvaluator:
             result = score(hypotheses, references, tokenizer=self._bleu_tokenizer)
             values |= {"bleu": result.bleu, "exact": result.exact}
             samples = (lines[:NUM_SAMPLES] for lines in (sources, hypotheses, references))
-            writer.sample(step, *samples)
+            writer.write_samples(step, *samples)
         writer.report(step, "dev", values)
         return values["perplexity"]

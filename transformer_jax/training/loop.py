@@ -62,7 +62,7 @@ def run_training(
         UsageError: another process trains the run.
     """
     enable_compilation_cache()
-    resume_hint = _resume_hint(folder)
+    resume_hint = f"resume with `{shell_command('resume', folder.path)}`"
     lock = exclusive_lock(folder.path) if group.is_primary else contextlib.nullcontext()
     try:
         with GracefulShutdown(resume_hint) as shutdown, lock:
@@ -168,9 +168,7 @@ def _run_steps(
 ) -> None:
     """Train from the state after step `first` until the schedule, or a signal, ends the run."""
     config, schedule = run.folder.config, run.schedule
-    train_step = CompiledStep(
-        make_train_step(run.model, config.train), run.sharding, writer.say, meter.paused
-    )
+    train_step = CompiledStep(make_train_step(run.model, config.train), run.sharding)
     evaluator = DevEvaluator(config, run.model, run.prepared)
     consensus = StepConsensus(run.group)
     # All processes run the same program, so the trace of one is enough.
@@ -179,6 +177,11 @@ def _run_steps(
     with StepTracer(trace_folder, after=first + schedule.log_every, steps=num_traced) as tracer:
         for step in range(first + 1, schedule.steps + 1):
             batch = run.batches.local_batch(step - 1, run.sharding.shard)
+            if not train_step.is_compiled_for(batch):
+                with meter.paused():
+                    heartbeat.busy("compiling")
+                    compilation = train_step.compile(state, batch)
+                writer.say(str(compilation))
             state, metrics = train_step(state, batch)
             # `Meter.add` waits for step n - 2 and returns its count.
             _check_divergence(run, step - 2, meter.add(metrics, batch))
@@ -195,12 +198,13 @@ def _run_steps(
                 writer.report(step, "train", meter.read() | {"learning_rate": rate})
             if due.save:
                 with meter.paused():
+                    heartbeat.busy("evaluating or saving")
                     score = _evaluate(run, step, state, due, evaluator, writer)
                     checkpointer.save(step, state, pending, score if due.is_scheduled else None)
             if due.interrupt:
                 checkpointer.wait()
                 name = signal.Signals(vote.signal).name
-                raise RunInterrupted(f"{name}: saved at step {step}; {_resume_hint(run.folder)}")
+                raise RunInterrupted(f"{name}: saved at step {step}; {shutdown.resume_hint}")
             tracer.after(step, state)
             if schedule.is_out_of_patience(step, checkpointer.scores):
                 writer.say(f"no better perplexity in {schedule.patience} checkpoints: ended")
@@ -257,10 +261,6 @@ def _learning_rate(config: Config, num_updates: int) -> float:
         scale=config.train.learning_rate_scale,
     )
     return float(rate)
-
-
-def _resume_hint(folder: RunDirectory) -> str:
-    return f"resume with `{shell_command('resume', folder.path)}`"
 
 
 def _print_line(console: Console, line: str) -> None:
