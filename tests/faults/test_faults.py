@@ -22,7 +22,7 @@ from zygote import MOMENTS
 import transformer_jax
 from transformer_jax.runs.array_store import on_device
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.runs.lock import trainer
+from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.training.step import init_state
 
@@ -208,7 +208,7 @@ def test_a_signal_at_any_time_loses_no_step(
     pid = start(zygote, path)
     for turn in range(times):
         # Before a run is held there is nothing to go on with.
-        while not trainer(path):
+        while not describe_holder(path):
             time.sleep(0.05)
         time.sleep(rng.uniform(0, 4))
         os.kill(pid, number)
@@ -270,7 +270,7 @@ def test_of_many_that_begin_at_once_one_trains_and_the_others_are_told(
         told = [line for line in said.splitlines() if line.startswith("transformer-jax: ")]
         assert len(told) == many - 1
         # Who looks in the moment between its making and its first trainer finds it there already.
-        assert all("is being trained by" in x or "is there already" in x for x in told), told
+        assert all("is being trained by" in x or "already exists" in x for x in told), told
     jax.tree.map(np.testing.assert_array_equal, state_of(path), state_of(undisturbed))
 
 

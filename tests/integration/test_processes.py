@@ -251,7 +251,7 @@ def test_what_ends_the_first_process_ends_the_other_with_the_same_line(tmp_path:
     assert first == other
     code, told = first
     assert code == 2
-    assert told.startswith("transformer-jax: run is there already")
+    assert told.startswith("transformer-jax: run already exists")
     assert len(told.splitlines()) == 1
 
 

@@ -28,9 +28,12 @@ from transformer_jax.inference.evaluate import score
 from transformer_jax.inference.perplexity import perplexity, score_sentences
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.transformer import Params, Transformer, abstract_params
+from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.lock import exclusive_lock
-from transformer_jax.runs.run_directory import RunDirectory, installed_versions, write_json
+from transformer_jax.runs.metrics_file import truncate_metrics
+from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.versions import installed_versions
 from transformer_jax.training.flops import peak_flops
 from transformer_jax.training.metric_writer import MetricWriter, NullWriter
 from transformer_jax.training.optimizer import learning_rate
@@ -89,7 +92,7 @@ def checkpoint_metadata(state: TrainState, unreported: Sums) -> dict[str, Any]:
     """Return what a checkpoint keeps of a state beside its arrays."""
     return {
         "versions": installed_versions(),
-        "unreported": unreported,
+        "pending_metrics": unreported,
         "skipped": int(state.skipped),
         "skipped_in_a_row": int(state.skipped_in_a_row),
     }
@@ -135,7 +138,7 @@ class Training:
                 self.console.print(f"{self.folder.path} is at step {first} already: nothing to do")
                 return len(self.checkpoints.scores)
             every = {"train": train.log_every, "dev": self.interval}
-            self.hosts.on_primary(lambda: self.folder.truncate_metrics(first, every))
+            self.hosts.on_primary(lambda: truncate_metrics(self.folder.metrics, first, every))
             self.agreement = StepConsensus(self.hosts)
             self.meter = Meter(self.model, peak_flops(self.config.model.dtype), earlier)
             logbook = MetricWriter if self.hosts.is_primary else NullWriter
@@ -282,7 +285,7 @@ class Training:
         found = self.checkpoints.restore(latest, self.placement.abstract_state(parts))
         notes = self.checkpoints.metadata(latest)
         try:
-            unreported = [[float(x), float(y), float(z)] for x, y, z in notes["unreported"]]
+            unreported = [[float(x), float(y), float(z)] for x, y, z in notes["pending_metrics"]]
             counts = {name: jnp.int32(notes[name]) for name in ("skipped", "skipped_in_a_row")}
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StorageError(f"checkpoint {latest} is not as we write them: {error!r}") from error
