@@ -15,7 +15,8 @@ from typing import Any
 from experiments.benchmark.contestant import Sample
 from experiments.benchmark.rounds import ROOT, Held, Spread, spread
 from transformer_jax.errors import DataError, StorageError, UsageError
-from transformer_jax.runs.run_directory import installed_versions, write_json
+from transformer_jax.runs.atomic_files import write_json
+from transformer_jax.runs.versions import installed_versions
 
 FORMAT = 1
 # In bytes: what is longer is none of ours, and is not read.

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,20 @@ def test_a_trace_changes_no_bit(whole_run: Path, tmp_path: Path) -> None:
     # The trace shows the step, and the device's operations in it.
     assert "train_step" in names
     assert "fusion" in names
-    # A resumed run writes another trace, and keeps an incomplete one when it ends early.
-    resume(path, train={"steps": 11, "profile": 100})
+
+
+@pytest.mark.slow
+def test_a_resumed_run_adds_a_trace_and_keeps_it_if_the_run_ends_first(
+    half_run: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(half_run, tmp_path / "run"))
+    resume(path, train={"steps": 8, "profile": 1})
+    resume(path, train={"steps": 12, "profile": 100})
     assert len(list(path.glob("profile/plugins/profile/*"))) == 2
 
 
 def test_a_trace_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     folder = create_run(SMALL.change(train={"profile": 1}), tmp_path / "run", QUIET)
     (folder.path / "profile").touch()
-    with pytest.raises(StorageError, match="profile cannot be made"):
+    with pytest.raises(StorageError, match="profile"):
         run_training(folder, QUIET)

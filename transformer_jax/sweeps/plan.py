@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.errors import ConfigError, StorageError, UsageError
-from transformer_jax.runs.run_directory import write_json
+from transformer_jax.runs.atomic_files import write_json
 
 FORMAT = 1
 # By what width and depth are divided.

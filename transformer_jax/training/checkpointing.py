@@ -12,7 +12,8 @@ from transformer_jax.distributed.processes import ProcessGroup
 from transformer_jax.errors import StorageError
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.runs.run_directory import RunDirectory, installed_versions
+from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.versions import installed_versions
 from transformer_jax.training.sharding import DataParallel
 from transformer_jax.training.step import TrainState, init_state
 from transformer_jax.training.throughput import Sums
@@ -27,7 +28,7 @@ def checkpoint_metadata(state: TrainState, pending_metrics: Sums) -> dict[str, A
     """Return what a checkpoint stores of a state in addition to its arrays, as plain data."""
     return {
         "versions": installed_versions(),
-        "unreported": pending_metrics,
+        "pending_metrics": pending_metrics,
         "skipped": int(state.skipped),
         "skipped_in_a_row": int(state.skipped_in_a_row),
     }
@@ -84,7 +85,7 @@ def restore_state(
     arrays = manager.restore(step, sharding.abstract_state(checkpoint_arrays(shapes)))
     metadata = manager.metadata(step)
     try:
-        pending = [[float(x), float(y), float(z)] for x, y, z in metadata["unreported"]]
+        pending = [[float(x), float(y), float(z)] for x, y, z in metadata["pending_metrics"]]
         counts = {name: jnp.int32(metadata[name]) for name in ("skipped", "skipped_in_a_row")}
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise StorageError(f"checkpoint {step} has invalid metadata: {error!r}") from error

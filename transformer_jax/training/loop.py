@@ -24,8 +24,10 @@ from transformer_jax.errors import (
     is_out_of_memory,
 )
 from transformer_jax.model.transformer import Transformer, abstract_params
+from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.lock import exclusive_lock
-from transformer_jax.runs.run_directory import RunDirectory, write_json
+from transformer_jax.runs.metrics_file import truncate_metrics
+from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.training.checkpointing import Checkpointer, open_checkpoints, restore_state
 from transformer_jax.training.evaluation import DIVERGENCE_ADVICE, DevEvaluator
 from transformer_jax.training.flops import peak_flops
@@ -145,7 +147,7 @@ def _train(run: Components, console: Console, shutdown: GracefulShutdown) -> int
             return len(manager.scores)
         if group.is_primary:
             every = {"train": schedule.log_every, "dev": schedule.checkpoint_every}
-            folder.truncate_metrics(first, every)
+            truncate_metrics(folder.metrics, first, every)
         group.barrier()
         max_minutes = train.max_minutes_between_checkpoints
         checkpointer = Checkpointer(manager, group, last_step=first, max_minutes=max_minutes)
