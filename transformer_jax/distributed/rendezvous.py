@@ -5,8 +5,9 @@ import importlib.util
 import os
 import socket
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from transformer_jax.distributed._private_jax import detect_cluster
 from transformer_jax.errors import ConnectionFailedError, Setting, UsageError
 
 # How long processes wait for one another at the start.
@@ -99,7 +100,8 @@ def _from_environment() -> ProcessSpec | None:
     if not (is_slurm or is_mpi or is_pod or is_tpu):
         return None
     try:
-        spec = _detect_with_jax()
+        cluster = detect_cluster(int(RENDEZVOUS_SECONDS))
+        spec = None if cluster is None else ProcessSpec(*cluster)
     # The cluster's own tools may raise anything.
     except Exception as error:
         reason = str(error).strip() or type(error).__name__
@@ -129,22 +131,6 @@ _ADVICE = (
     " ",
     Setting("process_id", "INDEX"),
 )
-
-
-def _detect_with_jax() -> ProcessSpec | None:
-    """Let JAX read the environment; return None if it recognizes no cluster.
-
-    `jax.distributed.initialize` does the same, but aborts in C++ if it fails.
-    """
-    from jax._src.clusters import ClusterEnv
-
-    detect: Any = ClusterEnv.auto_detect_unset_distributed_params
-    coordinator, count, index, devices = detect(
-        None, None, None, None, None, int(RENDEZVOUS_SECONDS)
-    )
-    if coordinator is None or count is None or index is None:
-        return None
-    return ProcessSpec(coordinator, count, index, devices)
 
 
 def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:

@@ -177,7 +177,7 @@ class Translator:
                 if rank == 0 or score > NEG_INF / 2
             ]
             for best, row_scores in zip(
-                found.pieces[: len(sources), :num_best],
+                found.tokens[: len(sources), :num_best],
                 found.scores[: len(sources), :num_best],
                 strict=True,
             )

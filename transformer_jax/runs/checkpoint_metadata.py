@@ -43,7 +43,7 @@ class CheckpointMetadata(NamedTuple):
             if found["step"] != step:
                 raise CorruptionError(f"it is of step {found['step']}")
             _check_identity(checkpoint, dict(found["run"]), identity)
-            perplexity, after = found["perplexity"], found["after"]
+            perplexity, after = found["perplexity"], found["previous_step"]
             return cls(
                 None if perplexity is None else float(perplexity),
                 None if after is None else int(after),

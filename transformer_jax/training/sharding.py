@@ -44,7 +44,7 @@ class DataParallel:
         self.shard = Shard(local[0], local[-1] + 1, len(self.devices))
         """The rows of each batch that this process provides."""
 
-    def sharding(self, _leaf: jax.Array, /) -> NamedSharding:
+    def sharding(self, _leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
         """Return the sharding of an array of the state, which depends on its shape alone."""
         return self.replicated
 
@@ -108,7 +108,7 @@ class DataParallel:
 class FSDP(DataParallel):
     """Data parallelism that splits the state too, each array along its largest divisible axis."""
 
-    def sharding(self, leaf: jax.Array, /) -> NamedSharding:
+    def sharding(self, leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
         """Return the sharding of an array of the state: replicated if no axis is divisible."""
         divisible = [i for i, size in enumerate(leaf.shape) if size and size % self.mesh.size == 0]
         if not divisible:
