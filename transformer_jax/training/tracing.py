@@ -42,7 +42,7 @@ class StepTracer:
         try:
             self._folder.mkdir(exist_ok=True)
         except OSError as error:
-            raise StorageError(f"cannot create {self._folder}: {error.strerror}") from error
+            raise StorageError(f"{self._folder} cannot be made: {error.strerror}") from error
         options = jax.profiler.ProfileOptions()
         # Traced Python calls would crowd out the operations of the devices.
         options.python_tracer_level = 0
@@ -56,7 +56,7 @@ class StepTracer:
         try:
             jax.profiler.stop_trace()
         except (OSError, RuntimeError) as error:
-            raise StorageError(f"cannot write a trace to {self._folder}: {error}") from error
+            raise StorageError(f"a trace cannot be written to {self._folder}: {error}") from error
 
     def __enter__(self) -> "StepTracer":
         return self
