@@ -54,7 +54,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "directory deleted": (lambda f: shutil.rmtree(f / "b"), "b/c is missing"),
     "two files swapped": (swap, "a differs from what was written"),
     "an additional file": (lambda f: (f / "b/z").touch(), "b/z is not listed"),
-    "an additional link": (lambda f: (f / "z").symlink_to("/etc/passwd"), "z is not a regular file"),
+    "an additional link": (
+        lambda f: (f / "z").symlink_to("/etc/passwd"),
+        "z is not a regular file",
+    ),
     "a file replaced by a link": (
         lambda f: ((f / "a").rename(f.parent / "a"), (f / "a").symlink_to(f.parent / "a")),
         "a is not a regular file",
