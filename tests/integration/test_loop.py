@@ -26,7 +26,7 @@ import transformer_jax
 from transformer_jax.cli import main
 from transformer_jax.config import Config
 from transformer_jax.data.number_words import NumberWords
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import find_prepared
 from transformer_jax.errors import (
     ConfigError,
     DataError,
@@ -269,7 +269,7 @@ def test_ten_such_steps_in_a_row_end_a_run_and_name_the_sentences(
     named = json.loads((tmp_path / "run" / "diverged.json").read_text())["pairs"]
     assert sorted(map(int, named)) == list(range(6, last + 1))
     folder = RunDirectory.open(tmp_path / "run")
-    batches = prepare(config.data, folder.vocabulary, folder.fingerprint).batches(512, 0)
+    batches = find_prepared(config.data, folder.vocabulary, folder.fingerprint).batches(512, 0)
     assert all(named[str(step)] == batches.pairs(step - 1).tolist() for step in range(6, last + 1))
     step, state = state_of(tmp_path / "run")
     assert step >= 4

@@ -134,7 +134,7 @@ from transformer_jax.distributed import heartbeat
 def lose():
     Path("lost").touch()
     {{lost}}
-beat, prepare = heartbeat.beat, loop.prepare
+beat, find_prepared = heartbeat.beat, loop.find_prepared
 save, score = loop.Checkpoints.save, loop.Training._score
 def training(step):
     beat(step)
@@ -153,7 +153,7 @@ def scoring(self, step, state):
     return score(self, step, state)
 def starting(*arguments, **options):
     lose()
-    return prepare(*arguments, **options)
+    return find_prepared(*arguments, **options)
 if sys.argv[-1] == "{{who}}":
     where, name = {{where}}
     setattr(where, name, {{when}})
@@ -162,7 +162,7 @@ WHERE = {
     "training": "heartbeat, 'beat'",
     "saving": "loop.Checkpoints, 'save'",
     "scoring": "loop.Training, '_score'",
-    "starting": "loop, 'prepare'",
+    "starting": "loop, 'find_prepared'",
 }
 KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
 

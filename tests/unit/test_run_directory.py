@@ -49,7 +49,7 @@ def test_a_run_appears_with_all_that_describes_it_and_nothing_else(tmp_path: Pat
     assert (path / "tokenizer.model").read_bytes() == TOKENIZER.model
     described = json.loads((path / "run.json").read_text("utf-8"))
     assert described["config"] == CONFIG.to_dict()
-    assert described["vocabulary"] == {"pieces": 24, "sha256": TOKENIZER.digest}
+    assert described["vocabulary"] == {"size": 24, "sha256": TOKENIZER.digest}
     assert {"python", "jax", "flax", "transformer-jax"} <= set(described["versions"])
 
 

@@ -185,9 +185,10 @@ def _check_text(folder: Any, data: DataConfig, progress: Any) -> None:
     places = {key: getattr(data, key) for key in ("train", "dev", "test", "folder")}
     moved = replace(folder.config.data, **places)
     if moved != folder.config.data:
-        from transformer_jax.data.prepare import prepare
+        from transformer_jax.data.prepare import find_prepared
 
-        prepare(moved, folder.vocabulary, folder.fingerprint, verify_text=True, progress=progress)
+        fingerprint = folder.fingerprint
+        find_prepared(moved, folder.vocabulary, fingerprint, verify_text=True, progress=progress)
 
 
 def _train(folder: "RunDirectory", hosts: "ProcessGroup") -> None:

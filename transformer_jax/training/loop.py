@@ -13,7 +13,7 @@ from rich.console import Console
 from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.console import shell_command
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import find_prepared
 from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.preemption import CheckpointTimer, GracefulShutdown
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup, StepConsensus
@@ -105,7 +105,7 @@ class Training:
     ) -> None:
         self.folder, self.console, self.hosts = folder, console, hosts
         self.config = config = folder.config
-        self.prepared = prepared = prepare(
+        self.prepared = prepared = find_prepared(
             config.data,
             folder.vocabulary,
             folder.fingerprint,
