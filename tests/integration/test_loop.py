@@ -16,7 +16,7 @@ from small import SMALL, metrics_of
 from training_runs import QUIET, assert_same, resume, scores_of, signal_at_step, state_of, train
 
 from transformer_jax.cli import main
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import find_prepared
 from transformer_jax.errors import DivergedError, OutOfMemoryError, RunInterrupted
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.training import evaluation, loop
@@ -167,7 +167,7 @@ def test_ten_skipped_steps_in_a_row_end_the_run_and_their_pairs_are_listed(
     listed = json.loads((path / "diverged.json").read_text())["pairs"]
     assert sorted(map(int, listed)) == list(range(6, last + 1))
     folder = RunDirectory.open(path)
-    batches = prepare(config.data, folder.vocabulary, folder.fingerprint).batches(512, 0)
+    batches = find_prepared(config.data, folder.vocabulary, folder.fingerprint).batches(512, 0)
     assert all(listed[str(step)] == batches.pairs(step - 1).tolist() for step in range(6, last + 1))
     step, state = state_of(path)
     assert step >= 4

@@ -152,7 +152,7 @@ def fail_in_step(step):
     # The supervisors know how long a step takes after a few steps without another phase.
     if step > {CHECKPOINT} and beats > 6:
         fail()
-save, to_local_device, prepare = CheckpointManager.save, DataParallel.to_local_device, loop.prepare
+save, to_local_device, find_prepared = CheckpointManager.save, DataParallel.to_local_device, loop.find_prepared
 def fail_in_save(self, step, *arguments):
     save(self, step, *arguments)
     if step == {CHECKPOINT}:
@@ -162,7 +162,7 @@ def fail_in_evaluation(self, params):
     return to_local_device(self, params)
 def fail_at_start(*arguments, **options):
     fail()
-    return prepare(*arguments, **options)
+    return find_prepared(*arguments, **options)
 
 if sys.argv[-1] == "{{process}}":
     if "{{phase}}" == "step":
@@ -172,7 +172,7 @@ if sys.argv[-1] == "{{process}}":
     elif "{{phase}}" == "evaluation":
         DataParallel.to_local_device = fail_in_evaluation
     else:
-        loop.prepare = fail_at_start
+        loop.find_prepared = fail_at_start
 """
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 STOP = "os.kill(os.getpid(), signal.SIGSTOP)"

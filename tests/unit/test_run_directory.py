@@ -45,10 +45,10 @@ def test_a_new_run_contains_what_describes_it_and_nothing_else(tmp_path: Path) -
     assert list(path.parent.iterdir()) == [path]
     assert set(files(path)) == {"run.json", "tokenizer.model"}
     assert (path / "tokenizer.model").read_bytes() == TOKENIZER.model
-    description = json.loads((path / "run.json").read_text("utf-8"))
-    assert description["config"] == CONFIG.to_dict()
-    assert description["vocabulary"]["sha256"] == TOKENIZER.digest
-    assert {"python", "jax", "flax", "transformer-jax"} <= set(description["versions"])
+    described = json.loads((path / "run.json").read_text("utf-8"))
+    assert described["config"] == CONFIG.to_dict()
+    assert described["vocabulary"] == {"size": 24, "sha256": TOKENIZER.digest}
+    assert {"python", "jax", "flax", "transformer-jax"} <= set(described["versions"])
 
 
 def test_a_run_can_be_moved_and_opened(tmp_path: Path) -> None:

@@ -198,10 +198,10 @@ def _check_moved_text(folder: "RunDirectory", data: DataConfig) -> None:
     paths = {field: getattr(data, field) for field in ("train", "dev", "test", "folder")}
     moved = replace(folder.config.data, **paths)
     if moved != folder.config.data:
-        from transformer_jax.data.prepare import prepare
+        from transformer_jax.data.prepare import find_prepared
 
         with progress_bar() as progress:
-            prepare(
+            find_prepared(
                 moved, folder.vocabulary, folder.fingerprint, verify_text=True, progress=progress
             )
 

@@ -9,7 +9,7 @@ import sacrebleu
 
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.data.encode import Progress, ignore_progress
-from transformer_jax.data.prepare import Prepared, prepare
+from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.perplexity import SentenceScore, perplexity, score_sentences
@@ -130,7 +130,9 @@ def prepare_split(split: Split, *, of: Run, progress: Progress = ignore_progress
     """
     path = of.folder.path
     try:
-        prepared = prepare(of.config.data, of.vocabulary, of.folder.fingerprint, progress=progress)
+        prepared = find_prepared(
+            of.config.data, of.vocabulary, of.folder.fingerprint, progress=progress
+        )
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     if split not in prepared.report:

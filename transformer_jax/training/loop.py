@@ -12,7 +12,7 @@ from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.config import Config
 from transformer_jax.console import shell_command
 from transformer_jax.data.batches import Batches
-from transformer_jax.data.prepare import Prepared, prepare
+from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.preemption import GracefulShutdown
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup, StepConsensus
@@ -107,7 +107,7 @@ def build_components(folder: RunDirectory, group: ProcessGroup = SINGLE_PROCESS)
         DataError: the text is not the text that the run began with.
     """
     config = folder.config
-    prepared = prepare(
+    prepared = find_prepared(
         config.data,
         folder.vocabulary,
         folder.fingerprint,
