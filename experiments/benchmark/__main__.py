@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
+from experiments.benchmark import benchmarks
 from experiments.benchmark import gpu as on_gpu
-from experiments.benchmark import parts
-from experiments.benchmark.compare import compared
-from experiments.benchmark.results import Part, Results, markdown
-from experiments.benchmark.work import SIZES, sizes_of
+from experiments.benchmark.compare import compare
+from experiments.benchmark.results import Benchmark, Results, to_markdown
+from experiments.benchmark.workloads import SIZES, load_sizes
 from transformer_jax.config.loading import load_config
 from transformer_jax.console import run_and_report, stderr, stdout
 from transformer_jax.errors import SweepFailedError, UsageError
@@ -30,7 +30,7 @@ Changes = Annotated[
 
 
 @dataclass(frozen=True)
-class Measure:
+class MeasureCommand:
     """What all that measures takes."""
 
     out: Path = Path("benchmarks")
@@ -43,24 +43,24 @@ class Measure:
     """Steps of each turn."""
 
     @property
-    def setting(self) -> parts.Setting:
+    def settings(self) -> benchmarks.Settings:
         """How to measure."""
         for name in ("rounds", "steps"):
             if (value := getattr(self, name)) < 1:
                 raise UsageError(f"--{name} must be positive, got {value}")
-        return parts.Setting(self.rounds, self.steps, self.torch_python, say=stderr.print)
+        return benchmarks.Settings(self.rounds, self.steps, self.torch_python, say=stderr.print)
 
-    def keep(self, command: str, found: Sequence[Part], left_out: Sequence[str] = ()) -> None:
+    def save(self, command: str, found: Sequence[Benchmark], left_out: Sequence[str] = ()) -> None:
         """Show results, and store them."""
-        results = Results.of(command, list(found), left_out)
-        stdout.print(markdown(results))
+        results = Results.collect(command, list(found), left_out)
+        stdout.print(to_markdown(results))
         stdout.print(f"kept in {results.store(self.out)}")
-        if not any(part.contestants for part in found):
+        if not any(part.measurements for part in found):
             raise SweepFailedError("no contestant could take part")
 
 
 @dataclass(frozen=True)
-class Train(Measure):
+class Train(MeasureCommand):
     """Compare steps of training on a batch without padding."""
 
     sizes: SizesName = "base"
@@ -69,13 +69,13 @@ class Train(Measure):
     """Contestants, parted by commas: ours, torch, torch-compiled."""
 
     def run(self) -> None:
-        sizes = sizes_of(self.sizes, self.changes)
+        sizes = load_sizes(self.sizes, self.changes)
         name = f"train {self.sizes}"
-        self.keep("train", [parts.train(name, sizes, self.setting, only=self.only)])
+        self.save("train", [benchmarks.train(name, sizes, self.settings, only=self.only)])
 
 
 @dataclass(frozen=True)
-class Decode(Measure):
+class Decode(MeasureCommand):
     """Compare translation of 64 sentences of 20 pieces into 40 each, greedy and by beam."""
 
     sizes: SizesName = "base"
@@ -87,24 +87,24 @@ class Decode(Measure):
     rounds: int = 5
 
     def run(self) -> None:
-        sizes = sizes_of(self.sizes, self.changes)
+        sizes = load_sizes(self.sizes, self.changes)
         if min(self.beam, default=0) < 1:
             raise UsageError(f"--beam must be positive, got {self.beam}")
         found = [
-            parts.decode(
+            benchmarks.decode(
                 f"decode {self.sizes}, {f'beam {beam}' if beam > 1 else 'greedy'}",
                 sizes,
-                self.setting,
+                self.settings,
                 beam_size=beam,
                 only=self.only,
             )
             for beam in self.beam
         ]
-        self.keep("decode", found)
+        self.save("decode", found)
 
 
 @dataclass(frozen=True)
-class Input(Measure):
+class Input(MeasureCommand):
     """Compare training on a text, as a run does it, with training on full batches at hand."""
 
     config: Positional[Annotated[str, arg(metavar="CONFIG")]] = ""
@@ -114,16 +114,16 @@ class Input(Measure):
 
     def run(self) -> None:
         usual = "multi30k" if "TRANSFORMER_JAX_DATA" in os.environ else "tiny"
-        self.keep("input", [parts.pipeline(load_config(self.config or usual), self.setting)])
+        self.save("input", [benchmarks.pipeline(load_config(self.config or usual), self.settings)])
 
 
 @dataclass(frozen=True)
-class Scaling(Measure):
+class Scaling(MeasureCommand):
     """Compare steps of as many tokens in longer and longer sentences."""
 
     sizes: SizesName = "base"
     changes: Changes = ("layers=2", "vocab=8000")
-    lengths: tuple[int, ...] = parts.LENGTHS
+    lengths: tuple[int, ...] = benchmarks.LENGTHS
     """Pieces of source and of target; the first is what others are compared with."""
     tokens: int = 2048
     """Target tokens of each step."""
@@ -135,12 +135,12 @@ class Scaling(Measure):
                 f"--lengths must be positive, and at most --tokens {self.tokens}, got "
                 f"{self.lengths}"
             )
-        sizes = sizes_of(self.sizes, self.changes)
-        self.keep("scaling", [parts.scaling(sizes, self.setting, self.lengths, self.tokens)])
+        sizes = load_sizes(self.sizes, self.changes)
+        self.save("scaling", [benchmarks.scaling(sizes, self.settings, self.lengths, self.tokens)])
 
 
 @dataclass(frozen=True)
-class Gpu(Measure):
+class Gpu(MeasureCommand):
     """Measure all that a GPU is asked for, in minutes, without network."""
 
     data: str | None = None
@@ -153,14 +153,16 @@ class Gpu(Measure):
     def run(self) -> None:
         if not self.minutes > 0:
             raise UsageError(f"--minutes must be positive, got {self.minutes}")
-        config = load_config(self.data) if self.data else on_gpu.embedded(is_toy=self.toy)
+        config = (
+            load_config(self.data) if self.data else on_gpu.number_words_config(is_toy=self.toy)
+        )
         if not self.toy:
-            on_gpu.check_there_is_one(self.setting)
+            on_gpu.check_there_is_one(self.settings)
         amount = on_gpu.TOY if self.toy else replace(on_gpu.FULL, rounds=self.rounds)
         found, left_out = on_gpu.gpu(
-            config, amount, self.setting, seconds=60 * self.minutes, say=stderr.print
+            config, amount, self.settings, seconds=60 * self.minutes, say=stderr.print
         )
-        self.keep("gpu", found, left_out)
+        self.save("gpu", found, left_out)
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class Compare:
     """The same, later."""
 
     def run(self) -> None:
-        stdout.print(compared(Results.open(self.before), Results.open(self.after)))
+        stdout.print(compare(Results.open(self.before), Results.open(self.after)))
 
 
 COMMANDS: dict[str, Any] = {

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmark.contestant import Done, Entrant, resident_bytes
+from experiments.benchmark.worker import RunResult, Workload, resident_bytes
 from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch, Bucket
@@ -29,7 +29,7 @@ from transformer_jax.training.step import StepMetrics, TrainState, init_state, m
 from transformer_jax.training.throughput import Meter
 
 
-def config_of(sizes: Mapping[str, Any]) -> Config:
+def make_config(sizes: Mapping[str, Any]) -> Config:
     """Return the paper's model in these sizes.
 
     Args:
@@ -112,7 +112,7 @@ def train_step(
         sizes: as `config_of` takes them, and vocab.
         batch: int32 arrays "src" and "tgt_out", without padding.
     """
-    trainer = Trainer(config_of(sizes), sizes["vocab"])
+    trainer = Trainer(make_config(sizes), sizes["vocab"])
     pieces = Batch(batch["src"], batch["tgt_out"])
     return lambda: mean_loss(trainer.step(pieces)), trainer.parameters
 
@@ -128,11 +128,11 @@ def decode(
         beam_size: 1 is greedy search.
         steps: pieces of each translation, its end included.
     """
-    config = config_of(sizes).change(
+    config = make_config(sizes).change(
         decode={"beam_size": beam_size, "max_extra_length": steps - source.shape[1]}
     )
     model = Transformer(config.model, sizes["vocab"])
-    params = never_ending(init_params(model, jax.random.key(0)), sizes["layers"])
+    params = suppress_eos(init_params(model, jax.random.key(0)), sizes["layers"])
     batches = [source[start : start + ROWS] for start in range(0, len(source), ROWS)]
 
     def once() -> float:
@@ -146,7 +146,7 @@ def decode(
     return once
 
 
-def never_ending(params: Params, layers: int) -> Params:
+def suppress_eos(params: Params, layers: int) -> Params:
     """Return parameters by which no end is likely, so that every search takes all its steps.
 
     What the last layer normalisation gives sums up to the sum of its biases: with biases of one,
@@ -163,7 +163,7 @@ def never_ending(params: Params, layers: int) -> Params:
 # What follows are makers of this package's own contestants, from a task as plain data.
 
 
-def facts(dtype: str, **more: Any) -> dict[str, Any]:
+def describe_device(dtype: str, **more: Any) -> dict[str, Any]:
     """Return what a result says of JAX and the device."""
     [first, *_] = jax.local_devices()
     return {
@@ -175,19 +175,19 @@ def facts(dtype: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def peak_bytes() -> int:
+def read_peak_bytes() -> int:
     """Return the most memory that was held: the device's, or on a CPU the process's."""
     stats = [one.memory_stats() or {} for one in jax.local_devices()]
     return sum(one.get("peak_bytes_in_use", 0) for one in stats) or resident_bytes()
 
 
-def device(task: Mapping[str, Any]) -> Entrant:
+def report_device(task: Mapping[str, Any]) -> Workload:
     """Do nothing, but say what there is to work on."""
     del task
-    return Entrant(lambda _: Done(1, 0.0), facts=facts("bfloat16"))
+    return Workload(lambda _: RunResult(1, 0.0), facts=describe_device("bfloat16"))
 
 
-def loaded(task: Mapping[str, Any]) -> list[Batch]:
+def load_batches(task: Mapping[str, Any]) -> list[Batch]:
     """Return the batches that `work.save` kept."""
     with np.load(task["arrays"], allow_pickle=False) as arrays:
         return [
@@ -196,30 +196,30 @@ def loaded(task: Mapping[str, Any]) -> list[Batch]:
         ]
 
 
-def train(task: Mapping[str, Any]) -> Entrant:
+def train(task: Mapping[str, Any]) -> Workload:
     """Train on batches that are at hand, over and over.
 
     Args:
         task: sizes, and the arrays' path.
     """
     enable_compilation_cache()
-    sizes, batches = task["sizes"], loaded(task)
-    config = config_of(sizes)
+    sizes, batches = task["sizes"], load_batches(task)
+    config = make_config(sizes)
     trainer = Trainer(config, sizes["vocab"])
     around = itertools.cycle((batch, int((batch.target != PAD).sum())) for batch in batches)
-    about = facts(config.model.dtype, parameters=trainer.parameters)
+    about = describe_device(config.model.dtype, parameters=trainer.parameters)
 
-    def turn(steps: int) -> Done:
+    def turn(steps: int) -> RunResult:
         some = list(itertools.islice(around, steps))
         *_, last = [trainer.step(batch) for batch, _ in some]
         loss = mean_loss(last)
         about["compile_seconds"] = trainer.compile_seconds
-        return Done(sum(count for _, count in some), loss)
+        return RunResult(sum(count for _, count in some), loss)
 
-    return Entrant(turn, len(batches), about, peak_bytes)
+    return Workload(turn, len(batches), about, read_peak_bytes)
 
 
-class Numerals:
+class NumberVocabulary:
     """A vocabulary whose words are the numbers of its pieces, for sources that are no text."""
 
     def __init__(self, size: int) -> None:
@@ -237,7 +237,7 @@ class Numerals:
         return [" ".join(str(p) for p in row if p not in (PAD, EOS)) for row in rows]
 
 
-def translate(task: Mapping[str, Any]) -> Entrant:
+def translate(task: Mapping[str, Any]) -> Workload:
     """Translate all sentences, as `transformer-jax translate` does.
 
     Args:
@@ -247,24 +247,24 @@ def translate(task: Mapping[str, Any]) -> Entrant:
     enable_compilation_cache()
     sizes = task["sizes"]
     decoding = {"beam_size": task["beam_size"], "max_extra_length": task["extra"]}
-    config = config_of(sizes).change(decode=decoding)
+    config = make_config(sizes).change(decode=decoding)
     model = Transformer(config.model, sizes["vocab"])
-    params = never_ending(init_params(model, jax.random.key(0)), sizes["layers"])
-    numerals = Numerals(sizes["vocab"])
+    params = suppress_eos(init_params(model, jax.random.key(0)), sizes["layers"])
+    numerals = NumberVocabulary(sizes["vocab"])
     words: Any = numerals
     translator = Translator(model, Vocabulary.shared(words), config.decode)
     lines = numerals.decode(task["sources"])
 
-    def turn(steps: int) -> Done:
+    def turn(steps: int) -> RunResult:
         *_, found = [translator.translate(params, lines) for _ in range(steps)]
         # With the end, which is no word.
         lengths = [len(best[0].text.split()) + 1 for best in found]
-        return Done(steps * len(lines), float(np.mean(lengths)))
+        return RunResult(steps * len(lines), float(np.mean(lengths)))
 
-    return Entrant(turn, 1, facts(config.model.dtype), peak_bytes)
+    return Workload(turn, 1, describe_device(config.model.dtype), read_peak_bytes)
 
 
-def pipeline(task: Mapping[str, Any]) -> Entrant:
+def pipeline(task: Mapping[str, Any]) -> Workload:
     """Train on a config's own text, batch after batch, as a run does between two reports.
 
     Args:
@@ -277,10 +277,10 @@ def pipeline(task: Mapping[str, Any]) -> Entrant:
     sizes = prepared.vocabulary.sizes
     batches = prepared.batches(config.data.batch_tokens, config.train.seed)
     # The peak is asked for once; what a report says is of no interest here.
-    about = facts(config.model.dtype, shapes=len(batches.buckets), fill=batches.density)
+    about = describe_device(config.model.dtype, shapes=len(batches.buckets), fill=batches.density)
     meter = Meter(Transformer(config.model, *sizes), about["peak_flops"], [])
     trainer = Trainer(config, *sizes, paused=meter.paused)
-    kept = {shape[:3]: _full(shape, *sizes) for shape in batches.buckets}
+    kept = {shape[:3]: _random_batch(shape, *sizes) for shape in batches.buckets}
     # Before any clock runs: to know a batch's shape is to gather it.
     each = (batches[step] for step in range(task["steps"] if task["is_kept"] else 0))
     shape_of = [(*batch.source.shape, batch.target.shape[1]) for batch in each]
@@ -296,19 +296,19 @@ def pipeline(task: Mapping[str, Any]) -> Entrant:
 
     at_hand = stream()
 
-    def turn(steps: int) -> Done:
+    def turn(steps: int) -> RunResult:
         for batch in itertools.islice(at_hand, steps):
             meter.add(trainer.step(batch), batch)
         loss = mean_loss(meter.last)
         tokens = sum(count for *_, count in meter.pending_metrics())
         meter.read()
         about["compile_seconds"] = trainer.compile_seconds
-        return Done(tokens, loss)
+        return RunResult(tokens, loss)
 
-    return Entrant(turn, len(kept), about, peak_bytes)
+    return Workload(turn, len(kept), about, read_peak_bytes)
 
 
-def _full(shape: Bucket, target: int, source: int | None) -> Batch:
+def _random_batch(shape: Bucket, target: int, source: int | None) -> Batch:
     """Return a batch of this shape without padding; `target` and `source` count pieces."""
     rng = np.random.default_rng(0)
     return Batch(

@@ -3,29 +3,35 @@
 import itertools
 from collections.abc import Sequence
 
-from experiments.benchmark.results import Measured, Part, Results, middle, table
-from experiments.benchmark.rounds import Spread, spread
+from experiments.benchmark.results import (
+    Benchmark,
+    Measurement,
+    Results,
+    format_quartiles,
+    to_table,
+)
+from experiments.benchmark.rounds import Quartiles, quartiles
 from transformer_jax.errors import UsageError
 
 HEAD = ("part", "contestant", "of", "before", "after", "after / before", "middle half", "")
 
 
-def quotients(before: Sequence[float], after: Sequence[float]) -> Spread:
+def all_ratios(before: Sequence[float], after: Sequence[float]) -> Quartiles:
     """Return the median and quartiles of every value after over every value before.
 
     Rounds of two results are no pairs, so all pairs count alike.
     """
-    return spread([a / b for a, b in itertools.product(after, before)])
+    return quartiles([a / b for a, b in itertools.product(after, before)])
 
 
-def verdict(found: Spread) -> str:
+def describe_change(found: Quartiles) -> str:
     """Say what a quotient of speeds means."""
-    if found.holds_one:
+    if found.contains_one:
         return "within the spread"
     return "faster" if found.low > 1 else "slower"
 
 
-def compared(before: Results, after: Results) -> str:
+def compare(before: Results, after: Results) -> str:
     """Return a table of what both results have, and lines about what only one has.
 
     Speeds are compared as ratios to the same reference where both have it, for these hold
@@ -36,8 +42,8 @@ def compared(before: Results, after: Results) -> str:
     """
     lines: list[list[str]] = []
     said: list[str] = []
-    parts = {part.name: part for part in before.parts}
-    for later in after.parts:
+    parts = {part.name: part for part in before.benchmarks}
+    for later in after.benchmarks:
         earlier = parts.pop(later.name, None)
         if earlier is None:
             said.append(f"{later.name}: only after")
@@ -50,9 +56,9 @@ def compared(before: Results, after: Results) -> str:
         if changed:
             said.append(f"{later.name}: not the same work ({', '.join(changed)}), not compared")
             continue
-        lines += _lines(earlier, later)
-        for name in sorted({*earlier.contestants} ^ {*later.contestants}):
-            when = "after" if name in later.contestants else "before"
+        lines += _compare_benchmark(earlier, later)
+        for name in sorted({*earlier.measurements} ^ {*later.measurements}):
+            when = "after" if name in later.measurements else "before"
             said.append(f"{later.name}, {name}: only {when}")
     said += [f"{name}: only before" for name in parts]
     for key, value in before.machine.items():
@@ -60,32 +66,40 @@ def compared(before: Results, after: Results) -> str:
             said.append(f"another machine: {key} {value} -> {after.machine.get(key)}")
     if not lines:
         raise UsageError(f"nothing to compare: {'; '.join(said) or 'no parts'}")
-    return "\n\n".join([table(HEAD, lines), *(["\n".join(f"- {x}" for x in said)] if said else [])])
+    return "\n\n".join(
+        [to_table(HEAD, lines), *(["\n".join(f"- {x}" for x in said)] if said else [])]
+    )
 
 
-def _lines(earlier: Part, later: Part) -> list[list[str]]:
+def _compare_benchmark(earlier: Benchmark, later: Benchmark) -> list[list[str]]:
     reference = later.reference if later.reference == earlier.reference else None
     lines = list[list[str]]()
-    for name in later.contestants:
-        if name not in earlier.contestants:
+    for name in later.measurements:
+        if name not in earlier.measurements:
             continue
         if reference is None:
             what = f"{later.unit} a second"
-            both = [part.contestants[name].speeds for part in (earlier, later)]
+            both = [part.measurements[name].speeds for part in (earlier, later)]
         elif name == reference:
             continue
         else:
             what = f"speed to {reference}"
             both = [part.ratios(name) for part in (earlier, later)]
-        found = quotients(*both)
-        values = [f"{spread(x).median:.4g}" for x in both]
-        lines.append([later.name, name, what, *values, _ratio(found.median), middle(found)])
-        lines[-1].append(verdict(found))
-        lines += _single(later.name, name, earlier.contestants[name], later.contestants[name])
+        found = all_ratios(*both)
+        values = [f"{quartiles(x).median:.4g}" for x in both]
+        lines.append(
+            [later.name, name, what, *values, _ratio(found.median), format_quartiles(found)]
+        )
+        lines[-1].append(describe_change(found))
+        lines += _compare_single_values(
+            later.name, name, earlier.measurements[name], later.measurements[name]
+        )
     return lines
 
 
-def _single(part: str, name: str, earlier: Measured, later: Measured) -> list[list[str]]:
+def _compare_single_values(
+    part: str, name: str, earlier: Measurement, later: Measurement
+) -> list[list[str]]:
     """Compare what was measured once, which has no spread."""
     kinds = {
         "first call, s": [one.first_seconds for one in (earlier, later)],

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from experiments.benchmark.parts import TRAINERS, Setting, decode, train
-from experiments.benchmark.results import Part
-from experiments.benchmark.rounds import Plan
-from experiments.benchmark.work import (
+from experiments.benchmark.benchmarks import TRAINERS, Settings, decode, train
+from experiments.benchmark.results import Benchmark
+from experiments.benchmark.rounds import WorkerSpec
+from experiments.benchmark.workloads import (
     SIZES,
     Sizes,
-    target_tokens,
+    count_target_tokens,
     text_batches,
     text_sources,
 )
@@ -68,7 +68,7 @@ TOY = Amount(
 )
 
 
-def embedded(*, is_toy: bool) -> Config:
+def number_words_config(*, is_toy: bool) -> Config:
     """Return a config of text that is always at hand: lines of one to three number words."""
     pairs, vocab = (300, 200) if is_toy else (60_000, 1000)
     return Config().change(
@@ -79,11 +79,11 @@ def embedded(*, is_toy: bool) -> Config:
 def gpu(
     config: Config,
     amount: Amount,
-    setting: Setting,
+    setting: Settings,
     *,
     seconds: float,
     say: Callable[[str], None],
-) -> tuple[list[Part], list[str]]:
+) -> tuple[list[Benchmark], list[str]]:
     """Measure training and decoding; return what was found, and what there was no time for.
 
     Args:
@@ -106,7 +106,7 @@ def gpu(
             f"--data must have fewer than {amount.base.vocab - 1} pieces, and this has more than "
             f"{highest}"
         )
-    tokens = sum(map(target_tokens, batches)) / len(batches)
+    tokens = sum(map(count_target_tokens, batches)) / len(batches)
     filled = sum(int((side != 0).sum()) for b in batches for side in b)
     fill = filled / sum(side.size for b in batches for side in b)
     work = {
@@ -116,7 +116,7 @@ def gpu(
         "shapes": " ".join(sorted({f"{b.source.shape}+{b.target.shape}" for b in batches})),
     }
 
-    def training(sizes: Sizes) -> Callable[[str, Setting], Part]:
+    def training(sizes: Sizes) -> Callable[[str, Settings], Benchmark]:
         return lambda name, setting: train(
             name,
             sizes,
@@ -129,7 +129,7 @@ def gpu(
         )
 
     # Of the time that is left, how much each may take.
-    plan: dict[str, tuple[float, Callable[[str, Setting], Part]]] = {
+    plan: dict[str, tuple[float, Callable[[str, Settings], Benchmark]]] = {
         "train base": (0.38, training(amount.base)),
         "train big": (0.55, training(amount.big)),
         "decode base, beam 4": (
@@ -146,7 +146,7 @@ def gpu(
             ),
         ),
     }
-    parts, left_out = list[Part](), list[str]()
+    parts, left_out = list[Benchmark](), list[str]()
     for name, (share, measure) in plan.items():
         left = until - time.monotonic()
         if left < min(LEAST, seconds / 4):
@@ -158,15 +158,15 @@ def gpu(
     return parts, left_out
 
 
-def check_there_is_one(setting: Setting) -> None:
+def check_there_is_one(setting: Settings) -> None:
     """Make sure that JAX finds a device that is no CPU, in a process that is gone afterwards.
 
     Raises:
         UsageError: it finds none.
     """
-    held = replace(setting, rounds=0).hold([Plan("device", {"maker": "adapter.device"})])
-    why = held.left_out.get("device")
-    if why is None and held.entered["device"].ready.facts["platform"] == "cpu":
+    held = replace(setting, rounds=0).run([WorkerSpec("device", {"maker": "adapter.device"})])
+    why = held.skipped.get("device")
+    if why is None and held.workers["device"].startup.facts["platform"] == "cpu":
         why = "JAX finds a CPU alone"
     if why is not None:
         raise UsageError(f"no GPU is at hand: {why} (--toy tries the command in small)")

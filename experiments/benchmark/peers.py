@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmark.contestant import Done, Entrant, resident_bytes
+from experiments.benchmark.worker import RunResult, Workload, resident_bytes
 
 # As `transformer_jax.special_tokens` has them, which not every environment can import.
 PAD, BOS, EOS = 0, 1, 2
@@ -95,7 +95,7 @@ def transformer(torch: Any, sizes: Mapping[str, Any], longest: int) -> tuple[Any
     return model, logits
 
 
-def train(task: Mapping[str, Any]) -> Entrant:
+def train(task: Mapping[str, Any]) -> Workload:
     """Train `torch.nn.Transformer` on batches that are at hand, over and over.
 
     Args:
@@ -136,7 +136,7 @@ def train(task: Mapping[str, Any]) -> Entrant:
 
     around = itertools.cycle([ready(*batch) for batch in batches])
 
-    def turn(steps: int) -> Done:
+    def turn(steps: int) -> RunResult:
         tokens = 0
         loss = torch.zeros(())
         for *tensors, is_padded, count in itertools.islice(around, steps):
@@ -146,11 +146,11 @@ def train(task: Mapping[str, Any]) -> Entrant:
             loss.backward()
             optimizer.step()
             tokens += count
-        return Done(tokens, loss.item())
+        return RunResult(tokens, loss.item())
 
     about = facts(torch, device, f"torch {torch.__version__}")
     about["parameters"] = sum(parameter.numel() for parameter in learnt)
-    return Entrant(turn, len(batches), about, memory(torch, device))
+    return Workload(turn, len(batches), about, memory(torch, device))
 
 
 def marian(sizes: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -194,7 +194,7 @@ def sorted_parts(sources: Sequence[Sequence[int]], rows: int) -> Iterator[list[l
         yield ordered[start : start + rows]
 
 
-def generate(task: Mapping[str, Any]) -> Entrant:
+def generate(task: Mapping[str, Any]) -> Workload:
     """Translate all sentences by Hugging Face's `generate`.
 
     Args:
@@ -212,7 +212,7 @@ def generate(task: Mapping[str, Any]) -> Entrant:
         pieces = torch.tensor([[*row, *[last] * (width - len(row))] for row in rows])
         parts.append((pieces, width + task["extra"]))
 
-    def turn(steps: int) -> Done:
+    def turn(steps: int) -> RunResult:
         done = total = 0
         for pieces, length in [*parts] * steps:
             placed = pieces.to(device)
@@ -231,13 +231,13 @@ def generate(task: Mapping[str, Any]) -> Entrant:
             done += len(rows)
             # Without the piece that begins it.
             total += len(rows) * (rows.shape[1] - 1)
-        return Done(done, total / done)
+        return RunResult(done, total / done)
 
     version = f"transformers {library.__version__}, torch {torch.__version__}"
-    return Entrant(turn, 1, facts(torch, device, version), memory(torch, device))
+    return Workload(turn, 1, facts(torch, device, version), memory(torch, device))
 
 
-def ctranslate2(task: Mapping[str, Any]) -> Entrant:
+def ctranslate2(task: Mapping[str, Any]) -> Workload:
     """Translate all sentences by CTranslate2, of the same model.
 
     Args:
@@ -269,7 +269,7 @@ def ctranslate2(task: Mapping[str, Any]) -> Entrant:
         for rows in sorted_parts(task["sources"], ROWS[device])
     ]
 
-    def turn(steps: int) -> Done:
+    def turn(steps: int) -> RunResult:
         done = total = 0
         for rows, length in [*parts] * steps:
             found = translator.translate_batch(
@@ -281,11 +281,11 @@ def ctranslate2(task: Mapping[str, Any]) -> Entrant:
             )
             done += len(found)
             total += sum(len(one.hypotheses[0]) for one in found)
-        return Done(done, total / done)
+        return RunResult(done, total / done)
 
     about = {
         "library": f"ctranslate2 {library.__version__}",
         "platform": device,
         "device": device,
     }
-    return Entrant(turn, 1, about)
+    return Workload(turn, 1, about)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmark.contestant import Sample
-from experiments.benchmark.rounds import ROOT, Held, Spread, spread
+from experiments.benchmark.rounds import ROOT, Quartiles, Rounds, quartiles
+from experiments.benchmark.worker import Sample
 from transformer_jax.errors import DataError, StorageError, UsageError
 from transformer_jax.runs.run_directory import installed_versions, write_json
 
@@ -23,7 +23,7 @@ MAX_FILE = 64 << 20
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """What a contestant did."""
 
     first_seconds: float
@@ -41,16 +41,16 @@ class Measured:
         return [sample.units / sample.seconds for sample in self.samples]
 
     @property
-    def utilisation(self) -> float | None:
+    def utilization(self) -> float | None:
         """Model FLOPs in a second over what the device could do: the median of rounds."""
         flops, peak = (self.facts.get(name) for name in ("flops_per_unit", "peak_flops"))
         if not flops or not peak:
             return None
-        return spread(self.speeds).median * flops / peak
+        return quartiles(self.speeds).median * flops / peak
 
 
 @dataclass(frozen=True)
-class Part:
+class Benchmark:
     """Contestants that did the same work in the same rounds."""
 
     name: str
@@ -58,25 +58,25 @@ class Part:
     """What speeds count: target tokens, or sentences."""
     work: dict[str, Any]
     """All that decides what was to be done."""
-    contestants: dict[str, Measured]
+    measurements: dict[str, Measurement]
     reference: str | None = None
     """The contestant that others are compared with; None where no other took part."""
-    left_out: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
     """Contestants that took no part, and why."""
-    remarks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def ratios(self, name: str) -> list[float]:
         """Return a contestant's speed over the reference's, round by round."""
         if self.reference is None:
             return []
-        others = self.contestants[self.reference].speeds
-        return [a / b for a, b in zip(self.contestants[name].speeds, others, strict=True)]
+        others = self.measurements[self.reference].speeds
+        return [a / b for a, b in zip(self.measurements[name].speeds, others, strict=True)]
 
     def cpu_ratios(self, name: str) -> list[float]:
         """Return the same by the time of all threads, to which waiting does not add."""
         if self.reference is None:
             return []
-        mine, others = (self.contestants[n].samples for n in (name, self.reference))
+        mine, others = (self.measurements[n].samples for n in (name, self.reference))
         return [
             (a.units / a.cpu_seconds) / (b.units / b.cpu_seconds)
             for a, b in zip(mine, others, strict=True)
@@ -89,20 +89,30 @@ class Results:
     """Everything that one command found."""
 
     command: str
-    parts: list[Part]
+    benchmarks: list[Benchmark]
     machine: dict[str, Any]
     versions: dict[str, str]
     commit: str | None
     """Of this project; "+" follows it where files differ from it."""
     date: str
-    left_out: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
     """Work that there was no time for."""
 
     @classmethod
-    def of(cls, command: str, parts: list[Part], left_out: Sequence[str] = ()) -> "Results":
+    def collect(
+        cls, command: str, parts: list[Benchmark], left_out: Sequence[str] = ()
+    ) -> "Results":
         """Return results that say where and when they were found: here and now."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        return cls(command, parts, machine(), installed_versions(), commit(), now, list(left_out))
+        return cls(
+            command,
+            parts,
+            describe_machine(),
+            installed_versions(),
+            current_commit(),
+            now,
+            list(left_out),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the results as plain data, ready for JSON."""
@@ -118,8 +128,8 @@ class Results:
         content = dict(data)
         if content.pop("format") != FORMAT:
             raise ValueError(f"it is of another format than {FORMAT}")
-        parts = [_part(part) for part in content.pop("parts")]
-        return cls(parts=parts, **content)
+        parts = [_part(part) for part in content.pop("benchmarks")]
+        return cls(benchmarks=parts, **content)
 
     def store(self, folder: Path) -> Path:
         """Write the results as JSON, and their table beside it; return the JSON's path.
@@ -132,7 +142,7 @@ class Results:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_json(path, self.to_dict())
-            path.with_suffix(".md").write_text(markdown(self), "utf-8")
+            path.with_suffix(".md").write_text(to_markdown(self), "utf-8")
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error.strerror}") from error
         return path
@@ -160,10 +170,10 @@ class Results:
             raise DataError(f"{path} holds no results: {reason}") from error
 
 
-def _part(data: Mapping[str, Any]) -> Part:
-    contestants = {str(name): _measured(one) for name, one in data["contestants"].items()}
-    fields: dict[str, Any] = {**data, "contestants": contestants}
-    part = Part(**fields)
+def _part(data: Mapping[str, Any]) -> Benchmark:
+    contestants = {str(name): _measured(one) for name, one in data["measurements"].items()}
+    fields: dict[str, Any] = {**data, "measurements": contestants}
+    part = Benchmark(**fields)
     if len({len(one.samples) for one in contestants.values()}) > 1:
         raise ValueError(f"contestants of {part.name} have not the same rounds")
     if part.reference is not None and part.reference not in contestants:
@@ -171,7 +181,7 @@ def _part(data: Mapping[str, Any]) -> Part:
     return part
 
 
-def _measured(data: Mapping[str, Any]) -> Measured:
+def _measured(data: Mapping[str, Any]) -> Measurement:
     samples = [Sample(**sample) for sample in data["samples"]]
     if not samples:
         raise ValueError("a contestant without samples")
@@ -183,19 +193,19 @@ def _measured(data: Mapping[str, Any]) -> Measured:
         if not math.isfinite(number):
             raise ValueError(f"{number!r} is no finite number")
     fields: dict[str, Any] = {**data, "samples": samples}
-    return Measured(**fields)
+    return Measurement(**fields)
 
 
-def part_of(
-    held: Held,
+def summarize(
+    rounds: Rounds,
     name: str,
     *,
     unit: str,
     work: Mapping[str, Any],
     references: Sequence[str] = (),
     flops: float | None = None,
-    remarks: Sequence[str] = (),
-) -> Part:
+    notes: Sequence[str] = (),
+) -> Benchmark:
     """Return what rounds have found.
 
     Args:
@@ -208,29 +218,31 @@ def part_of(
         remarks: what a reader must know.
     """
     contestants = {
-        key: Measured(entered.ready.first_seconds, entered.ready.facts, entered.contestant.samples)
-        for key, entered in held.entered.items()
-        if entered.contestant.samples
+        key: Measurement(
+            entered.startup.first_seconds, entered.startup.facts, entered.process.samples
+        )
+        for key, entered in rounds.workers.items()
+        if entered.process.samples
     }
     # Only JAX's process knows it; all work on the same device.
     peaks = [one.facts["peak_flops"] for one in contestants.values() if "peak_flops" in one.facts]
     for one in contestants.values():
         if flops and peaks:
             one.facts.update(flops_per_unit=flops, peak_flops=peaks[0])
-    late = {key: "no time left for a round" for key in held.entered if key not in contestants}
+    late = {key: "no time left for a round" for key in rounds.workers if key not in contestants}
     there = [key for key in references if key in contestants]
-    return Part(
+    return Benchmark(
         name,
         unit,
         dict(work),
         contestants,
         there[0] if there and len(contestants) > 1 else None,
-        {**held.left_out, **late},
-        list(remarks),
+        {**rounds.skipped, **late},
+        list(notes),
     )
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Return what decides how fast this machine is, without its name."""
     processor = platform.processor()
     memory = None
@@ -250,7 +262,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def commit() -> str | None:
+def current_commit() -> str | None:
     """Return this project's commit; None where it is no clone, or there is no git."""
     try:
         said = subprocess.run(
@@ -268,23 +280,23 @@ def commit() -> str | None:
 
 COLUMNS = (
     *("contestant", "speed, ratio", "middle half", "CPU ratio", "a second", "first call, s"),
-    *("second start, s", "peak GiB", "utilisation"),
+    *("second start, s", "peak GiB", "utilization"),
 )
 
 
-def rows(part: Part) -> list[list[str]]:
+def table_rows(part: Benchmark) -> list[list[str]]:
     """Return a line of cells for each contestant."""
     lines = list[list[str]]()
-    for name, measured in part.contestants.items():
+    for name, measured in part.measurements.items():
         ratios, cpu = part.ratios(name), part.cpu_ratios(name)
-        second, used = measured.second_start_seconds, measured.utilisation
+        second, used = measured.second_start_seconds, measured.utilization
         lines.append(
             [
                 name,
-                f"{spread(ratios).median:.2f}" if ratios else "",
-                middle(spread(ratios)) if ratios else "",
-                f"{spread(cpu).median:.2f}" if cpu else "",
-                f"{spread(measured.speeds).median:,.1f}",
+                f"{quartiles(ratios).median:.2f}" if ratios else "",
+                format_quartiles(quartiles(ratios)) if ratios else "",
+                f"{quartiles(cpu).median:.2f}" if cpu else "",
+                f"{quartiles(measured.speeds).median:,.1f}",
                 f"{measured.first_seconds:.1f}",
                 "" if second is None else f"{second:.1f}",
                 f"{max(sample.peak_bytes for sample in measured.samples) / (1 << 30):.2f}",
@@ -294,12 +306,12 @@ def rows(part: Part) -> list[list[str]]:
     return lines
 
 
-def middle(found: Spread) -> str:
+def format_quartiles(found: Quartiles) -> str:
     """Return the quartiles as text."""
     return f"{found.low:.2f} - {found.high:.2f}"
 
 
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def to_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table, its columns aligned."""
     every = [head, *lines]
     widths = [max(len(line[i]) for line in every) for i in range(len(head))]
@@ -315,26 +327,26 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join([row(head), row(rule), *map(row, lines)])
 
 
-def markdown(results: Results) -> str:
+def to_markdown(results: Results) -> str:
     """Return all there is to say, tables and what a reader must know."""
     said = [f"# {results.command}"]
-    for part in results.parts:
-        said += [f"## {part.name}", table(COLUMNS, rows(part))]
-        counts = {len(one.samples) for one in part.contestants.values()}
+    for part in results.benchmarks:
+        said += [f"## {part.name}", to_table(COLUMNS, table_rows(part))]
+        counts = {len(one.samples) for one in part.measurements.values()}
         told = [f"medians of {max(counts, default=0)} rounds; a second: {part.unit}"]
         if part.reference is not None:
             told.append(f"ratios are to {part.reference}, above 1 is faster")
-        told += [f"{name}: {_facts(one)}" for name, one in part.contestants.items()]
-        told += [f"left out: {name}: {why}" for name, why in part.left_out.items()]
+        told += [f"{name}: {_facts(one)}" for name, one in part.measurements.items()]
+        told += [f"left out: {name}: {why}" for name, why in part.skipped.items()]
         told.append("work: " + ", ".join(f"{k} {v}" for k, v in part.work.items()))
-        said.append("\n".join(f"- {line}" for line in [*told, *part.remarks]))
-    said += [f"Left out: {what}." for what in results.left_out]
+        said.append("\n".join(f"- {line}" for line in [*told, *part.notes]))
+    said += [f"Left out: {what}." for what in results.skipped]
     where = ", ".join(f"{v} {k}" if k == "cores" else f"{v}" for k, v in results.machine.items())
     said.append(f"{results.date}, commit {results.commit or 'unknown'}; {where} GiB.")
     return "\n\n".join(said) + "\n"
 
 
-def _facts(measured: Measured) -> str:
+def _facts(measured: Measurement) -> str:
     """Return a contestant's library, device and values, in one line."""
     facts = measured.facts
     told = [str(facts[key]) for key in ("library", "device") if key in facts]

@@ -20,19 +20,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from experiments.benchmark.contestant import PACKAGE, Ready, Sample
+from experiments.benchmark.worker import PACKAGE, Sample, Startup
 
 # Seconds that a turn may take longer than there was time for.
 GRACE = 20.0
 ROOT = Path(__file__).parents[2]
 
 
-class LeftOutError(Exception):
+class WorkerFailedError(Exception):
     """A contestant that takes no part, or no longer, and why."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorkerSpec:
     """A contestant before it is started."""
 
     name: str
@@ -43,22 +43,22 @@ class Plan:
     """Variables that differ; None takes one away."""
 
 
-class Contestant:
+class WorkerProcess:
     """A contestant's process, seen from outside."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: WorkerSpec) -> None:
         """Start the process; it sets itself up meanwhile."""
         self.name = plan.name
         self.samples: list[Sample] = []
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **plan.environment}
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             # What is executed is this package, by a Python that the user named.
             self._process = subprocess.Popen(  # noqa: S603
-                [plan.python, "-m", f"{PACKAGE}.contestant"],
+                [plan.python, "-m", f"{PACKAGE}.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._said,
+                stderr=self._stderr,
                 text=True,
                 encoding="utf-8",
                 env={k: v for k, v in environment.items() if v is not None},
@@ -66,70 +66,70 @@ class Contestant:
                 start_new_session=True,
             )
         except OSError as error:
-            self._said.close()
-            raise LeftOutError(f"{plan.python} cannot be run: {error.strerror}") from error
+            self._stderr.close()
+            raise WorkerFailedError(f"{plan.python} cannot be run: {error.strerror}") from error
         self._answers: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self._ask(json.dumps(plan.task))
+        self._send(json.dumps(plan.task))
 
     def _read(self) -> None:
         for line in self._process.stdout or ():
             self._answers.put(line)
         self._answers.put("")
 
-    def _ask(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         if self._process.stdin is not None:
             # Where it is gone already, there is an answer, or an end, that says why.
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(line + "\n")
                 self._process.stdin.flush()
 
-    def _answer(self, seconds: float) -> dict[str, Any]:
+    def _receive(self, seconds: float) -> dict[str, Any]:
         seconds = max(0.0, seconds)
         try:
             line = self._answers.get(timeout=seconds)
         except queue.Empty:
-            raise LeftOutError(f"no answer within {seconds:.0f} s") from None
+            raise WorkerFailedError(f"no answer within {seconds:.0f} s") from None
         if not line:
             code = self._process.wait()
-            raise LeftOutError(f"its process ended with {code}{self._last_words()}")
+            raise WorkerFailedError(f"its process ended with {code}{self._last_stderr_line()}")
         answer = json.loads(line)
         if "left_out" in answer:
-            raise LeftOutError(answer["left_out"])
+            raise WorkerFailedError(answer["left_out"])
         return answer
 
-    def _last_words(self) -> str:
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
+    def _last_stderr_line(self) -> str:
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         return f": {lines[-1][:200]}" if lines else ""
 
-    def ready(self, seconds: float = float("inf")) -> Ready:
+    def wait_until_ready(self, seconds: float = float("inf")) -> Startup:
         """Wait until it has done its first call.
 
         Raises:
             LeftOutError: it cannot take part, or not within so many seconds.
         """
-        return Ready(**self._answer(min(seconds, threading.TIMEOUT_MAX)))
+        return Startup(**self._receive(min(seconds, threading.TIMEOUT_MAX)))
 
-    def turn(self, steps: int, seconds: float = float("inf")) -> Sample:
+    def run(self, steps: int, seconds: float = float("inf")) -> Sample:
         """Let it do so many steps, and wait for them.
 
         Raises:
             LeftOutError: it failed, or took longer than so many seconds.
         """
-        self._ask(str(steps))
-        return Sample(**self._answer(min(seconds, threading.TIMEOUT_MAX)))
+        self._send(str(steps))
+        return Sample(**self._receive(min(seconds, threading.TIMEOUT_MAX)))
 
     def close(self) -> None:
         """End the process and whatever it started."""
-        if self._said.closed:
+        if self._stderr.closed:
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join()
-        for pipe in (self._process.stdin, self._process.stdout, self._said):
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
             # What a process that is gone has not read cannot be written any more.
             with contextlib.suppress(BrokenPipeError):
                 if pipe is not None:
@@ -142,31 +142,31 @@ class Contestant:
         self.close()
 
 
-class Entered(NamedTuple):
+class ReadyWorker(NamedTuple):
     """A contestant that takes part, and what it said when it was ready."""
 
-    contestant: Contestant
-    ready: Ready
+    process: WorkerProcess
+    startup: Startup
 
 
-class Held(NamedTuple):
+class Rounds(NamedTuple):
     """Rounds that are over."""
 
-    entered: dict[str, Entered]
+    workers: dict[str, ReadyWorker]
     """Contestants with a sample of every round, in order."""
-    left_out: dict[str, str]
+    skipped: dict[str, str]
     """Why others have none."""
 
 
-def hold(
-    plans: Sequence[Plan],
+def run_rounds(
+    plans: Sequence[WorkerSpec],
     *,
     rounds: int,
     steps: int,
     until: float = float("inf"),
     at_once: bool = False,
     say: Callable[[str], None] = lambda _: None,
-) -> Held:
+) -> Rounds:
     """Start contestants, let them take turns, and end them.
 
     Args:
@@ -183,16 +183,16 @@ def hold(
     began = time.monotonic()
     latest = began + (until - began) * 2 / 3
     with contextlib.ExitStack() as stack:
-        entered: dict[str, Entered] = {}
-        for contestant in _started(plans, stack, left_out, at_once=at_once):
+        entered: dict[str, ReadyWorker] = {}
+        for contestant in _start_workers(plans, stack, left_out, at_once=at_once):
             try:
-                ready = contestant.ready(latest - time.monotonic())
-            except LeftOutError as why:
+                ready = contestant.wait_until_ready(latest - time.monotonic())
+            except WorkerFailedError as why:
                 left_out[contestant.name] = str(why)
                 contestant.close()
                 say(f"{contestant.name}: left out, {why}")
                 continue
-            entered[contestant.name] = Entered(contestant, ready)
+            entered[contestant.name] = ReadyWorker(contestant, ready)
             say(f"{contestant.name}: ready, first call {ready.first_seconds:.1f} s")
         longest = 0.0
         for number in range(rounds):
@@ -201,32 +201,32 @@ def hold(
                 break
             names = list(entered) if number % 2 == 0 else list(reversed(entered))
             for name in names:
-                contestant = entered[name].contestant
+                contestant = entered[name].process
                 try:
-                    sample = contestant.turn(steps, until + GRACE - time.monotonic())
-                except LeftOutError as why:
+                    sample = contestant.run(steps, until + GRACE - time.monotonic())
+                except WorkerFailedError as why:
                     left_out[name] = str(why)
                     del entered[name]
                     say(f"{name}: left out, {why}")
                     continue
                 contestant.samples.append(sample)
             longest = max(longest, time.monotonic() - before)
-    return Held(entered, left_out)
+    return Rounds(entered, left_out)
 
 
-def _started(
-    plans: Sequence[Plan],
+def _start_workers(
+    plans: Sequence[WorkerSpec],
     stack: contextlib.ExitStack,
     left_out: dict[str, str],
     *,
     at_once: bool,
-) -> Iterator[Contestant]:
+) -> Iterator[WorkerProcess]:
     """Yield contestants whose process runs; the stack ends it."""
 
-    def start(plan: Plan) -> Iterator[Contestant]:
+    def start(plan: WorkerSpec) -> Iterator[WorkerProcess]:
         try:
-            yield stack.enter_context(Contestant(plan))
-        except LeftOutError as why:
+            yield stack.enter_context(WorkerProcess(plan))
+        except WorkerFailedError as why:
             left_out[plan.name] = str(why)
 
     if at_once:
@@ -236,7 +236,7 @@ def _started(
             yield from start(plan)
 
 
-class Spread(NamedTuple):
+class Quartiles(NamedTuple):
     """The middle of some numbers, and the middle half of them."""
 
     median: float
@@ -244,14 +244,14 @@ class Spread(NamedTuple):
     high: float
 
     @property
-    def holds_one(self) -> bool:
+    def contains_one(self) -> bool:
         """Whether a ratio of one lies within the middle half."""
         return self.low <= 1 <= self.high
 
 
-def spread(values: Sequence[float]) -> Spread:
+def quartiles(values: Sequence[float]) -> Quartiles:
     """Return the median and the quartiles; of one number, itself."""
     if len(values) == 1:
-        return Spread(values[0], values[0], values[0])
+        return Quartiles(values[0], values[0], values[0])
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Spread(median, low, high)
+    return Quartiles(median, low, high)

@@ -20,7 +20,7 @@ PACKAGE = "experiments.benchmark"
 
 
 @dataclass(frozen=True)
-class Done:
+class RunResult:
     """What a turn did."""
 
     units: float
@@ -30,10 +30,10 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Entrant:
+class Workload:
     """What a contestant does once it is set up."""
 
-    turn: Callable[[int], Done]
+    run: Callable[[int], RunResult]
     """Do so many steps, and wait for them."""
     cycle: int = 1
     """Steps after which everything was done once: so many make the first call."""
@@ -56,7 +56,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Ready:
+class Startup:
     """What a contestant says when it can begin."""
 
     setup_seconds: float
@@ -76,10 +76,10 @@ def resident_bytes() -> int:
         return peak if sys.platform == "darwin" else peak << 10
 
 
-def sampled(entrant: Entrant, steps: int) -> Sample:
+def take_sample(entrant: Workload, steps: int) -> Sample:
     """Do a turn, and time it."""
     cpu, wall = time.process_time(), time.perf_counter()
-    done = entrant.turn(steps)
+    done = entrant.run(steps)
     seconds, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return Sample(seconds, cpu, done.units, done.value, entrant.peak_bytes())
 
@@ -100,9 +100,9 @@ def serve(requests: TextIO, answers: TextIO) -> None:
         setup = time.perf_counter() - began
         began = time.perf_counter()
         entrant.turn(entrant.cycle)
-        answer(asdict(Ready(setup, time.perf_counter() - began, entrant.facts)))
+        answer(asdict(Startup(setup, time.perf_counter() - began, entrant.facts)))
         for line in requests:
-            answer(asdict(sampled(entrant, int(line))))
+            answer(asdict(take_sample(entrant, int(line))))
     # Whatever it is, the others go on without this one.
     except Exception as error:  # noqa: BLE001
         answer({"left_out": " ".join(f"{type(error).__name__}: {error}".split())[:200]})

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmark.adapter import config_of
-from experiments.benchmark.results import Part, part_of
-from experiments.benchmark.rounds import Held, Plan, hold, spread
-from experiments.benchmark.work import (
+from experiments.benchmark.adapter import make_config
+from experiments.benchmark.results import Benchmark, summarize
+from experiments.benchmark.rounds import Rounds, WorkerSpec, quartiles, run_rounds
+from experiments.benchmark.workloads import (
     Sizes,
+    count_target_tokens,
     full_batch,
     random_sources,
-    save,
-    target_tokens,
+    save_batches,
 )
 from transformer_jax.config import Config
 from transformer_jax.config.validation import did_you_mean
@@ -32,7 +32,7 @@ LENGTHS = (128, 256, 512, 1024, 2048)
 
 
 @dataclass(frozen=True)
-class Setting:
+class Settings:
     """How to measure, whatever it is."""
 
     rounds: int = 9
@@ -48,9 +48,9 @@ class Setting:
     """Variables of this project's own contestants."""
     say: Callable[[str], None] = lambda _: None
 
-    def hold(self, plans: Sequence[Plan]) -> Held:
+    def run(self, plans: Sequence[WorkerSpec]) -> Rounds:
         """Hold rounds in this way."""
-        return hold(
+        return run_rounds(
             plans,
             rounds=self.rounds,
             steps=self.steps,
@@ -61,7 +61,7 @@ class Setting:
 
 
 @contextmanager
-def alone(setting: Setting) -> Iterator[tuple[Setting, Path]]:
+def isolated_cache(setting: Settings) -> Iterator[tuple[Settings, Path]]:
     """Give contestants a folder of their own, in which nothing is compiled yet."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         cache = {
@@ -72,7 +72,7 @@ def alone(setting: Setting) -> Iterator[tuple[Setting, Path]]:
         yield replace(setting, environment={**setting.environment, **cache}), Path(folder)
 
 
-def chosen(only: str | None, known: Sequence[str], usual: Sequence[str]) -> list[str]:
+def select_names(only: str | None, known: Sequence[str], usual: Sequence[str]) -> list[str]:
     """Return the contestants that a list with commas names.
 
     Raises:
@@ -90,7 +90,7 @@ def chosen(only: str | None, known: Sequence[str], usual: Sequence[str]) -> list
 def train(
     name: str,
     sizes: Sizes,
-    setting: Setting,
+    setting: Settings,
     *,
     only: str | None = None,
     usual: Sequence[str] = TRAINERS[:2],
@@ -98,7 +98,7 @@ def train(
     batches: Sequence[Batch] = (),
     again: bool = True,
     work: Mapping[str, Any] | None = None,
-) -> Part:
+) -> Benchmark:
     """Compare training steps.
 
     Args:
@@ -114,16 +114,19 @@ def train(
         work: what is to be said of the batches.
     """
     batches = batches or [full_batch(sizes)]
-    config = config_of(dataclasses.asdict(sizes)).model
-    tokens = sum(map(target_tokens, batches))
+    config = make_config(dataclasses.asdict(sizes)).model
+    tokens = sum(map(count_target_tokens, batches))
     flops = sum(step_flops(config, sizes.vocab, batch) for batch in batches) / tokens
-    with alone(setting) as (inside, folder):
-        task = {"sizes": dataclasses.asdict(sizes), "arrays": save(folder / "work.npz", batches)}
-        own = Plan("ours", {"maker": "adapter.train", **task}, environment=inside.environment)
+    with isolated_cache(setting) as (inside, folder):
+        task = {
+            "sizes": dataclasses.asdict(sizes),
+            "arrays": save_batches(folder / "work.npz", batches),
+        }
+        own = WorkerSpec("ours", {"maker": "adapter.train", **task}, environment=inside.environment)
         plans = {
             "ours": own,
             **{
-                peer: Plan(
+                peer: WorkerSpec(
                     peer,
                     {"maker": "peers.train", "is_compiled": peer == "torch-compiled", **task},
                     python=setting.torch_python,
@@ -131,28 +134,28 @@ def train(
                 for peer in TRAINERS[1:]
             },
         }
-        names = chosen(only, TRAINERS, usual)
-        found = part_of(
-            inside.hold([plans[key] for key in names]),
+        names = select_names(only, TRAINERS, usual)
+        found = summarize(
+            inside.run([plans[key] for key in names]),
             name,
             unit="target tokens",
             work={"steps": setting.steps, **task["sizes"], **(work or {})},
             references=references,
             flops=flops,
         )
-        if again and "ours" in found.contestants:
-            second = replace(inside, rounds=0).hold([own]).entered
+        if again and "ours" in found.measurements:
+            second = replace(inside, rounds=0).run([own]).workers
             if "ours" in second:
-                seconds = second["ours"].ready.first_seconds
-                ours = replace(found.contestants["ours"], second_start_seconds=seconds)
-                return replace(found, contestants={**found.contestants, "ours": ours})
+                seconds = second["ours"].startup.first_seconds
+                ours = replace(found.measurements["ours"], second_start_seconds=seconds)
+                return replace(found, measurements={**found.measurements, "ours": ours})
     return found
 
 
 def decode(
     name: str,
     sizes: Sizes,
-    setting: Setting,
+    setting: Settings,
     *,
     beam_size: int,
     sources: Sequence[Sequence[int]] = (),
@@ -162,7 +165,7 @@ def decode(
     only: str | None = None,
     usual: Sequence[str] = DECODERS,
     references: Sequence[str] = ("ctranslate2", "hf"),
-) -> Part:
+) -> Benchmark:
     """Compare the search for translations, all of them with random parameters that never end.
 
     Args:
@@ -186,18 +189,20 @@ def decode(
         "extra": extra,
     }
     makers = {"ctranslate2": "peers.ctranslate2", "hf": "peers.generate"}
-    with alone(setting) as (inside, _):
-        own = Plan("ours", {"maker": "adapter.translate", **task}, environment=inside.environment)
+    with isolated_cache(setting) as (inside, _):
+        own = WorkerSpec(
+            "ours", {"maker": "adapter.translate", **task}, environment=inside.environment
+        )
         plans = {
             "ours": own,
             **{
-                key: Plan(key, {"maker": maker, **task}, python=setting.torch_python)
+                key: WorkerSpec(key, {"maker": maker, **task}, python=setting.torch_python)
                 for key, maker in makers.items()
             },
         }
-        held = inside.hold([plans[key] for key in chosen(only, DECODERS, usual)])
+        held = inside.run([plans[key] for key in select_names(only, DECODERS, usual)])
     lengths = [len(source) for source in sources]
-    return part_of(
+    return summarize(
         held,
         name,
         unit="sentences",
@@ -210,23 +215,23 @@ def decode(
             "pieces": sum(lengths),
         },
         references=references,
-        remarks=["the last value is the mean length of the translations, ends counted"],
+        notes=["the last value is the mean length of the translations, ends counted"],
     )
 
 
-def pipeline(config: Config, setting: Setting) -> Part:
+def pipeline(config: Config, setting: Settings) -> Benchmark:
     """Compare training on a config's own text with training on full batches that are at hand.
 
     Both do the same compiled steps on the same shapes in the same order. So the ratio says what
     padding, gathering and metering cost together; without the part of padding, `fill`, what the
     input costs.
     """
-    with alone(setting) as (inside, _):
+    with isolated_cache(setting) as (inside, _):
         steps = setting.rounds * setting.steps
         task = {"maker": "adapter.pipeline", "config": config.to_dict(), "steps": steps}
-        held = inside.hold(
+        held = inside.run(
             [
-                Plan(key, {**task, "is_kept": key == "kept"}, environment=inside.environment)
+                WorkerSpec(key, {**task, "is_kept": key == "kept"}, environment=inside.environment)
                 for key in ("pipeline", "kept")
             ]
         )
@@ -238,44 +243,44 @@ def pipeline(config: Config, setting: Setting) -> Part:
         "data.batch_tokens": config.data.batch_tokens,
     }
     remarks = list[str]()
-    if "pipeline" in held.entered:
-        facts = held.entered["pipeline"].ready.facts
+    if "pipeline" in held.workers:
+        facts = held.workers["pipeline"].startup.facts
         remarks.append(
             f"{facts['shapes']} shapes, {facts['batches_per_epoch']} batches an epoch, "
             f"{facts['fill']:.1%} of positions are tokens; all shapes compiled in "
             f"{facts['compile_seconds']:.1f} s, and the second process found them in the cache"
         )
-    return part_of(
-        held, "input", unit="target tokens", work=work, references=("kept",), remarks=remarks
+    return summarize(
+        held, "input", unit="target tokens", work=work, references=("kept",), notes=remarks
     )
 
 
-def scaling(sizes: Sizes, setting: Setting, lengths: Sequence[int], tokens: int) -> Part:
+def scaling(sizes: Sizes, setting: Settings, lengths: Sequence[int], tokens: int) -> Benchmark:
     """Compare steps of as many tokens in ever longer sentences."""
-    with alone(setting) as (inside, folder):
-        plans, flops = list[Plan](), dict[int, float]()
+    with isolated_cache(setting) as (inside, folder):
+        plans, flops = list[WorkerSpec](), dict[int, float]()
         for length in lengths:
             some = replace(sizes, batch=max(1, tokens // length), src=length, tgt=length)
             batch = full_batch(some)
             data = dataclasses.asdict(some)
-            flops[length] = step_flops(config_of(data).model, some.vocab, batch)
-            task = {"sizes": data, "arrays": save(folder / f"{length}.npz", [batch])}
-            plan = Plan(
+            flops[length] = step_flops(make_config(data).model, some.vocab, batch)
+            task = {"sizes": data, "arrays": save_batches(folder / f"{length}.npz", [batch])}
+            plan = WorkerSpec(
                 str(length), {"maker": "adapter.train", **task}, environment=inside.environment
             )
             plans.append(plan)
         first = str(lengths[0])
-        found = part_of(
-            inside.hold(plans),
+        found = summarize(
+            inside.run(plans),
             "scaling",
             unit="target tokens",
             work={**dataclasses.asdict(sizes), "tokens": tokens},
             references=(first,),
         )
     remarks = [
-        f"length {length}: {1 / spread(found.ratios(str(length))).median:.2f} times the time of "
+        f"length {length}: {1 / quartiles(found.ratios(str(length))).median:.2f} times the time of "
         f"length {first}, {flops[length] / flops[lengths[0]]:.2f} times the model FLOPs"
         for length in lengths[1:]
-        if found.reference == first and str(length) in found.contestants
+        if found.reference == first and str(length) in found.measurements
     ]
-    return replace(found, remarks=remarks)
+    return replace(found, notes=remarks)

@@ -32,7 +32,7 @@ class Sizes:
     """Pieces of each target."""
     dtype: str = "float32"
 
-    def but(self, changes: Sequence[str]) -> "Sizes":
+    def with_changes(self, changes: Sequence[str]) -> "Sizes":
         """Return the same with some changed, each as "d_ff=1024".
 
         Raises:
@@ -62,7 +62,7 @@ SIZES = {
 }
 
 
-def sizes_of(name: str, changes: Sequence[str] = ()) -> Sizes:
+def load_sizes(name: str, changes: Sequence[str] = ()) -> Sizes:
     """Return the sizes of this name, with changes as `Sizes.but` takes them.
 
     Raises:
@@ -72,10 +72,10 @@ def sizes_of(name: str, changes: Sequence[str] = ()) -> Sizes:
         raise UsageError(
             f"no sizes {name!r}{did_you_mean(name, SIZES)} (there are {', '.join(SIZES)})"
         )
-    return SIZES[name].but(changes)
+    return SIZES[name].with_changes(changes)
 
 
-def pieces(rng: np.random.Generator, vocab: int, *shape: int) -> np.ndarray:
+def random_tokens(rng: np.random.Generator, vocab: int, *shape: int) -> np.ndarray:
     """Draw pieces that are neither padding nor another special one."""
     return rng.integers(UNKNOWN + 1, vocab, shape, dtype=np.int32)
 
@@ -83,16 +83,16 @@ def pieces(rng: np.random.Generator, vocab: int, *shape: int) -> np.ndarray:
 def full_batch(sizes: Sizes) -> Batch:
     """Return a batch without padding, the same each time."""
     rng = np.random.default_rng(0)
-    source = pieces(rng, sizes.vocab, sizes.batch, sizes.src)
-    return Batch(source, pieces(rng, sizes.vocab, sizes.batch, sizes.tgt))
+    source = random_tokens(rng, sizes.vocab, sizes.batch, sizes.src)
+    return Batch(source, random_tokens(rng, sizes.vocab, sizes.batch, sizes.tgt))
 
 
-def target_tokens(batch: Batch) -> int:
+def count_target_tokens(batch: Batch) -> int:
     """Return how many target tokens are learnt from: padding is none."""
     return int((batch.target != PAD).sum())
 
 
-def save(path: Path, batches: Sequence[Batch]) -> str:
+def save_batches(path: Path, batches: Sequence[Batch]) -> str:
     """Keep batches for contestants to read; return the path."""
     arrays = {f"{i}.{side}": getattr(b, side) for i, b in enumerate(batches) for side in b._fields}
     np.savez(path, allow_pickle=False, **arrays)
@@ -114,15 +114,15 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
     room = tokens
     while True:
         batches = Batches(*text, batch_tokens=room, seed=config.train.seed)
-        found = _commonest(batches, shapes, count)
-        mean = sum(map(target_tokens, found)) / len(found)
+        found = _most_common(batches, shapes, count)
+        mean = sum(map(count_target_tokens, found)) / len(found)
         if mean >= tokens or batches.per_epoch == len(batches.buckets):
             return found
         # Batches are planned by positions, of which some are padding.
         room = round(room * min(2.0, 1.01 * tokens / mean)) + 1
 
 
-def _commonest(batches: Batches, shapes: int, count: int) -> list[Batch]:
+def _most_common(batches: Batches, shapes: int, count: int) -> list[Batch]:
     """Return the first batches of an epoch that have one of the shapes with most positions."""
     most = sorted(batches.buckets, key=lambda s: -s.batches * s.rows * (s.source + s.target))
     wanted = {shape[:3] for shape in most[:shapes]}
@@ -142,5 +142,5 @@ def text_sources(config: Config, count: int) -> list[list[int]]:
 
 def random_sources(sizes: Sizes, count: int, length: int) -> list[list[int]]:
     """Return so many sources of one length, without their ends counted in it."""
-    rows = pieces(np.random.default_rng(0), sizes.vocab, count, length)
+    rows = random_tokens(np.random.default_rng(0), sizes.vocab, count, length)
     return [[*row, EOS] for row in rows.tolist()]
