@@ -1,4 +1,4 @@
-"""Measure this project beside others, and beside itself.
+"""Measure the speed of this project, next to other libraries and next to earlier results.
 
 python -m experiments.benchmark {train,decode,input,scaling,gpu,compare} --help
 """
@@ -31,42 +31,44 @@ Changes = Annotated[
 
 @dataclass(frozen=True)
 class MeasureCommand:
-    """What all that measures takes."""
+    """Base of the commands that measure."""
 
     out: Path = Path("benchmarks")
-    """The folder for results: JSON with every sample, and the table."""
+    """Folder for the results: JSON with every sample, and a table."""
     torch_python: str = sys.executable
-    """The Python that PyTorch, Hugging Face and CTranslate2 are in."""
+    """Python interpreter that has PyTorch, Hugging Face Transformers, and CTranslate2."""
     rounds: int = 9
-    """How often each contestant has its turn."""
+    """Rounds. Each worker runs once per round."""
     steps: int = 1
-    """Steps of each turn."""
+    """Steps per round."""
 
     @property
     def settings(self) -> benchmarks.Settings:
-        """How to measure."""
+        """The settings that the options describe."""
         for name in ("rounds", "steps"):
             if (value := getattr(self, name)) < 1:
                 raise UsageError(f"--{name} must be positive, got {value}")
         return benchmarks.Settings(self.rounds, self.steps, self.torch_python, say=stderr.print)
 
-    def save(self, command: str, found: Sequence[Benchmark], left_out: Sequence[str] = ()) -> None:
-        """Show results, and store them."""
-        results = Results.collect(command, list(found), left_out)
+    def save(
+        self, command: str, measured: Sequence[Benchmark], skipped: Sequence[str] = ()
+    ) -> None:
+        """Print results, and store them."""
+        results = Results.collect(command, list(measured), skipped)
         stdout.print(to_markdown(results))
-        stdout.print(f"kept in {results.store(self.out)}")
-        if not any(part.measurements for part in found):
-            raise SweepFailedError("no contestant could take part")
+        stdout.print(f"saved to {results.store(self.out)}")
+        if not any(part.measurements for part in measured):
+            raise SweepFailedError("no worker could run")
 
 
 @dataclass(frozen=True)
 class Train(MeasureCommand):
-    """Compare steps of training on a batch without padding."""
+    """Compare train steps on a batch without padding."""
 
     sizes: SizesName = "base"
     changes: Changes = ()
     only: str | None = None
-    """Contestants, parted by commas: ours, torch, torch-compiled."""
+    """Workers, separated by commas: ours, torch, torch-compiled."""
 
     def run(self) -> None:
         sizes = load_sizes(self.sizes, self.changes)
@@ -76,21 +78,21 @@ class Train(MeasureCommand):
 
 @dataclass(frozen=True)
 class Decode(MeasureCommand):
-    """Compare translation of 64 sentences of 20 pieces into 40 each, greedy and by beam."""
+    """Compare translating 64 sentences of 20 tokens into 40 tokens, greedily and by beam search."""
 
     sizes: SizesName = "base"
     changes: Changes = ()
     only: str | None = None
-    """Contestants, parted by commas: ours, ctranslate2, hf."""
+    """Workers, separated by commas: ours, ctranslate2, hf."""
     beam: tuple[int, ...] = (1, 4)
-    """Hypotheses; 1 is greedy search."""
+    """Beam sizes; 1 is greedy search."""
     rounds: int = 5
 
     def run(self) -> None:
         sizes = load_sizes(self.sizes, self.changes)
         if min(self.beam, default=0) < 1:
             raise UsageError(f"--beam must be positive, got {self.beam}")
-        found = [
+        benchmarks_by_beam = [
             benchmarks.decode(
                 f"decode {self.sizes}, {f'beam {beam}' if beam > 1 else 'greedy'}",
                 sizes,
@@ -100,15 +102,15 @@ class Decode(MeasureCommand):
             )
             for beam in self.beam
         ]
-        self.save("decode", found)
+        self.save("decode", benchmarks_by_beam)
 
 
 @dataclass(frozen=True)
 class Input(MeasureCommand):
-    """Compare training on a text, as a run does it, with training on full batches at hand."""
+    """Compare training through the input pipeline with training on preloaded full batches."""
 
     config: Positional[Annotated[str, arg(metavar="CONFIG")]] = ""
-    """A config file; multi30k where $TRANSFORMER_JAX_DATA says where its text is, else tiny."""
+    """A config file. Default: multi30k if $TRANSFORMER_JAX_DATA is set, otherwise tiny."""
     rounds: int = 5
     steps: int = 10
 
@@ -119,14 +121,14 @@ class Input(MeasureCommand):
 
 @dataclass(frozen=True)
 class Scaling(MeasureCommand):
-    """Compare steps of as many tokens in longer and longer sentences."""
+    """Compare steps with the same number of tokens in longer and longer sentences."""
 
     sizes: SizesName = "base"
     changes: Changes = ("layers=2", "vocab=8000")
     lengths: tuple[int, ...] = benchmarks.LENGTHS
-    """Pieces of source and of target; the first is what others are compared with."""
+    """Tokens per source and per target; other lengths are compared with the first."""
     tokens: int = 2048
-    """Target tokens of each step."""
+    """Target tokens per step."""
     rounds: int = 5
 
     def run(self) -> None:
@@ -141,14 +143,14 @@ class Scaling(MeasureCommand):
 
 @dataclass(frozen=True)
 class Gpu(MeasureCommand):
-    """Measure all that a GPU is asked for, in minutes, without network."""
+    """Measure training and decoding on a GPU within minutes, without a network."""
 
     data: str | None = None
-    """A config file whose text to take; the embedded corpus where it is not said."""
+    """A config file that names the text. Default: number words."""
     minutes: float = 7.5
-    """To be done in."""
+    """Time limit for the whole command."""
     toy: bool = False
-    """Try the command in small, on whatever device there is."""
+    """Try the command at toy size on any device."""
 
     def run(self) -> None:
         if not self.minutes > 0:
@@ -157,22 +159,22 @@ class Gpu(MeasureCommand):
             load_config(self.data) if self.data else on_gpu.number_words_config(is_toy=self.toy)
         )
         if not self.toy:
-            on_gpu.check_there_is_one(self.settings)
+            on_gpu.check_gpu_is_available(self.settings)
         amount = on_gpu.TOY if self.toy else replace(on_gpu.FULL, rounds=self.rounds)
-        found, left_out = on_gpu.gpu(
+        measured, skipped = on_gpu.gpu(
             config, amount, self.settings, seconds=60 * self.minutes, say=stderr.print
         )
-        self.save("gpu", found, left_out)
+        self.save("gpu", measured, skipped)
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare two files of results."""
+    """Compare two result files."""
 
     before: Positional[Path]
-    """JSON that a command of this program wrote."""
+    """A JSON file that one of these commands wrote."""
     after: Positional[Path]
-    """The same, later."""
+    """A later file of the same command."""
 
     def run(self) -> None:
         stdout.print(compare(Results.open(self.before), Results.open(self.after)))
@@ -189,7 +191,7 @@ COMMANDS: dict[str, Any] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit code. A mistake or a fault is one line."""
+    """Run a command, and return its exit code. Every error prints one line."""
     return run_and_report(
         lambda: tyro.extras.subcommand_cli_from_dict(COMMANDS, prog=PROGRAM, args=arguments).run()
     )

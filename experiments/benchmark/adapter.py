@@ -1,6 +1,7 @@
-"""This project as a benchmark's contestant: its own train step and search, as a user runs them.
+"""Workers of this project: its train step and its search, as a user runs them.
 
-A benchmark hands over sizes and pieces, and gets a function that does the work.
+External benchmarks call `train_step` and `decode`, and the project's own benchmark calls the
+functions below them.
 """
 
 import contextlib
@@ -30,11 +31,11 @@ from transformer_jax.training.throughput import Meter
 
 
 def make_config(sizes: Mapping[str, Any]) -> Config:
-    """Return the paper's model in these sizes.
+    """Return a config of the paper's model with other sizes.
 
     Args:
-        sizes: d_model, layers, heads, d_ff, as benchmarks of other libraries name them; dtype,
-            where it is not float32.
+        sizes: d_model, layers, heads, d_ff, and optionally dtype (default float32) and src
+            (source length).
     """
     width = sizes["d_model"] // sizes["heads"]
     return Config().change(
@@ -45,7 +46,7 @@ def make_config(sizes: Mapping[str, Any]) -> Config:
             "num_heads": sizes["heads"],
             "d_k": width,
             "d_v": width,
-            # As other libraries have it.
+            # The other libraries drop attention weights.
             "attention_dropout": 0.1,
             "dtype": sizes.get("dtype", "float32"),
             "max_length": max(Config().model.max_length, sizes.get("src", 0)),
@@ -54,7 +55,7 @@ def make_config(sizes: Mapping[str, Any]) -> Config:
 
 
 class Trainer:
-    """A model in training, without data, reports and checkpoints."""
+    """Trains a model without data, reports, or checkpoints."""
 
     state: TrainState
 
@@ -66,7 +67,7 @@ class Trainer:
         *,
         paused: Callable[[], contextlib.AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Begin, as a run does, with random parameters."""
+        """Draw random parameters, as a run does."""
         self.model = Transformer(config.model, vocab_size, source_vocab_size)
         self.placement = SHARDINGS[config.train.parallelism]()
         self.compile_seconds = 0.0
@@ -87,18 +88,18 @@ class Trainer:
             self.compile_seconds += time.perf_counter() - began
 
     def step(self, batch: Batch) -> StepMetrics:
-        """Do a step, which goes on when this returns; return its metrics."""
+        """Start a step, and return its metrics without waiting for them."""
         self.state, metrics = self._step(self.state, batch)
         return metrics
 
     @property
     def parameters(self) -> int:
-        """How many numbers are learnt."""
+        """The number of parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
 
 
 def mean_loss(metrics: StepMetrics) -> float:
-    """Wait for a step; return its loss per token."""
+    """Wait for a step, and return its loss per token."""
     loss = jax.device_get(metrics.loss)
     return float(loss.smoothed / loss.count)
 
@@ -106,27 +107,27 @@ def mean_loss(metrics: StepMetrics) -> float:
 def train_step(
     sizes: Mapping[str, Any], batch: Mapping[str, np.ndarray]
 ) -> tuple[Callable[[], float], int]:
-    """Return what runs one train step and gives its loss, and the number of parameters.
+    """Return a function that runs one train step and returns its loss, and the parameter count.
 
     Args:
-        sizes: as `config_of` takes them, and vocab.
+        sizes: see `make_config`; also vocab.
         batch: int32 arrays "src" and "tgt_out", without padding.
     """
     trainer = Trainer(make_config(sizes), sizes["vocab"])
-    pieces = Batch(batch["src"], batch["tgt_out"])
-    return lambda: mean_loss(trainer.step(pieces)), trainer.parameters
+    tokens = Batch(batch["src"], batch["tgt_out"])
+    return lambda: mean_loss(trainer.step(tokens)), trainer.parameters
 
 
 def decode(
     sizes: Mapping[str, Any], source: np.ndarray, beam_size: int, steps: int
 ) -> Callable[[], float]:
-    """Return what translates all sentences into exactly `steps` pieces and gives their mean length.
+    """Return a function that translates into exactly `steps` tokens and returns their mean number.
 
     Args:
-        sizes: as `config_of` takes them, and vocab.
+        sizes: see `make_config`; also vocab.
         source: int32[sentences, length], without padding.
         beam_size: 1 is greedy search.
-        steps: pieces of each translation, its end included.
+        steps: tokens per translation, including the end token.
     """
     config = make_config(sizes).change(
         decode={"beam_size": beam_size, "max_extra_length": steps - source.shape[1]}
@@ -139,18 +140,18 @@ def decode(
         lengths = []
         for rows in batches:
             limit = np.full(len(rows), steps, np.int32)
-            found = jax.device_get(search(model, config.decode, 1, params, rows, limit))
-            lengths.append((found.pieces[:, 0] != 0).sum(axis=1))
+            result = jax.device_get(search(model, config.decode, 1, params, rows, limit))
+            lengths.append((result.tokens[:, 0] != 0).sum(axis=1))
         return float(np.concatenate(lengths).mean())
 
     return once
 
 
 def suppress_eos(params: Params, layers: int) -> Params:
-    """Return parameters by which no end is likely, so that every search takes all its steps.
+    """Return parameters under which no translation ends early.
 
-    What the last layer normalisation gives sums up to the sum of its biases: with biases of one,
-    an end piece whose vector is -100 everywhere has the logit -100 d_model, wherever it may come.
+    The output of the last layer normalization sums to the sum of its biases. With biases of one and
+    an end-token embedding of -100 everywhere, the end token always has the logit -100 d_model.
     """
     changed: Any = jax.tree.map(jnp.asarray, params)
     table = changed["embedding"]["table"]
@@ -160,11 +161,11 @@ def suppress_eos(params: Params, layers: int) -> Params:
     return changed
 
 
-# What follows are makers of this package's own contestants, from a task as plain data.
+# The functions below make workloads for `worker`, from a task as plain data.
 
 
 def describe_device(dtype: str, **more: Any) -> dict[str, Any]:
-    """Return what a result says of JAX and the device."""
+    """Return facts about JAX and the device."""
     [first, *_] = jax.local_devices()
     return {
         "library": f"jax {jax.__version__}",
@@ -176,19 +177,19 @@ def describe_device(dtype: str, **more: Any) -> dict[str, Any]:
 
 
 def read_peak_bytes() -> int:
-    """Return the most memory that was held: the device's, or on a CPU the process's."""
+    """Return the peak memory of the devices, or of the process on a CPU."""
     stats = [one.memory_stats() or {} for one in jax.local_devices()]
     return sum(one.get("peak_bytes_in_use", 0) for one in stats) or resident_bytes()
 
 
 def report_device(task: Mapping[str, Any]) -> Workload:
-    """Do nothing, but say what there is to work on."""
+    """Report the device, and do no work."""
     del task
     return Workload(lambda _: RunResult(1, 0.0), facts=describe_device("bfloat16"))
 
 
 def load_batches(task: Mapping[str, Any]) -> list[Batch]:
-    """Return the batches that `work.save` kept."""
+    """Return the batches that `workloads.save_batches` saved."""
     with np.load(task["arrays"], allow_pickle=False) as arrays:
         return [
             Batch(*(arrays[f"{i}.{side}"] for side in Batch._fields))
@@ -197,10 +198,10 @@ def load_batches(task: Mapping[str, Any]) -> list[Batch]:
 
 
 def train(task: Mapping[str, Any]) -> Workload:
-    """Train on batches that are at hand, over and over.
+    """Train on preloaded batches, repeatedly.
 
     Args:
-        task: sizes, and the arrays' path.
+        task: sizes, and the path of the arrays.
     """
     enable_compilation_cache()
     sizes, batches = task["sizes"], load_batches(task)
@@ -220,7 +221,7 @@ def train(task: Mapping[str, Any]) -> Workload:
 
 
 class NumberVocabulary:
-    """A vocabulary whose words are the numbers of its pieces, for sources that are no text."""
+    """A vocabulary whose words are token numbers, for sources that are not text."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -229,20 +230,20 @@ class NumberVocabulary:
         return self._size
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the pieces of each line, with their end, as a tokenizer does."""
+        """Return the tokens of each line with the end token, like a tokenizer."""
         return [[*map(int, line.split()), EOS] for line in lines]
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Return a line for each row of pieces, without its end."""
+        """Return one line per row of tokens, without padding and end tokens."""
         return [" ".join(str(p) for p in row if p not in (PAD, EOS)) for row in rows]
 
 
 def translate(task: Mapping[str, Any]) -> Workload:
-    """Translate all sentences, as `transformer-jax translate` does.
+    """Translate all sentences like `transformer-jax translate`.
 
     Args:
-        task: sizes, sources (lists of pieces with their ends), beam_size, and extra: a
-            translation has so many pieces more than its source, its end counted.
+        task: sizes, sources (lists of tokens with end tokens), beam_size, and extra (the number
+            of tokens by which a translation is longer than its source).
     """
     enable_compilation_cache()
     sizes = task["sizes"]
@@ -256,40 +257,42 @@ def translate(task: Mapping[str, Any]) -> Workload:
     lines = numerals.decode(task["sources"])
 
     def turn(steps: int) -> RunResult:
-        *_, found = [translator.translate(params, lines) for _ in range(steps)]
-        # With the end, which is no word.
-        lengths = [len(best[0].text.split()) + 1 for best in found]
+        *_, result = [translator.translate(params, lines) for _ in range(steps)]
+        # Add the end token, which is not a word.
+        lengths = [len(best[0].text.split()) + 1 for best in result]
         return RunResult(steps * len(lines), float(np.mean(lengths)))
 
     return Workload(turn, 1, describe_device(config.model.dtype), read_peak_bytes)
 
 
 def pipeline(task: Mapping[str, Any]) -> Workload:
-    """Train on a config's own text, batch after batch, as a run does between two reports.
+    """Train on the text of a config, batch after batch, like a run between two reports.
 
     Args:
-        task: a config as plain data; is_kept, to train on batches of the same shapes, in the same
-            order, that are at hand already and have no padding; steps that will be done.
+        task: a config as plain data; is_preloaded (train on preloaded full batches of the same
+            shapes in the same order); and the number of steps.
     """
     enable_compilation_cache()
     config = Config.from_dict(task["config"])
     prepared = prepare(config.data)
     sizes = prepared.vocabulary.sizes
     batches = prepared.batches(config.data.batch_tokens, config.train.seed)
-    # The peak is asked for once; what a report says is of no interest here.
-    about = describe_device(config.model.dtype, shapes=len(batches.buckets), fill=batches.density)
+    # Measure the peak once. This function does not use the reports of the meter.
+    about = describe_device(
+        config.model.dtype, shapes=len(batches.buckets), density=batches.density
+    )
     meter = Meter(Transformer(config.model, *sizes), about["peak_flops"], [])
     trainer = Trainer(config, *sizes, paused=meter.paused)
     kept = {shape[:3]: _random_batch(shape, *sizes) for shape in batches.buckets}
-    # Before any clock runs: to know a batch's shape is to gather it.
-    each = (batches[step] for step in range(task["steps"] if task["is_kept"] else 0))
+    # Gather batches before timing starts, because gathering reveals their shapes.
+    each = (batches[step] for step in range(task["steps"] if task["is_preloaded"] else 0))
     shape_of = [(*batch.source.shape, batch.target.shape[1]) for batch in each]
     about.update(parameters=trainer.parameters, batches_per_epoch=batches.per_epoch)
 
     def stream() -> Iterator[Batch]:
-        # So that every shape is compiled by the first call.
+        # The first call compiles every shape.
         yield from kept.values()
-        if task["is_kept"]:
+        if task["is_preloaded"]:
             yield from (kept[shape] for shape in shape_of)
         else:
             yield from (batches.local_batch(s, trainer.placement.shard) for s in itertools.count())
@@ -309,7 +312,7 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
 
 
 def _random_batch(shape: Bucket, target: int, source: int | None) -> Batch:
-    """Return a batch of this shape without padding; `target` and `source` count pieces."""
+    """Return a random batch of this shape without padding, for these vocabulary sizes."""
     rng = np.random.default_rng(0)
     return Batch(
         rng.integers(UNKNOWN + 1, source or target, (shape.rows, shape.source), dtype=np.int32),

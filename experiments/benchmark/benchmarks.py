@@ -1,4 +1,4 @@
-"""What is measured: training, decoding, the input pipeline, and how cost grows with length."""
+"""The benchmarks: training, decoding, the input pipeline, and cost by length."""
 
 import dataclasses
 import sys
@@ -27,31 +27,31 @@ from transformer_jax.training.flops import step_flops
 
 TRAINERS = ("ours", "torch", "torch-compiled")
 DECODERS = ("ours", "ctranslate2", "hf")
-# Longest sides of equal work, and target tokens in each step of it.
+# Sentence lengths of equal work.
 LENGTHS = (128, 256, 512, 1024, 2048)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure, whatever it is."""
+    """How to measure any benchmark."""
 
     rounds: int = 9
     steps: int = 1
-    """Of each turn."""
+    """Steps per round."""
     torch_python: str = sys.executable
-    """The Python that other libraries run in."""
+    """Python interpreter of the other libraries."""
     until: float = float("inf")
-    """When to be done, on the clock of `time.monotonic`."""
+    """Time limit on the clock of `time.monotonic`."""
     at_once: bool = False
-    """Whether contestants may start beside one another."""
+    """Whether workers may start at the same time."""
     environment: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    """Variables of this project's own contestants."""
+    """Environment variables of this project's workers."""
     say: Callable[[str], None] = lambda _: None
 
-    def run(self, plans: Sequence[WorkerSpec]) -> Rounds:
-        """Hold rounds in this way."""
+    def run(self, specs: Sequence[WorkerSpec]) -> Rounds:
+        """Run workers with these settings."""
         return run_rounds(
-            plans,
+            specs,
             rounds=self.rounds,
             steps=self.steps,
             until=self.until,
@@ -61,28 +61,28 @@ class Settings:
 
 
 @contextmanager
-def isolated_cache(setting: Settings) -> Iterator[tuple[Settings, Path]]:
-    """Give contestants a folder of their own, in which nothing is compiled yet."""
+def isolated_cache(settings: Settings) -> Iterator[tuple[Settings, Path]]:
+    """Provide a temporary folder with an empty compilation cache."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         cache = {
-            # What `transformer_jax.cache` sets, but in a folder that is empty at first.
+            # The settings of `transformer_jax.cache`, in an empty folder.
             "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs",
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
-        yield replace(setting, environment={**setting.environment, **cache}), Path(folder)
+        yield replace(settings, environment={**settings.environment, **cache}), Path(folder)
 
 
 def select_names(only: str | None, known: Sequence[str], usual: Sequence[str]) -> list[str]:
-    """Return the contestants that a list with commas names.
+    """Return the workers in a comma-separated list.
 
     Raises:
-        UsageError: there is no such contestant.
+        UsageError: a name is unknown.
     """
     names = list(usual) if only is None else [name for name in only.split(",") if name]
     for name in names:
         if name not in known:
             raise UsageError(
-                f"no contestant {name!r}{did_you_mean(name, known)} (there are {', '.join(known)})"
+                f"no worker {name!r}{did_you_mean(name, known)} (there are {', '.join(known)})"
             )
     return list(dict.fromkeys(names))
 
@@ -90,7 +90,7 @@ def select_names(only: str | None, known: Sequence[str], usual: Sequence[str]) -
 def train(
     name: str,
     sizes: Sizes,
-    setting: Settings,
+    settings: Settings,
     *,
     only: str | None = None,
     usual: Sequence[str] = TRAINERS[:2],
@@ -99,63 +99,63 @@ def train(
     again: bool = True,
     work: Mapping[str, Any] | None = None,
 ) -> Benchmark:
-    """Compare training steps.
+    """Compare train steps.
 
     Args:
-        name: of the part.
-        sizes: of the model, and of the batch where no others are given.
-        setting: how.
-        only: contestants, parted by commas.
-        usual: those where none are named.
-        references: contestants that others are compared with, the first that took part.
-        batches: real ones, of which each turn does `setting.steps`.
-        again: start this project's contestant once more when all others are gone, to see what the
-            cache of compiled programs saves.
-        work: what is to be said of the batches.
+        name: the name of the benchmark.
+        sizes: of the model, and of the batch unless `batches` is given.
+        settings: how to measure.
+        only: workers, separated by commas.
+        usual: workers to run if `only` is None.
+        references: candidates for the reference; the first that ran is used.
+        batches: real batches; each round uses `settings.steps` of them.
+        again: start this project's worker a second time at the end, to measure what the
+            compilation cache saves.
+        work: a description of the batches.
     """
     batches = batches or [full_batch(sizes)]
     config = make_config(dataclasses.asdict(sizes)).model
     tokens = sum(map(count_target_tokens, batches))
     flops = sum(step_flops(config, sizes.vocab, batch) for batch in batches) / tokens
-    with isolated_cache(setting) as (inside, folder):
+    with isolated_cache(settings) as (inside, folder):
         task = {
             "sizes": dataclasses.asdict(sizes),
             "arrays": save_batches(folder / "work.npz", batches),
         }
         own = WorkerSpec("ours", {"maker": "adapter.train", **task}, environment=inside.environment)
-        plans = {
+        specs = {
             "ours": own,
             **{
                 peer: WorkerSpec(
                     peer,
                     {"maker": "peers.train", "is_compiled": peer == "torch-compiled", **task},
-                    python=setting.torch_python,
+                    python=settings.torch_python,
                 )
                 for peer in TRAINERS[1:]
             },
         }
         names = select_names(only, TRAINERS, usual)
-        found = summarize(
-            inside.run([plans[key] for key in names]),
+        result = summarize(
+            inside.run([specs[key] for key in names]),
             name,
             unit="target tokens",
-            work={"steps": setting.steps, **task["sizes"], **(work or {})},
+            work={"steps": settings.steps, **task["sizes"], **(work or {})},
             references=references,
             flops=flops,
         )
-        if again and "ours" in found.measurements:
+        if again and "ours" in result.measurements:
             second = replace(inside, rounds=0).run([own]).workers
             if "ours" in second:
                 seconds = second["ours"].startup.first_seconds
-                ours = replace(found.measurements["ours"], second_start_seconds=seconds)
-                return replace(found, measurements={**found.measurements, "ours": ours})
-    return found
+                ours = replace(result.measurements["ours"], second_start_seconds=seconds)
+                return replace(result, measurements={**result.measurements, "ours": ours})
+    return result
 
 
 def decode(
     name: str,
     sizes: Sizes,
-    setting: Settings,
+    settings: Settings,
     *,
     beam_size: int,
     sources: Sequence[Sequence[int]] = (),
@@ -166,20 +166,20 @@ def decode(
     usual: Sequence[str] = DECODERS,
     references: Sequence[str] = ("ctranslate2", "hf"),
 ) -> Benchmark:
-    """Compare the search for translations, all of them with random parameters that never end.
+    """Compare decoding, with random parameters under which no translation ends early.
 
     Args:
-        name: of the part.
-        sizes: of the model.
-        setting: how.
+        name: the name of the benchmark.
+        sizes: the sizes of the model.
+        settings: how to measure.
         beam_size: 1 is greedy search.
-        sources: pieces of sentences with their ends; drawn where there are none.
-        extra: pieces that a translation has more than its source.
-        count: of sentences that are drawn.
-        length: of each of them, without its end.
-        only: contestants, parted by commas.
-        usual: those where none are named.
-        references: contestants that others are compared with, the first that took part.
+        sources: tokens of sentences with their end tokens. Default: random.
+        extra: the number of tokens by which a translation is longer than its source.
+        count: the number of random sentences.
+        length: the number of tokens per random sentence, without the end token.
+        only: workers, separated by commas.
+        usual: workers to run if `only` is None.
+        references: candidates for the reference; the first that ran is used.
     """
     sources = sources or random_sources(sizes, count, length)
     task = {
@@ -189,21 +189,21 @@ def decode(
         "extra": extra,
     }
     makers = {"ctranslate2": "peers.ctranslate2", "hf": "peers.generate"}
-    with isolated_cache(setting) as (inside, _):
+    with isolated_cache(settings) as (inside, _):
         own = WorkerSpec(
             "ours", {"maker": "adapter.translate", **task}, environment=inside.environment
         )
-        plans = {
+        specs = {
             "ours": own,
             **{
-                key: WorkerSpec(key, {"maker": maker, **task}, python=setting.torch_python)
+                key: WorkerSpec(key, {"maker": maker, **task}, python=settings.torch_python)
                 for key, maker in makers.items()
             },
         }
-        held = inside.run([plans[key] for key in select_names(only, DECODERS, usual)])
+        rounds = inside.run([specs[key] for key in select_names(only, DECODERS, usual)])
     lengths = [len(source) for source in sources]
     return summarize(
-        held,
+        rounds,
         name,
         unit="sentences",
         work={
@@ -212,53 +212,56 @@ def decode(
             "beam_size": beam_size,
             "extra": extra,
             "sentences": len(sources),
-            "pieces": sum(lengths),
+            "source_tokens": sum(lengths),
         },
         references=references,
         notes=["the last value is the mean length of the translations, ends counted"],
     )
 
 
-def pipeline(config: Config, setting: Settings) -> Benchmark:
-    """Compare training on a config's own text with training on full batches that are at hand.
+def pipeline(config: Config, settings: Settings) -> Benchmark:
+    """Compare training on a config's text with training on preloaded full batches.
 
-    Both do the same compiled steps on the same shapes in the same order. So the ratio says what
-    padding, gathering and metering cost together; without the part of padding, `fill`, what the
-    input costs.
+    Both run the same compiled steps on the same shapes in the same order. The ratio shows the cost
+    of padding, gathering, and metering together. Divide it by the density to exclude padding.
     """
-    with isolated_cache(setting) as (inside, _):
-        steps = setting.rounds * setting.steps
+    with isolated_cache(settings) as (inside, _):
+        steps = settings.rounds * settings.steps
         task = {"maker": "adapter.pipeline", "config": config.to_dict(), "steps": steps}
-        held = inside.run(
+        rounds = inside.run(
             [
-                WorkerSpec(key, {**task, "is_kept": key == "kept"}, environment=inside.environment)
-                for key in ("pipeline", "kept")
+                WorkerSpec(
+                    key,
+                    {**task, "is_preloaded": key == "preloaded"},
+                    environment=inside.environment,
+                )
+                for key in ("pipeline", "preloaded")
             ]
         )
     work = {
-        "steps": setting.steps,
-        "rounds": setting.rounds,
+        "steps": settings.steps,
+        "rounds": settings.rounds,
         **{f"model.{k}": v for k, v in config.to_dict()["model"].items()},
         "data.corpus": config.data.corpus,
         "data.batch_tokens": config.data.batch_tokens,
     }
-    remarks = list[str]()
-    if "pipeline" in held.workers:
-        facts = held.workers["pipeline"].startup.facts
-        remarks.append(
+    notes = list[str]()
+    if "pipeline" in rounds.workers:
+        facts = rounds.workers["pipeline"].startup.facts
+        notes.append(
             f"{facts['shapes']} shapes, {facts['batches_per_epoch']} batches an epoch, "
-            f"{facts['fill']:.1%} of positions are tokens; all shapes compiled in "
-            f"{facts['compile_seconds']:.1f} s, and the second process found them in the cache"
+            f"{facts['density']:.1%} of positions are tokens; compiling all shapes took "
+            f"{facts['compile_seconds']:.1f} s, and the second process loaded them from the cache"
         )
     return summarize(
-        held, "input", unit="target tokens", work=work, references=("kept",), notes=remarks
+        rounds, "input", unit="target tokens", work=work, references=("preloaded",), notes=notes
     )
 
 
-def scaling(sizes: Sizes, setting: Settings, lengths: Sequence[int], tokens: int) -> Benchmark:
-    """Compare steps of as many tokens in ever longer sentences."""
-    with isolated_cache(setting) as (inside, folder):
-        plans, flops = list[WorkerSpec](), dict[int, float]()
+def scaling(sizes: Sizes, settings: Settings, lengths: Sequence[int], tokens: int) -> Benchmark:
+    """Compare steps with the same number of tokens in longer and longer sentences."""
+    with isolated_cache(settings) as (inside, folder):
+        specs, flops = list[WorkerSpec](), dict[int, float]()
         for length in lengths:
             some = replace(sizes, batch=max(1, tokens // length), src=length, tgt=length)
             batch = full_batch(some)
@@ -268,19 +271,19 @@ def scaling(sizes: Sizes, setting: Settings, lengths: Sequence[int], tokens: int
             plan = WorkerSpec(
                 str(length), {"maker": "adapter.train", **task}, environment=inside.environment
             )
-            plans.append(plan)
+            specs.append(plan)
         first = str(lengths[0])
-        found = summarize(
-            inside.run(plans),
+        result = summarize(
+            inside.run(specs),
             "scaling",
             unit="target tokens",
             work={**dataclasses.asdict(sizes), "tokens": tokens},
             references=(first,),
         )
-    remarks = [
-        f"length {length}: {1 / quartiles(found.ratios(str(length))).median:.2f} times the time of "
-        f"length {first}, {flops[length] / flops[lengths[0]]:.2f} times the model FLOPs"
+    notes = [
+        f"length {length}: {1 / quartiles(result.ratios(str(length))).median:.2f} times the time "
+        f"of length {first}, {flops[length] / flops[lengths[0]]:.2f} times the model FLOPs"
         for length in lengths[1:]
-        if found.reference == first and str(length) in found.measurements
+        if result.reference == first and str(length) in result.measurements
     ]
-    return replace(found, notes=remarks)
+    return replace(result, notes=notes)

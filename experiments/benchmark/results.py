@@ -1,4 +1,4 @@
-"""Results: what a benchmark found, as JSON that keeps every sample, and as a table of ratios."""
+"""Benchmark results as JSON with every sample, and as a table of ratios."""
 
 import dataclasses
 import datetime
@@ -17,32 +17,32 @@ from experiments.benchmark.worker import Sample
 from transformer_jax.errors import DataError, StorageError, UsageError
 from transformer_jax.runs.run_directory import installed_versions, write_json
 
-FORMAT = 1
-# In bytes: what is longer is none of ours, and is not read.
+FORMAT = 2
+# Size limit in bytes: longer files are not read.
 MAX_FILE = 64 << 20
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a contestant did."""
+    """The measurement of one worker."""
 
     first_seconds: float
-    """The first call, compilation included."""
+    """Duration of the first call, including compilation."""
     facts: dict[str, Any]
-    """Library, device, parameters, and what else its kind has."""
+    """Library, device, number of parameters, and other facts."""
     samples: list[Sample]
-    """One for each round."""
+    """One sample per round."""
     second_start_seconds: float | None = None
-    """The first call of another process, which found compiled programs in the cache."""
+    """Duration of the first call in a second process, with a filled compilation cache."""
 
     @property
     def speeds(self) -> list[float]:
-        """Units in a second, round by round."""
+        """Units per second, one value per round."""
         return [sample.units / sample.seconds for sample in self.samples]
 
     @property
     def utilization(self) -> float | None:
-        """Model FLOPs in a second over what the device could do: the median of rounds."""
+        """Model FLOP/s over the peak of the device: the median over rounds."""
         flops, peak = (self.facts.get(name) for name in ("flops_per_unit", "peak_flops"))
         if not flops or not peak:
             return None
@@ -51,29 +51,29 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Contestants that did the same work in the same rounds."""
+    """Workers that ran the same work in the same rounds."""
 
     name: str
     unit: str
-    """What speeds count: target tokens, or sentences."""
+    """The unit of speed: target tokens or sentences."""
     work: dict[str, Any]
-    """All that decides what was to be done."""
+    """A description of the work."""
     measurements: dict[str, Measurement]
     reference: str | None = None
-    """The contestant that others are compared with; None where no other took part."""
+    """The worker that the others are compared with; None if only one worker ran."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Contestants that took no part, and why."""
+    """Workers that did not run, and the reason for each."""
     notes: list[str] = field(default_factory=list)
 
     def ratios(self, name: str) -> list[float]:
-        """Return a contestant's speed over the reference's, round by round."""
+        """Return the speed relative to the reference, one value per round."""
         if self.reference is None:
             return []
         others = self.measurements[self.reference].speeds
         return [a / b for a, b in zip(self.measurements[name].speeds, others, strict=True)]
 
     def cpu_ratios(self, name: str) -> list[float]:
-        """Return the same by the time of all threads, to which waiting does not add."""
+        """Return the same ratio by CPU time, which excludes waiting."""
         if self.reference is None:
             return []
         mine, others = (self.measurements[n].samples for n in (name, self.reference))
@@ -86,27 +86,27 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that one command found."""
+    """All results of one command."""
 
     command: str
     benchmarks: list[Benchmark]
     machine: dict[str, Any]
     versions: dict[str, str]
     commit: str | None
-    """Of this project; "+" follows it where files differ from it."""
+    """Commit of this project, with "+" appended if files differ from it."""
     date: str
     skipped: list[str] = field(default_factory=list)
-    """Work that there was no time for."""
+    """Benchmarks for which there was no time."""
 
     @classmethod
     def collect(
-        cls, command: str, parts: list[Benchmark], left_out: Sequence[str] = ()
+        cls, command: str, benchmarks: list[Benchmark], left_out: Sequence[str] = ()
     ) -> "Results":
-        """Return results that say where and when they were found: here and now."""
+        """Return results with the current machine, versions, commit, and time."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(
             command,
-            parts,
+            benchmarks,
             describe_machine(),
             installed_versions(),
             current_commit(),
@@ -115,27 +115,27 @@ class Results:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the results as plain data, ready for JSON."""
+        """Return the results as plain data for JSON."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Results":
-        """Return the results that `to_dict` described.
+        """Return the results that `to_dict` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: it did not.
+            KeyError, TypeError, ValueError: the data has another form.
         """
         content = dict(data)
         if content.pop("format") != FORMAT:
-            raise ValueError(f"it is of another format than {FORMAT}")
-        parts = [_part(part) for part in content.pop("benchmarks")]
-        return cls(benchmarks=parts, **content)
+            raise ValueError(f"its format is not {FORMAT}")
+        benchmarks = [_benchmark(part) for part in content.pop("benchmarks")]
+        return cls(benchmarks=benchmarks, **content)
 
     def store(self, folder: Path) -> Path:
-        """Write the results as JSON, and their table beside it; return the JSON's path.
+        """Write the results as JSON, with a table next to it, and return the path of the JSON file.
 
         Raises:
-            StorageError: they cannot be written.
+            StorageError: the files cannot be written.
         """
         stamp = "".join(c for c in self.date.partition("+")[0] if c.isalnum())
         path = folder / f"{self.command}-{stamp}.json"
@@ -152,46 +152,48 @@ class Results:
         """Read what `store` wrote.
 
         Raises:
-            UsageError: there is no such file.
-            DataError: it holds no results.
-            StorageError: it cannot be read.
+            UsageError: the file does not exist.
+            DataError: the file does not contain results.
+            StorageError: the file cannot be read.
         """
-        # Path's own raises where a name is too long to be one.
+        # Path.is_file raises an error if the name is too long.
         if not os.path.isfile(path):  # noqa: PTH113
-            raise UsageError(f"there is no file {path}")
+            raise UsageError(f"no such file: {path}")
         try:
             if path.stat().st_size > MAX_FILE:
-                raise DataError(f"{path} holds no results: it has over {MAX_FILE >> 20} MiB")
+                raise DataError(
+                    f"{path} is not a result file: it has more than {MAX_FILE >> 20} MiB"
+                )
             return cls.from_dict(json.loads(path.read_bytes()))
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}") from error
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise DataError(f"{path} holds no results: {reason}") from error
+            raise DataError(f"{path} is not a result file: {reason}") from error
 
 
-def _part(data: Mapping[str, Any]) -> Benchmark:
-    contestants = {str(name): _measured(one) for name, one in data["measurements"].items()}
-    fields: dict[str, Any] = {**data, "measurements": contestants}
+def _benchmark(data: Mapping[str, Any]) -> Benchmark:
+    measurements = {str(name): _measured(one) for name, one in data["measurements"].items()}
+    fields: dict[str, Any] = {**data, "measurements": measurements}
     part = Benchmark(**fields)
-    if len({len(one.samples) for one in contestants.values()}) > 1:
-        raise ValueError(f"contestants of {part.name} have not the same rounds")
-    if part.reference is not None and part.reference not in contestants:
-        raise ValueError(f"{part.name} has no contestant {part.reference!r}")
+    if len({len(one.samples) for one in measurements.values()}) > 1:
+        raise ValueError(f"workers of {part.name} have different numbers of rounds")
+    if part.reference is not None and part.reference not in measurements:
+        raise ValueError(f"{part.name} has no worker {part.reference!r}")
     return part
 
 
 def _measured(data: Mapping[str, Any]) -> Measurement:
     samples = [Sample(**sample) for sample in data["samples"]]
     if not samples:
-        raise ValueError("a contestant without samples")
+        raise ValueError("a worker without samples")
     numbers = [x for sample in samples for x in (sample.seconds, sample.units, sample.peak_bytes)]
     second = data["second_start_seconds"]
     for number in (data["first_seconds"], *numbers, *([] if second is None else [second])):
         if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
-            raise ValueError(f"{number!r} is no positive number")
+            raise ValueError(f"{number!r} is not a positive number")
         if not math.isfinite(number):
-            raise ValueError(f"{number!r} is no finite number")
+            raise ValueError(f"{number!r} is not a finite number")
     fields: dict[str, Any] = {**data, "samples": samples}
     return Measurement(**fields)
 
@@ -206,44 +208,42 @@ def summarize(
     flops: float | None = None,
     notes: Sequence[str] = (),
 ) -> Benchmark:
-    """Return what rounds have found.
+    """Summarize the outcome of rounds.
 
     Args:
-        held: the rounds.
-        name: what was done.
-        unit: what speeds count.
-        work: all that decides what was to be done.
-        references: contestants that others may be compared with, the first that took part.
-        flops: that a unit needs, by `training.flops`.
-        remarks: what a reader must know.
+        rounds: the outcome.
+        name: the name of the benchmark.
+        unit: the unit of speed.
+        work: a description of the work.
+        references: candidates for the reference; the first that ran is used.
+        flops: FLOPs per unit, from `training.flops`.
+        notes: lines that a reader needs.
     """
-    contestants = {
-        key: Measurement(
-            entered.startup.first_seconds, entered.startup.facts, entered.process.samples
-        )
-        for key, entered in rounds.workers.items()
-        if entered.process.samples
+    measurements = {
+        key: Measurement(worker.startup.first_seconds, worker.startup.facts, worker.process.samples)
+        for key, worker in rounds.workers.items()
+        if worker.process.samples
     }
-    # Only JAX's process knows it; all work on the same device.
-    peaks = [one.facts["peak_flops"] for one in contestants.values() if "peak_flops" in one.facts]
-    for one in contestants.values():
+    # Only the JAX worker measures the peak, and all workers use the same device.
+    peaks = [one.facts["peak_flops"] for one in measurements.values() if "peak_flops" in one.facts]
+    for one in measurements.values():
         if flops and peaks:
             one.facts.update(flops_per_unit=flops, peak_flops=peaks[0])
-    late = {key: "no time left for a round" for key in rounds.workers if key not in contestants}
-    there = [key for key in references if key in contestants]
+    late = {key: "no time for a round" for key in rounds.workers if key not in measurements}
+    candidates = [key for key in references if key in measurements]
     return Benchmark(
         name,
         unit,
         dict(work),
-        contestants,
-        there[0] if there and len(contestants) > 1 else None,
+        measurements,
+        candidates[0] if candidates and len(measurements) > 1 else None,
         {**rounds.skipped, **late},
         list(notes),
     )
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what decides how fast this machine is, without its name."""
+    """Return the system, processor, cores, and memory of this machine, without its name."""
     processor = platform.processor()
     memory = None
     try:
@@ -252,7 +252,7 @@ def describe_machine() -> dict[str, Any]:
         processor = models[0] if models else processor
         memory = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30), 1)
     except (OSError, ValueError):
-        # No Linux: the rest will do.
+        # Not Linux: report the rest.
         pass
     return {
         "system": f"{platform.system()} {platform.machine()}",
@@ -263,9 +263,9 @@ def describe_machine() -> dict[str, Any]:
 
 
 def current_commit() -> str | None:
-    """Return this project's commit; None where it is no clone, or there is no git."""
+    """Return the commit of this project; None without a git clone."""
     try:
-        said = subprocess.run(
+        sections = subprocess.run(
             ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],  # noqa: S607
             cwd=ROOT,
             capture_output=True,
@@ -275,17 +275,17 @@ def current_commit() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.stdout.strip() or None
+    return sections.stdout.strip() or None
 
 
 COLUMNS = (
-    *("contestant", "speed, ratio", "middle half", "CPU ratio", "a second", "first call, s"),
+    *("worker", "speed ratio", "middle half", "CPU ratio", "per second", "first call, s"),
     *("second start, s", "peak GiB", "utilization"),
 )
 
 
 def table_rows(part: Benchmark) -> list[list[str]]:
-    """Return a line of cells for each contestant."""
+    """Return one row of cells per worker."""
     lines = list[list[str]]()
     for name, measured in part.measurements.items():
         ratios, cpu = part.ratios(name), part.cpu_ratios(name)
@@ -306,13 +306,13 @@ def table_rows(part: Benchmark) -> list[list[str]]:
     return lines
 
 
-def format_quartiles(found: Quartiles) -> str:
+def format_quartiles(values: Quartiles) -> str:
     """Return the quartiles as text."""
-    return f"{found.low:.2f} - {found.high:.2f}"
+    return f"{values.low:.2f} - {values.high:.2f}"
 
 
 def to_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table, its columns aligned."""
+    """Return a Markdown table with aligned columns."""
     every = [head, *lines]
     widths = [max(len(line[i]) for line in every) for i in range(len(head))]
 
@@ -328,30 +328,30 @@ def to_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def to_markdown(results: Results) -> str:
-    """Return all there is to say, tables and what a reader must know."""
-    said = [f"# {results.command}"]
+    """Return a Markdown report: tables and notes."""
+    sections = [f"# {results.command}"]
     for part in results.benchmarks:
-        said += [f"## {part.name}", to_table(COLUMNS, table_rows(part))]
+        sections += [f"## {part.name}", to_table(COLUMNS, table_rows(part))]
         counts = {len(one.samples) for one in part.measurements.values()}
-        told = [f"medians of {max(counts, default=0)} rounds; a second: {part.unit}"]
+        notes = [f"medians of {max(counts, default=0)} rounds; unit: {part.unit}"]
         if part.reference is not None:
-            told.append(f"ratios are to {part.reference}, above 1 is faster")
-        told += [f"{name}: {_facts(one)}" for name, one in part.measurements.items()]
-        told += [f"left out: {name}: {why}" for name, why in part.skipped.items()]
-        told.append("work: " + ", ".join(f"{k} {v}" for k, v in part.work.items()))
-        said.append("\n".join(f"- {line}" for line in [*told, *part.notes]))
-    said += [f"Left out: {what}." for what in results.skipped]
+            notes.append(f"ratios are relative to {part.reference}; above 1 is faster")
+        notes += [f"{name}: {_facts(one)}" for name, one in part.measurements.items()]
+        notes += [f"skipped: {name}: {why}" for name, why in part.skipped.items()]
+        notes.append("work: " + ", ".join(f"{k} {v}" for k, v in part.work.items()))
+        sections.append("\n".join(f"- {line}" for line in [*notes, *part.notes]))
+    sections += [f"Skipped: {what}." for what in results.skipped]
     where = ", ".join(f"{v} {k}" if k == "cores" else f"{v}" for k, v in results.machine.items())
-    said.append(f"{results.date}, commit {results.commit or 'unknown'}; {where} GiB.")
-    return "\n\n".join(said) + "\n"
+    sections.append(f"{results.date}, commit {results.commit or 'unknown'}; {where} GiB.")
+    return "\n\n".join(sections) + "\n"
 
 
 def _facts(measured: Measurement) -> str:
-    """Return a contestant's library, device and values, in one line."""
+    """Return the library, device, and values of a worker in one line."""
     facts = measured.facts
-    told = [str(facts[key]) for key in ("library", "device") if key in facts]
+    items = [str(facts[key]) for key in ("library", "device") if key in facts]
     if "parameters" in facts:
-        told.append(f"{facts['parameters']:,} parameters")
+        items.append(f"{facts['parameters']:,} parameters")
     if "compile_seconds" in facts:
-        told.append(f"{facts['compile_seconds']:.1f} s of the first call compiled")
-    return f"{', '.join(told)}; last value {measured.samples[-1].value:.4g}"
+        items.append(f"{facts['compile_seconds']:.1f} s of the first call spent compiling")
+    return f"{', '.join(items)}; last value {measured.samples[-1].value:.4g}"

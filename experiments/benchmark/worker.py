@@ -1,8 +1,8 @@
-"""A contestant: a process of its own that sets itself up, and then works whenever it is asked to.
+"""A worker: a process that prepares one workload, and runs it on request.
 
-It is told its task in a line of JSON on standard input, and answers with one when it is ready;
-from then on a line with a number asks for so many steps, and a line with a sample answers. This
-module needs nothing but Python, for a contestant may live in an environment of its own.
+The worker reads its task as one line of JSON from standard input, and answers with one line when it
+is ready. After that, each input line holds a number of steps, and each output line holds a sample.
+This module imports only the standard library, because a worker may run in another environment.
 """
 
 import importlib
@@ -21,35 +21,35 @@ PACKAGE = "experiments.benchmark"
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a turn did."""
+    """The result of some steps."""
 
     units: float
-    """Target tokens, or sentences."""
+    """Number of target tokens or sentences."""
     value: float
-    """A number that shows that it did the work: the loss, or the mean length of translations."""
+    """Evidence of the work: the loss, or the mean length of the translations."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a contestant does once it is set up."""
+    """Work that is ready to run."""
 
     run: Callable[[int], RunResult]
-    """Do so many steps, and wait for them."""
+    """Runs N steps, and waits for them."""
     cycle: int = 1
-    """Steps after which everything was done once: so many make the first call."""
+    """Steps that cover every shape once. The first call runs this many steps."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What is to be known of it beside its times; read after the first call."""
+    """Facts to report next to the times, read after the first call."""
     peak_bytes: Callable[[], int] = lambda: resident_bytes()
-    """The most memory that it held so far."""
+    """Returns the peak memory so far."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one turn took."""
+    """The cost of one run."""
 
     seconds: float
     cpu_seconds: float
-    """Of all threads of the process: beside other work it tells more than the clock."""
+    """CPU time of all threads. It is more robust than wall time next to other work."""
     units: float
     value: float
     peak_bytes: int
@@ -57,60 +57,60 @@ class Sample:
 
 @dataclass(frozen=True)
 class Startup:
-    """What a contestant says when it can begin."""
+    """The report of a worker that is ready."""
 
     setup_seconds: float
     first_seconds: float
-    """The first call, compilation included."""
+    """Duration of the first call, including compilation."""
     facts: dict[str, Any]
 
 
 def resident_bytes() -> int:
-    """Return the most main memory that this process has held."""
+    """Return the peak resident memory of this process, in bytes."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
     except (OSError, StopIteration):
-        # Elsewhere than on Linux; macOS counts bytes.
+        # Not Linux. macOS counts bytes, other systems count KiB.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak << 10
 
 
-def take_sample(entrant: Workload, steps: int) -> Sample:
-    """Do a turn, and time it."""
+def take_sample(workload: Workload, steps: int) -> Sample:
+    """Run some steps, and time them."""
     cpu, wall = time.process_time(), time.perf_counter()
-    done = entrant.run(steps)
+    result = workload.run(steps)
     seconds, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return Sample(seconds, cpu, done.units, done.value, entrant.peak_bytes())
+    return Sample(seconds, cpu, result.units, result.value, workload.peak_bytes())
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:
-    """Be the contestant that the first request describes, until there are no more."""
+    """Prepare the workload of the first request, then serve the other requests."""
 
     def answer(content: Mapping[str, Any]) -> None:
         answers.write(json.dumps(content) + "\n")
         answers.flush()
 
     task = json.loads(requests.readline())
-    began = time.perf_counter()
+    start = time.perf_counter()
     try:
         module, _, name = task["maker"].partition(".")
         make = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
-        entrant = make(task)
-        setup = time.perf_counter() - began
-        began = time.perf_counter()
-        entrant.turn(entrant.cycle)
-        answer(asdict(Startup(setup, time.perf_counter() - began, entrant.facts)))
+        workload = make(task)
+        setup = time.perf_counter() - start
+        start = time.perf_counter()
+        workload.run(workload.cycle)
+        answer(asdict(Startup(setup, time.perf_counter() - start, workload.facts)))
         for line in requests:
-            answer(asdict(take_sample(entrant, int(line))))
-    # Whatever it is, the others go on without this one.
+            answer(asdict(take_sample(workload, int(line))))
+    # Report any failure, so that the other workers can continue.
     except Exception as error:  # noqa: BLE001
-        answer({"left_out": " ".join(f"{type(error).__name__}: {error}".split())[:200]})
+        answer({"failed": " ".join(f"{type(error).__name__}: {error}".split())[:200]})
 
 
 def main() -> None:
-    """Serve whoever started this process."""
-    # Whatever libraries print goes to standard error.
+    """Serve the process that started this one."""
+    # Redirect everything that libraries print to standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     serve(sys.stdin, answers)

@@ -58,7 +58,7 @@ def test_a_ratio_is_of_two_turns_of_one_round() -> None:
     assert other.ratios("ours") == part.ratios("ours")
 
 
-def test_speeds_count_units_of_each_turn() -> None:
+def test_speed_is_units_per_second_of_each_round() -> None:
     samples = [Sample(2.0, 1.0, 30.0, 0.0, 1), Sample(4.0, 1.0, 20.0, 0.0, 1)]
     some = Measurement(1.0, {"flops_per_unit": 100.0, "peak_flops": 10_000.0}, samples)
     assert some.speeds == [15.0, 5.0]
@@ -79,32 +79,34 @@ def test_a_comparison_weighs_every_round_before_with_every_round_after() -> None
 
 
 @pytest.mark.parametrize(
-    ("ours", "told"),
+    ("ours", "printed"),
     [
         ([1.0, 1.1, 0.9], "within the spread"),
         ([0.5, 0.55, 0.45], "faster"),
         ([2.0, 2.2, 1.8], "slower"),
     ],
 )
-def test_a_difference_within_the_spread_is_told_as_none(ours: list[float], told: str) -> None:
+def test_a_difference_within_the_spread_is_not_reported_as_a_change(
+    ours: list[float], printed: str
+) -> None:
     before = results([1.0, 1.1, 0.9], [1.0, 1.0, 1.0])
     # Half as fast a machine, which says nothing of this project.
     after = results([2 * x for x in ours], [2.0, 2.0, 2.0])
-    line = next(x for x in compare(before, after).splitlines() if "speed to torch" in x)
-    assert line.rstrip(" |").endswith(told)
+    line = next(x for x in compare(before, after).splitlines() if "speed relative to torch" in x)
+    assert line.rstrip(" |").endswith(printed)
 
 
 def test_only_the_same_work_is_compared() -> None:
     before, after = results([1.0], [1.0]), results([1.0], [1.0], vocab=60)
-    with pytest.raises(UsageError, match=r"not the same work \(vocab 50 -> 60\)"):
+    with pytest.raises(UsageError, match=r"different work \(vocab 50 -> 60\)"):
         compare(before, after)
     [part] = before.benchmarks
     alone = dataclasses.replace(part, measurements={"ours": measured([0.5])}, reference=None)
-    told = compare(before, dataclasses.replace(before, benchmarks=[alone]))
-    assert "target tokens a second" in told
-    assert "train toy, torch: only before" in told
+    printed = compare(before, dataclasses.replace(before, benchmarks=[alone]))
+    assert "target tokens per second" in printed
+    assert "train toy, torch: only before" in printed
     moved = dataclasses.replace(before, machine={**before.machine, "cores": 999})
-    assert "another machine: cores" in compare(before, moved)
+    assert "different machine: cores" in compare(before, moved)
 
 
 def test_results_come_back_from_json_as_they_were(tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_results_come_back_from_json_as_they_were(tmp_path: Path) -> None:
     assert Results.open(path) == found
     table = path.with_suffix(".md").read_text("utf-8")
     assert table == to_markdown(found)
-    for said in ("left out: hf: no module", "a remark", "train big: 3 s were left", "1.50"):
+    for said in ("skipped: hf: no module", "a remark", "train big: 3 s were left", "1.50"):
         assert said in table
     assert found.commit is None or len(found.commit) < 20
     assert found.versions["jax"]
@@ -140,7 +142,7 @@ def test_results_come_back_from_json_as_they_were(tmp_path: Path) -> None:
         lambda data: data.update(parts=[None]),
     ],
 )
-def test_a_damaged_file_is_one_line(
+def test_a_damaged_result_file_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any
 ) -> None:
     good = results([1.0, 2.0], [2.0, 2.0]).store(tmp_path)
@@ -151,19 +153,19 @@ def test_a_damaged_file_is_one_line(
     assert main(["compare", str(good), str(bad)]) == DataError.exit_code
     shown = capsys.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)
-    assert f"{bad} holds no results" in shown.err
+    assert f"{bad} is not a result file" in shown.err
 
 
-def test_mistakes_are_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     garbage = tmp_path / "garbage.json"
     garbage.write_bytes(b"\xff" * 10)
     cases = [
-        (["compare", str(tmp_path / "none"), str(garbage)], 2, "there is no file"),
-        (["compare", "x" * 5000, str(garbage)], 2, "there is no file"),
-        (["compare", str(garbage), str(garbage)], 65, "holds no results"),
+        (["compare", str(tmp_path / "none"), str(garbage)], 2, "no such file"),
+        (["compare", "x" * 5000, str(garbage)], 2, "no such file"),
+        (["compare", str(garbage), str(garbage)], 65, "is not a result file"),
         (["train", "bas"], 2, "did you mean 'base'"),
-        (["train", "toy", "--split", "vocabb=3"], 2, "did you mean 'vocab'"),
-        (["train", "toy", "--split", "vocab=-3"], 2, "must be a positive number, got '-3'"),
+        (["train", "toy", "--set", "vocabb=3"], 2, "did you mean 'vocab'"),
+        (["train", "toy", "--set", "vocab=-3"], 2, "must be a positive number, got '-3'"),
         (["train", "toy", "--only", "ours,torhc"], 2, "did you mean 'torch'"),
         (["train", "toy", "--rounds", "0"], 2, "--rounds must be positive, got 0"),
         (["decode", "toy", "--beam", "0"], 2, "--beam must be positive"),
@@ -171,14 +173,14 @@ def test_mistakes_are_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["input", "nowhere"], 2, "no config file nowhere"),
         (["gpu", "--toy", "--minutes", "nan"], 2, "--minutes must be positive, got nan"),
     ]
-    for arguments, code, told in cases:
+    for arguments, code, printed in cases:
         assert main(arguments) == code, arguments
         shown = capsys.readouterr()
         assert (shown.out, shown.err.count("\n")) == ("", 1), arguments
-        assert told in shown.err
+        assert printed in shown.err
 
 
-def test_whoever_cannot_take_part_is_left_out_and_says_why(
+def test_a_worker_that_cannot_run_is_skipped_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # This Python has none of the libraries: -S hides what is installed, and exits where asked to.
@@ -191,15 +193,15 @@ def test_whoever_cannot_take_part_is_left_out_and_says_why(
     sleeps = tmp_path / "sleeps"
     sleeps.write_text("#!/bin/sh\nsleep 600\n")
     sleeps.chmod(0o755)
-    plans = [
+    specs = [
         WorkerSpec(name, {"maker": "peers.train"}, python=str(tmp_path / name))
         for name in ("bare", "ends", "none", "sleeps")
     ]
     began = time.monotonic()
-    held = run_rounds(plans, rounds=2, steps=1, until=began + 9)
+    outcome = run_rounds(specs, rounds=2, steps=1, until=began + 9)
     assert time.monotonic() - began < 60
-    assert not held.workers
-    why = held.skipped
+    assert not outcome.workers
+    why = outcome.skipped
     assert "ModuleNotFoundError: No module named 'numpy'" in why["bare"]
     assert "ended with 3: out of luck" in why["ends"]
     assert "cannot be run" in why["none"]
@@ -208,11 +210,11 @@ def test_whoever_cannot_take_part_is_left_out_and_says_why(
     code = main(["train", "toy", "--only", "torch", "--out", str(tmp_path / "out"), *python])
     assert code == SweepFailedError.exit_code
     shown = capsys.readouterr()
-    assert "left out: torch: its process ended with 3" in shown.out
-    assert "no contestant could take part" in shown.err
+    assert "skipped: torch: its process ended with 3" in shown.out
+    assert "no worker could run" in shown.err
 
 
-def test_contestants_take_turns_and_the_order_turns_round(tmp_path: Path) -> None:
+def test_workers_run_in_interleaved_rounds_of_alternating_order(tmp_path: Path) -> None:
     fake = tmp_path / "fake"
     log = tmp_path / "log"
     script = (
@@ -228,15 +230,15 @@ def test_contestants_take_turns_and_the_order_turns_round(tmp_path: Path) -> Non
     (tmp_path / "fake.py").write_text(script)
     fake.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path / "fake.py"}"\n')
     fake.chmod(0o755)
-    plans = [WorkerSpec(name, {"name": name}, python=str(fake)) for name in "abc"]
-    held = run_rounds(plans, rounds=3, steps=7)
+    specs = [WorkerSpec(name, {"name": name}, python=str(fake)) for name in "abc"]
+    outcome = run_rounds(specs, rounds=3, steps=7)
     assert log.read_text() == "a7b7c7c7b7a7a7b7"
-    assert list(held.workers) == ["a", "b"]
-    assert "fell ill" in held.skipped["c"]
-    assert [len(held.workers[name].process.samples) for name in "ab"] == [3, 3]
+    assert list(outcome.workers) == ["a", "b"]
+    assert "fell ill" in outcome.skipped["c"]
+    assert [len(outcome.workers[name].process.samples) for name in "ab"] == [3, 3]
 
 
-def test_every_batch_has_the_tokens_that_were_asked_for() -> None:
+def test_text_batches_have_the_requested_number_of_tokens() -> None:
     config = SMALL.change(data={"num_pairs": 2000})
     for tokens in (100, 400):
         batches = text_batches(config, tokens, shapes=2, count=6)
@@ -245,21 +247,21 @@ def test_every_batch_has_the_tokens_that_were_asked_for() -> None:
         assert len(batches) == 6
 
 
-def test_our_contestants_do_the_work_that_they_are_given(tmp_path: Path) -> None:
+def test_our_workers_train_and_translate_their_task(tmp_path: Path) -> None:
     sizes = SIZES["toy"]
     batch = full_batch(sizes)
     task = {
         "sizes": dataclasses.asdict(sizes),
         "arrays": save_batches(tmp_path / "x.npz", [batch] * 2),
     }
-    entrant = adapter.train(task)
-    first, later = entrant.run(2), entrant.run(40)
+    workload = adapter.train(task)
+    first, later = workload.run(2), workload.run(40)
     assert (first.units, later.units) == (2 * 4 * 5, 40 * 4 * 5)
     # It learns; a random guess of 50 pieces costs log 50 = 3.9.
     assert later.value != first.value
     assert 2 < later.value < 6
-    assert entrant.facts["parameters"] > 1000
-    assert entrant.peak_bytes() > 10 << 20
+    assert workload.facts["parameters"] > 1000
+    assert workload.peak_bytes() > 10 << 20
     sources = [*random_sources(sizes, 3, 5), *random_sources(sizes, 2, 20)]
     data = {"sizes": task["sizes"], "sources": sources, "beam_size": 2, "extra": 3}
     found = adapter.translate(data).run(1)
@@ -268,7 +270,7 @@ def test_our_contestants_do_the_work_that_they_are_given(tmp_path: Path) -> None
     assert found.value == np.mean([len(source) + 3 for source in sources])
 
 
-def test_the_yardstick_finds_its_two_functions() -> None:
+def test_external_benchmarks_can_call_train_step_and_decode() -> None:
     sizes = {**dataclasses.asdict(SIZES["toy"])}
     batch = full_batch(SIZES["toy"])
     once, parameters = adapter.train_step(sizes, {"src": batch.source, "tgt_out": batch.target})
@@ -277,11 +279,13 @@ def test_the_yardstick_finds_its_two_functions() -> None:
     assert adapter.decode(sizes, batch.source, 2, 9)() == 9
 
 
-def test_the_input_pipeline_is_a_runs_own_and_the_kept_batches_have_its_shapes() -> None:
+def test_the_pipeline_workload_uses_the_batches_of_a_run_and_preloaded_ones_have_equal_shapes() -> (
+    None
+):
     batches = prepare(SMALL.data).batches(SMALL.data.batch_tokens, SMALL.train.seed)
     task = {"config": SMALL.to_dict(), "steps": batches.per_epoch + 2}
-    real = adapter.pipeline({**task, "is_kept": False})
-    kept = adapter.pipeline({**task, "is_kept": True})
+    real = adapter.pipeline({**task, "is_preloaded": False})
+    kept = adapter.pipeline({**task, "is_preloaded": True})
     assert real.cycle == kept.cycle == len(batches.buckets) == real.facts["shapes"]
     # Each shape comes in the first call, which needs no text.
     assert real.run(real.cycle).units == kept.run(kept.cycle).units
@@ -291,20 +295,20 @@ def test_the_input_pipeline_is_a_runs_own_and_the_kept_batches_have_its_shapes()
         assert done.units == sum(map(count_target_tokens, some))
         assert full.units == sum(batch.target.size for batch in some)
         assert done.units < full.units
-    assert real.facts["fill"] == batches.density
+    assert real.facts["density"] == batches.density
 
 
 @pytest.mark.slow
-def test_input_and_scaling_are_commands(
+def test_the_input_and_scaling_commands_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     (tmp_path / "mine.py").write_text("from small import SMALL as CONFIG\n")
     options = ["--out", str(tmp_path / "out"), "--rounds", "2"]
     assert main(["input", str(tmp_path / "mine.py"), *options]) == 0
-    told = capsys.readouterr().out
-    assert "of positions are tokens; all shapes compiled in" in told
-    assert "ratios are to kept" in told
+    printed = capsys.readouterr().out
+    assert "of positions are tokens; compiling all shapes took" in printed
+    assert "ratios are relative to preloaded" in printed
     [path] = (tmp_path / "out").glob("input-*.json")
     assert main(["compare", str(path), str(path)]) == 0
     assert "within the spread" in capsys.readouterr().out
@@ -313,7 +317,7 @@ def test_input_and_scaling_are_commands(
 
 
 @pytest.mark.slow
-def test_cost_by_length_stands_beside_the_model_flops() -> None:
+def test_scaling_reports_cost_next_to_model_flops() -> None:
     sizes = load_sizes("toy")
     part = benchmarks.scaling(sizes, benchmarks.Settings(rounds=1), (4, 8), 16)
     assert list(part.measurements) == ["4", "8"]
@@ -326,7 +330,7 @@ def test_cost_by_length_stands_beside_the_model_flops() -> None:
     assert remark.endswith(f"{flops[1] / flops[0]:.2f} times the model FLOPs")
 
 
-def test_all_that_a_gpu_is_asked_for_runs_in_small_on_a_cpu(
+def test_the_gpu_command_runs_at_toy_size_on_a_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only what is always there: peers are tried where their libraries are.
@@ -334,7 +338,7 @@ def test_all_that_a_gpu_is_asked_for_runs_in_small_on_a_cpu(
     python = ["--torch-python", str(tmp_path / "none")]
     assert main(["gpu", "--toy", "--out", str(tmp_path), *python]) == 0
     shown = capsys.readouterr()
-    assert "left out: hf" in shown.out
+    assert "skipped: hf" in shown.out
     [path] = tmp_path.glob("gpu-*.json")
     found = Results.open(path)
     assert [part.name for part in found.benchmarks] == [
@@ -350,7 +354,7 @@ def test_all_that_a_gpu_is_asked_for_runs_in_small_on_a_cpu(
     assert 0 < (base.measurements["ours"].utilization or 0) < 1
 
 
-def test_what_there_was_no_time_for_is_told() -> None:
+def test_the_gpu_command_lists_benchmarks_without_time() -> None:
     found, left_out = on_gpu.gpu(
         on_gpu.number_words_config(is_toy=True),
         on_gpu.TOY,
@@ -366,12 +370,12 @@ def test_what_there_was_no_time_for_is_told() -> None:
     ]
 
 
-def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gpu_command_without_a_gpu_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpu"]) == UsageError.exit_code
-    assert "no GPU is at hand" in capsys.readouterr().err
+    assert "no GPU found" in capsys.readouterr().err
 
 
-def test_peers_train_and_decode_on_the_same_work(tmp_path: Path) -> None:
+def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from experiments.benchmark import peers
 
