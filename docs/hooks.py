@@ -11,7 +11,6 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "transformer_jax"
@@ -30,7 +29,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, **_: object) -> str:
     """Let links to files of the repository point to the site's copies."""
     return OUTSIDE.sub(r"\1repository/\2", markdown)
 

@@ -9,7 +9,8 @@ from jaxtyping import install_import_hook
 
 # Before the package is imported: one cache for all tests, apart from the user's own. Workers of
 # one run share it, so that text is prepared and programs are compiled once.
-CACHE = Path(tempfile.gettempdir()) / f"transformer_jax-tests-{os.getuid()}"
+DEFAULT_CACHE = Path(tempfile.gettempdir()) / f"transformer_jax-tests-{os.getuid()}"
+CACHE = Path(os.environ.get("TRANSFORMER_JAX_TEST_CACHE", DEFAULT_CACHE))
 os.environ["TRANSFORMER_JAX_CACHE"] = str(CACHE)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "programs")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

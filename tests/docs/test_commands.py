@@ -14,8 +14,8 @@ from transformer_jax.data.number_words import NumberWords
 from transformer_jax.data.splits import SPLITS
 
 LABELS = re.compile(r"\d+ (s|min)\b|needs (a GPU|a TPU|hours|Slurm|the network|minutes)\b")
-# These commands would run the tests again.
-RECURSIVE = ("make test", "make test-all", "make check", "make docs", ".ci/run")
+# These commands would run the tests again, or need an environment besides that of the tests.
+RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
 CHEAP = sorted({c.text for page in GUIDES for c in commands(page) if c.is_cheap} - {*RECURSIVE})
 
 
@@ -49,6 +49,10 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: Command, clone: Path) -> str:
+    if command.path is not None:
+        (clone / command.path).parent.mkdir(parents=True, exist_ok=True)
+        (clone / command.path).write_text(command.text, "utf-8")
+        return ""
     # The shell of a user sets none of the tests' variables, except for the cache.
     hidden = ("JAX_", "PYTEST_", "PYTHONPATH", "XLA_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
@@ -85,23 +89,26 @@ def test_a_cheap_command_works_in_a_fresh_clone(text: str, clone: Path) -> None:
     run(Command(text, ""), clone)
 
 
+def remaining(page: Path) -> list[Command]:
+    """Return the commands of a page that no other test runs."""
+    return [c for c in commands(page) if c.is_tested and c.text not in {*RECURSIVE, *CHEAP}]
+
+
 # Pages that use the demo's run share one clone, so that it is trained once.
 USE_DEMO = tuple(page for page in GUIDES if "runs/demo" in page.read_text("utf-8"))
-ALONE = tuple(page for page in GUIDES if page not in USE_DEMO)
+ALONE = tuple((page,) for page in GUIDES if page not in USE_DEMO and remaining(page))
 
 
 @pytest.mark.slow
 @needs_environment
-@pytest.mark.parametrize("pages", [USE_DEMO, *((page,) for page in ALONE)], ids=lambda p: name(p[0]))
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("pages", [USE_DEMO, *ALONE], ids=lambda pages: name(pages[0]))
 def test_the_commands_of_a_page_work_one_after_the_other(
     pages: tuple[Path, ...], tmp_path: Path
 ) -> None:
     folder = make_clone(tmp_path)
-    tested = [c for page in pages for c in commands(page) if c.is_tested]
-    outputs = {c.text: "" for c in tested if c.text not in {*RECURSIVE, *CHEAP}}
-    for command in (c for c in dict.fromkeys(tested) if c.text in outputs):
-        if not outputs[command.text]:
-            outputs[command.text] = run(command, folder) or "no output"
+    distinct = {command.text: command for page in pages for command in remaining(page)}
+    outputs = {text: run(command, folder) for text, command in distinct.items()}
     if "make demo" in outputs:
         # The last figure is the score of the held-out lines; those before it show progress.
         *_, exact = re.findall(r"exact +([0-9.]+)%", outputs["make demo"])

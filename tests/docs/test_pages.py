@@ -1,6 +1,7 @@
 """Every Markdown page renders on GitHub as it is meant to."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def links(tokens: list[Token]) -> list[str]:
 def anchors(tokens: list[Token]) -> set[str]:
     """Return the anchors that GitHub gives to headings."""
     found: set[str] = set()
-    for heading, content in zip(tokens, tokens[1:], strict=False):
+    for heading, content in pairwise(tokens):
         if heading.type == "heading_open":
             words = "".join(c.content for c in content.children or [] if c.type != "image")
             slug = SLUG_DROPS.sub("", words.lower()).replace(" ", "-")
