@@ -8,9 +8,9 @@ from prose import passages
 BANNED = {
     "report, raise, or print": r"\b(tell|tells|telling|told)\b",
     "N": r"\bso many\b",
-    "any, or rephrase": r"\b(who|what|which|where)ever\b",
+    "any, or rephrase": r"\b((who|what|where)ever|whichever(?! is\b))\b",
     "is not a": r"(?<!there )\b(is|are) no (?!longer\b|more than\b|less than\b)",
-    "is not one": r"\b(is|are) none\b",
+    "is not one": r"(?<!there )\b(is|are) (?-i:none)\b",
     "its own": r"\bof (its|their|his|one's|your) own\b",
     "resume or continue": r"\b(go|goes|going|gone|went) on\b",
     "is": r"\b(lies|stands) (in|at|on|below|above|beside|beneath|before|there|between)\b",
