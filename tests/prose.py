@@ -14,10 +14,13 @@ FOLDERS = ("transformer_jax", "configs", "experiments", "tests", "docs")
 # The log keeps what was written at the time, and the test of prose lists banned words.
 SKIPPED = {ROOT / "experiments/LOG.md", ROOT / "tests/docs/test_prose.py"}
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
+# A list item, a table row, a heading, or an entry of `Args:` begins a passage.
+ITEM = re.compile(r"\s*(?:(?:[-*|]|\d+\.|#+) |\w+:(?: |$))")
+CODE = re.compile(r"`+[^`]*`+")
 
 
 class Passage(NamedTuple):
-    """Some consecutive prose, with code spans replaced by `code`."""
+    """Some consecutive prose of a file."""
 
     path: Path
     line: int
@@ -31,7 +34,8 @@ class Passage(NamedTuple):
 
     @property
     def sentences(self) -> list[str]:
-        return SENTENCE_END.split(re.sub(r"\s+", " ", self.text).strip())
+        text = re.sub(r"^[-*] |^\d+\. ", "", re.sub(r"\s+", " ", self.text).strip())
+        return SENTENCE_END.split(text)
 
 
 def passages() -> Iterator[Passage]:
@@ -71,7 +75,7 @@ def _comments(path: Path) -> Iterator[Passage]:
             continue
         if block and token.start[0] != block[-1].start[0] + 1:
             yield _joined(path, block)
-            block = []
+            block.clear()
         block.append(token)
     if block:
         yield _joined(path, block)
@@ -79,7 +83,7 @@ def _comments(path: Path) -> Iterator[Passage]:
 
 def _joined(path: Path, comments: list[tokenize.TokenInfo]) -> Passage:
     text = " ".join(comment.string.lstrip("# ") for comment in comments)
-    return Passage(path, comments[0].start[0], _without_code(text))
+    return Passage(path, comments[0].start[0], text)
 
 
 def _paragraphs(path: Path) -> Iterator[Passage]:
@@ -95,17 +99,13 @@ def _paragraphs(path: Path) -> Iterator[Passage]:
 
 
 def _split_paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each paragraph with the number of lines before it."""
-    for match in re.finditer(r"(?:^(?!\s*$).*\n?)+", text, re.MULTILINE):
-        start = text.count("\n", 0, match.start())
-        for item in re.finditer(
-            r"(?:\A|^\s*(?:[-*|]|\d+\.|#+) )(?:.|\n(?!\s*(?:[-*|]|\d+\.|#+) ))+",
-            match[0],
-            re.MULTILINE,
-        ):
-            line = start + match[0].count("\n", 0, item.start())
-            yield line, _without_code(item[0].strip())
-
-
-def _without_code(text: str) -> str:
-    return re.sub(r"`+[^`]*`+", "`code`", text)
+    """Yield each paragraph or item with the number of lines before it."""
+    block: list[str] = []
+    start = 0
+    for number, line in enumerate([*text.splitlines(), ""]):
+        if block and (not line.strip() or ITEM.match(line)):
+            yield start, "\n".join(block)
+            block.clear()
+        if line.strip():
+            start = start if block else number
+            block.append(line)
