@@ -29,4 +29,4 @@ install_import_hook([f"transformer_jax.{wing}" for wing in WINGS], "shape_checks
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes minutes, so that no worker does it alone at the end."""
-    items.sort(key=lambda item: item.path.stem != "test_readme")
+    items.sort(key=lambda item: item.path.stem != "test_commands")
