@@ -128,7 +128,7 @@ def test_four_failures_of_nine_runs_do_not_affect_the_others(
     assert "SIGKILL ended training after step" in failed["B/seed-0"]
     assert "no heartbeat for" in failed["B/seed-2"]
     assert statuses["C/seed-2"].code == 70
-    assert "smaller --train.learning-rate-scale" in failed["C/seed-2"]
+    assert "smaller train.learning_rate_scale" in failed["C/seed-2"]
     assert "4 of 9 runs failed" in err.splitlines()[-1]
     # Finished runs are not repeated, and failed runs only on request.
     before = {name: s.run.status_file.read_text() for name, s in statuses.items()}

@@ -92,7 +92,7 @@ def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
             longest = int(tokens.lengths.max())
             if limit is not None and longest > limit:
                 raise DataError(
-                    f"a {side} sentence of {split} has {longest} tokens, and the model reads at "
+                    f"a {side} of {split} has {longest} tokens, and the model reads at "
                     f"most {limit}: {advice}"
                 )
 
