@@ -30,7 +30,7 @@ from transformer_jax.training.metric_writer import MetricWriter
 
 PACKAGE = Path(transformer_jax.__file__).parent
 QUIET = Console(quiet=True)
-SECRET = "hunter2-and-more"
+PRIVATE = "hunter2-and-more"
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained run, made while the environment contains secrets."""
     path = tmp_path_factory.mktemp("runs") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EXAMPLE_API_KEY", SECRET)
-        patch.setenv("https_proxy", f"http://user:{SECRET}@localhost:1")
+        patch.setenv("EXAMPLE_API_KEY", PRIVATE)
+        patch.setenv("https_proxy", f"http://user:{PRIVATE}@localhost:1")
         loop.run_training(create_run(SMALL, path, QUIET), QUIET)
     return path
 
@@ -67,7 +67,7 @@ def test_nothing_in_the_package_executes_data() -> None:
 
 
 def test_a_run_contains_neither_secrets_nor_machine_paths(run: Path) -> None:
-    forbidden = {SECRET.encode(), str(Path.home()).encode() + b"/", str(Path.cwd()).encode()}
+    forbidden = {PRIVATE.encode(), str(Path.home()).encode() + b"/", str(Path.cwd()).encode()}
     files = [path for path in run.rglob("*") if path.is_file()]
     assert len(files) > 20
     for path in files:
