@@ -65,7 +65,7 @@ def finish(run: SweepRun) -> None:
         for kind, column in (("hypothesis", 3), ("reference", 4)):
             (folder / f"{kind}.txt").write_text("".join(f"{x[column]}\n" for x in sentences))
         (folder / "scores.json").write_text(json.dumps({"split": split, "perplexity": 2.0}))
-    run.status_file.write_text(json.dumps({"name": "done", "finished": ["train", *LENGTHS]}))
+    run.status_file.write_text(json.dumps({"status": "done", "finished": ["train", *LENGTHS]}))
 
 
 def make_sweep(path: Path, data: dict[str, Any]) -> Sweep:
@@ -77,7 +77,7 @@ def make_sweep(path: Path, data: dict[str, Any]) -> Sweep:
     for run in sweep.runs:
         finish(run)
     failed = sweep.runs[-1]
-    failed.status_file.write_text(json.dumps({"name": "failed", "doing": "train", "note": "full disk"}))
+    failed.status_file.write_text(json.dumps({"status": "failed", "phase": "train", "note": "full disk"}))
     return sweep
 
 
