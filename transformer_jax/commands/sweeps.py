@@ -24,7 +24,7 @@ from transformer_jax.console import (
 )
 from transformer_jax.errors import SweepFailedError, UsageError
 from transformer_jax.sweeps.resources import Resources
-from transformer_jax.sweeps.rows import Scale, Section, scale_rows, with_sections
+from transformer_jax.sweeps.rows import Scale, scale_rows, with_sections
 
 if TYPE_CHECKING:
     from transformer_jax.sweeps import plan
@@ -55,16 +55,8 @@ class RowOptions:
         Raises:
             ConfigError: a config cannot be loaded, or a changed row is invalid.
         """
-        specs: dict[Section, str | None] = {
-            "data": self.data_from,
-            "train": self.train_from,
-            "decode": self.decode_from,
-        }
-        sections = {
-            section: loading.load_config(spec)
-            for section, spec in specs.items()
-            if spec is not None
-        }
+        specs = {"data": self.data_from, "train": self.train_from, "decode": self.decode_from}
+        sections = {name: loading.load_config(spec) for name, spec in specs.items() if spec}
         return scale_rows(with_sections(rows, sections), self.scale)
 
 
