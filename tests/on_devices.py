@@ -12,7 +12,7 @@ from small import SMALL
 
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
-from transformer_jax.model.transformer import Transformer
+from transformer_jax.model.build import build_transformer
 from transformer_jax.training.sharding import SHARDINGS
 from transformer_jax.training.step import TrainState, init_state, make_train_step
 
@@ -47,7 +47,7 @@ def in_double_precision(config: Config) -> Config:
 def trained(
     name: str, devices: int, config: Config, steps: int, dtype: str
 ) -> tuple[TrainState, list[Any]]:
-    model = Transformer(config.model, VOCAB)
+    model = build_transformer(config.model, VOCAB)
     placement = SHARDINGS[name](jax.devices()[:devices])
     state = init_state(model, config.train)
     state = jax.tree.map(lambda x: x.astype(dtype) if x.dtype == "float32" else x, state)

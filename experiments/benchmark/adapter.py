@@ -21,7 +21,8 @@ from transformer_jax.data.batches import Batch, Bucket
 from transformer_jax.data.prepare import prepare
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.inference.translate import ROWS, Translator, search
-from transformer_jax.model.transformer import Params, Transformer, init_params
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.transformer import Params, init_params
 from transformer_jax.special_tokens import EOS, PAD, UNKNOWN
 from transformer_jax.training.flops import peak_flops
 from transformer_jax.training.sharding import SHARDINGS, CompiledStep
@@ -67,7 +68,7 @@ class Trainer:
         paused: Callable[[], contextlib.AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Begin, as a run does, with random parameters."""
-        self.model = Transformer(config.model, vocab_size, source_vocab_size)
+        self.model = build_transformer(config.model, vocab_size, source_vocab_size)
         self.placement = SHARDINGS[config.train.parallelism]()
         self.compile_seconds = 0.0
         self._paused = paused
@@ -131,7 +132,7 @@ def decode(
     config = config_of(sizes).change(
         decode={"beam_size": beam_size, "max_extra_length": steps - source.shape[1]}
     )
-    model = Transformer(config.model, sizes["vocab"])
+    model = build_transformer(config.model, sizes["vocab"])
     params = never_ending(init_params(model, jax.random.key(0)), sizes["layers"])
     batches = [source[start : start + ROWS] for start in range(0, len(source), ROWS)]
 
@@ -140,7 +141,7 @@ def decode(
         for rows in batches:
             limit = np.full(len(rows), steps, np.int32)
             found = jax.device_get(search(model, config.decode, 1, params, rows, limit))
-            lengths.append((found.pieces[:, 0] != 0).sum(axis=1))
+            lengths.append((found.tokens[:, 0] != 0).sum(axis=1))
         return float(np.concatenate(lengths).mean())
 
     return once
@@ -248,7 +249,7 @@ def translate(task: Mapping[str, Any]) -> Entrant:
     sizes = task["sizes"]
     decoding = {"beam_size": task["beam_size"], "max_extra_length": task["extra"]}
     config = config_of(sizes).change(decode=decoding)
-    model = Transformer(config.model, sizes["vocab"])
+    model = build_transformer(config.model, sizes["vocab"])
     params = never_ending(init_params(model, jax.random.key(0)), sizes["layers"])
     numerals = Numerals(sizes["vocab"])
     words: Any = numerals
@@ -278,9 +279,9 @@ def pipeline(task: Mapping[str, Any]) -> Entrant:
     batches = prepared.batches(config.data.batch_tokens, config.train.seed)
     # The peak is asked for once; what a report says is of no interest here.
     about = facts(config.model.dtype, shapes=len(batches.buckets), fill=batches.density)
-    meter = Meter(Transformer(config.model, *sizes), about["peak_flops"], [])
-    trainer = Trainer(config, *sizes, paused=meter.paused)
-    kept = {shape[:3]: _full(shape, *sizes) for shape in batches.buckets}
+    meter = Meter(build_transformer(config.model, **sizes), about["peak_flops"], [])
+    trainer = Trainer(config, **sizes, paused=meter.paused)
+    kept = {shape[:3]: _full(shape, **sizes) for shape in batches.buckets}
     # Before any clock runs: to know a batch's shape is to gather it.
     each = (batches[step] for step in range(task["steps"] if task["is_kept"] else 0))
     shape_of = [(*batch.source.shape, batch.target.shape[1]) for batch in each]
@@ -308,10 +309,12 @@ def pipeline(task: Mapping[str, Any]) -> Entrant:
     return Entrant(turn, len(kept), about, peak_bytes)
 
 
-def _full(shape: Bucket, target: int, source: int | None) -> Batch:
-    """Return a batch of this shape without padding; `target` and `source` count pieces."""
+def _full(shape: Bucket, vocab_size: int, source_vocab_size: int | None) -> Batch:
+    """Return a batch of this shape without padding."""
     rng = np.random.default_rng(0)
     return Batch(
-        rng.integers(UNKNOWN + 1, source or target, (shape.rows, shape.source), dtype=np.int32),
-        rng.integers(UNKNOWN + 1, target, (shape.rows, shape.target), dtype=np.int32),
+        rng.integers(
+            UNKNOWN + 1, source_vocab_size or vocab_size, (shape.rows, shape.source), dtype=np.int32
+        ),
+        rng.integers(UNKNOWN + 1, vocab_size, (shape.rows, shape.target), dtype=np.int32),
     )

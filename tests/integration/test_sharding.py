@@ -77,7 +77,7 @@ import json
 import jax
 jax.config.update("jax_num_cpu_devices", 8)
 from transformer_jax.config import Config
-from transformer_jax.model.transformer import Transformer
+from transformer_jax.model.build import build_transformer
 from transformer_jax.training.sharding import PLACEMENTS
 from transformer_jax.training.step import init_state
 
@@ -85,7 +85,7 @@ from transformer_jax.training.step import init_state
 config = Config().change(
     model={"num_layers": 2, "d_model": 64, "d_ff": 256, "num_heads": 8, "d_k": 8, "d_v": 8}
 )
-state = init_state(Transformer(config.model, 4001), config.train)
+state = init_state(build_transformer(config.model, 4001), config.train)
 shares = {}
 for devices in (1, 2, 4, 8):
     placed = PLACEMENTS["fsdp"](jax.devices()[:devices]).place_state(state)

@@ -8,8 +8,8 @@ from small import SMALL
 
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch
+from transformer_jax.model.build import build_transformer
 from transformer_jax.model.losses import Loss, cross_entropy
-from transformer_jax.model.transformer import Transformer
 from transformer_jax.training.step import TrainState, init_state, make_train_step, split_rows
 
 VOCAB = 20
@@ -25,7 +25,7 @@ def batch_of(rows: int, seed: int = 0) -> Batch:
 
 
 def update(config: TrainConfig, batch: Batch, *, model: Any = CALM.model) -> TrainState:
-    transformer = Transformer(model, VOCAB)
+    transformer = build_transformer(model, VOCAB)
     step = jax.jit(make_train_step(transformer, config))
     state, _ = step(init_state(transformer, config), batch)
     return state
@@ -40,7 +40,7 @@ def largest_difference(left: Any, right: Any) -> float:
 
 
 def test_the_gradient_is_that_of_the_mean_loss_per_token() -> None:
-    transformer, batch = Transformer(CALM.model, VOCAB), batch_of(6)
+    transformer, batch = build_transformer(CALM.model, VOCAB), batch_of(6)
     state = init_state(transformer, CALM.train)
 
     def mean_loss(params: Any) -> jax.Array:
@@ -83,7 +83,7 @@ def test_empty_rows_change_nothing() -> None:
 
 def test_dropout_is_a_function_of_seed_and_step() -> None:
     noisy = SMALL.change(model={"dropout": 0.5})
-    transformer, batch = Transformer(noisy.model, VOCAB), batch_of(6)
+    transformer, batch = build_transformer(noisy.model, VOCAB), batch_of(6)
     step = jax.jit(make_train_step(transformer, noisy.train))
     state = init_state(transformer, noisy.train)
     again, later = state._replace(), state._replace(step=jnp.int32(1))
@@ -93,7 +93,7 @@ def test_dropout_is_a_function_of_seed_and_step() -> None:
 
 
 def test_parameters_are_a_function_of_the_seed() -> None:
-    transformer = Transformer(SMALL.model, VOCAB)
+    transformer = build_transformer(SMALL.model, VOCAB)
     one, same, other = (
         init_state(transformer, SMALL.change(train={"seed": seed}).train).params
         for seed in (1, 1, 2)
@@ -112,7 +112,7 @@ def test_clipping_bounds_the_gradient_that_adam_sees() -> None:
 
 def test_a_step_learns_what_it_is_shown() -> None:
     config = CALM.change(train={"warmup_steps": 50, "label_smoothing": 0.0})
-    transformer, batch = Transformer(config.model, VOCAB), batch_of(8)
+    transformer, batch = build_transformer(config.model, VOCAB), batch_of(8)
     step = jax.jit(make_train_step(transformer, config.train))
     state = init_state(transformer, config.train)
     losses = []
@@ -127,7 +127,7 @@ def test_a_step_learns_what_it_is_shown() -> None:
 def test_a_gradient_that_is_not_finite_changes_nothing_but_the_count(
     value: float, where: str
 ) -> None:
-    transformer, batch = Transformer(CALM.model, VOCAB), batch_of(6)
+    transformer, batch = build_transformer(CALM.model, VOCAB), batch_of(6)
     step = make_train_step(transformer, CALM.train)
     state = init_state(transformer, CALM.train)
     state, _ = jax.jit(step)(state, batch)
@@ -151,7 +151,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_but_the_count(
 
 def test_parts_of_a_batch_draw_masks_of_their_own() -> None:
     noisy = SMALL.change(model={"dropout": 0.5})
-    transformer, batch = Transformer(noisy.model, VOCAB), batch_of(6)
+    transformer, batch = build_transformer(noisy.model, VOCAB), batch_of(6)
     step = make_train_step(transformer, noisy.train)
     state = init_state(transformer, noisy.train)
     losses = {float(jax.jit(step.sums)(state, batch, jnp.int32(part))[1].nll) for part in range(3)}
@@ -161,7 +161,7 @@ def test_parts_of_a_batch_draw_masks_of_their_own() -> None:
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="asks what XLA makes of it on a CPU")
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 def test_an_update_copies_no_moments(clip_norm: float | None) -> None:
-    transformer = Transformer(CALM.model, 5000)
+    transformer = build_transformer(CALM.model, 5000)
     config = CALM.change(train={"clip_norm": clip_norm}).train
     step = make_train_step(transformer, config)
     state = jax.eval_shape(lambda: init_state(transformer, config))

@@ -17,8 +17,8 @@ from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import ConfigError, DataError, UsageError
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.inference.translate import ROWS, Hypothesis, Translator, search
-from transformer_jax.model.positions import POSITIONS
-from transformer_jax.model.transformer import Transformer, init_params
+from transformer_jax.model.build import POSITION_SCHEMES, build_transformer
+from transformer_jax.model.transformer import init_params
 from transformer_jax.special_tokens import EOS
 from transformer_jax.training.create_run import create_run
 from transformer_jax.training.loop import run_training
@@ -138,10 +138,10 @@ def test_more_lines_than_rows_come_back_in_order(run: Run, lines: list[str]) -> 
     assert run.translate(lines) == [run.translate([line])[0] for line in lines]
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("positions", POSITION_SCHEMES)
 def test_every_kind_of_position_reads_the_longest_source(run: Run, positions: str) -> None:
     config = SMALL.change(model={"positions": positions, "max_length": 40}, data={"max_length": 40})
-    model = Transformer(config.model, len(run.vocabulary.target))
+    model = build_transformer(config.model, len(run.vocabulary.target))
     params = init_params(model, jax.random.key(0))
     translator = Translator(model, run.vocabulary, config.decode)
     [[best]] = translator.translate(params, [" ".join(["one"] * 60)], truncate=True)
@@ -156,7 +156,7 @@ def with_table(run: Run, out_of_range_positions: str, **decode: Any) -> Translat
         "out_of_range_positions": out_of_range_positions,
     }
     config = SMALL.change(model=learned, data={"max_length": 20}, decode=decode)
-    model = Transformer(config.model, len(run.vocabulary.target))
+    model = build_transformer(config.model, len(run.vocabulary.target))
     params = init_params(model, jax.random.key(1))
     # Its logit is 0 then, and that of the likeliest piece is above.
     table = params["embedding"]["table"]

@@ -210,10 +210,11 @@ def estimates(sweep: Sweep, at_a_time: int) -> dict[str, float]:
 
 def stored_bytes(config: Config) -> int:
     """Return about how many bytes a run keeps."""
-    from transformer_jax.model.transformer import Transformer, parameter_counts
+    from transformer_jax.model.build import build_transformer
+    from transformer_jax.model.inspect import parameter_counts
 
     model, data, train = config.model, config.data, config.train
-    module = Transformer(model, data.vocab_size, data.source_vocab_size)
+    module = build_transformer(model, data.vocab_size, data.source_vocab_size)
     # Parameters and Adam's two moments, in float32; the latest and the best beside the rest.
     return 12 * parameter_counts(module)["total"] * (train.keep_checkpoints + 2)
 

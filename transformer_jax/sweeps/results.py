@@ -20,7 +20,8 @@ from transformer_jax.data.splits import Split
 from transformer_jax.errors import ConfigError, UsageError
 from transformer_jax.inference.evaluate import sacrebleu_metrics
 from transformer_jax.inference.significance import bootstrap, p_value
-from transformer_jax.model.transformer import Transformer, parameter_counts
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.sweeps.adhoc import Gathered
 from transformer_jax.sweeps.plan import PlannedRun, Sweep
 from transformer_jax.sweeps.status import RunStatus, newest_evaluation, read_reports, read_status
@@ -176,7 +177,7 @@ def collect_results(sweep: Sweep) -> Results:
             name,
             ", ".join(f"{key} {after}" for (_, key), (_, after) in changes.items()),
             row.paper,
-            parameter_counts(Transformer(config.model, *sizes))["total"],
+            parameter_counts(build_transformer(config.model, *sizes))["total"],
             _spent([state for state in states if state.status == "done"]),
             states,
             [

@@ -13,7 +13,8 @@ from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.model.transformer import Transformer, abstract_params
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import abstract_params
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory, check_available
 from transformer_jax.training.loop import checkpoint_metadata
@@ -51,13 +52,13 @@ def create_run(
     vocabulary = None if other is None else other.vocabulary
     prepared = prepare(config.data, vocabulary, progress=tell)
     sizes = prepared.vocabulary.sizes
-    for key, pieces in zip(("vocab_size", "source_vocab_size"), sizes, strict=True):
+    for key, pieces in sizes.items():
         asked = getattr(config.data, key)
         if pieces != asked:
             console.print(f"note: data.{key} is {pieces}, not {asked}")
             config = config.change(data={key: pieces})
     _check_lengths(config, prepared)
-    model = Transformer(config.model, *sizes)
+    model = build_transformer(config.model, **sizes)
     if other is not None:
         _check_same_shapes(abstract_params(model), abstract_params(other.model), other)
 

@@ -27,7 +27,9 @@ from transformer_jax.errors import (
 from transformer_jax.inference.evaluate import score
 from transformer_jax.inference.perplexity import perplexity, score_sentences
 from transformer_jax.inference.translate import Translator
-from transformer_jax.model.transformer import Params, Transformer, abstract_params
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import abstract_params
+from transformer_jax.model.transformer import Params
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.lock import exclusive_lock
 from transformer_jax.runs.run_directory import RunDirectory, installed_versions, write_json
@@ -111,7 +113,7 @@ class Training:
             folder.fingerprint,
             progress=lambda doing, *_: heartbeat.busy(doing),
         )
-        self.model = Transformer(config.model, *prepared.vocabulary.sizes)
+        self.model = build_transformer(config.model, **prepared.vocabulary.sizes)
         self.batches = prepared.batches(config.data.batch_tokens, config.train.seed)
         unit = self.batches.per_epoch if config.train.checkpoint_unit == "epoch" else 1
         self.interval = config.train.checkpoint_every * unit
