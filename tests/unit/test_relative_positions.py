@@ -141,7 +141,7 @@ def test_only_the_distance_of_query_and_key_matters(positions: str) -> None:
     model = make_self_attention(config)
     params = drawn_params(model, x, x, mask)
     before = apply(model, params, x, x, mask)
-    key, value = apply(model, params, x, method="keys_and_values")
+    key, value = apply(model, params, x, method="project_keys_and_values")
     key, value = (jnp.pad(y, ((0, 0), (5, 0), (0, 0), (0, 0))) for y in (key, value))
     later = jnp.arange(8) >= 5
     args = x, key, value, later[None, None, None]

@@ -97,9 +97,9 @@ class MultiHeadAttention(nn.Module):
         train: bool = False,
     ) -> Float[Array, "B T D"]:
         """Let x attend to memory: to itself, or the decoder to the encoder's output."""
-        return self.attend(x, *self.keys_and_values(memory), mask, train=train)
+        return self.attend(x, *self.project_keys_and_values(memory), mask, train=train)
 
-    def keys_and_values(
+    def project_keys_and_values(
         self, memory: Float[Array, "B S D"]
     ) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H V"]]:
         """Project what is attended to: K W^K and V W^V."""
@@ -140,9 +140,9 @@ class MultiHeadAttention(nn.Module):
         /,
     ) -> Float[Array, "B T H V"]:
         """Return Attention(Q, K, V) of each head (equation 1), which ignores positions."""
-        return weighted_sum(self.weights(self.score(query, key), mask, train=train), value)
+        return weighted_sum(self.to_weights(self.score(query, key), mask, train=train), value)
 
-    def weights(
+    def to_weights(
         self, scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T S"], *, train: bool
     ) -> Float[Array, "B H T S"]:
         """Return the softmax of the scores, recorded, then dropped out."""

@@ -182,7 +182,7 @@ def _attend_to_cache(
     Each hypothesis reads the entries of all hypotheses, masked. That costs less than moving the
     entries each time a hypothesis moves to another beam slot.
     """
-    new = to_cache_layout(*attention.keys_and_values(x))
+    new = to_cache_layout(*attention.project_keys_and_values(x))
     update = jax.lax.dynamic_update_slice_in_dim
     cache = KeyValueCache(
         update(cache.keys, new.keys, view.start, 3), update(cache.values, new.values, view.start, 2)
@@ -193,7 +193,7 @@ def _attend_to_cache(
 
 def project_memory(layer: DecoderLayer, memory: Float[Array, "B S D"]) -> KeyValueCache:
     """Project the encoder's output once, for all steps of a translation."""
-    return to_cache_layout(*layer.cross_attention.keys_and_values(memory))
+    return to_cache_layout(*layer.cross_attention.project_keys_and_values(memory))
 
 
 def to_cache_layout(key: Float[Array, "B S H K"], value: Float[Array, "B S H V"]) -> KeyValueCache:

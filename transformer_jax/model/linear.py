@@ -67,7 +67,7 @@ class Dense(nn.Module):
         )
         if self.use_bias:
             bias = jnp.asarray(self.param("bias", nn.initializers.zeros, self.features))
-            y += bias.astype(self.dtype)
+            y += bias.astype(self.dtype).reshape(*(1,) * (y.ndim - bias.ndim), *self.features)
         return y
 
 

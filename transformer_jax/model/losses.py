@@ -34,12 +34,12 @@ def cross_entropy(
     true token out.
     """
     logits = logits.astype(jnp.float32)
-    is_padding = target == PAD
+    is_real = target != PAD
     log_total = jax.nn.logsumexp(logits, axis=-1)
     true = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
     smoothed = log_total - (1 - smoothing) * true - smoothing * logits.mean(axis=-1)
     return Loss(
-        smoothed=jnp.sum(smoothed, where=~is_padding),
-        nll=jnp.sum(log_total - true, where=~is_padding),
-        count=jnp.sum(~is_padding, dtype=jnp.float32),
+        smoothed=jnp.sum(smoothed, where=is_real),
+        nll=jnp.sum(log_total - true, where=is_real),
+        count=jnp.sum(is_real, dtype=jnp.float32),
     )

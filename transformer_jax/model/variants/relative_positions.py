@@ -53,7 +53,7 @@ class AlibiAttention(MultiHeadAttention):
         distance = jnp.abs(relative_positions(positions))
         slope = jnp.asarray(alibi_slopes(self.config.num_heads))[:, None, None]
         scores = self.score(query, key) - slope * distance
-        return weighted_sum(self.weights(scores, mask, train=train), value)
+        return weighted_sum(self.to_weights(scores, mask, train=train), value)
 
 
 def rotate(x: Float[Array, "B T H K"], positions: Int[Array, " T"]) -> Float[Array, "B T H K"]:
@@ -129,7 +129,7 @@ class RelativeAttention(MultiHeadAttention):
         relative_scores = jnp.take_along_axis(self.score(query, table), rows[None, None], axis=-1)
         scores = self.score(query, key) + relative_scores
 
-        weights = self.weights(scores, mask, train=train)
+        weights = self.to_weights(scores, mask, train=train)
         vectors = self.relative_value.astype(value.dtype)[rows]
         relative = jnp.einsum("bhts,tsv->bthv", weights.astype(value.dtype), vectors)
         return weighted_sum(weights, value) + relative
