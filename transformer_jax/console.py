@@ -171,15 +171,15 @@ def print_states(states: list[Any]) -> None:
         steps = f"{state.step:,}/{state.run.config.train.steps:,}" if state.step else ""
         table.add_row(
             state.run.name,
-            state.name,
+            state.status,
             steps,
             "" if state.perplexity is None else f"{state.perplexity:.2f}",
             "" if state.bleu is None else f"{state.bleu:.1f}",
             "" if state.seconds_left is None else format_duration(state.seconds_left),
-            escape_control_characters(state.note) if state.note else state.doing,
+            escape_control_characters(state.note) if state.note else state.phase,
         )
     stdout.print(table)
-    counts = Counter(state.name for state in states)
+    counts = Counter(state.status for state in states)
     stdout.print(", ".join(f"{count} {name}" for name, count in counts.items()))
 
 
