@@ -1,6 +1,6 @@
 """The paper's equations as loops in numpy, in float64, and helpers for tests of modules.
 
-Of the package, this module uses only the config. Parameters are nested as in Flax.
+This module imports only the config from the package. Parameters are nested as in Flax.
 """
 
 import functools

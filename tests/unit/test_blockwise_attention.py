@@ -235,7 +235,7 @@ def test_a_blockwise_model_records_no_weights_and_stays_blockwise_when_asked_for
 def test_cudnn_gets_even_lengths_and_gives_the_output_of_full_attention(
     length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """JAX's own implementation stands in for cuDNN, which needs a GPU."""
+    """This test calls JAX's own implementation instead of cuDNN, which needs a GPU."""
     lengths = []
     reference: Any = jax.nn.dot_product_attention
 

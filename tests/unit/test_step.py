@@ -13,7 +13,6 @@ from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.losses import Loss, cross_entropy
-from transformer_jax.model.transformer import Transformer
 from transformer_jax.training.step import (
     TrainState,
     TrainStep,
@@ -70,7 +69,7 @@ def global_norm(tree: Any) -> Any:
 
 
 def test_the_gradient_is_that_of_the_mean_loss_per_token() -> None:
-    transformer, state = Transformer(NO_DROPOUT.model, VOCAB), initial_state(NO_DROPOUT)
+    transformer, state = build_transformer(NO_DROPOUT.model, VOCAB), initial_state(NO_DROPOUT)
 
     def mean_loss(params: Any) -> jax.Array:
         logits: Any = transformer.apply({"params": params}, *BATCH)
@@ -167,7 +166,7 @@ def test_a_step_that_is_not_finite_changes_only_the_counts(value: float, locatio
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="inspects the program of XLA on a CPU")
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 def test_an_update_does_not_copy_the_moments(clip_norm: float | None) -> None:
-    transformer = Transformer(NO_DROPOUT.model, 5000)
+    transformer = build_transformer(NO_DROPOUT.model, 5000)
     config = NO_DROPOUT.change(train={"clip_norm": clip_norm}).train
     step = make_train_step(transformer, config)
     state = jax.eval_shape(lambda: init_state(transformer, config))
