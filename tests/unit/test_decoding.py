@@ -13,7 +13,7 @@ from jaxtyping import Array
 from models import SOURCE, VOCABULARY, make_decoder_layer, make_model
 from oracles import SMALL, BeamSlots, apply, drawn_params, floats, normal
 from test_layers import causal, is_source_token
-from test_variants import VARIANTS
+from test_variants import VARIANTS, cases
 
 from transformer_jax.inference.search import Translations, beam_search
 from transformer_jax.model.decoding import (
@@ -42,7 +42,7 @@ start = jax.jit(init_decoding, static_argnums=0, static_argnames=("num_hypothese
 step = jax.jit(decode_step, static_argnums=0)
 
 
-@pytest.mark.parametrize("changes", ALL_VARIANTS, ids=str)
+@pytest.mark.parametrize("changes", cases(ALL_VARIANTS))
 def test_decode_steps_give_the_logits_of_the_whole_forward_pass(changes: dict[str, Any]) -> None:
     model, params = make_model(**changes)
     targets = np.random.default_rng(0).integers(3, VOCABULARY, (len(SOURCE), HYPOTHESES, LENGTH))
@@ -107,10 +107,7 @@ def search(model: Transformer, has_cache: bool, params: dict[str, Any]) -> Trans
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        pytest.param(changes, marks=[] if i in (0, 6) else pytest.mark.slow, id=str(changes))
-        for i, changes in enumerate(VARIANTS)
-    ],
+    cases(VARIANTS, slow=[changes for changes in VARIANTS if changes.get("layer_norm") != "pre"]),
 )
 def test_beam_search_finds_the_same_translations_without_the_cache(changes: dict[str, Any]) -> None:
     model, params = make_model(**changes)

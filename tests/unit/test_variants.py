@@ -1,5 +1,6 @@
 """What holds for every variant of the model: training, padding, and causality."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -28,8 +29,19 @@ VARIANTS: list[dict[str, Any]] = [
     {"attention_implementation": "blockwise"},
 ]
 
+# Unit tests of embeddings and positions cover what distinguishes these variants.
+SLOW = [VARIANTS[0], *VARIANTS[8:10]]
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+
+def cases(variants: list[dict[str, Any]], slow: Iterable[dict[str, Any]] = SLOW) -> list[Any]:
+    """Return the variants as test cases, some of them only in the slow set."""
+    return [
+        pytest.param(changes, id=str(changes), marks=[pytest.mark.slow] if changes in slow else [])
+        for changes in variants
+    ]
+
+
+@pytest.mark.parametrize("changes", cases(VARIANTS))
 def test_training_reaches_every_parameter_and_lowers_the_loss(changes: dict[str, Any]) -> None:
     model, params = make_model(dropout=0.0, **changes)
 
@@ -50,7 +62,7 @@ def test_training_reaches_every_parameter_and_lowers_the_loss(changes: dict[str,
     assert float(last) < 0.9 * float(first)
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+@pytest.mark.parametrize("changes", cases(VARIANTS))
 def test_padding_and_later_tokens_do_not_change_a_prediction(changes: dict[str, Any]) -> None:
     model, params = make_model(**changes)
     before = apply(model, params, SOURCE, TARGET)

@@ -41,7 +41,8 @@ class BlockwiseAttention(MultiHeadAttention):
 class CudnnAttention(MultiHeadAttention):
     """cuDNN's flash attention on an NVIDIA GPU, through `jax.nn.dot_product_attention`.
 
-    The config requires what cuDNN requires: bfloat16, no dropout of weights, d_k = d_v.
+    The config requires what cuDNN requires: bfloat16, no dropout of weights, d_k = d_v. Tests run
+    this class with JAX's own implementation, because they have no GPU.
     """
 
     def attend_heads(
