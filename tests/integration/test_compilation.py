@@ -14,8 +14,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from small import SMALL
 from training_runs import QUIET, resume, train
 
+from transformer_jax.training.components import Components, build_components
 from transformer_jax.training.create_run import create_run
-from transformer_jax.training.loop import Components, build_components
 from transformer_jax.training.sharding import CompiledStep
 from transformer_jax.training.step import init_state, make_train_step
 from transformer_jax.training.throughput import Meter

@@ -141,7 +141,8 @@ from small import SMALL
 import transformer_jax
 from transformer_jax.distributed import heartbeat
 from transformer_jax.training.create_run import create_run
-from transformer_jax.training.loop import build_components, run_training
+from transformer_jax.training.components import build_components
+from transformer_jax.training.loop import run_training
 
 def resident_megabytes():
     pages = int(Path("/proc/self/statm").read_text().split()[1])

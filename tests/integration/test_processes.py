@@ -15,9 +15,6 @@ from small import metrics_of
 from training_runs import assert_same
 
 import transformer_jax
-from transformer_jax.distributed.processes import join_processes
-from transformer_jax.distributed.rendezvous import ProcessSpec, rendezvous, resolve_cluster
-from transformer_jax.errors import ConnectionFailedError, UsageError
 from transformer_jax.model.transformer import Params
 
 TESTS = Path(__file__).parents[1]
@@ -132,7 +129,7 @@ from pathlib import Path
 from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import StorageError
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.training import loop
+from transformer_jax.training import components
 from transformer_jax.training.sharding import DataParallel
 
 def fail():
@@ -152,7 +149,8 @@ def fail_in_step(step):
     # The supervisors know how long a step takes after a few steps without another phase.
     if step > {CHECKPOINT} and beats > 6:
         fail()
-save, to_local_device, find_prepared = CheckpointManager.save, DataParallel.to_local_device, loop.find_prepared
+save, find_prepared = CheckpointManager.save, components.find_prepared
+to_local_device = DataParallel.to_local_device
 def fail_in_save(self, step, *arguments):
     save(self, step, *arguments)
     if step == {CHECKPOINT}:
@@ -172,39 +170,20 @@ if sys.argv[-1] == "{{process}}":
     elif "{{phase}}" == "evaluation":
         DataParallel.to_local_device = fail_in_evaluation
     else:
-        loop.find_prepared = fail_at_start
+        components.find_prepared = fail_at_start
 """
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 STOP = "os.kill(os.getpid(), signal.SIGSTOP)"
 RAISE = "raise StorageError('the disk is gone')"
 
 
-@pytest.mark.parametrize(
-    ("process", "phase", "failure", "exit_code"),
-    [
-        (1, "step", KILL, 75),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (0, "step", KILL, 75),
-                (1, "step", STOP, 75),
-                (1, "step", "time.sleep(1000)", 75),
-                (1, "save", KILL, 75),
-                (1, "evaluation", KILL, 75),
-                (1, "start", KILL, 75),
-                (0, "save", RAISE, 74),
-                (1, "save", RAISE, 74),
-                (1, "start", RAISE, 74),
-            )
-        ),
-    ],
-)
-def test_if_one_process_fails_both_end_and_the_run_resumes_to_the_same_bits(
-    process: int, phase: str, failure: str, exit_code: int, run_of_two: Path, tmp_path: Path
-) -> None:
-    supervised = ("--supervise", "--step-timeout", "10")
+SUPERVISED = ("--supervise", "--step-timeout", "10")
+
+
+def assert_both_end(folder: Path, process: int, phase: str, failure: str, exit_code: int) -> None:
+    """Train with a failure in one process; check how both processes end."""
     code = FAILURE.format(process=process, phase=phase, failure=failure)
-    processes = start_two(tmp_path, "train", "mine.py", "--out", "run", *supervised, code=code)
+    processes = start_two(folder, "train", "mine.py", "--out", "run", *SUPERVISED, code=code)
     results = wait_for_end(processes)
     assert [code for code, _ in results] == [exit_code, exit_code], results
     for _, stderr in results:
@@ -214,7 +193,33 @@ def test_if_one_process_fails_both_end_and_the_run_resumes_to_the_same_bits(
         else:
             assert last_line.startswith("transformer-jax: ")
             assert last_line.endswith("`transformer-jax resume run`")
-    assert_success(start_two(tmp_path, "resume", "run", *supervised))
+
+
+def test_if_one_process_is_killed_both_end(tmp_path: Path) -> None:
+    assert_both_end(tmp_path, 1, "step", KILL, 75)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("process", "phase", "failure", "exit_code"),
+    [
+        (1, "step", KILL, 75),
+        (0, "step", KILL, 75),
+        (1, "step", STOP, 75),
+        (1, "step", "time.sleep(1000)", 75),
+        (1, "save", KILL, 75),
+        (1, "evaluation", KILL, 75),
+        (1, "start", KILL, 75),
+        (0, "save", RAISE, 74),
+        (1, "save", RAISE, 74),
+        (1, "start", RAISE, 74),
+    ],
+)
+def test_if_one_process_fails_both_end_and_the_run_resumes_to_the_same_bits(
+    process: int, phase: str, failure: str, exit_code: int, run_of_two: Path, tmp_path: Path
+) -> None:
+    assert_both_end(tmp_path, process, phase, failure, exit_code)
+    assert_success(start_two(tmp_path, "resume", "run", *SUPERVISED))
     assert_equal_runs(run_of_two, tmp_path / "run")
 
 
@@ -258,116 +263,6 @@ def test_an_error_in_the_primary_process_ends_the_other_with_the_same_line(tmp_p
     assert exit_code == 2
     assert stderr.startswith("transformer-jax: run ")
     assert len(stderr.splitlines()) == 1
-
-
-def test_a_missing_primary_process_is_a_connection_error(tmp_path: Path) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    with pytest.raises(
-        ConnectionFailedError, match=rf"process 0 was not found at {address} within 1 s"
-    ):
-        rendezvous(ProcessSpec(address, 2, 1), 1)
-    with pytest.raises(ConnectionFailedError, match=r"not found at nowhere\.invalid:1 "):
-        rendezvous(ProcessSpec("nowhere.invalid:1", 2, 1), 0.1)
-    options = ["--coordinator", address, "--num-processes", "2", "--process-id", "1"]
-    program = (
-        "import sys; from transformer_jax import cli; "
-        "from transformer_jax.distributed import rendezvous; "
-        "rendezvous.RENDEZVOUS_SECONDS = 1; sys.exit(cli.main(sys.argv[1:]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "train", "tiny", "--out", str(tmp_path / "x"), *options],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 69, done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "x").exists()
-
-
-def test_a_missing_process_is_named() -> None:
-    with pytest.raises(ConnectionFailedError, match=r"2 of 3 processes did not .*: 1, 2$"):
-        rendezvous(ProcessSpec(f"127.0.0.1:{free_port()}", 3, 0), 0.3)
-
-
-def test_a_port_in_use_is_a_connection_error() -> None:
-    with socket.create_server(("", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(ConnectionFailedError, match=rf"{address}: Address already in"):
-            rendezvous(ProcessSpec(address, 2, 0), 1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ((None, 2, 0), "also needs --coordinator HOST:PORT"),
-        (("host:1", 2, None), "also needs --process-id INDEX"),
-        (("host:1", 2, 2), "--process-id 2 must be from 0 to 1"),
-        (("host", 2, 1), "--coordinator host must be HOST:PORT"),
-        (("host:99999", 2, 1), "must be HOST:PORT"),
-    ],
-)
-def test_incomplete_or_invalid_options_are_usage_errors(
-    options: tuple[str | None, int, int | None], message: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        resolve_cluster(*options)
-    assert message in caught.value.for_shell()
-
-
-SLURM = {
-    "SLURM_JOB_ID": "5000",
-    "SLURM_STEP_NODELIST": "node[1-2]",
-    "SLURM_NTASKS": "2",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_PROCID": "1",
-    "SLURM_LOCALID": "0",
-}
-MPI = {
-    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
-    "OMPI_COMM_WORLD_SIZE": "8",
-    "OMPI_COMM_WORLD_RANK": "5",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-}
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        # A process that is alone on its node gets all devices; otherwise JAX assigns it one.
-        (SLURM, ProcessSpec("node1:62344", 2, 1)),
-        (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, ProcessSpec("node1:62344", 2, 1, [0])),
-        (MPI, ProcessSpec("10.96.0.1:62624", 8, 5, [1])),
-        # An sbatch script, and a step with a single task.
-        ({"SLURM_JOB_ID": "5000", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, None),
-        (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, None),
-        ({}, None),
-    ],
-)
-def test_the_environment_describes_the_processes(
-    environment: dict[str, str], expected: ProcessSpec | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in list(os.environ):
-        if name.startswith(("SLURM_", "OMPI_", "KUBERNETES_", "JAX_COORDINATOR")):
-            monkeypatch.delenv(name)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert resolve_cluster(None, None, None) == expected
-
-
-def test_an_unknown_coordinator_is_an_error_that_names_the_options(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Open MPI 5 no longer provides the coordinator's address.
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "8")
-    with pytest.raises(UsageError) as caught:
-        resolve_cluster(None, None, None)
-    message = caught.value.for_shell()
-    assert "--coordinator HOST:PORT" in message
-    assert "--num-processes 1 " in message
-    with join_processes(Path("run"), None, 1, None) as group:
-        assert group.count == 1
 
 
 @pytest.mark.slurm
