@@ -40,7 +40,7 @@ def pad_rows(batch: Batch, devices: int) -> Batch:
 
 
 def use_double_precision(config: Config) -> Config:
-    """Compute in float64 whatever the package computes in float32."""
+    """Compute in float64 in place of float32."""
     jax.config.update("jax_enable_x64", True)
     # The package asks for float32 by name, and the config does not allow float64.
     jnp.float32 = jnp.float64

@@ -1,6 +1,5 @@
 """A config file is found from anywhere, executed without a trace, and its mistakes are told."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -8,9 +7,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from small import SMALL
 
-from transformer_jax.config import Config, Row, loading
+from transformer_jax.config import Config, loading
 from transformer_jax.config.loading import load_config, load_rows, run_name, shipped_configs
 from transformer_jax.errors import ConfigError
 
@@ -286,13 +284,3 @@ def test_a_sweep_without_a_row_is_told_with_its_rows() -> None:
 )
 def test_the_name_of_a_run_tells_its_config(spec: str, name: str) -> None:
     assert run_name(spec) == name
-
-
-def test_a_json_config_is_loaded_or_rejected_as_a_whole(tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps(SMALL.to_dict()))
-    assert load_rows(str(path)) == {"": Row(SMALL)}
-    for content in ("", "{", '{"modle": {}}', "[]", "[" * 10**5):
-        path.write_text(content)
-        with pytest.raises(ConfigError):
-            load_rows(str(path))

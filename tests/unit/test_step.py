@@ -52,8 +52,8 @@ def initial_state(config: Config) -> TrainState:
 def first_moment(config: Config, batch: Batch = BATCH) -> Any:
     """Return Adam's mean of gradients after one step: (1 - beta1) times the gradient."""
     state, _ = compile_step(config)(initial_state(config), batch)
-    adam: Any = state.optimizer if config.train.clip_norm is None else state.optimizer[1]
-    return adam[0].mu
+    optimizer: Any = state.optimizer
+    return (optimizer if config.train.clip_norm is None else optimizer[1])[0].mu
 
 
 def assert_close(left: Any, right: Any) -> None:
@@ -131,7 +131,7 @@ def test_clipping_bounds_the_gradient_that_adam_receives() -> None:
 def test_repeated_steps_on_one_batch_learn_it() -> None:
     config = NO_DROPOUT.change(train={"warmup_steps": 50, "label_smoothing": 0.0})
     step = jax.jit(make_train_step(Transformer(config.model, VOCAB), config.train))
-    state, losses = initial_state(config), []
+    state, losses = initial_state(config), list[float]()
     for _ in range(150):
         state, metrics = step(state, BATCH)
         losses.append(float(metrics.loss.nll / metrics.loss.count))

@@ -24,7 +24,7 @@ from transformer_jax.console import (
 )
 from transformer_jax.errors import SweepFailedError, UsageError
 from transformer_jax.sweeps.resources import Resources
-from transformer_jax.sweeps.rows import Scale, Section, scale_rows, with_sections
+from transformer_jax.sweeps.rows import Scale, scale_rows, with_sections
 
 if TYPE_CHECKING:
     from transformer_jax.sweeps import plan
@@ -38,14 +38,16 @@ class RowOptions:
     """Options that change all rows before the options of config fields apply."""
 
     data_from: ConfigOption = None
-    """Take the data section of this config, except for fields that define a row."""
+    """Take the section data from this config, except for the fields in
+    which a row differs from the first row."""
     train_from: ConfigOption = None
-    """Take the train section of this config, except for fields that define a row."""
+    """Take the section train from this config in the same way. A row that
+    trains longer than the first row keeps the ratio of their steps."""
     decode_from: ConfigOption = None
-    """Take the decode section of this config, except for fields that define a row."""
+    """Take the section decode from this config in the same way."""
     scale: Scale = "full"
-    """Divide the widths of all models by 2 (half), 4 (small), or 8 (tiny), and the depth by 1, 2, or
-    2."""
+    """Divide the width and depth of all models: half by 2 and 1, small by
+    4 and 2, tiny by 8 and 2."""
 
     def apply(self, rows: Mapping[str, Row]) -> dict[str, Row]:
         """Return the changed rows.
@@ -53,16 +55,8 @@ class RowOptions:
         Raises:
             ConfigError: a config cannot be loaded, or a changed row is invalid.
         """
-        specs: dict[Section, str | None] = {
-            "data": self.data_from,
-            "train": self.train_from,
-            "decode": self.decode_from,
-        }
-        sections = {
-            section: loading.load_config(spec)
-            for section, spec in specs.items()
-            if spec is not None
-        }
+        specs = {"data": self.data_from, "train": self.train_from, "decode": self.decode_from}
+        sections = {name: loading.load_config(spec) for name, spec in specs.items() if spec}
         return scale_rows(with_sections(rows, sections), self.scale)
 
 
@@ -74,24 +68,27 @@ class Sweep(ConfigCommand):
     """
 
     file: ConfigArgument = ""
-    """Config files, or names of shipped configs such as table3, whose rows are joined. The other
-    rows are compared with the first."""
+    """Config files, FILE:ROW, or names of shipped configs such as table3.
+    The sweep has the rows of all of them; a report compares the rows with
+    the first one."""
     row_options: Annotated[RowOptions, arg(name="")] = field(default_factory=RowOptions)
     rows: tuple[str, ...] = ()
     """Train only these rows, and the first row."""
     seeds: int = 3
-    """Number of random seeds per row. With only one, differences between rows prove nothing."""
+    """Number of random seeds per row. With only one, differences between
+    rows prove nothing."""
     out: Path | None = None
     """The sweep's folder. Default: sweeps/NAME."""
     launcher: Literal["local", "slurm"] = "local"
-    """Train on the devices of this machine while this command waits, or submit to Slurm."""
+    """Train on the devices of this machine while this command waits, or
+    submit to Slurm."""
     slurm: Resources = field(default_factory=Resources)
-    devices: int | Literal["all"] = "all"
-    """Number of accelerators, each of which trains one run at a time. On a CPU: number of runs that
-    train at the same time."""
+    devices: int | None = None
+    """Number of accelerators, each with one run at a time; on a CPU,
+    number of runs at the same time. Default: all."""
     step_timeout: float = 60.0
-    """Shortest silence between two steps, in seconds, after which a run counts as stuck and is
-    ended."""
+    """Shortest silence between two steps, in seconds, after which a run
+    counts as stuck and is ended."""
     dry_run: FlagCreatePairsOff[bool] = False
     """Print what would be trained and what it needs; train nothing."""
     retry_failed: FlagCreatePairsOff[bool] = False
@@ -131,7 +128,7 @@ class Sweep(ConfigCommand):
         folder = self.out or Path("sweeps") / loading.run_name(self.file)
         sweep = plan_sweep(folder, rows, self.seeds, only=self.rows or None)
         if self.launcher == "slurm":
-            if self.devices != "all":
+            if self.devices is not None:
                 raise UsageError(
                     "--launcher slurm takes --slurm.max-parallel in place of --devices"
                 )
@@ -147,7 +144,7 @@ class Sweep(ConfigCommand):
         from transformer_jax.sweeps.slots import find_slots
         from transformer_jax.sweeps.status import read_status
 
-        slots = find_slots(None if self.devices == "all" else self.devices)
+        slots = find_slots(self.devices)
         stdout.print(f"{_describe_size(sweep)}, {len(slots)} at a time")
         if self.dry_run:
             _print_estimates(sweep, len(slots))
@@ -239,8 +236,9 @@ class Report(PathCommand):
     """Write a sweep's report: its results next to the paper's, with spread and significance."""
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="SWEEP|RUN...")]] = ()
-    """A sweep's folder, or the folders of runs that were trained by hand. The other runs are
-    compared with the first. Runs that differ only in their seed form one row."""
+    """A sweep's folder, or the folders of runs that were trained by hand,
+    which are compared with the first one. Runs that differ only in their
+    seed form one row."""
     out: Path | None = None
     """The folder for the report of runs that were trained by hand."""
     argument_name = "a sweep, or runs"

@@ -116,7 +116,7 @@ class Tokenizer:
         A corrupt model can crash SentencePiece, and only the separate process then ends.
 
         Raises:
-            DataError: as the constructor raises it, or the model crashed the separate process.
+            DataError: the model is invalid, or it crashed the separate process.
             TransformerJaxError: the separate process could not start.
         """
         digest = hashlib.sha256(model).hexdigest()

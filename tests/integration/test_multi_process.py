@@ -265,6 +265,24 @@ def test_an_error_in_the_primary_process_ends_the_other_with_the_same_line(tmp_p
     assert len(stderr.splitlines()) == 1
 
 
+def test_a_missing_primary_process_ends_the_command_with_one_line(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    options = ["--coordinator", address, "--num-processes", "2", "--process-id", "1"]
+    program = (
+        "import sys; from transformer_jax import cli; "
+        "from transformer_jax.distributed import rendezvous; "
+        "rendezvous.RENDEZVOUS_SECONDS = 1; sys.exit(cli.main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "train", "tiny", "--out", str(tmp_path / "x"), *options],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 69, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "x").exists()
+
+
 @pytest.mark.slurm
 @pytest.mark.skipif("SLURM_CONF" not in os.environ, reason="SLURM_CONF names no cluster")
 def test_srun_on_two_nodes_trains_as_one_process_with_two_devices(
