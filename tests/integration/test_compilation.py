@@ -14,20 +14,20 @@ from jax.experimental.compilation_cache import compilation_cache
 from small import SMALL
 from training_runs import QUIET, resume, train
 
+from transformer_jax.training.components import RunComponents, build_run_components
 from transformer_jax.training.create_run import create_run
-from transformer_jax.training.loop import Components, build_components
 from transformer_jax.training.sharding import CompiledStep
 from transformer_jax.training.step import init_state, make_train_step
 from transformer_jax.training.throughput import Meter
 
 
 @pytest.fixture(scope="module")
-def components(tmp_path_factory: pytest.TempPathFactory) -> Components:
+def components(tmp_path_factory: pytest.TempPathFactory) -> RunComponents:
     folder = create_run(SMALL, tmp_path_factory.mktemp("runs") / "run", QUIET)
-    return build_components(folder)
+    return build_run_components(folder)
 
 
-def train_epochs(run: Components) -> Iterator[None]:
+def train_epochs(run: RunComponents) -> Iterator[None]:
     """Train one epoch at a time."""
     config = run.folder.config.train
     meter = Meter(run.model, 1e9, [])
@@ -51,7 +51,7 @@ def compiled_by(action: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_step_is_compiled_once_for_each_shape_and_later_epochs_compile_nothing(
-    components: Components, caplog: pytest.LogCaptureFixture
+    components: RunComponents, caplog: pytest.LogCaptureFixture
 ) -> None:
     num_shapes = len(components.batches.buckets)
     assert num_shapes > 1
@@ -87,7 +87,7 @@ def cached_programs(tmp_path: Path) -> Iterator[Callable[[], set[str]]]:
 
 
 def test_runs_of_all_seeds_share_their_train_steps(
-    components: Components, cached_programs: Callable[[], set[str]]
+    components: RunComponents, cached_programs: Callable[[], set[str]]
 ) -> None:
     batch = components.batches.local_batch(0, components.sharding.shard)
 

@@ -141,7 +141,8 @@ from small import SMALL
 import transformer_jax
 from transformer_jax.distributed import heartbeat
 from transformer_jax.training.create_run import create_run
-from transformer_jax.training.loop import build_components, run_training
+from transformer_jax.training.components import build_run_components
+from transformer_jax.training.loop import run_training
 
 def resident_megabytes():
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -164,7 +165,7 @@ heartbeat.beat = measure
 config = SMALL.change(train={"steps": steps, "log_every": 50, "checkpoint_every": steps // 10})
 console = ListConsole(quiet=True)
 folder = create_run(config, Path(sys.argv[1]), console)
-num_shapes = len(build_components(folder).batches.buckets)
+num_shapes = len(build_run_components(folder).batches.buckets)
 run_training(folder, console)
 run = transformer_jax.load(sys.argv[1])
 translation = []

@@ -20,6 +20,7 @@ from transformer_jax.data.prepare import find_prepared
 from transformer_jax.errors import DivergedError, OutOfMemoryError, RunInterrupted
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.training import evaluation, loop
+from transformer_jax.training.components import build_run_components
 from transformer_jax.training.create_run import create_run
 from transformer_jax.training.step import TrainState, TrainStep
 
@@ -222,7 +223,7 @@ def dev_reports(path: Path) -> dict[int, dict[str, Any]]:
 def test_checkpoints_can_be_counted_in_epochs_and_translated_less_often(tmp_path: Path) -> None:
     per_epoch = {"checkpoint_unit": "epoch", "checkpoint_every": 1, "bleu_every": 2}
     folder = create_run(SMALL.change(train=per_epoch), tmp_path / "run", QUIET)
-    epoch = loop.build_components(folder).batches.per_epoch
+    epoch = build_run_components(folder).batches.per_epoch
     last = 4 * epoch + 1
     longer = folder.with_config(folder.config.change(train={"steps": last}))
     num_scheduled = loop.run_training(longer, QUIET)

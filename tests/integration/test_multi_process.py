@@ -129,7 +129,7 @@ from pathlib import Path
 from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import StorageError
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.training import loop
+from transformer_jax.training import components
 from transformer_jax.training.sharding import DataParallel
 
 def fail():
@@ -149,7 +149,8 @@ def fail_in_step(step):
     # The supervisors know how long a step takes after a few steps without another phase.
     if step > {CHECKPOINT} and beats > 6:
         fail()
-save, to_local_device, find_prepared = CheckpointManager.save, DataParallel.to_local_device, loop.find_prepared
+save, find_prepared = CheckpointManager.save, components.find_prepared
+to_local_device = DataParallel.to_local_device
 def fail_in_save(self, step, *arguments):
     save(self, step, *arguments)
     if step == {CHECKPOINT}:
@@ -169,39 +170,20 @@ if sys.argv[-1] == "{{process}}":
     elif "{{phase}}" == "evaluation":
         DataParallel.to_local_device = fail_in_evaluation
     else:
-        loop.find_prepared = fail_at_start
+        components.find_prepared = fail_at_start
 """
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 STOP = "os.kill(os.getpid(), signal.SIGSTOP)"
 RAISE = "raise StorageError('the disk is gone')"
 
 
-@pytest.mark.parametrize(
-    ("process", "phase", "failure", "exit_code"),
-    [
-        (1, "step", KILL, 75),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (0, "step", KILL, 75),
-                (1, "step", STOP, 75),
-                (1, "step", "time.sleep(1000)", 75),
-                (1, "save", KILL, 75),
-                (1, "evaluation", KILL, 75),
-                (1, "start", KILL, 75),
-                (0, "save", RAISE, 74),
-                (1, "save", RAISE, 74),
-                (1, "start", RAISE, 74),
-            )
-        ),
-    ],
-)
-def test_if_one_process_fails_both_end_and_the_run_resumes_to_the_same_bits(
-    process: int, phase: str, failure: str, exit_code: int, run_of_two: Path, tmp_path: Path
-) -> None:
-    supervised = ("--supervise", "--step-timeout", "10")
+SUPERVISED = ("--supervise", "--step-timeout", "10")
+
+
+def assert_both_end(folder: Path, process: int, phase: str, failure: str, exit_code: int) -> None:
+    """Train with a failure in one process; check how both processes end."""
     code = FAILURE.format(process=process, phase=phase, failure=failure)
-    processes = start_two(tmp_path, "train", "mine.py", "--out", "run", *supervised, code=code)
+    processes = start_two(folder, "train", "mine.py", "--out", "run", *SUPERVISED, code=code)
     results = wait_for_end(processes)
     assert [code for code, _ in results] == [exit_code, exit_code], results
     for _, stderr in results:
@@ -211,7 +193,33 @@ def test_if_one_process_fails_both_end_and_the_run_resumes_to_the_same_bits(
         else:
             assert last_line.startswith("transformer-jax: ")
             assert last_line.endswith("`transformer-jax resume run`")
-    assert_success(start_two(tmp_path, "resume", "run", *supervised))
+
+
+def test_if_one_process_is_killed_both_end(tmp_path: Path) -> None:
+    assert_both_end(tmp_path, 1, "step", KILL, 75)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("process", "phase", "failure", "exit_code"),
+    [
+        (1, "step", KILL, 75),
+        (0, "step", KILL, 75),
+        (1, "step", STOP, 75),
+        (1, "step", "time.sleep(1000)", 75),
+        (1, "save", KILL, 75),
+        (1, "evaluation", KILL, 75),
+        (1, "start", KILL, 75),
+        (0, "save", RAISE, 74),
+        (1, "save", RAISE, 74),
+        (1, "start", RAISE, 74),
+    ],
+)
+def test_if_one_process_fails_both_end_and_the_run_resumes_to_the_same_bits(
+    process: int, phase: str, failure: str, exit_code: int, run_of_two: Path, tmp_path: Path
+) -> None:
+    assert_both_end(tmp_path, process, phase, failure, exit_code)
+    assert_success(start_two(tmp_path, "resume", "run", *SUPERVISED))
     assert_equal_runs(run_of_two, tmp_path / "run")
 
 

@@ -19,7 +19,7 @@ from experiments.positions.study import MIN_SENTENCES, score_by_length, split_by
 from transformer_jax.config import Row
 from transformer_jax.config.loading import load_rows
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.sweeps.plan import SweepRun, Sweep, plan_sweep
+from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "positions"
 LIMIT = 8

@@ -1,7 +1,7 @@
 """If one process of a run fails, all processes end with the same message and exit code.
 
 A process that waits in a collective runs no Python on its main thread. Therefore each process
-listens for failures on a thread, over connections of its own.
+listens for failures on a thread, over dedicated connections.
 """
 
 import contextlib

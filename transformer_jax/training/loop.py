@@ -3,7 +3,6 @@
 import contextlib
 import math
 import signal
-from dataclasses import dataclass
 
 import jax
 from rich.console import Console
@@ -11,8 +10,6 @@ from rich.console import Console
 from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.config import Config
 from transformer_jax.console import shell_command
-from transformer_jax.data.batches import Batches
-from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.preemption import GracefulShutdown
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup, StepConsensus
@@ -23,20 +20,18 @@ from transformer_jax.errors import (
     Setting,
     is_out_of_memory,
 )
-from transformer_jax.model.build import build_transformer
-from transformer_jax.model.inspect import abstract_params
-from transformer_jax.model.transformer import Transformer
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.lock import exclusive_lock
 from transformer_jax.runs.metrics_file import truncate_metrics
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.training.checkpointing import Checkpointer, open_checkpoints, restore_state
+from transformer_jax.training.components import RunComponents, build_run_components
 from transformer_jax.training.evaluation import DIVERGENCE_ADVICE, DevEvaluator
 from transformer_jax.training.flops import peak_flops
 from transformer_jax.training.metric_writer import MetricWriter, NullWriter
 from transformer_jax.training.optimizer import learning_rate
-from transformer_jax.training.schedule import DueActions, Schedule
-from transformer_jax.training.sharding import SHARDINGS, CompiledStep, DataParallel
+from transformer_jax.training.schedule import DueActions
+from transformer_jax.training.sharding import CompiledStep
 from transformer_jax.training.step import TrainState, init_state, make_train_step
 from transformer_jax.training.throughput import Meter
 from transformer_jax.training.tracing import StepTracer
@@ -73,8 +68,9 @@ def run_training(
             if group.is_primary:
                 folder.store()
             group.barrier()
-            run = build_components(folder, group)
-            _print_summary(run, console)
+            run = build_run_components(folder, group)
+            for line in run.summary():
+                _print_line(console, line)
             return _train(run, console, shutdown)
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
@@ -89,47 +85,7 @@ def run_training(
         ) from error
 
 
-@dataclass(frozen=True)
-class Components:
-    """What a run is made of: everything that stays the same while it trains."""
-
-    folder: RunDirectory
-    group: ProcessGroup
-    prepared: Prepared
-    model: Transformer
-    batches: Batches
-    schedule: Schedule
-    sharding: DataParallel
-
-
-def build_components(folder: RunDirectory, group: ProcessGroup = SINGLE_PROCESS) -> Components:
-    """Prepare the text of a run, and build its model, batches, schedule, and sharding.
-
-    Raises:
-        DataError: the text is not the text that the run began with.
-    """
-    config = folder.config
-    prepared = find_prepared(
-        config.data,
-        folder.vocabulary,
-        folder.fingerprint,
-        progress=lambda phase, *_: heartbeat.busy(phase),
-    )
-    batches = prepared.batches(config.data.batch_tokens, config.train.seed)
-    components = Components(
-        folder=folder,
-        group=group,
-        prepared=prepared,
-        model=build_transformer(config.model, **prepared.vocabulary.sizes),
-        batches=batches,
-        schedule=Schedule.from_config(config.train, batches.per_epoch),
-        sharding=SHARDINGS[config.train.parallelism](),
-    )
-    group.barrier()
-    return components
-
-
-def _train(run: Components, console: Console, shutdown: GracefulShutdown) -> int:
+def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> int:
     """Restore the state, train, and return the number of scheduled checkpoints on disk."""
     folder, group, schedule = run.folder, run.group, run.schedule
     train = folder.config.train
@@ -162,7 +118,7 @@ def _train(run: Components, console: Console, shutdown: GracefulShutdown) -> int
 
 
 def _run_steps(
-    run: Components,
+    run: RunComponents,
     state: TrainState,
     first: int,
     meter: Meter,
@@ -216,7 +172,7 @@ def _run_steps(
 
 
 def _evaluate(
-    run: Components,
+    run: RunComponents,
     step: int,
     state: TrainState,
     due: DueActions,
@@ -233,7 +189,7 @@ def _evaluate(
     return run.group.broadcast(evaluator.evaluate(step, params, writer, translate=due.translate))
 
 
-def _check_divergence(run: Components, step: int, num_skipped: int) -> None:
+def _check_divergence(run: RunComponents, step: int, num_skipped: int) -> None:
     """End the run if too many consecutive steps, up to this one, were skipped.
 
     The file diverged.json lists the training pairs of these steps.
@@ -269,20 +225,3 @@ def _learning_rate(config: Config, num_updates: int) -> float:
 
 def _print_line(console: Console, line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _print_summary(run: Components, console: Console) -> None:
-    """Print the device, the model, and the data of a run."""
-    devices, layers = run.sharding.devices, run.model.config.num_layers
-    processes = f" in {run.group.count} processes" if run.group.count > 1 else ""
-    num_params = sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(run.model)))
-    report = run.prepared.report
-    for line in (
-        f"device  {devices[0].device_kind} x {len(devices)}{processes}, jax {jax.__version__}",
-        f"model   {layers}+{layers} layers, d_model {run.model.config.d_model}, "
-        f"{num_params:,} parameters",
-        f"data    {report['corpus']}: {report['train']['kept']:,} pairs, "
-        f"vocabulary of {run.model.vocab_size:,} tokens",
-        f"batches {run.batches.summary}",
-    ):
-        _print_line(console, line)
