@@ -131,7 +131,7 @@ def test_some_of_the_steps_and_then_all_of_them_equal_all_at_once(
 
 def test_a_checkpoint_names_the_versions_that_wrote_it(whole: Path) -> None:
     description = json.loads((whole / "checkpoints" / "8" / "checkpoint.json").read_text("utf-8"))
-    assert description["notes"]["versions"]["jax"] == jax.__version__
+    assert description["custom_metadata"]["versions"]["jax"] == jax.__version__
 
 
 def test_the_same_command_gives_the_same_bits(whole: Path, tmp_path: Path) -> None:
