@@ -1,8 +1,8 @@
 """Greedy and beam search over any step function (section 6.1).
 
-The search knows no model. A step function reads the newest token of each hypothesis and returns
-the logits of the next one. The search space is all sequences of at most `limit` tokens that end
-in `eos`: at the last position, only `eos` is allowed.
+The search does not depend on a model. A step function reads the newest token of each hypothesis
+and returns the logits of the next one. The search space is all sequences of at most `limit` tokens
+that end in `eos`: at the last position, only `eos` is allowed.
 
 Shapes: B sentences, J hypotheses (the beam), N vocabulary, L longest translation, M candidates of
 one hypothesis.
