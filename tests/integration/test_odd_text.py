@@ -1,8 +1,8 @@
-"""Drawn corpora through the real command: each is prepared and counted, or refused by name.
+"""Random corpora through the real command: each is prepared and counted, or rejected by name.
 
-Whatever lies in the files, `prepare` ends with exit code 0 and every pair kept or counted, or with
-65 and one line that names a file that is at fault, and the line where there is one. A traceback
-or a wait without end fails these tests by itself.
+For any content of the files, `prepare` ends in one of two ways: with exit code 0 and every pair
+kept or counted, or with exit code 65 and one line that names a faulty file and, if possible, the
+line. A traceback or a hang also fails these tests.
 """
 
 import gzip
@@ -20,8 +20,8 @@ from transformer_jax.data.number_words import NumberWords
 PAIRS = [(s.encode(), t.encode()) for s, t in NumberWords(300).read("train")]
 LONG = b"x" * 1_000_000
 
-# Lines that no pair of the training set may have, and the reason that is counted for them.
-UNFIT: list[tuple[bytes, str]] = [
+# Lines that are dropped from the training set, and the reason that is counted for them.
+DROPPED_LINES: list[tuple[bytes, str]] = [
     (b"", "empty"),
     (b"  ", "empty"),
     (b"\t\xc2\xa0", "empty"),
@@ -38,12 +38,18 @@ UNFIT: list[tuple[bytes, str]] = [
     (b"one " * 250_000, "too long"),
     ("日".encode() * 22_000, "too long"),
 ]
-BROKEN = [b"one \xff two", "zwölf".encode("latin-1"), b"\xed\xa0\x80", b"\xc0\x80", b"tw\xc3"]
-NO_FILES = ["nothing", "dangling", "folder", "pipe", "device"]
+INVALID_LINES = [
+    b"one \xff two",
+    "zwölf".encode("latin-1"),
+    b"\xed\xa0\x80",
+    b"\xc0\x80",
+    b"tw\xc3",
+]
+NOT_FILES = ["nothing", "dangling", "folder", "pipe", "device"]
 
 
-class Drawn:
-    """A corpus in files, what is to be told of its faults, and what is to be counted."""
+class RandomCorpus:
+    """A corpus in files, with the expected error messages and the expected counts."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -55,7 +61,7 @@ class Drawn:
                 self.files[name] = list(side)
         self.no_files: dict[str, str] = {}
         self.encoded: dict[str, bytes] = {}
-        # One of them is told: each line holds all words of at least one.
+        # Parts of the possible error messages; the actual one contains all parts of one of them.
         self.faults: list[tuple[str, ...]] = []
         self.dropped: Counter[str] = Counter()
         for _ in range(rng.randrange(6)):
@@ -73,14 +79,14 @@ class Drawn:
         return f"{split}.en.txt", f"{split}.de.txt"
 
     def insert(self, split: str, pair: tuple[bytes, bytes]) -> int:
-        """Put a pair somewhere; return the number of its line."""
-        place = self.rng.randrange(len(self.files[self.names(split)[0]]) + 1)
+        """Insert a pair at a random line; return its number."""
+        position = self.rng.randrange(len(self.files[self.names(split)[0]]) + 1)
         for name, line in zip(self.names(split), pair, strict=True):
-            self.files[name].insert(place, line)
-        return place + 1
+            self.files[name].insert(position, line)
+        return position + 1
 
     def add_odd_pair(self, split: str) -> None:
-        line, reason = self.rng.choice(UNFIT)
+        line, reason = self.rng.choice(DROPPED_LINES)
         pair = (line, b"eins") if self.rng.random() < 0.5 else (b"one", line)
         if self.rng.random() < 0.2:
             pair, reason = (b"one", b"one " * 40), "ratio"
@@ -91,16 +97,16 @@ class Drawn:
         self.insert(split, pair)
 
     def break_line(self) -> None:
-        """Put in a line that is no UTF-8."""
+        """Insert a line that is not UTF-8."""
         split = self.rng.choice(self.splits)
         side = self.rng.randrange(2)
         pair = [b"one", b"one"]
-        pair[side] = self.rng.choice(BROKEN)
+        pair[side] = self.rng.choice(INVALID_LINES)
         self.insert(split, (pair[0], pair[1]))
         self.faults.append((f"{self.names(split)[side]}, line ", "not UTF-8"))
 
     def break_sides(self) -> None:
-        """Let one file have fewer lines than the other, or more, or none."""
+        """Give one file fewer lines than the other, more lines, or none."""
         names = self.names(self.rng.choice(self.splits))
         name = self.rng.choice(names)
         lines = self.files[name]
@@ -113,10 +119,10 @@ class Drawn:
             self.faults.append((f"{either} has no lines",))
 
     def break_file(self) -> None:
-        """Let something else stand in a file's place, or text in another encoding."""
+        """Replace a file by something that is not a file, or not plain UTF-8 text."""
         name = self.rng.choice(list(self.files))
-        kind = self.rng.choice([*NO_FILES, "utf-16", "noise", "blank", "gzip"])
-        if kind in NO_FILES:
+        kind = self.rng.choice([*NOT_FILES, "utf-16", "noise", "blank", "gzip"])
+        if kind in NOT_FILES:
             self.no_files[name] = kind
             self.faults += [(name, "there is no file"), (name, "is not a text file")]
         elif kind == "utf-16":
@@ -135,7 +141,7 @@ class Drawn:
             self.faults.append((f"{name}, after line ", "broken gzip"))
 
     def break_gzip(self) -> None:
-        """Flip a bit of a checksum: a second fault beside the others."""
+        """Flip a bit of a gzip checksum, as an additional fault."""
         name = self.rng.choice(list(self.encoded))
         if not self.encoded[name].startswith(b"\x1f\x8b"):
             packed = bytearray(gzip.compress(self.encoded[name]))
@@ -144,7 +150,7 @@ class Drawn:
             self.faults.append((f"{name}, after line ", "broken gzip"))
 
     def lengthen(self) -> None:
-        """Put a line that is too long into a set that is scored as a whole."""
+        """Insert a line that is too long into a split that is scored completely."""
         split = self.rng.choice(self.splits[1:])
         side = self.rng.randrange(2)
         pair = (LONG, b"eins") if side == 0 else (b"one", LONG)
@@ -152,7 +158,7 @@ class Drawn:
         self.faults.append((f"{self.names(split)[side]}, line ", "more than 65536 bytes"))
 
     def encode(self, name: str) -> bytes:
-        """Return the file as any editor, or any system, may have stored it."""
+        """Return the file in one of the forms that editors and systems write."""
         lines, rng = self.files[name], self.rng
         end = rng.choice([b"\n", b"\n", b"\r\n"])
         data = end.join([*lines, b""])
@@ -181,29 +187,31 @@ class Drawn:
         return ["prepare", "base", *options, "--data.folder", str(folder), *files]
 
 
-def check(drawn: Drawn, code: int, out: str, err: str) -> None:
-    """Show that the command's end is the one that was to be."""
+def check(corpus: RandomCorpus, code: int, out: str, err: str) -> None:
+    """Check that the command ended as expected."""
     *notes, last = err.splitlines()
     assert all(note.endswith(" ...") for note in notes)
-    if drawn.faults:
+    if corpus.faults:
         assert code == 65, err
         assert last.startswith("transformer-jax: ")
-        assert any(all(word in last for word in fault) for fault in drawn.faults), last
+        assert any(all(word in last for word in fault) for fault in corpus.faults), last
         assert out == ""
         return
     assert code == 0, err
-    for split in drawn.splits:
-        (found,) = re.findall(rf"^{split} +(\d+) pairs, (\d+) kept(?:; dropped: (.*))?$", out, re.M)
-        counted = {reason: int(n) for n, reason in re.findall(r"(\d+) ([a-z ]+)", found[2])}
-        assert int(found[0]) == len(drawn.files[drawn.names(split)[0]])
-        assert int(found[0]) == int(found[1]) + sum(counted.values())
-        assert counted == (drawn.dropped if split == "train" else {})
+    for split in corpus.splits:
+        (counts,) = re.findall(
+            rf"^{split} +(\d+) pairs, (\d+) kept(?:; dropped: (.*))?$", out, re.M
+        )
+        counted = {reason: int(n) for n, reason in re.findall(r"(\d+) ([a-z ]+)", counts[2])}
+        assert int(counts[0]) == len(corpus.files[corpus.names(split)[0]])
+        assert int(counts[0]) == int(counts[1]) + sum(counted.values())
+        assert counted == (corpus.dropped if split == "train" else {})
 
 
 @pytest.mark.parametrize(
     "seeds", [range(200), pytest.param(range(200, 1200), marks=pytest.mark.slow)], ids=len
 )
-def test_any_corpus_is_prepared_and_counted_or_refused_by_name(
+def test_any_corpus_is_prepared_and_counted_or_rejected_by_name(
     seeds: range,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -211,17 +219,17 @@ def test_any_corpus_is_prepared_and_counted_or_refused_by_name(
 ) -> None:
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "80")
-    refused = 0
+    rejected = 0
     for seed in seeds:
-        drawn = Drawn(seed)
+        corpus = RandomCorpus(seed)
         folder = tmp_path / str(seed)
         folder.mkdir()
-        drawn.write(folder)
-        code = main(drawn.command(folder))
+        corpus.write(folder)
+        code = main(corpus.command(folder))
         try:
-            check(drawn, code, *capsys.readouterr())
+            check(corpus, code, *capsys.readouterr())
         except AssertionError as error:
             raise AssertionError(f"corpus {seed}") from error
-        refused += code != 0
-    # So the test can fail on either side.
-    assert 0.3 * len(seeds) < refused < 0.8 * len(seeds)
+        rejected += code != 0
+    # Both outcomes occur often, so either check can fail.
+    assert 0.3 * len(seeds) < rejected < 0.8 * len(seeds)

@@ -234,9 +234,9 @@ def test_a_vocabulary_is_verified_with_the_packages_of_this_process(
     (tmp_path / "elsewhere.py").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
-    with pytest.raises(TransformerJaxError, match=r"x cannot be tested in .*No module") as told:
+    with pytest.raises(TransformerJaxError, match=r"x cannot be tested in .*No module") as caught:
         Tokenizer.load_untrusted(unverified, "x")
-    assert not isinstance(told.value, DataError)
+    assert not isinstance(caught.value, DataError)
     monkeypatch.syspath_prepend(tmp_path)
     Tokenizer.load_untrusted(unverified, "x")
 

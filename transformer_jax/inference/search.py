@@ -1,8 +1,8 @@
 """Greedy and beam search over any step function (section 6.1).
 
-The search knows no model. A step function reads the newest token of each hypothesis and returns
-the logits of the next one. The search space is all sequences of at most `limit` tokens that end
-in `eos`: at the last position, only `eos` is allowed.
+The search does not depend on a model. A step function reads the newest token of each hypothesis
+and returns the logits of the next one. The search space is all sequences of at most `limit` tokens
+that end in `eos`: at the last position, only `eos` is allowed.
 
 Shapes: B sentences, J hypotheses (the beam), N vocabulary, L longest translation, M candidates of
 one hypothesis.
@@ -15,8 +15,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+State = Any
+"""What a step keeps between positions, such as keys and values: any tree of arrays."""
+
 Step = Callable[
-    [Int[Array, "B J"], Int[Array, ""], Int[Array, "B J L"], Any], tuple[Float[Array, "B J N"], Any]
+    [Int[Array, "B J"], Int[Array, ""], Int[Array, "B J L"], State],
+    tuple[Float[Array, "B J N"], State],
 ]
 """(newest tokens, their position, ancestors, state) -> (logits of the next tokens, state).
 
@@ -80,7 +84,7 @@ class _Beam(NamedTuple):
     finished: Int[Array, "B J L"]
     scores: Float[Array, "B J"]
     is_done: Bool[Array, " B"]
-    state: Any
+    state: State
 
 
 class _Greedy(NamedTuple):
@@ -91,12 +95,12 @@ class _Greedy(NamedTuple):
     tokens: Int[Array, "B L"]
     log_probs: Float[Array, " B"]
     is_done: Bool[Array, " B"]
-    state: Any
+    state: State
 
 
 def beam_search(
     step: Step,
-    state: Any,
+    state: State,
     limit: Int[Array, " B"],
     *,
     beam_size: int,
@@ -194,7 +198,7 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
 
 
 def greedy_search(
-    step: Step, state: Any, limit: Int[Array, " B"], *, max_length: int, bos: int, eos: int
+    step: Step, state: State, limit: Int[Array, " B"], *, max_length: int, bos: int, eos: int
 ) -> Translations:
     """Take the likeliest token at each step until it is `eos`; the score is the log-probability.
 

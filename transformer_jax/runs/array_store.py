@@ -65,7 +65,7 @@ def restore(folder: Path, targets: Mapping[str, PyTree]) -> dict[str, PyTree]:
         return ocp.load_checkpointables(str(folder.absolute()), dict(targets))
     except StorageError:
         raise
-    # Orbax and its libraries raise undocumented types.
+    # Orbax and its libraries raise exceptions of many undocumented types.
     except Exception as error:
         reason = summarize_error(error.__cause__ or error)
         raise StorageError(f"{name} cannot be read: {reason}") from error

@@ -289,7 +289,7 @@ class CheckpointManager:
         """Convert any error of a write into one line, and remove the partial checkpoint."""
         try:
             yield
-        # Orbax and its libraries raise undocumented types.
+        # Orbax and its libraries raise exceptions of many undocumented types.
         except Exception as error:
             if self._is_primary:
                 array_store.remove_partial(self.folder, f"{temporary.name}*")
