@@ -45,7 +45,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("prepare", "nowhere/x.py"): "no config file nowhere/x.py",
     ("train", "table3"): "name one: table3:base",
     ("params", "table3:A11"): "did you mean 'A1'?",
-    ("resume", "nowhere"): "nowhere is no run",
+    ("resume", "nowhere"): "nowhere is not a run",
     ("train", "tiny", "extra"): "extra",
     ("train", "tiny", "--model.num-haeds", "4"): "did you mean --model.num-heads?",
     ("train", "tiny", "--num-heads", "4"): "did you mean --model.num-heads?",
@@ -165,7 +165,7 @@ def test_a_run_is_not_begun_where_something_lies(
     monkeypatch.chdir(tmp_path)
     assert "--out mine-2" in mistake(capsys, ["train", "tiny", "--out", "mine"])
     for place in (".", str(tmp_path), "mine/../mine"):
-        assert "is there already" in mistake(capsys, ["train", "tiny", "--out", place])
+        assert "already exists" in mistake(capsys, ["train", "tiny", "--out", place])
     assert [path.name for path in tmp_path.rglob("*")] == ["mine", "notes.txt"]
 
 
@@ -339,7 +339,7 @@ def test_a_path_that_is_no_run_is_told(
     (tmp_path / "file").write_text("{}")
     (tmp_path / "folder").mkdir()
     path = tmp_path / place
-    assert f"{path} is no run" in mistake(capsys, [verb, str(path)])
+    assert f"{path} is not a run" in mistake(capsys, [verb, str(path)])
 
 
 @pytest.mark.parametrize("verb", ["resume", "evaluate", "translate"])
@@ -420,4 +420,4 @@ def test_diff_of_runs_tells_what_they_were_made_with(
     assert set(found) == {"train.seed", "made with jax"}
     assert found["made with jax"][1] == "0.0.1"
     assert main(["diff", str(tmp_path / "a"), str(tmp_path)]) == 2
-    assert "is no run" in capsys.readouterr().err
+    assert "is not a run" in capsys.readouterr().err

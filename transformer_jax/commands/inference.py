@@ -83,13 +83,14 @@ class Evaluate(RunCommand):
             RunDirectory.open(self.baseline)
         run = self.load()
         other = None if self.baseline is None else self.load(self.baseline)
-        if self.per_checkpoint and run.average == 1:
+        if self.per_checkpoint and run.average_checkpoints == 1:
             raise UsageError(
                 "--per-checkpoint is for a mean of checkpoints: say --average-checkpoints 2, or more"
             )
         from transformer_jax.data.corpora import bleu_tokenizer
         from transformer_jax.inference import significance
-        from transformer_jax.inference.evaluate import evaluate, save_evaluation
+        from transformer_jax.inference.evaluate import evaluate
+        from transformer_jax.inference.evaluation_files import save_evaluation
 
         compared: list[Any] = []
         hypotheses: list[str] = []

@@ -19,7 +19,7 @@ from typing import Self
 
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.errors import ConfigError, Setting, StorageError, UsageError
-from transformer_jax.runs.run_directory import write_json
+from transformer_jax.runs.atomic_files import write_json
 
 # Format 2 has the config fields that were renamed on 2026-11-22.
 FORMAT = 2

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import StorageError
-from transformer_jax.runs.run_directory import write_json
+from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.sweeps.plan import SweepRun
 
 Status = Literal["queued", "submitted", "running", "stopped", "failed", "done"]

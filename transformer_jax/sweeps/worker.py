@@ -92,7 +92,7 @@ def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int,
             run.path,
             step_timeout=step_timeout,
             phase_timeout=PHASE_TIMEOUT,
-            passed_on=signals,
+            forwarded_signals=signals,
         )
     except LostProcessError as error:
         # Standard output is the run's log.
