@@ -79,7 +79,7 @@ def start_sweep(folder: Path, *options: str) -> subprocess.Popen[str]:
 def run_sweep(folder: Path, *options: str) -> tuple[int, str, str]:
     """Run a sweep to its end; return its exit code, output, and errors."""
     process = start_sweep(folder, "--step-timeout", "5", *options)
-    out, err = process.communicate(timeout=800)
+    out, err = process.communicate(timeout=1800)
     return process.returncode, out, err
 
 
@@ -114,6 +114,7 @@ def test_a_sweep_trains_scores_and_reports_a_run(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(5400)
 def test_four_failures_of_nine_runs_do_not_affect_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,6 +98,7 @@ class _Pool:
 
     @property
     def has_free_slot(self) -> bool:
+        """Whether another worker can start."""
         return bool(self._free)
 
     def start(self, run: SweepRun) -> Slot:

@@ -38,8 +38,10 @@ class SweepRun:
     name: str
     """The name in tables and messages, such as "base/seed-0"."""
     row: str
+    """The name of the row."""
     seed: int
     config: Config
+    """The row's config with this seed."""
 
     @property
     def config_file(self) -> Path:
