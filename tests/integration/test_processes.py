@@ -208,7 +208,7 @@ def test_what_ends_one_of_two_ends_both_in_a_minute_and_the_run_goes_on_to_the_s
             assert last == "transformer-jax: the disk is gone"
         else:
             assert last.startswith("transformer-jax: ")
-            assert last.endswith("go on with `transformer-jax resume run`")
+            assert last.endswith("resume with `transformer-jax resume run`")
     for code, told in ended(begin_two(tmp_path, "resume", "run", *watched)):
         assert code == 0, told
     assert_equal(undisturbed, tmp_path / "run")

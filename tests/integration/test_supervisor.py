@@ -146,7 +146,7 @@ def test_a_trainer_that_dies_by_a_signal_can_be_resumed(
     )
     name = number.name if isinstance(number, signal.Signals) else "signal 40"
     assert lost(run, code) == (
-        f"{name} ended training after step 9; go on with `transformer-jax resume '{run}'`"
+        f"{name} ended training after step 9; resume with `transformer-jax resume '{run}'`"
     )
     assert "a dump" in capfd.readouterr().err
 
@@ -354,7 +354,7 @@ def test_a_lost_run_goes_on_to_the_same_bits(
     assert ended.returncode == 75, ended.stderr
     *_, last = ended.stderr.splitlines()
     assert last.startswith(f"transformer-jax: {told}")
-    assert last.endswith("go on with `transformer-jax resume runs/mine`")
+    assert last.endswith("resume with `transformer-jax resume runs/mine`")
     resumed = command_line(tmp_path, "resume", "runs/mine", "--supervise")
     assert resumed.returncode == 0, resumed.stderr
     assert "next: transformer-jax evaluate runs/mine" in resumed.stdout

@@ -19,7 +19,7 @@ from small import SMALL
 import transformer_jax
 from transformer_jax.cli import main
 from transformer_jax.commands import COMMANDS
-from transformer_jax.commands.inference import _read_lines
+from transformer_jax.commands.inference import _decode_lines
 from transformer_jax.config import DataConfig, DecodeConfig, ModelConfig, TrainConfig
 from transformer_jax.config.loading import load_rows
 from transformer_jax.data.prepare import prepare
@@ -355,11 +355,11 @@ def test_a_run_with_a_broken_description_is_told(
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n\ufeff", codec="utf-8"))))
 @settings(deadline=None, derandomize=True)
 def test_lines_come_back_as_they_were_joined(lines: list[str]) -> None:
-    assert _read_lines("".join(f"{line}\n" for line in lines).encode()) == lines
-    assert _read_lines("".join(f"{line}\r\n" for line in lines).encode()) == lines
+    assert _decode_lines("".join(f"{line}\n" for line in lines).encode()) == lines
+    assert _decode_lines("".join(f"{line}\r\n" for line in lines).encode()) == lines
     last_line_has_words = bool(lines and lines[-1])
     if last_line_has_words:
-        assert _read_lines("\n".join(lines).encode()) == lines
+        assert _decode_lines("\n".join(lines).encode()) == lines
 
 
 @pytest.mark.parametrize(
@@ -378,12 +378,12 @@ def test_lines_come_back_as_they_were_joined(lines: list[str]) -> None:
     ],
 )
 def test_only_a_newline_ends_a_line(data: bytes, lines: list[str]) -> None:
-    assert _read_lines(data) == lines
+    assert _decode_lines(data) == lines
 
 
 def test_a_line_that_is_no_utf_8_is_told_by_number() -> None:
     with pytest.raises(DataError, match=r"^line 2 is not UTF-8: "):
-        _read_lines(b"one\nzw\xffei\nthree\n")
+        _decode_lines(b"one\nzw\xffei\nthree\n")
 
 
 @pytest.mark.parametrize(

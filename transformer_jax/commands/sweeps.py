@@ -1,6 +1,5 @@
 """Ablations: `sweep`, `status`, `report`."""
 
-import argparse
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,17 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from transformer_jax.commands.base import ConfigArgument, ConfigCommand, PathCommand
+from transformer_jax.commands.base import ConfigCommand, PathCommand
+from transformer_jax.commands.tables import format_duration, print_results, print_statuses
 from transformer_jax.config import Row, loading
-from transformer_jax.console import (
-    format_duration,
-    print_results,
-    print_states,
-    progress_bar,
-    shell_command,
-    stderr,
-    stdout,
-)
+from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.errors import SweepFailedError, UsageError
 from transformer_jax.sweeps.resources import Resources
 
@@ -34,11 +26,16 @@ class Sweep(ConfigCommand):
     What is finished is not done again: the same command goes on with what is not.
     """
 
-    file: ConfigArgument = ""
-    """Config files, or names of shipped ones, such as table3: their rows, one after the other. The
-    first row is the one that others are compared with. Beside the options below, `--data CONFIG`,
-    `--train CONFIG` and `--decode CONFIG` take that file's section, but for what a row itself
-    changes, and `--scale half | small | tiny` divides width and depth."""
+    files: Positional[
+        Annotated[
+            tuple[str, ...], arg(metavar="CONFIG...", help_behavior_hint="(required, and first)")
+        ]
+    ] = ()
+    """Config files, FILE:ROW, or names of shipped configs, such as table3: the sweep has the rows
+    of all of them. The others are compared with the first row."""
+    scale: Literal["full", "half", "small", "tiny"] = "full"
+    """Divide the width and depth of all models: half by 2 and 1, small by 4 and 2, tiny by 8 and
+    2."""
     rows: tuple[str, ...] = ()
     """Of the rows, these alone, beside the first."""
     seeds: int = 3
@@ -57,33 +54,16 @@ class Sweep(ConfigCommand):
     retry_failed: FlagCreatePairsOff[bool] = False
     """Try again what failed."""
 
-    @classmethod
-    def parse_configs(cls, arguments: list[str]) -> tuple[dict[str, Row], list[str]]:
-        from transformer_jax.sweeps.plan import SCALES, scaled, with_sections
+    def load_rows(self) -> dict[str, Row]:
+        from transformer_jax.sweeps.plan import scaled
 
-        first = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
-        specs, rest = arguments[:first], arguments[first:]
         rows: dict[str, Row] = {}
-        for spec in specs:
+        for spec in self.files:
             for key, row in loading.load_rows(spec).items():
                 name = key or loading.run_name(spec)
                 if rows.setdefault(name, row) != row:
-                    raise UsageError(f"{spec} has another row {name!r} than {specs[0]}")
-        # What changes the beginning of all other options.
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-        for name in ("data", "train", "decode"):
-            parser.add_argument(f"--{name}")
-        parser.add_argument("--scale", choices=SCALES, default="full")
-        try:
-            known, rest = parser.parse_known_args(rest)
-        except argparse.ArgumentError as error:
-            raise UsageError(str(error)) from error
-        sections = {
-            name: loading.load_config(spec)
-            for name in ("data", "train", "decode")
-            if (spec := getattr(known, name)) is not None
-        }
-        return scaled(with_sections(rows, sections), known.scale), [specs[0], *rest]
+                    raise UsageError(f"{spec} has a row {name!r} that differs from an earlier one")
+        return scaled(self.with_sections(rows), self.scale)
 
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.sweeps import launch, plan
@@ -91,7 +71,7 @@ class Sweep(ConfigCommand):
         # NaN is refused too.
         if not self.step_timeout > 0:
             raise UsageError(f"--step-timeout must be positive, got {self.step_timeout}")
-        name = loading.run_name(self.file)
+        name = loading.run_name(self.files[0])
         sweep = plan.plan_sweep(
             self.out or Path("sweeps") / name, rows, self.seeds, only=self.rows or None
         )
@@ -121,7 +101,7 @@ class Sweep(ConfigCommand):
             retry_failed=self.retry_failed,
             step_timeout=self.step_timeout,
         )
-        print_states(states)
+        print_statuses(states)
         _check_done(states)
 
     def _submit(self, sweep: "plan.Sweep") -> None:
@@ -169,7 +149,7 @@ class Status(PathCommand):
         from transformer_jax.sweeps.status import read_status
 
         states = [read_status(run) for run in Sweep.open(Path(self.sweep_folder)).runs]
-        print_states(states)
+        print_statuses(states)
         _check_done(states)
 
 
@@ -246,7 +226,7 @@ def _settle_submitted(sweep: "plan.Sweep") -> None:
 
 
 def _check_done(states: Sequence[Any]) -> None:
-    failed = [state.run.name for state in states if state.name == "failed"]
+    failed = [state.run.name for state in states if state.status == "failed"]
     if failed:
         raise SweepFailedError(
             f"{len(failed)} of {len(states)} runs failed: {', '.join(failed)}; the same command "

@@ -32,6 +32,9 @@ class Prepare(ConfigCommand):
     file: ConfigArgument = ""
     """A config file, FILE:ROW of a sweep, or the name of a shipped one, such as tiny."""
 
+    def load_rows(self) -> dict[str, Row]:
+        return {"": self.load_row(self.file)}
+
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.data.prepare import prepare
         from transformer_jax.data.splits import SPLITS
@@ -81,10 +84,10 @@ class TrainingCommand(ConfigCommand):
 
     def under_supervisor(self, arguments: Sequence[str]) -> int:
         """Carry out the command with these arguments under a supervisor; return its exit code."""
-        for name, value in (("hang", self.step_timeout), ("busy", self.phase_timeout)):
+        for name, value in (("step", self.step_timeout), ("phase", self.phase_timeout)):
             # NaN is refused too.
             if not value > 0:
-                raise UsageError(f"--{name}-seconds must be positive, got {value}")
+                raise UsageError(f"--{name}-timeout must be positive, got {value}")
         from transformer_jax.distributed.supervisor import supervise, train_command
 
         return supervise(
@@ -120,6 +123,9 @@ class Train(TrainingCommand):
     @property
     def path(self) -> Path:
         return self.out or Path("runs") / loading.run_name(self.file)
+
+    def load_rows(self) -> dict[str, Row]:
+        return {"": self.load_row(self.file)}
 
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.runs.run_directory import RunDirectory, check_available
@@ -161,11 +167,10 @@ class Resume(TrainingCommand):
     def path(self) -> Path:
         return Path(self.run_folder)
 
-    @classmethod
-    def load_rows(cls, spec: str) -> dict[str, Row]:
+    def load_rows(self) -> dict[str, Row]:
         from transformer_jax.runs.run_directory import RunDirectory
 
-        return {"": Row(RunDirectory.open(Path(spec)).config)}
+        return self.with_sections({"": Row(RunDirectory.open(self.path).config)})
 
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.runs.run_directory import RunDirectory
