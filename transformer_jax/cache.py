@@ -53,6 +53,6 @@ def _make_directory(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
-            f"the cache folder {folder} cannot be created: {error.strerror}"
+            f"the cache folder {folder} cannot be made: {error.strerror}"
         ) from error
     return folder

@@ -11,7 +11,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -167,10 +167,10 @@ def _split(words: Sequence[str], options: dict[str, Any]) -> _Words:
     return split
 
 
-def _did_you_mean_option(name: str, options: dict[str, Any]) -> str:
-    """Suggest the option with this name in a section of the config, or else the closest one."""
-    in_section = [option for option in options if option.endswith(f".{name.lstrip('-')}")]
-    option = next(iter(in_section), None) or closest(name, options)
+def _did_you_mean_option(name: str, options: Iterable[str]) -> str:
+    """Suggest the option that lacks only this prefix or suffix, or else the closest one."""
+    completed = [o for o in options if o == f"{name}-from" or o.endswith(f".{name.lstrip('-')}")]
+    option = completed[0] if completed else closest(name, options)
     return f"; did you mean {option}?" if option else ""
 
 

@@ -59,7 +59,7 @@ class ConfigCommand(abc.ABC):
         Raises:
             ConfigError: a config does not exist or is invalid.
         """
-        row = Row(loading.load_config(spec))
+        row = loading.load_row(spec)
         path, name = loading.split_spec(spec)
         # The first row of a sweep defines what distinguishes this one.
         first = row if name is None else next(iter(loading.load_rows(path).values()))

@@ -28,7 +28,16 @@ def shipped_configs() -> Path:
 
 
 def load_config(spec: str) -> Config:
-    """Return the experiment that `spec` names: FILE, or FILE:ROW for a row of a sweep.
+    """Return the config that `spec` names: FILE, or FILE:ROW for a row of a sweep.
+
+    Raises:
+        ConfigError: the file or row does not exist or is invalid, or FILE has several rows.
+    """
+    return load_row(spec).config
+
+
+def load_row(spec: str) -> Row:
+    """Return the experiment that `spec` names, with the paper's results if the file has them.
 
     Raises:
         ConfigError: the file or row does not exist or is invalid, or FILE has several rows.
@@ -40,7 +49,7 @@ def load_config(spec: str) -> Config:
             f"(there are {', '.join(rows)})"
         )
     [row] = rows.values()
-    return row.config
+    return row
 
 
 def load_rows(spec: str) -> dict[str, Row]:
@@ -96,7 +105,7 @@ def resolve_path(path: str) -> Path:
 def _read_json_config(path: Path) -> Config:
     try:
         return Config.from_dict(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (ConfigError, OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a config: {error}") from error
 
 
