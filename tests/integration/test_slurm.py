@@ -179,7 +179,7 @@ def test_the_local_launcher_leaves_what_slurm_has_and_takes_what_it_lost(
         (["--slurm.time", "30:00"], "--slurm.time must be", 2),
         (["--slurm.max-parallel", "0"], "--slurm.max-parallel must be at least 1, got 0", 2),
         (["--slurm.gpus", "-1"], "--slurm.gpus must be at least 0, got -1", 2),
-        (["--slurm.gpus", "some"], "--slurm.gpus must be INT, got 'some'", 2),
+        (["--slurm.gpus", "some"], "--slurm.gpus must be an integer, got 'some'", 2),
         (["--slurm.memory-gb", "nan"], "--slurm.memory-gb must be positive, got nan", 2),
         (["--slurm.partitoin", "x"], "did you mean --slurm.partition?", 2),
         (["--devices", "2"], "--slurm.max-parallel takes --devices' place", 2),

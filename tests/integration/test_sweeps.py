@@ -306,8 +306,8 @@ def test_a_run_whose_process_is_gone_is_not_running(tmp_path: Path) -> None:
         (["table3", "--seeds", "0"], "--seeds must be positive"),
         (["table3", "--devices", "many"], "--devices must be a number, or all, got 'many'"),
         (["table3", "--step-timeout", "nan"], "--step-timeout must be positive, got nan"),
-        (["table3", "--scale", "huge"], "invalid choice: 'huge'"),
-        (["table3", "--data", "nowhere"], "no config file nowhere"),
+        (["table3", "--scale", "huge"], "must be one of full, half, small, tiny, got 'huge'"),
+        (["table3", "--data-from", "nowhere"], "no config file nowhere"),
         (["nothing"], "no config file nothing"),
         ([], "sweep begins with"),
     ],
@@ -331,7 +331,7 @@ def test_a_dry_run_says_what_it_takes_and_makes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["sweep", "table3", "--scale", "tiny", "--data", "tiny", "--dry-run"]) == 0
+    assert main(["sweep", "table3", "--scale", "tiny", "--data-from", "tiny", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "20 rows x 3 seeds = 60 runs" in out
     assert re.search(r"^  A1 +about [\dh ]+ min and 0\.\d\d GB a run$", out, re.MULTILINE), out

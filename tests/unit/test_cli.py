@@ -357,6 +357,11 @@ def test_an_option_overrides_the_field_in_every_row(capsys: pytest.CaptureFixtur
     assert len(rows) == 5
 
 
+def test_an_optional_value_can_be_none(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--train.clip-norm=None", "--train.patience", "None", "--model.max-positions", "None"]
+    assert counts(capsys, "tiny", *options) == counts(capsys, "tiny")
+
+
 def test_options_may_precede_the_config(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--model.num-heads", "2", "--model.attention-bias"]
     assert counts(capsys, "tiny", *options) == counts(capsys, *options, "tiny")

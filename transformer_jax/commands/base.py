@@ -28,11 +28,11 @@ class ConfigCommand(abc.ABC):
     """Base of the commands that start from a config and have each of its fields as an option."""
 
     data_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the section data from this config, except for the fields in which a row of a sweep
-    differs from the first row."""
+    """Take the section data from this config, except for the fields in
+    which a row of a sweep differs from the first row."""
     train_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the section train from this config in the same way. A row that trains longer than the
-    first row keeps the ratio of their steps."""
+    """Take the section train from this config in the same way. A row that
+    trains longer than the first row keeps the ratio of their steps."""
     decode_from: Annotated[str | None, arg(metavar="CONFIG")] = None
     """Take the section decode from this config in the same way."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)

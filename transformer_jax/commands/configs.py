@@ -25,8 +25,8 @@ class Params(ConfigCommand):
     """
 
     file: ConfigArgument = ""
-    """A config file, FILE:ROW for a row of a sweep, or the name of a shipped config, such as
-    table3."""
+    """A config file, FILE:ROW for a row of a sweep, or the name of a
+    shipped config, such as table3."""
     json: FlagCreatePairsOff[bool] = False
     """Print JSON."""
 
@@ -57,8 +57,8 @@ class Diff(PathCommand):
     """Show the fields in which two configs, or the configs of two runs, differ."""
 
     first: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
-    """A config file, FILE:ROW for a row of a sweep, the name of a shipped config, or the folder of
-    a run."""
+    """A config file, FILE:ROW for a row of a sweep, the name of a shipped
+    config, or the folder of a run."""
     second: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
     """The config or run to compare with the first."""
     json: FlagCreatePairsOff[bool] = False

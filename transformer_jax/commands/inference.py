@@ -31,12 +31,14 @@ class RunCommand(PathCommand):
     run_folder: RunArgument
     """The folder of a run."""
     average_checkpoints: int | None = None
-    """Average the parameters of the last N scheduled checkpoints. 1 is the latest alone. Default:
-    the run's decode.average_checkpoints."""
+    """Average the parameters of the last N scheduled checkpoints. 1 is the
+    latest alone. Default: the run's decode.average_checkpoints."""
     step: int | None = None
-    """The step of the checkpoint, or of the last checkpoint of an average. Default: the latest."""
+    """The step of the checkpoint, or of the last checkpoint of an average.
+    Default: the latest."""
     beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
-    """Number of hypotheses in the beam. 1 is greedy search. Default: the run's decode.beam_size."""
+    """Number of hypotheses in the beam. 1 is greedy search. Default: the
+    run's decode.beam_size."""
 
     def load(self, path: Path | None = None) -> "Run":
         """Return the run, or the run at `path`, with the checkpoints that the options select."""
@@ -73,8 +75,8 @@ class Evaluate(RunCommand):
     per_checkpoint: FlagCreatePairsOff[bool] = False
     """Also score each checkpoint of the average alone."""
     baseline: Path | None = None
-    """Compare with this run by paired bootstrap. Options apply to both runs; for the rest, each
-    run uses its own config."""
+    """Compare with this run by paired bootstrap. Options apply to both
+    runs; for the rest, each run uses its own config."""
     json: FlagCreatePairsOff[bool] = False
     """Print the scores as a JSON object."""
 
@@ -143,8 +145,8 @@ class Translate(RunCommand):
     """Translate standard input line by line: one line out for each line in, in order."""
 
     n_best: int | None = None
-    """Print the N best translations of each line as LINE NUMBER, SCORE, TEXT, separated by
-    tabs."""
+    """Print the N best translations of each line as LINE NUMBER, SCORE,
+    TEXT, separated by tabs."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a line that is too long instead of raising an error."""
 

@@ -46,13 +46,14 @@ class ModelConfig(ConfigSection):
     d_v: Annotated[int, Between(1, 1_000_000)] = 64
     """Width of the values of each head."""
     dropout: Annotated[float, Probability()] = 0.1
-    """The paper's P_drop: dropout of the output of each sub-layer, and of the sums of embeddings
-    and positions (section 5.4)."""
+    """The paper's P_drop: dropout of the output of each sub-layer, and of
+    the sums of embeddings and positions (section 5.4)."""
     attention_dropout: Annotated[float, Probability()] = 0.0
-    """Dropout of the attention weights. Differs from the paper when above 0: the paper has none,
-    but the authors' later code does."""
+    """Dropout of the attention weights. Differs from the paper when above
+    0: the paper has none, but the authors' later code does."""
     activation_dropout: Annotated[float, Probability()] = 0.0
-    """Dropout inside the feed-forward networks. Differs from the paper when above 0."""
+    """Dropout inside the feed-forward networks. Differs from the paper
+    when above 0."""
     positions: Literal[
         "sinusoidal",
         "concatenated_sinusoidal",
@@ -62,44 +63,53 @@ class ModelConfig(ConfigSection):
         "rotary",
         "relative",
     ] = "sinusoidal"
-    """How positions are encoded (section 3.5). sinusoidal is the paper's choice; learned is row E
-    of Table 3. The others differ from the paper: concatenated_sinusoidal puts all sines before
-    all cosines, as in Tensor2Tensor; none encodes no positions; alibi, rotary, and relative
-    (Shaw et al.) act within self-attention."""
+    """How positions are encoded (section 3.5). sinusoidal is the paper's
+    choice; learned is row E of Table 3. The others differ from the
+    paper: concatenated_sinusoidal puts all sines before all cosines, as
+    in Tensor2Tensor; none encodes no positions; alibi, rotary, and
+    relative (Shaw et al.) act within self-attention."""
     max_relative_position: Annotated[int, Between(1, 1_000_000)] = 16
-    """relative: longer distances are clipped to this one (k of Shaw et al.)."""
+    """relative: longer distances are clipped to this one (k of Shaw et
+    al.)."""
     attention_score: Literal["scaled_dot_product", "dot_product", "general", "additive"] = (
         "scaled_dot_product"
     )
-    """How queries are compared with keys (section 3.2.1). All but scaled_dot_product differ from
-    the paper: dot_product does not scale; general is q^T W k (Luong et al.); additive is
-    v^T tanh(q + k) (Bahdanau et al.)."""
+    """How queries are compared with keys (section 3.2.1). All but
+    scaled_dot_product differ from the paper: dot_product does not
+    scale; general is q^T W k (Luong et al.); additive is v^T tanh(q +
+    k) (Bahdanau et al.)."""
     attention_bias: bool = False
-    """Add biases to the four projections of attention. Differs from the paper when set: its
-    formulas have none."""
+    """Add biases to the four projections of attention. Differs from the
+    paper when set: its formulas have none."""
     layer_norm: Literal["post", "pre"] = "post"
-    """post normalizes after each residual sum, as in the paper (section 3.1). pre, which differs
-    from the paper, normalizes before each sub-layer and at the end of each stack."""
+    """post normalizes after each residual sum, as in the paper (section
+    3.1). pre, which differs from the paper, normalizes before each
+    sub-layer and at the end of each stack."""
     layer_norm_epsilon: Annotated[float, Positive()] = 1e-6
-    """Added to the variance in layer normalization. The paper does not give a value."""
+    """Added to the variance in layer normalization. The paper does not
+    give a value."""
     tie_embeddings: Literal["all", "target", "none"] = "all"
-    """Which matrices are shared (section 3.4). all: the source embedding, the target embedding,
-    and the output projection (with data.source_vocab_size, the source keeps an embedding apart).
-    target: the target embedding and the output projection. none: no matrices. target and none
-    differ from the paper."""
+    """Which matrices are shared (section 3.4). all: the source embedding,
+    the target embedding, and the output projection (with
+    data.source_vocab_size, the source embedding is separate). target:
+    the target embedding and the output projection. none: no matrices.
+    target and none differ from the paper."""
     max_positions: Annotated[int | None, Between(1, 1_000_000)] = None
-    """learned: number of positions in each table. Default: model.max_length in the encoder, and 50
-    more in the decoder."""
+    """learned: number of positions in each table. Default:
+    model.max_length in the encoder, and 50 more in the decoder."""
     out_of_range_positions: Literal["error", "clamp"] = "error"
-    """learned: what happens beyond the end of the table. error rejects a longer source, and ends
-    every translation there. clamp, which differs from the paper, reuses the last position."""
+    """learned: what happens beyond the end of the table. error rejects a
+    longer source, and ends every translation there. clamp, which
+    differs from the paper, reuses the last position."""
     max_length: Annotated[int, Between(1, 1_000_000)] = 256
-    """Maximum length of a source in tokens, including the end-of-sentence token. Translation
-    rejects or truncates a longer source."""
+    """Maximum length of a source in tokens, including the end-of-sentence
+    token. Translation rejects or truncates a longer source."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the computation. Parameters, softmax, and loss are always float32."""
+    """Data type of the computation. Parameters, softmax, and loss are
+    always float32."""
     remat: bool = False
-    """Recompute the activations of each layer in the backward pass: slower, but less memory."""
+    """Recompute the activations of each layer in the backward pass:
+    slower, but less memory."""
 
     name = "model"
 
@@ -143,50 +153,57 @@ class DataConfig(ConfigSection):
     """The corpus, its vocabulary, and its batches (section 5.1)."""
 
     corpus: Literal["number_words", "text", "tfds"] = "number_words"
-    """The source of the sentence pairs. number_words: numbers in English and German words,
-    generated on the fly. text: your own files. tfds: a dataset of TensorFlow Datasets, downloaded
-    on first use."""
+    """The source of the sentence pairs. number_words: numbers in English
+    and German words, generated on the fly. text: your own files. tfds:
+    a dataset of TensorFlow Datasets, downloaded on first use."""
     num_pairs: Annotated[int, Between(1, MAX_NUMBER_WORDS_PAIRS)] = 20_000
     """number_words: number of training pairs."""
     max_numbers_per_line: Annotated[int, Between(1, 300)] = 1
-    """number_words: each line has 1 to N numbers separated by semicolons; all counts are equally
-    frequent."""
+    """number_words: each line has 1 to N numbers separated by semicolons;
+    all counts are equally frequent."""
     max_digits: Annotated[int | None, Between(5, 6)] = None
-    """number_words: each number has 1 to N digits (N is 5 or 6); all digit counts are equally
-    likely. Default: all numbers below a million are equally likely, so most are long."""
+    """number_words: each number has 1 to N digits (N is 5 or 6); all digit
+    counts are equally likely. Default: all numbers below a million are
+    equally likely, so most are long."""
     train: tuple[str, str] | None = None
-    """text: the training set: a file of sources and a file of targets, in UTF-8, plain or gzip.
-    Line n of one file translates line n of the other."""
+    """text: the training set: a file of sources and a file of targets, in
+    UTF-8, plain or gzip. Line n of one file translates line n of the
+    other."""
     dev: tuple[str, str] | None = None
-    """text: the development set, in the same form. Training evaluates on it."""
+    """text: the development set, in the same form. Training evaluates on
+    it."""
     test: tuple[str, str] | None = None
-    """text: the test set, in the same form. Only evaluation needs it."""
+    """text: the test set, in the same form. Only evaluation uses it."""
     folder: str | None = None
-    """text: the folder that relative file names refer to. Default: $TRANSFORMER_JAX_DATA, or else
-    the current folder. tfds: the data folder of TensorFlow Datasets."""
+    """text: the folder that relative file names refer to. Default:
+    $TRANSFORMER_JAX_DATA, or else the current folder. tfds: the data
+    folder of TensorFlow Datasets."""
     dataset: str = "wmt14_translate/de-en"
     """tfds: name of the dataset."""
     languages: tuple[str, str] = ("en", "de")
     """tfds: the source language and the target language."""
     vocab_size: Annotated[int, Between(8, 1_000_000)] = 37_000
-    """Number of tokens in the vocabulary that source and target share. A corpus that is too small
-    yields fewer tokens: training then reports the actual number and stores it with the run."""
+    """Number of tokens in the vocabulary that source and target share. A
+    corpus that is too small yields fewer tokens: training then reports
+    the actual number and stores it with the run."""
     source_vocab_size: Annotated[int | None, Between(8, 1_000_000)] = None
-    """Number of tokens in a separate vocabulary for the source, for languages with different
-    scripts. data.vocab_size is then the target's. Differs from the paper when set: source and
-    target no longer share an embedding."""
+    """Number of tokens in a separate vocabulary for the source, for
+    languages with different scripts. data.vocab_size is then the
+    target's. Differs from the paper when set: source and target no
+    longer share an embedding."""
     bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
-    """How sacreBLEU splits text into words. none is for text that is already tokenized. auto is
-    char for number_words, where a target is often a single word, and 13a otherwise."""
+    """How sacreBLEU splits text into words. none is for text that is
+    already tokenized. auto is char for number_words, where a target is
+    often a single word, and 13a otherwise."""
     max_length: Annotated[int, Positive()] = 256
-    """Training skips pairs with a source or target of more tokens than this, including the
-    end-of-sentence token."""
+    """Training skips pairs with a source or target of more tokens than
+    this, including the end-of-sentence token."""
     max_ratio: Annotated[float, AtLeast(1)] = 9.0
-    """Training skips pairs in which one side has more than this many times the tokens of the
-    other. Such pairs are seldom translations."""
+    """Training skips pairs in which one side has more than this many times
+    the tokens of the other. Such pairs are seldom translations."""
     batch_tokens: Annotated[int, Positive()] = 25_000
-    """Approximate number of source tokens, and of target tokens, in a batch over all devices,
-    including padding."""
+    """Approximate number of source tokens, and of target tokens, in a
+    batch over all devices, including padding."""
 
     name = "data"
 
@@ -220,49 +237,59 @@ class TrainConfig(ConfigSection):
     steps: Annotated[int, Positive()] = 100_000
     """Number of parameter updates."""
     warmup_steps: Annotated[int, Positive()] = 4000
-    """Number of steps in which the learning rate rises linearly (section 5.3)."""
+    """Number of steps in which the learning rate rises linearly (section
+    5.3)."""
     learning_rate_scale: Annotated[float, Positive()] = 1.0
     """Factor on the paper's learning rate (section 5.3)."""
     adam_beta1: Annotated[float, Probability()] = 0.9
     """Decay rate of Adam's first moment, the mean of the gradients."""
     adam_beta2: Annotated[float, Probability()] = 0.98
-    """Decay rate of Adam's second moment, the mean of the squared gradients."""
+    """Decay rate of Adam's second moment, the mean of the squared
+    gradients."""
     adam_epsilon: Annotated[float, Positive()] = 1e-9
     """Added to the square root of Adam's second moment."""
     clip_norm: Annotated[float | None, Positive()] = None
-    """Maximum global norm of the gradients. Differs from the paper when set: it does not clip."""
+    """Maximum global norm of the gradients. Differs from the paper when
+    set: it does not clip."""
     label_smoothing: Annotated[float, Probability()] = 0.1
-    """Share of the target probability that is spread over the whole vocabulary (section 5.4)."""
+    """Share of the target probability that is spread over the whole
+    vocabulary (section 5.4)."""
     gradient_accumulation_steps: Annotated[int, Positive()] = 1
-    """Number of micro-batches that a batch is split into to save memory. Their gradients are
-    summed before the update. Each micro-batch draws its own dropout masks."""
+    """Number of micro-batches that a batch is split into to save memory.
+    Their gradients are summed before the update. Each micro-batch draws
+    its own dropout masks."""
     parallelism: Literal["data", "fsdp", "pmap"] = "data"
-    """How several devices share the work. data: each device holds all parameters and computes a
-    part of the batch. fsdp: parameters and Adam's moments are sharded too, to save memory. pmap:
-    like data, but with jax.pmap; each device draws its own dropout masks."""
+    """How several devices share the work. data: each device holds all
+    parameters and computes a part of the batch. fsdp: parameters and
+    Adam's moments are sharded too, to save memory. pmap: like data, but
+    with jax.pmap, and each device draws its own dropout masks."""
     seed: Annotated[int, Between(0, 2**31 - 1)] = 0
-    """Random seed of the initial parameters, the dropout masks, and the order of the data."""
+    """Random seed of the initial parameters, the dropout masks, and the
+    order of the data."""
     checkpoint_every: Annotated[int, Positive()] = 1000
-    """Number of steps or epochs between scheduled checkpoints. Each one is evaluated by its
-    perplexity on the development set."""
+    """Number of steps or epochs between scheduled checkpoints. Each one is
+    evaluated by its perplexity on the development set."""
     checkpoint_unit: Literal["step", "epoch"] = "step"
     """The unit of train.checkpoint_every."""
     bleu_every: Annotated[int, Positive()] = 1
-    """At every Nth scheduled checkpoint, also translate the development set and compute BLEU."""
+    """At every Nth scheduled checkpoint, also translate the development
+    set and compute BLEU."""
     patience: Annotated[int | None, Positive()] = None
-    """Stop after this many scheduled checkpoints in a row without a better perplexity. Differs
-    from the paper when set: it trains for a fixed number of steps."""
+    """Stop after this many scheduled checkpoints in a row without a better
+    perplexity. Differs from the paper when set: it trains for a fixed
+    number of steps."""
     keep_checkpoints: Annotated[int, Positive()] = 20
-    """Number of the latest scheduled checkpoints to keep for averaging. The best checkpoint is
-    always kept."""
+    """Keep this many of the latest scheduled checkpoints, for averaging.
+    The best checkpoint is kept in any case."""
     max_minutes_between_checkpoints: Annotated[float, Positive()] = 10.0
-    """Maximum time between recovery checkpoints, which training saves between the scheduled ones.
-    The first follows step 1; the intervals then grow to this maximum."""
+    """Maximum time between recovery checkpoints, which training saves
+    between the scheduled ones. The first follows step 1; the intervals
+    then grow to this maximum."""
     log_every: Annotated[int, Positive()] = 100
     """Number of steps between reports of the training metrics."""
     profile: Annotated[int, AtLeast(0)] = 0
-    """After the first report, trace this many steps and write the trace to RUN/profile, for
-    TensorBoard or Perfetto."""
+    """After the first report, trace this many steps and write the trace to
+    RUN/profile, for TensorBoard or Perfetto."""
 
     name = "train"
 
@@ -274,15 +301,18 @@ class DecodeConfig(ConfigSection):
     beam_size: Annotated[int, Positive()] = 4
     """Number of hypotheses in the beam. 1 is greedy search."""
     length_penalty: Literal["gnmt", "power"] = "gnmt"
-    """The score of a translation is its log-probability divided by this penalty. gnmt, as in the
-    paper: ((5 + length) / 6)^alpha. power, which differs from the paper: length^alpha."""
+    """The score of a translation is its log-probability divided by this
+    penalty. gnmt, as in the paper: ((5 + length) / 6)^alpha. power,
+    which differs from the paper: length^alpha."""
     length_penalty_alpha: Annotated[float, AtLeast(0)] = 0.6
     """The exponent alpha of the length penalty. 0 turns the penalty off."""
     max_extra_length: Annotated[int, AtLeast(0)] = MAX_EXTRA_LENGTH
-    """Maximum length of a translation: the length of its source plus this many tokens."""
+    """Maximum length of a translation: the length of its source plus this
+    many tokens."""
     average_checkpoints: Annotated[int, Positive()] = 1
-    """Translate with the mean of the last N scheduled checkpoints. The paper averages 5 for the
-    base model and 20 for the big model in Table 2, and does not average in Table 3."""
+    """Translate with the mean of the last N scheduled checkpoints. The
+    paper averages 5 for the base model and 20 for the big model in
+    Table 2, and does not average in Table 3."""
 
     name = "decode"
 
