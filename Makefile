@@ -1,45 +1,61 @@
-# Everything from a fresh clone: Python 3.11 or later, pip, make and git are all it takes.
+# Everything from a fresh clone: Python 3.11 or later, pip, make, and git are all you need.
 
 PYTHON ?= python3
 VENV ?= .venv
+DOCS_VENV ?= .venv-docs
+# Versions that the tests passed with. Warnings are errors in tests, so a new release of a
+# dependency can break them. To try the newest releases: make test CONSTRAINTS=/dev/null
+CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-all check clean
+.PHONY: demo test test-all check docs clean
 
-demo: $(VENV)/installed  ## Train the tiny model on the embedded corpus, translate, score.
+demo: $(VENV)/installed  ## Train the tiny model on number words, translate, and score.
 	@if [ -e runs/demo/run.json ]; \
 	then $(BIN)/transformer-jax resume runs/demo; \
 	else $(BIN)/transformer-jax train configs/tiny.py --out runs/demo; fi
 	@$(BIN)/transformer-jax evaluate runs/demo
 
-test: $(VENV)/installed-test  ## Run the tests that take minutes on two cores, not an hour.
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow"
+test: $(VENV)/installed-test  ## Run the fast tests: six minutes on two cores.
+	$(PYTEST) -m "not slow"
 
 test-all: $(VENV)/installed-test  ## Run all tests.
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+	$(PYTEST)
 
-check: $(VENV)/installed-lint  ## Format, lint, floors of imports, types.
+check: $(VENV)/installed-lint  ## Check format, lint, spelling, import layers, and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell
 	$(BIN)/lint-imports
 	$(BIN)/pyrefly check
 
-clean:  ## Forget the environment; runs stay.
-	rm -rf $(VENV)
+docs: $(DOCS_VENV)/installed  ## Build the documentation in site/; warnings are errors.
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+
+clean:  ## Delete the environments and the built documentation; keep runs.
+	rm -rf $(VENV) $(DOCS_VENV) site
 
 $(VENV)/installed: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; name one by make PYTHON=...")'
-	@echo "setting up $(VENV), once; about a minute"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; select one with make PYTHON=...")'
+	@echo "creating $(VENV), once; about a minute"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade pip
-	@$(PIP) install --editable .
+	@$(PIP) install --constraint $(CONSTRAINTS) --editable .
 	@touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
-	@$(PIP) install --group test
+	@$(PIP) install --constraint $(CONSTRAINTS) --group test
 	@touch $@
 
 $(VENV)/installed-lint: $(VENV)/installed-test
-	@$(PIP) install --group lint
+	@$(PIP) install --constraint $(CONSTRAINTS) --group lint
+	@touch $@
+
+# Separate from the tests' environment: the site needs none of the package's dependencies.
+$(DOCS_VENV)/installed: pyproject.toml
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade pip
+	@$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --group docs
 	@touch $@

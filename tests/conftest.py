@@ -9,7 +9,8 @@ from jaxtyping import install_import_hook
 
 # Before the package is imported: one cache for all tests, apart from the user's own. Workers of
 # one run share it, so that text is prepared and programs are compiled once.
-CACHE = Path(tempfile.gettempdir()) / f"transformer_jax-tests-{os.getuid()}"
+DEFAULT_CACHE = Path(tempfile.gettempdir()) / f"transformer_jax-tests-{os.getuid()}"
+CACHE = Path(os.environ.get("TRANSFORMER_JAX_TEST_CACHE", DEFAULT_CACHE))
 os.environ["TRANSFORMER_JAX_CACHE"] = str(CACHE)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "programs")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
@@ -28,4 +29,4 @@ install_import_hook([f"transformer_jax.{wing}" for wing in WINGS], "shape_checks
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes minutes, so that no worker does it alone at the end."""
-    items.sort(key=lambda item: item.path.stem != "test_readme")
+    items.sort(key=lambda item: item.path.stem != "test_commands")

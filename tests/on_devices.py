@@ -1,4 +1,7 @@
-"""What `test_placement` runs in a process with eight simulated devices; writes JSON."""
+"""Compares shardings on eight simulated devices, for `test_sharding`; prints JSON.
+
+python on_devices.py DTYPE COUNTS STEPS DROPOUT:SHARDING,SHARDING ...
+"""
 
 import itertools
 import json
@@ -20,68 +23,76 @@ VOCAB = 20
 STEPS = 50
 
 
-def batches() -> list[Batch]:
-    """Return batches whose 13 rows divide by no number of devices, the long ones in front."""
+def random_batches() -> list[Batch]:
+    """Return batches with the longest rows first. No number of devices divides their 13 rows."""
     rng = np.random.default_rng(0)
-    found = []
+    batches = []
     for _ in range(STEPS):
-        block = rng.integers(4, VOCAB, (2, 13, 9)).astype(np.int32)
+        tokens = rng.integers(4, VOCAB, (2, 13, 9)).astype(np.int32)
         lengths = np.where(np.arange(13) < 4, 9, rng.integers(1, 4, (2, 13)))[..., None]
-        found.append(Batch(*np.where(np.arange(9) < lengths, block, 0)))
-    return found
+        batches.append(Batch(*np.where(np.arange(9) < lengths, tokens, 0)))
+    return batches
 
 
-def filled_up(batch: Batch, devices: int) -> Batch:
+def pad_rows(batch: Batch, devices: int) -> Batch:
+    """Add empty rows, so that the devices have equally many."""
     return Batch(*(np.pad(side, ((0, -len(side) % devices), (0, 0))) for side in batch))
 
 
-def in_double_precision(config: Config) -> Config:
-    """Let all that is computed in float32 be computed in float64."""
+def use_double_precision(config: Config) -> Config:
+    """Compute in float64 whatever the package computes in float32."""
     jax.config.update("jax_enable_x64", True)
-    # Where the program says float32 itself. The command line offers no such precision.
+    # The package asks for float32 by name, and the config does not allow float64.
     jnp.float32 = jnp.float64
     object.__setattr__(config.model, "dtype", "float64")
     return config
 
 
-def trained(
+def train(
     name: str, devices: int, config: Config, steps: int, dtype: str
-) -> tuple[TrainState, list[Any]]:
+) -> tuple[TrainState, list[list[float]]]:
+    """Return the last state, and for each step the sums of the loss and the gradient's norm."""
     model = Transformer(config.model, VOCAB)
-    placement = SHARDINGS[name](jax.devices()[:devices])
+    sharding = SHARDINGS[name](jax.devices()[:devices])
     state = init_state(model, config.train)
     state = jax.tree.map(lambda x: x.astype(dtype) if x.dtype == "float32" else x, state)
-    state = placement.place_state(state)
-    told = list[Any]()
+    state = sharding.place_state(state)
+    history = list[list[float]]()
     compiled: Any = None
-    for batch in batches()[:steps]:
-        placed = placement.place_batch(filled_up(batch, devices))
+    for batch in random_batches()[:steps]:
+        placed = sharding.place_batch(pad_rows(batch, devices))
         if compiled is None:
-            step = placement.compile(make_train_step(model, config.train), state)
-            compiled = step.lower(placement.lowering_args(state), placed).compile()
+            compiled = sharding.compile(make_train_step(model, config.train), state, placed)
         state, metrics = compiled(state, placed)
-        told.append([float(x) for x in (*metrics.loss, metrics.gradient_norm)])
+        history.append([float(x) for x in (*metrics.loss, metrics.gradient_norm)])
     assert {str(x.dtype) for x in jax.tree.leaves(state.params)} == {dtype}
-    return placement.to_local_device(state), told
+    return sharding.to_local_device(state), history
 
 
-def main(dtype: str, dropout: str, names: str, steps: str, counts: str) -> None:
+def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
+    """Print the distances from one device, by dropout, sharding, and number of devices."""
     jax.config.update("jax_num_cpu_devices", 8)
-    config = SMALL.change(model={"dropout": float(dropout)}, train={"warmup_steps": STEPS})
-    config = in_double_precision(config) if dtype == "float64" else config
-    one, told = trained("data", 1, config, int(steps), dtype)
-    found = {}
-    for name, devices in itertools.product(names.split(","), map(int, counts.split(","))):
-        if (name, devices) == ("data", 1):
-            continue
-        state, other = trained(name, devices, config, int(steps), dtype)
-        apart = jax.tree.map(lambda a, b: float(abs(a - b).max()), one.params, state.params)
-        found[f"{name} {devices}"] = {
-            "params": max(jax.tree.leaves(apart)),
-            # Of each step: sums of the loss and their count, norm of the gradient.
-            "told": np.max(np.abs(np.divide(other, told) - 1), axis=0).tolist(),
-        }
-    sys.stdout.write(json.dumps(found) + "\n")
+    distances: dict[str, dict[str, Any]] = {}
+    for case in cases:
+        dropout, _, names = case.partition(":")
+        distances[dropout] = {}
+        config = SMALL.change(model={"dropout": float(dropout)}, train={"warmup_steps": STEPS})
+        config = use_double_precision(config) if dtype == "float64" else config
+        one_device, expected = train("data", 1, config, int(steps), dtype)
+        for name, devices in itertools.product(names.split(","), map(int, counts.split(","))):
+            if (name, devices) == ("data", 1):
+                continue
+            state, history = train(name, devices, config, int(steps), dtype)
+            params = jax.tree.map(
+                lambda a, b: float(abs(a - b).max()), one_device.params, state.params
+            )
+            relative = np.abs(np.divide(history, expected) - 1)
+            distances[dropout][f"{name} {devices}"] = {
+                "params": max(jax.tree.leaves(params)),
+                # The largest over all steps: smoothed, nll, count, gradient_norm.
+                "metrics": relative.max(axis=0).tolist(),
+            }
+    sys.stdout.write(json.dumps(distances) + "\n")
 
 
 if __name__ == "__main__":

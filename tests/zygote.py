@@ -1,9 +1,9 @@
 # ruff: noqa: T201
-"""Processes that can be killed: each a fork of one that has imported everything already.
+"""Starts processes that can be killed: each is a fork of one that has imported everything.
 
-`python zygote.py` reads a command line, as JSON, from each line of its standard input, forks a
-child that runs it, and answers with the child's process id; `wait ID` is answered with how that
-one ended. A start costs no imports, so that a test can kill many.
+`python zygote.py` reads one JSON request per line from standard input. A request to run a command
+line forks a child and answers with its process id; a process id waits for that child and answers
+with its exit code. A start costs no imports, so a test can kill many processes.
 """
 
 import json
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Whatever a child needs; none of it starts a device, or a thread.
+# Import what a child needs. None of it starts a device or a thread.
 import transformer_jax.training.loop  # noqa: F401
 from transformer_jax.cli import main
 from transformer_jax.runs import array_store, checksums
@@ -27,46 +27,48 @@ def die() -> None:
     time.sleep(60)
 
 
-def before(owner: Any, name: str, about: str = "", count: int = 2) -> None:
-    """Die when a function is called for the count-th time with `about` in its arguments."""
-    _watch(owner, name, about, count, lambda call: (die(), call()))
+def die_before(owner: Any, name: str, argument: str = "", count: int = 2) -> None:
+    """Die before the count-th call of a function with this text in its arguments."""
+    _intercept(owner, name, argument, count, lambda call: (die(), call()))
 
 
-def after(owner: Any, name: str, about: str = "", count: int = 2) -> None:
-    """Die when such a call is over."""
-    _watch(owner, name, about, count, lambda call: (call(), die()))
+def die_after(owner: Any, name: str, argument: str = "", count: int = 2) -> None:
+    """Die after such a call."""
+    _intercept(owner, name, argument, count, lambda call: (call(), die()))
 
 
-def _watch(
-    owner: Any, name: str, about: str, count: int, do: Callable[[Callable[[], Any]], Any]
+def _intercept(
+    owner: Any, name: str, argument: str, count: int, run: Callable[[Callable[[], Any]], Any]
 ) -> None:
-    function, calls = getattr(owner, name), [0]
+    function, num_calls = getattr(owner, name), [0]
 
-    def watched(*arguments: Any, **options: Any) -> Any:
-        calls[0] += about in str(arguments)
-        if calls[0] == count and about in str(arguments):
-            return do(lambda: function(*arguments, **options))
+    def intercepted(*arguments: Any, **options: Any) -> Any:
+        is_match = argument in str(arguments)
+        num_calls[0] += is_match
+        if is_match and num_calls[0] == count:
+            return run(lambda: function(*arguments, **options))
         return function(*arguments, **options)
 
-    setattr(owner, name, watched)
+    setattr(owner, name, intercepted)
 
 
-# Moments in the life of a run's second checkpoint, and of the one that makes way for it.
+# Moments in the life of a run's second checkpoint, and of the checkpoint that it supersedes.
 MOMENTS: dict[str, Callable[[], None]] = {
-    "before a save": lambda: before(array_store.ocp, "save_checkpointables_async"),
-    "when a save has begun": lambda: after(array_store.ocp, "save_checkpointables_async"),
-    "when the arrays are written": lambda: before(Path, "write_text", "checkpoint.json"),
-    "before the manifest": lambda: before(checksums, "write"),
-    "within the manifest": lambda: before(Path, "replace", checksums.NAME),
-    "after the manifest": lambda: after(checksums, "write"),
-    "before the rename": lambda: before(Path, "rename", "checkpoints/."),
-    "after the rename": lambda: after(Path, "rename", "checkpoints/."),
-    "before the old one goes": lambda: before(shutil, "rmtree", ".old-", 1),
-    "when the old one is half gone": lambda: before(os, "rmdir", "params", 1),
+    "before a save": lambda: die_before(array_store.ocp, "save_checkpointables_async"),
+    "after a save has begun": lambda: die_after(array_store.ocp, "save_checkpointables_async"),
+    "after the arrays are written": lambda: die_before(Path, "write_text", "checkpoint.json"),
+    "before the checksums": lambda: die_before(checksums, "write"),
+    "while the checksums are written": lambda: die_before(Path, "replace", checksums.NAME),
+    "after the checksums": lambda: die_after(checksums, "write"),
+    "before the rename": lambda: die_before(Path, "rename", "checkpoints/."),
+    "after the rename": lambda: die_after(Path, "rename", "checkpoints/."),
+    "before the old checkpoint is removed": lambda: die_before(shutil, "rmtree", ".old-", 1),
+    "while the old checkpoint is removed": lambda: die_before(os, "rmdir", "params", 1),
 }
 
 
 def serve() -> None:
+    """Answer requests until standard input ends."""
     for line in sys.stdin:
         request = json.loads(line)
         if isinstance(request, int):

@@ -52,7 +52,5 @@ def _make_directory(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(
-            f"the cache folder {folder} cannot be made: {error.strerror}"
-        ) from error
+        raise StorageError(f"the cache folder {folder} cannot be made: {error.strerror}") from error
     return folder

@@ -1,7 +1,9 @@
 """The command line `transformer-jax COMMAND ...`: every mistake is one line and an exit code."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
+import io
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
@@ -95,6 +97,7 @@ def _create(kind: type[T], words: Sequence[str], default: T | None = None) -> T:
     """Return the dataclass that tyro creates from words that `split_words` has checked."""
     options: dict[str, Any] = {} if default is None else {"default": default}
     try:
-        return tyro.cli(kind, args=words, console_outputs=False, **options)
+        with contextlib.redirect_stderr(io.StringIO()):
+            return tyro.cli(kind, args=words, console_outputs=False, **options)
     except SystemExit as end:
         raise UsageError(f"invalid arguments: {' '.join(words)}") from end

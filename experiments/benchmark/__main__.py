@@ -1,4 +1,4 @@
-"""Measure this project beside others, and beside itself.
+"""Measure the speed of this project, next to other libraries and next to earlier results.
 
 python -m experiments.benchmark {train,decode,input,scaling,gpu,compare} --help
 """
@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
+from experiments.benchmark import benchmarks
 from experiments.benchmark import gpu as on_gpu
-from experiments.benchmark import parts
-from experiments.benchmark.compare import compared
-from experiments.benchmark.results import Part, Results, markdown
-from experiments.benchmark.work import SIZES, sizes_of
+from experiments.benchmark.compare import compare
+from experiments.benchmark.results import Benchmark, Results, to_markdown
+from experiments.benchmark.workloads import SIZES, load_sizes
 from transformer_jax.config.loading import load_config
 from transformer_jax.console import run_and_report, stderr, stdout
 from transformer_jax.errors import SweepFailedError, UsageError
@@ -30,103 +30,105 @@ Changes = Annotated[
 
 
 @dataclass(frozen=True)
-class Measure:
-    """What all that measures takes."""
+class MeasureCommand:
+    """Base of the commands that measure."""
 
     out: Path = Path("benchmarks")
-    """The folder for results: JSON with every sample, and the table."""
+    """Folder for the results: JSON with every sample, and a table."""
     torch_python: str = sys.executable
-    """The Python that PyTorch, Hugging Face and CTranslate2 are in."""
+    """Python interpreter that has PyTorch, Hugging Face Transformers, and CTranslate2."""
     rounds: int = 9
-    """How often each contestant has its turn."""
+    """Rounds. Each worker runs once per round."""
     steps: int = 1
-    """Steps of each turn."""
+    """Steps per round."""
 
     @property
-    def setting(self) -> parts.Setting:
-        """How to measure."""
+    def settings(self) -> benchmarks.Settings:
+        """The settings that the options describe."""
         for name in ("rounds", "steps"):
             if (value := getattr(self, name)) < 1:
                 raise UsageError(f"--{name} must be positive, got {value}")
-        return parts.Setting(self.rounds, self.steps, self.torch_python, say=stderr.print)
+        return benchmarks.Settings(self.rounds, self.steps, self.torch_python, say=stderr.print)
 
-    def keep(self, command: str, found: Sequence[Part], left_out: Sequence[str] = ()) -> None:
-        """Show results, and store them."""
-        results = Results.of(command, list(found), left_out)
-        stdout.print(markdown(results))
-        stdout.print(f"kept in {results.store(self.out)}")
-        if not any(part.contestants for part in found):
-            raise SweepFailedError("no contestant could take part")
+    def save(
+        self, command: str, measured: Sequence[Benchmark], skipped: Sequence[str] = ()
+    ) -> None:
+        """Print results, and store them."""
+        results = Results.collect(command, list(measured), skipped)
+        stdout.print(to_markdown(results))
+        stdout.print(f"saved to {results.store(self.out)}")
+        if not any(part.measurements for part in measured):
+            raise SweepFailedError("no worker could run")
 
 
 @dataclass(frozen=True)
-class Train(Measure):
-    """Compare steps of training on a batch without padding."""
+class Train(MeasureCommand):
+    """Compare train steps on a batch without padding."""
 
     sizes: SizesName = "base"
     changes: Changes = ()
     only: str | None = None
-    """Contestants, parted by commas: ours, torch, torch-compiled."""
+    """Workers, separated by commas: ours, torch, torch-compiled."""
 
     def run(self) -> None:
-        sizes = sizes_of(self.sizes, self.changes)
+        sizes = load_sizes(self.sizes, self.changes)
         name = f"train {self.sizes}"
-        self.keep("train", [parts.train(name, sizes, self.setting, only=self.only)])
+        self.save("train", [benchmarks.train(name, sizes, self.settings, only=self.only)])
 
 
 @dataclass(frozen=True)
-class Decode(Measure):
-    """Compare translation of 64 sentences of 20 pieces into 40 each, greedy and by beam."""
+class Decode(MeasureCommand):
+    """Compare translating 64 sentences of 20 tokens into 40 tokens, greedily and by beam search."""
 
     sizes: SizesName = "base"
     changes: Changes = ()
     only: str | None = None
-    """Contestants, parted by commas: ours, ctranslate2, hf."""
+    """Workers, separated by commas: ours, ctranslate2, hf."""
     beam: tuple[int, ...] = (1, 4)
-    """Hypotheses; 1 is greedy search."""
+    """Beam sizes; 1 is greedy search."""
     rounds: int = 5
 
     def run(self) -> None:
-        sizes = sizes_of(self.sizes, self.changes)
+        sizes = load_sizes(self.sizes, self.changes)
         if min(self.beam, default=0) < 1:
             raise UsageError(f"--beam must be positive, got {self.beam}")
-        found = [
-            parts.decode(
+        benchmarks_by_beam = [
+            benchmarks.decode(
                 f"decode {self.sizes}, {f'beam {beam}' if beam > 1 else 'greedy'}",
                 sizes,
-                self.setting,
+                self.settings,
                 beam_size=beam,
                 only=self.only,
             )
             for beam in self.beam
         ]
-        self.keep("decode", found)
+        self.save("decode", benchmarks_by_beam)
 
 
 @dataclass(frozen=True)
-class Input(Measure):
-    """Compare training on a text, as a run does it, with training on full batches at hand."""
+class Input(MeasureCommand):
+    """Compare training through the input pipeline with training on preloaded full batches."""
 
     config: Positional[Annotated[str, arg(metavar="CONFIG")]] = ""
-    """A config file; multi30k where $TRANSFORMER_JAX_DATA says where its text is, else tiny."""
+    """A config file. Default: multi30k if $TRANSFORMER_JAX_DATA is set, otherwise tiny."""
     rounds: int = 5
     steps: int = 10
 
     def run(self) -> None:
         usual = "multi30k" if "TRANSFORMER_JAX_DATA" in os.environ else "tiny"
-        self.keep("input", [parts.pipeline(load_config(self.config or usual), self.setting)])
+        self.save("input", [benchmarks.pipeline(load_config(self.config or usual), self.settings)])
 
 
 @dataclass(frozen=True)
-class Scaling(Measure):
-    """Compare steps of as many tokens in longer and longer sentences."""
+class Scaling(MeasureCommand):
+    """Compare steps with the same number of tokens in longer and longer sentences."""
 
     sizes: SizesName = "base"
     changes: Changes = ("layers=2", "vocab=8000")
-    lengths: tuple[int, ...] = parts.LENGTHS
-    """Pieces of source and of target; the first is what others are compared with."""
+    lengths: tuple[int, ...] = benchmarks.LENGTHS
+    """Tokens per source and per target; other lengths are compared with the first."""
     tokens: int = 2048
-    """Target tokens of each step."""
+    """Target tokens per step."""
     rounds: int = 5
 
     def run(self) -> None:
@@ -135,45 +137,47 @@ class Scaling(Measure):
                 f"--lengths must be positive, and at most --tokens {self.tokens}, got "
                 f"{self.lengths}"
             )
-        sizes = sizes_of(self.sizes, self.changes)
-        self.keep("scaling", [parts.scaling(sizes, self.setting, self.lengths, self.tokens)])
+        sizes = load_sizes(self.sizes, self.changes)
+        self.save("scaling", [benchmarks.scaling(sizes, self.settings, self.lengths, self.tokens)])
 
 
 @dataclass(frozen=True)
-class Gpu(Measure):
-    """Measure all that a GPU is asked for, in minutes, without network."""
+class Gpu(MeasureCommand):
+    """Measure training and decoding on a GPU within minutes, without a network."""
 
     data: str | None = None
-    """A config file whose text to take; the embedded corpus where it is not said."""
+    """A config file that names the text. Default: number words."""
     minutes: float = 7.5
-    """To be done in."""
+    """Time limit for the whole command."""
     toy: bool = False
-    """Try the command in small, on whatever device there is."""
+    """Try the command at toy size on any device."""
 
     def run(self) -> None:
         if not self.minutes > 0:
             raise UsageError(f"--minutes must be positive, got {self.minutes}")
-        config = load_config(self.data) if self.data else on_gpu.embedded(is_toy=self.toy)
-        if not self.toy:
-            on_gpu.check_there_is_one(self.setting)
-        amount = on_gpu.TOY if self.toy else replace(on_gpu.FULL, rounds=self.rounds)
-        found, left_out = on_gpu.gpu(
-            config, amount, self.setting, seconds=60 * self.minutes, say=stderr.print
+        config = (
+            load_config(self.data) if self.data else on_gpu.number_words_config(is_toy=self.toy)
         )
-        self.keep("gpu", found, left_out)
+        if not self.toy:
+            on_gpu.check_gpu_is_available(self.settings)
+        amount = on_gpu.TOY if self.toy else replace(on_gpu.FULL, rounds=self.rounds)
+        measured, skipped = on_gpu.gpu(
+            config, amount, self.settings, seconds=60 * self.minutes, say=stderr.print
+        )
+        self.save("gpu", measured, skipped)
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare two files of results."""
+    """Compare two result files."""
 
     before: Positional[Path]
-    """JSON that a command of this program wrote."""
+    """A JSON file that one of these commands wrote."""
     after: Positional[Path]
-    """The same, later."""
+    """A later file of the same command."""
 
     def run(self) -> None:
-        stdout.print(compared(Results.open(self.before), Results.open(self.after)))
+        stdout.print(compare(Results.open(self.before), Results.open(self.after)))
 
 
 COMMANDS: dict[str, Any] = {
@@ -187,7 +191,7 @@ COMMANDS: dict[str, Any] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit code. A mistake or a fault is one line."""
+    """Run a command, and return its exit code. Every error prints one line."""
     return run_and_report(
         lambda: tyro.extras.subcommand_cli_from_dict(COMMANDS, prog=PROGRAM, args=arguments).run()
     )

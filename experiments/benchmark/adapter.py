@@ -1,11 +1,11 @@
-"""This project as a benchmark's contestant: its own train step and search, as a user runs them.
+"""Workers of this project: its train step and its search, as a user runs them.
 
-A benchmark hands over sizes and pieces, and gets a function that does the work.
+External benchmarks call `train_step` and `decode`, and the project's own benchmark calls the
+functions below them.
 """
 
 import contextlib
 import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmark.contestant import Done, Entrant, resident_bytes
+from experiments.benchmark.worker import RunResult, Workload, resident_bytes
 from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch, Bucket
@@ -29,12 +29,12 @@ from transformer_jax.training.step import StepMetrics, TrainState, init_state, m
 from transformer_jax.training.throughput import Meter
 
 
-def config_of(sizes: Mapping[str, Any]) -> Config:
-    """Return the paper's model in these sizes.
+def make_config(sizes: Mapping[str, Any]) -> Config:
+    """Return a config of the paper's model with other sizes.
 
     Args:
-        sizes: d_model, layers, heads, d_ff, as benchmarks of other libraries name them; dtype,
-            where it is not float32.
+        sizes: d_model, layers, heads, d_ff, and optionally dtype (default float32) and src
+            (source length).
     """
     width = sizes["d_model"] // sizes["heads"]
     return Config().change(
@@ -45,7 +45,7 @@ def config_of(sizes: Mapping[str, Any]) -> Config:
             "num_heads": sizes["heads"],
             "d_k": width,
             "d_v": width,
-            # As other libraries have it.
+            # The other libraries drop attention weights.
             "attention_dropout": 0.1,
             "dtype": sizes.get("dtype", "float32"),
             "max_length": max(Config().model.max_length, sizes.get("src", 0)),
@@ -54,7 +54,7 @@ def config_of(sizes: Mapping[str, Any]) -> Config:
 
 
 class Trainer:
-    """A model in training, without data, reports and checkpoints."""
+    """Trains a model without data, reports, or checkpoints."""
 
     state: TrainState
 
@@ -66,39 +66,30 @@ class Trainer:
         *,
         paused: Callable[[], contextlib.AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Begin, as a run does, with random parameters."""
+        """Draw random parameters, as a run does."""
         self.model = Transformer(config.model, vocab_size, source_vocab_size)
         self.placement = SHARDINGS[config.train.parallelism]()
         self.compile_seconds = 0.0
         self._paused = paused
-        self._step = CompiledStep(
-            make_train_step(self.model, config.train),
-            self.placement,
-            lambda _: None,
-            self._compiling,
-        )
+        self._step = CompiledStep(make_train_step(self.model, config.train), self.placement)
         self.state = self.placement.place_state(init_state(self.model, config.train))
 
-    @contextlib.contextmanager
-    def _compiling(self) -> Iterator[None]:
-        with self._paused():
-            began = time.perf_counter()
-            yield
-            self.compile_seconds += time.perf_counter() - began
-
     def step(self, batch: Batch) -> StepMetrics:
-        """Do a step, which goes on when this returns; return its metrics."""
+        """Start a step, and return its metrics without waiting for them."""
+        if not self._step.is_compiled_for(batch):
+            with self._paused():
+                self.compile_seconds += self._step.compile(self.state, batch).seconds
         self.state, metrics = self._step(self.state, batch)
         return metrics
 
     @property
     def parameters(self) -> int:
-        """How many numbers are learnt."""
+        """The number of parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
 
 
 def mean_loss(metrics: StepMetrics) -> float:
-    """Wait for a step; return its loss per token."""
+    """Wait for a step, and return its loss per token."""
     loss = jax.device_get(metrics.loss)
     return float(loss.smoothed / loss.count)
 
@@ -106,51 +97,51 @@ def mean_loss(metrics: StepMetrics) -> float:
 def train_step(
     sizes: Mapping[str, Any], batch: Mapping[str, np.ndarray]
 ) -> tuple[Callable[[], float], int]:
-    """Return what runs one train step and gives its loss, and the number of parameters.
+    """Return a function that runs one train step and returns its loss, and the parameter count.
 
     Args:
-        sizes: as `config_of` takes them, and vocab.
+        sizes: see `make_config`; also vocab.
         batch: int32 arrays "src" and "tgt_out", without padding.
     """
-    trainer = Trainer(config_of(sizes), sizes["vocab"])
-    pieces = Batch(batch["src"], batch["tgt_out"])
-    return lambda: mean_loss(trainer.step(pieces)), trainer.parameters
+    trainer = Trainer(make_config(sizes), sizes["vocab"])
+    tokens = Batch(batch["src"], batch["tgt_out"])
+    return lambda: mean_loss(trainer.step(tokens)), trainer.parameters
 
 
 def decode(
     sizes: Mapping[str, Any], source: np.ndarray, beam_size: int, steps: int
 ) -> Callable[[], float]:
-    """Return what translates all sentences into exactly `steps` pieces and gives their mean length.
+    """Return a function that translates into exactly `steps` tokens and returns their mean number.
 
     Args:
-        sizes: as `config_of` takes them, and vocab.
+        sizes: see `make_config`; also vocab.
         source: int32[sentences, length], without padding.
         beam_size: 1 is greedy search.
-        steps: pieces of each translation, its end included.
+        steps: tokens per translation, including the end token.
     """
-    config = config_of(sizes).change(
+    config = make_config(sizes).change(
         decode={"beam_size": beam_size, "max_extra_length": steps - source.shape[1]}
     )
     model = Transformer(config.model, sizes["vocab"])
-    params = never_ending(init_params(model, jax.random.key(0)), sizes["layers"])
+    params = suppress_eos(init_params(model, jax.random.key(0)), sizes["layers"])
     batches = [source[start : start + ROWS] for start in range(0, len(source), ROWS)]
 
     def once() -> float:
         lengths = []
         for rows in batches:
             limit = np.full(len(rows), steps, np.int32)
-            found = jax.device_get(search(model, config.decode, 1, params, rows, limit))
-            lengths.append((found.pieces[:, 0] != 0).sum(axis=1))
+            result = jax.device_get(search(model, config.decode, 1, params, rows, limit))
+            lengths.append((result.tokens[:, 0] != 0).sum(axis=1))
         return float(np.concatenate(lengths).mean())
 
     return once
 
 
-def never_ending(params: Params, layers: int) -> Params:
-    """Return parameters by which no end is likely, so that every search takes all its steps.
+def suppress_eos(params: Params, layers: int) -> Params:
+    """Return parameters under which no translation ends early.
 
-    What the last layer normalisation gives sums up to the sum of its biases: with biases of one,
-    an end piece whose vector is -100 everywhere has the logit -100 d_model, wherever it may come.
+    The output of the last layer normalization sums to the sum of its biases. With biases of one and
+    an end-token embedding of -100 everywhere, the end token always has the logit -100 d_model.
     """
     changed: Any = jax.tree.map(jnp.asarray, params)
     table = changed["embedding"]["table"]
@@ -160,11 +151,11 @@ def never_ending(params: Params, layers: int) -> Params:
     return changed
 
 
-# What follows are makers of this package's own contestants, from a task as plain data.
+# The functions below make workloads for `worker`, from a task as plain data.
 
 
-def facts(dtype: str, **more: Any) -> dict[str, Any]:
-    """Return what a result says of JAX and the device."""
+def describe_device(dtype: str, **more: Any) -> dict[str, Any]:
+    """Return facts about JAX and the device."""
     [first, *_] = jax.local_devices()
     return {
         "library": f"jax {jax.__version__}",
@@ -175,20 +166,20 @@ def facts(dtype: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def peak_bytes() -> int:
-    """Return the most memory that was held: the device's, or on a CPU the process's."""
+def read_peak_bytes() -> int:
+    """Return the peak memory of the devices, or of the process on a CPU."""
     stats = [one.memory_stats() or {} for one in jax.local_devices()]
     return sum(one.get("peak_bytes_in_use", 0) for one in stats) or resident_bytes()
 
 
-def device(task: Mapping[str, Any]) -> Entrant:
-    """Do nothing, but say what there is to work on."""
+def report_device(task: Mapping[str, Any]) -> Workload:
+    """Report the device, and do no work."""
     del task
-    return Entrant(lambda _: Done(1, 0.0), facts=facts("bfloat16"))
+    return Workload(lambda _: RunResult(1, 0.0), facts=describe_device("bfloat16"))
 
 
-def loaded(task: Mapping[str, Any]) -> list[Batch]:
-    """Return the batches that `work.save` kept."""
+def load_batches(task: Mapping[str, Any]) -> list[Batch]:
+    """Return the batches that `workloads.save_batches` saved."""
     with np.load(task["arrays"], allow_pickle=False) as arrays:
         return [
             Batch(*(arrays[f"{i}.{side}"] for side in Batch._fields))
@@ -196,31 +187,31 @@ def loaded(task: Mapping[str, Any]) -> list[Batch]:
         ]
 
 
-def train(task: Mapping[str, Any]) -> Entrant:
-    """Train on batches that are at hand, over and over.
+def train(task: Mapping[str, Any]) -> Workload:
+    """Train on preloaded batches, repeatedly.
 
     Args:
-        task: sizes, and the arrays' path.
+        task: sizes, and the path of the arrays.
     """
     enable_compilation_cache()
-    sizes, batches = task["sizes"], loaded(task)
-    config = config_of(sizes)
+    sizes, batches = task["sizes"], load_batches(task)
+    config = make_config(sizes)
     trainer = Trainer(config, sizes["vocab"])
     around = itertools.cycle((batch, int((batch.target != PAD).sum())) for batch in batches)
-    about = facts(config.model.dtype, parameters=trainer.parameters)
+    about = describe_device(config.model.dtype, parameters=trainer.parameters)
 
-    def turn(steps: int) -> Done:
+    def turn(steps: int) -> RunResult:
         some = list(itertools.islice(around, steps))
         *_, last = [trainer.step(batch) for batch, _ in some]
         loss = mean_loss(last)
         about["compile_seconds"] = trainer.compile_seconds
-        return Done(sum(count for _, count in some), loss)
+        return RunResult(sum(count for _, count in some), loss)
 
-    return Entrant(turn, len(batches), about, peak_bytes)
+    return Workload(turn, len(batches), about, read_peak_bytes)
 
 
-class Numerals:
-    """A vocabulary whose words are the numbers of its pieces, for sources that are no text."""
+class NumberVocabulary:
+    """A vocabulary whose words are token numbers, for sources that are not text."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -229,87 +220,89 @@ class Numerals:
         return self._size
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the pieces of each line, with their end, as a tokenizer does."""
+        """Return the tokens of each line with the end token, like a tokenizer."""
         return [[*map(int, line.split()), EOS] for line in lines]
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Return a line for each row of pieces, without its end."""
+        """Return one line per row of tokens, without padding and end tokens."""
         return [" ".join(str(p) for p in row if p not in (PAD, EOS)) for row in rows]
 
 
-def translate(task: Mapping[str, Any]) -> Entrant:
-    """Translate all sentences, as `transformer-jax translate` does.
+def translate(task: Mapping[str, Any]) -> Workload:
+    """Translate all sentences like `transformer-jax translate`.
 
     Args:
-        task: sizes, sources (lists of pieces with their ends), beam_size, and extra: a
-            translation has so many pieces more than its source, its end counted.
+        task: sizes, sources (lists of tokens with end tokens), beam_size, and extra (the number
+            of tokens by which a translation is longer than its source).
     """
     enable_compilation_cache()
     sizes = task["sizes"]
     decoding = {"beam_size": task["beam_size"], "max_extra_length": task["extra"]}
-    config = config_of(sizes).change(decode=decoding)
+    config = make_config(sizes).change(decode=decoding)
     model = Transformer(config.model, sizes["vocab"])
-    params = never_ending(init_params(model, jax.random.key(0)), sizes["layers"])
-    numerals = Numerals(sizes["vocab"])
+    params = suppress_eos(init_params(model, jax.random.key(0)), sizes["layers"])
+    numerals = NumberVocabulary(sizes["vocab"])
     words: Any = numerals
     translator = Translator(model, Vocabulary.shared(words), config.decode)
     lines = numerals.decode(task["sources"])
 
-    def turn(steps: int) -> Done:
-        *_, found = [translator.translate(params, lines) for _ in range(steps)]
-        # With the end, which is no word.
-        lengths = [len(best[0].text.split()) + 1 for best in found]
-        return Done(steps * len(lines), float(np.mean(lengths)))
+    def turn(steps: int) -> RunResult:
+        *_, result = [translator.translate(params, lines) for _ in range(steps)]
+        # Add the end token, which is not a word.
+        lengths = [len(best[0].text.split()) + 1 for best in result]
+        return RunResult(steps * len(lines), float(np.mean(lengths)))
 
-    return Entrant(turn, 1, facts(config.model.dtype), peak_bytes)
+    return Workload(turn, 1, describe_device(config.model.dtype), read_peak_bytes)
 
 
-def pipeline(task: Mapping[str, Any]) -> Entrant:
-    """Train on a config's own text, batch after batch, as a run does between two reports.
+def pipeline(task: Mapping[str, Any]) -> Workload:
+    """Train on the text of a config, batch after batch, like a run between two reports.
 
     Args:
-        task: a config as plain data; is_kept, to train on batches of the same shapes, in the same
-            order, that are at hand already and have no padding; steps that will be done.
+        task: a config as plain data; is_preloaded (train on preloaded full batches of the same
+            shapes in the same order); and the number of steps.
     """
     enable_compilation_cache()
     config = Config.from_dict(task["config"])
     prepared = prepare(config.data)
     sizes = prepared.vocabulary.sizes
     batches = prepared.batches(config.data.batch_tokens, config.train.seed)
-    # The peak is asked for once; what a report says is of no interest here.
-    about = facts(config.model.dtype, shapes=len(batches.buckets), fill=batches.density)
+    # Measure the peak once. This function does not use the reports of the meter.
+    about = describe_device(
+        config.model.dtype, shapes=len(batches.buckets), density=batches.density
+    )
     meter = Meter(Transformer(config.model, *sizes), about["peak_flops"], [])
     trainer = Trainer(config, *sizes, paused=meter.paused)
-    kept = {shape[:3]: _full(shape, *sizes) for shape in batches.buckets}
-    # Before any clock runs: to know a batch's shape is to gather it.
-    each = (batches[step] for step in range(task["steps"] if task["is_kept"] else 0))
+    kept = {shape[:3]: _random_batch(shape, *sizes) for shape in batches.buckets}
+    # Gather batches before timing starts, because gathering reveals their shapes.
+    each = (batches[step] for step in range(task["steps"] if task["is_preloaded"] else 0))
     shape_of = [(*batch.source.shape, batch.target.shape[1]) for batch in each]
     about.update(parameters=trainer.parameters, batches_per_epoch=batches.per_epoch)
 
     def stream() -> Iterator[Batch]:
-        # So that every shape is compiled by the first call.
+        # The first call compiles every shape.
         yield from kept.values()
-        if task["is_kept"]:
+        if task["is_preloaded"]:
             yield from (kept[shape] for shape in shape_of)
         else:
             yield from (batches.local_batch(s, trainer.placement.shard) for s in itertools.count())
 
     at_hand = stream()
 
-    def turn(steps: int) -> Done:
+    def turn(steps: int) -> RunResult:
         for batch in itertools.islice(at_hand, steps):
             meter.add(trainer.step(batch), batch)
         loss = mean_loss(meter.last)
         tokens = sum(count for *_, count in meter.pending_metrics())
         meter.read()
         about["compile_seconds"] = trainer.compile_seconds
-        return Done(tokens, loss)
+        return RunResult(tokens, loss)
 
-    return Entrant(turn, len(kept), about, peak_bytes)
+    return Workload(turn, len(kept), about, read_peak_bytes)
 
 
-def _full(shape: Bucket, target: int, source: int | None) -> Batch:
-    """Return a batch of this shape without padding; `target` and `source` count pieces."""
+def _random_batch(shape: Bucket, target: int, source: int | None) -> Batch:
+    """Return a random batch of this shape without padding, for these vocabulary sizes."""
     rng = np.random.default_rng(0)
     return Batch(
         rng.integers(UNKNOWN + 1, source or target, (shape.rows, shape.source), dtype=np.int32),

@@ -1,46 +1,52 @@
-"""One result beside another: what became faster, what slower, and what the spread explains."""
+"""Compare two results: what became faster or slower, and what the spread explains."""
 
 import itertools
 from collections.abc import Sequence
 
-from experiments.benchmark.results import Measured, Part, Results, middle, table
-from experiments.benchmark.rounds import Spread, spread
+from experiments.benchmark.results import (
+    Benchmark,
+    Measurement,
+    Results,
+    format_quartiles,
+    to_table,
+)
+from experiments.benchmark.rounds import Quartiles, quartiles
 from transformer_jax.errors import UsageError
 
-HEAD = ("part", "contestant", "of", "before", "after", "after / before", "middle half", "")
+HEAD = ("part", "worker", "measure", "before", "after", "after / before", "middle half", "")
 
 
-def quotients(before: Sequence[float], after: Sequence[float]) -> Spread:
-    """Return the median and quartiles of every value after over every value before.
+def all_ratios(before: Sequence[float], after: Sequence[float]) -> Quartiles:
+    """Return the median and quartiles of the ratios of all pairs of values.
 
-    Rounds of two results are no pairs, so all pairs count alike.
+    Rounds of two results do not correspond, so every pair counts equally.
     """
-    return spread([a / b for a, b in itertools.product(after, before)])
+    return quartiles([a / b for a, b in itertools.product(after, before)])
 
 
-def verdict(found: Spread) -> str:
-    """Say what a quotient of speeds means."""
-    if found.holds_one:
+def describe_change(ratio: Quartiles) -> str:
+    """Describe a ratio of speeds."""
+    if ratio.contains_one:
         return "within the spread"
-    return "faster" if found.low > 1 else "slower"
+    return "faster" if ratio.low > 1 else "slower"
 
 
-def compared(before: Results, after: Results) -> str:
-    """Return a table of what both results have, and lines about what only one has.
+def compare(before: Results, after: Results) -> str:
+    """Return a table of what both results contain, and notes about what only one contains.
 
-    Speeds are compared as ratios to the same reference where both have it, for these hold
-    whatever else the machines did; else as they are.
+    If both have the same reference, speeds are compared as ratios to it, because ratios do not
+    depend on other load. Otherwise absolute speeds are compared.
 
     Raises:
-        UsageError: they have nothing in common.
+        UsageError: the results have nothing in common.
     """
     lines: list[list[str]] = []
-    said: list[str] = []
-    parts = {part.name: part for part in before.parts}
-    for later in after.parts:
+    notes: list[str] = []
+    parts = {part.name: part for part in before.benchmarks}
+    for later in after.benchmarks:
         earlier = parts.pop(later.name, None)
         if earlier is None:
-            said.append(f"{later.name}: only after")
+            notes.append(f"{later.name}: only after")
             continue
         changed = [
             f"{key} {earlier.work.get(key)} -> {later.work.get(key)}"
@@ -48,45 +54,53 @@ def compared(before: Results, after: Results) -> str:
             if earlier.work.get(key) != later.work.get(key)
         ]
         if changed:
-            said.append(f"{later.name}: not the same work ({', '.join(changed)}), not compared")
+            notes.append(f"{later.name}: different work ({', '.join(changed)}), not compared")
             continue
-        lines += _lines(earlier, later)
-        for name in sorted({*earlier.contestants} ^ {*later.contestants}):
-            when = "after" if name in later.contestants else "before"
-            said.append(f"{later.name}, {name}: only {when}")
-    said += [f"{name}: only before" for name in parts]
+        lines += _compare_benchmark(earlier, later)
+        for name in sorted({*earlier.measurements} ^ {*later.measurements}):
+            when = "after" if name in later.measurements else "before"
+            notes.append(f"{later.name}, {name}: only {when}")
+    notes += [f"{name}: only before" for name in parts]
     for key, value in before.machine.items():
         if after.machine.get(key) != value:
-            said.append(f"another machine: {key} {value} -> {after.machine.get(key)}")
+            notes.append(f"different machine: {key} {value} -> {after.machine.get(key)}")
     if not lines:
-        raise UsageError(f"nothing to compare: {'; '.join(said) or 'no parts'}")
-    return "\n\n".join([table(HEAD, lines), *(["\n".join(f"- {x}" for x in said)] if said else [])])
+        raise UsageError(f"nothing to compare: {'; '.join(notes) or 'no benchmarks'}")
+    return "\n\n".join(
+        [to_table(HEAD, lines), *(["\n".join(f"- {x}" for x in notes)] if notes else [])]
+    )
 
 
-def _lines(earlier: Part, later: Part) -> list[list[str]]:
+def _compare_benchmark(earlier: Benchmark, later: Benchmark) -> list[list[str]]:
     reference = later.reference if later.reference == earlier.reference else None
     lines = list[list[str]]()
-    for name in later.contestants:
-        if name not in earlier.contestants:
+    for name in later.measurements:
+        if name not in earlier.measurements:
             continue
         if reference is None:
-            what = f"{later.unit} a second"
-            both = [part.contestants[name].speeds for part in (earlier, later)]
+            what = f"{later.unit} per second"
+            both = [part.measurements[name].speeds for part in (earlier, later)]
         elif name == reference:
             continue
         else:
-            what = f"speed to {reference}"
+            what = f"speed relative to {reference}"
             both = [part.ratios(name) for part in (earlier, later)]
-        found = quotients(*both)
-        values = [f"{spread(x).median:.4g}" for x in both]
-        lines.append([later.name, name, what, *values, _ratio(found.median), middle(found)])
-        lines[-1].append(verdict(found))
-        lines += _single(later.name, name, earlier.contestants[name], later.contestants[name])
+        ratio = all_ratios(*both)
+        values = [f"{quartiles(x).median:.4g}" for x in both]
+        lines.append(
+            [later.name, name, what, *values, _ratio(ratio.median), format_quartiles(ratio)]
+        )
+        lines[-1].append(describe_change(ratio))
+        lines += _compare_single_values(
+            later.name, name, earlier.measurements[name], later.measurements[name]
+        )
     return lines
 
 
-def _single(part: str, name: str, earlier: Measured, later: Measured) -> list[list[str]]:
-    """Compare what was measured once, which has no spread."""
+def _compare_single_values(
+    part: str, name: str, earlier: Measurement, later: Measurement
+) -> list[list[str]]:
+    """Compare values that were measured once and have no spread."""
     kinds = {
         "first call, s": [one.first_seconds for one in (earlier, later)],
         "second start, s": [one.second_start_seconds for one in (earlier, later)],

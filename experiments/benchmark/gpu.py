@@ -1,44 +1,44 @@
-"""Everything that a GPU is asked for, by one command, within a few minutes.
+"""All GPU benchmarks in one command, within a few minutes.
 
-In order of importance; what there is no time for is told. Contestants of a part start beside one
-another, for compiling takes most of the time: first calls are longer than they would be alone.
+Benchmarks run in order of importance, and the result lists those for which there was no time. The
+workers of a benchmark compile at the same time, so their first calls take longer than alone.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from experiments.benchmark.parts import TRAINERS, Setting, decode, train
-from experiments.benchmark.results import Part
-from experiments.benchmark.rounds import Plan
-from experiments.benchmark.work import (
+from experiments.benchmark.benchmarks import TRAINERS, Settings, decode, train
+from experiments.benchmark.results import Benchmark
+from experiments.benchmark.rounds import WorkerSpec
+from experiments.benchmark.workloads import (
     SIZES,
     Sizes,
-    target_tokens,
+    count_target_tokens,
     text_batches,
     text_sources,
 )
 from transformer_jax.config import Config
 from transformer_jax.errors import UsageError
 
-# So that several contestants have room on one device.
+# Several workers share one device.
 SHARE = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}
-# Seconds that a part needs at least to tell anything.
+# Seconds that a benchmark needs at least.
 LEAST = 45.0
 
 
 @dataclass(frozen=True)
 class Amount:
-    """How much of each is done."""
+    """The amount of work."""
 
     base: Sizes
     big: Sizes
     tokens: int
-    """Target tokens of a training step, on average at least."""
+    """Target tokens per train step, at least, on average."""
     batches: int
-    """Of each turn."""
+    """Batches per round."""
     shapes: int
-    """Different ones among them."""
+    """Distinct shapes among the batches."""
     sentences: int
     rounds: int
     trainers: tuple[str, ...]
@@ -54,7 +54,7 @@ FULL = Amount(
     rounds=9,
     trainers=TRAINERS,
 )
-# The embedded corpus in short has a vocabulary of some hundred pieces.
+# The short number-word corpus has a vocabulary of a few hundred tokens.
 TOY = Amount(
     base=replace(SIZES["toy"], vocab=512, dtype="bfloat16"),
     big=replace(SIZES["toy"], vocab=512, d_model=32, dtype="bfloat16"),
@@ -63,13 +63,13 @@ TOY = Amount(
     shapes=1,
     sentences=8,
     rounds=2,
-    # Compiling by PyTorch takes minutes on a CPU.
+    # torch.compile takes minutes on a CPU.
     trainers=TRAINERS[:2],
 )
 
 
-def embedded(*, is_toy: bool) -> Config:
-    """Return a config of text that is always at hand: lines of one to three number words."""
+def number_words_config(*, is_toy: bool) -> Config:
+    """Return a config whose text needs no files: lines of one to three number words."""
     pairs, vocab = (300, 200) if is_toy else (60_000, 1000)
     return Config().change(
         data={"num_pairs": pairs, "max_numbers_per_line": 3, "vocab_size": vocab}
@@ -79,48 +79,48 @@ def embedded(*, is_toy: bool) -> Config:
 def gpu(
     config: Config,
     amount: Amount,
-    setting: Setting,
+    settings: Settings,
     *,
     seconds: float,
     say: Callable[[str], None],
-) -> tuple[list[Part], list[str]]:
-    """Measure training and decoding; return what was found, and what there was no time for.
+) -> tuple[list[Benchmark], list[str]]:
+    """Measure training and decoding. Return the benchmarks, and those for which there was no time.
 
     Args:
-        config: whose text.
-        amount: how much.
-        setting: how.
-        seconds: that all of it may take.
-        say: told of what begins.
+        config: names the text.
+        amount: the amount of work.
+        settings: how to measure.
+        seconds: the time limit.
+        say: receives one line per benchmark.
 
     Raises:
-        UsageError: the text has too many pieces for the model.
+        UsageError: the vocabulary of the text is too large for the model.
     """
     until = time.monotonic() + seconds
-    setting = replace(setting, at_once=True, environment={**setting.environment, **SHARE})
+    settings = replace(settings, at_once=True, environment={**settings.environment, **SHARE})
     batches = text_batches(config, amount.tokens, shapes=amount.shapes, count=amount.batches)
     sources = text_sources(config, amount.sentences)
     highest = max(int(side.max()) for batch in batches for side in batch)
     if highest >= amount.base.vocab - 1:
         raise UsageError(
-            f"--data must have fewer than {amount.base.vocab - 1} pieces, and this has more than "
-            f"{highest}"
+            f"--data must have fewer than {amount.base.vocab - 1} tokens, and this text has more "
+            f"than {highest}"
         )
-    tokens = sum(map(target_tokens, batches)) / len(batches)
+    tokens = sum(map(count_target_tokens, batches)) / len(batches)
     filled = sum(int((side != 0).sum()) for b in batches for side in b)
-    fill = filled / sum(side.size for b in batches for side in b)
+    density = filled / sum(side.size for b in batches for side in b)
     work = {
         "text": config.data.corpus,
         "target_tokens_a_step": round(tokens),
-        "fill": round(fill, 3),
+        "density": round(density, 3),
         "shapes": " ".join(sorted({f"{b.source.shape}+{b.target.shape}" for b in batches})),
     }
 
-    def training(sizes: Sizes) -> Callable[[str, Setting], Part]:
-        return lambda name, setting: train(
+    def training(sizes: Sizes) -> Callable[[str, Settings], Benchmark]:
+        return lambda name, settings: train(
             name,
             sizes,
-            replace(setting, steps=len(batches)),
+            replace(settings, steps=len(batches)),
             usual=amount.trainers,
             references=("torch-compiled", "torch"),
             batches=batches,
@@ -128,16 +128,16 @@ def gpu(
             work=work,
         )
 
-    # Of the time that is left, how much each may take.
-    plan: dict[str, tuple[float, Callable[[str, Setting], Part]]] = {
+    # The share of the remaining time that each may take.
+    plan: dict[str, tuple[float, Callable[[str, Settings], Benchmark]]] = {
         "train base": (0.38, training(amount.base)),
         "train big": (0.55, training(amount.big)),
         "decode base, beam 4": (
             1.0,
-            lambda name, setting: decode(
+            lambda name, settings: decode(
                 name,
                 amount.base,
-                replace(setting, steps=1, rounds=min(3, setting.rounds)),
+                replace(settings, steps=1, rounds=min(3, settings.rounds)),
                 beam_size=4,
                 sources=sources,
                 extra=10,
@@ -146,27 +146,27 @@ def gpu(
             ),
         ),
     }
-    parts, left_out = list[Part](), list[str]()
+    benchmarks, skipped = list[Benchmark](), list[str]()
     for name, (share, measure) in plan.items():
         left = until - time.monotonic()
         if left < min(LEAST, seconds / 4):
-            left_out.append(f"{name}: {max(left, 0):.0f} s were left")
+            skipped.append(f"{name}: {max(left, 0):.0f} s left")
             continue
         say(f"{name}, at most {left * share:.0f} s")
-        begun = replace(setting, until=time.monotonic() + left * share, rounds=amount.rounds)
-        parts.append(measure(name, begun))
-    return parts, left_out
+        begun = replace(settings, until=time.monotonic() + left * share, rounds=amount.rounds)
+        benchmarks.append(measure(name, begun))
+    return benchmarks, skipped
 
 
-def check_there_is_one(setting: Setting) -> None:
-    """Make sure that JAX finds a device that is no CPU, in a process that is gone afterwards.
+def check_gpu_is_available(settings: Settings) -> None:
+    """Check in a separate process that JAX finds an accelerator.
 
     Raises:
-        UsageError: it finds none.
+        UsageError: JAX finds only a CPU.
     """
-    held = replace(setting, rounds=0).hold([Plan("device", {"maker": "adapter.device"})])
-    why = held.left_out.get("device")
-    if why is None and held.entered["device"].ready.facts["platform"] == "cpu":
-        why = "JAX finds a CPU alone"
+    outcome = replace(settings, rounds=0).run([WorkerSpec("device", {"maker": "adapter.device"})])
+    why = outcome.skipped.get("device")
+    if why is None and outcome.workers["device"].startup.facts["platform"] == "cpu":
+        why = "JAX finds only a CPU"
     if why is not None:
-        raise UsageError(f"no GPU is at hand: {why} (--toy tries the command in small)")
+        raise UsageError(f"no GPU found: {why} (--toy tries the command at toy size)")

@@ -1,7 +1,7 @@
-"""Other libraries as contestants: PyTorch, Hugging Face, CTranslate2.
+"""Workers of other libraries: PyTorch, Hugging Face Transformers, CTranslate2.
 
-Each lives in a process of its own, perhaps in an environment without JAX, and takes the same task
-as this project's contestant of the same kind in `adapter`. One that cannot be imported is left out.
+Each worker runs in its own process, possibly in an environment without JAX, and takes the same task
+as this project's worker in `adapter`. A library that cannot be imported is skipped.
 """
 
 import importlib
@@ -13,22 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmark.contestant import Done, Entrant, resident_bytes
+from experiments.benchmark.worker import RunResult, Workload, resident_bytes
 
-# As `transformer_jax.special_tokens` has them, which not every environment can import.
+# The values of `transformer_jax.special_tokens`, which not every environment can import.
 PAD, BOS, EOS = 0, 1, 2
 DROPOUT = 0.1
 SMOOTHING = 0.1
-# Sentences that are translated together: more fill a GPU.
+# Sentences per batch; a GPU needs more.
 ROWS = {"cpu": 32, "cuda": 128}
 
 
 def torch_and_device() -> tuple[Any, str]:
-    """Return PyTorch, set to all cores, and where it is to work."""
+    """Return PyTorch, set to use all cores, and its device."""
     torch: Any = importlib.import_module("torch")
     torch.manual_seed(0)
     if torch.cuda.is_available():
-        # As JAX on the same device: TensorFloat-32 where float32 is multiplied.
+        # JAX uses TensorFloat-32 for float32 products on the same device.
         torch.set_float32_matmul_precision("high")
         return torch, "cuda"
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -36,26 +36,26 @@ def torch_and_device() -> tuple[Any, str]:
 
 
 def facts(torch: Any, device: str, library: str) -> dict[str, Any]:
-    """Return what a result says of a library and the device."""
+    """Return facts about a library and the device."""
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     return {"library": library, "platform": device, "device": name}
 
 
 def memory(torch: Any, device: str) -> Callable[[], int]:
-    """Return what asks for the most memory that was held: the device's, or the process's."""
+    """Return a function that returns the peak memory of the device, or of the process on a CPU."""
     return torch.cuda.max_memory_allocated if device == "cuda" else resident_bytes
 
 
 def positions(length: int, width: int) -> np.ndarray:
-    """Return the paper's sines and cosines, float32[length, width]."""
+    """Return the sinusoids of section 3.5, float32[length, width]."""
     angle = np.arange(length)[:, None] / 10_000 ** (np.arange(0, width, 2) / width)
     return np.stack([np.sin(angle), np.cos(angle)], -1).reshape(length, width).astype(np.float32)
 
 
 def transformer(torch: Any, sizes: Mapping[str, Any], longest: int) -> tuple[Any, Any]:
-    """Return an encoder and decoder as PyTorch ships them, and what gives their logits.
+    """Return PyTorch's encoder and decoder, and a function that returns logits.
 
-    Source, target and output share one table. What is padding is masked, if anything is.
+    Source, target, and output share one embedding table. Padding is masked if there is any.
     """
     width = sizes["d_model"]
     table = torch.nn.Embedding(sizes["vocab"], width)
@@ -73,8 +73,8 @@ def transformer(torch: Any, sizes: Mapping[str, Any], longest: int) -> tuple[Any
     where = torch.nn.Parameter(torch.from_numpy(positions(longest, width)), requires_grad=False)
     model.register_parameter("positions", where)
 
-    def embedded(pieces: Any) -> Any:
-        vectors = table(pieces) * width**0.5 + model.positions[: pieces.shape[1]]
+    def embedded(tokens: Any) -> Any:
+        vectors = table(tokens) * width**0.5 + model.positions[: tokens.shape[1]]
         return torch.nn.functional.dropout(vectors, DROPOUT)
 
     def logits(source: Any, before: Any, is_padded: bool) -> Any:
@@ -86,7 +86,7 @@ def transformer(torch: Any, sizes: Mapping[str, Any], longest: int) -> tuple[Any
             embedded(before),
             tgt_mask=causal,
             tgt_is_causal=True,
-            # A target's padding follows its tokens, which see nothing later than themselves.
+            # Target padding needs no mask: it follows the tokens, and the causal mask hides it.
             src_key_padding_mask=padding,
             memory_key_padding_mask=padding,
         )
@@ -95,11 +95,11 @@ def transformer(torch: Any, sizes: Mapping[str, Any], longest: int) -> tuple[Any
     return model, logits
 
 
-def train(task: Mapping[str, Any]) -> Entrant:
-    """Train `torch.nn.Transformer` on batches that are at hand, over and over.
+def train(task: Mapping[str, Any]) -> Workload:
+    """Train `torch.nn.Transformer` on preloaded batches, repeatedly.
 
     Args:
-        task: sizes, the arrays' path, and is_compiled: by `torch.compile`.
+        task: sizes, the path of the arrays, and is_compiled (use `torch.compile`).
     """
     torch, device = torch_and_device()
     sizes = task["sizes"]
@@ -109,17 +109,17 @@ def train(task: Mapping[str, Any]) -> Entrant:
     model, logits = transformer(torch, sizes, longest)
     model.to(device)
     is_compiled = task["is_compiled"]
-    learnt = [p for p in model.parameters() if p.requires_grad]
+    trainable = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(
-        learnt, lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=is_compiled or device == "cuda"
+        trainable, lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=is_compiled or device == "cuda"
     )
     is_half = sizes["dtype"] == "bfloat16"
 
     def loss_of(source: Any, before: Any, target: Any, is_padded: bool) -> Any:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=is_half):
-            found = logits(source, before, is_padded)
+            scores = logits(source, before, is_padded)
             return torch.nn.functional.cross_entropy(
-                found.flatten(0, 1),
+                scores.flatten(0, 1),
                 target.flatten(),
                 ignore_index=PAD,
                 label_smoothing=SMOOTHING,
@@ -129,14 +129,14 @@ def train(task: Mapping[str, Any]) -> Entrant:
 
     def ready(source: np.ndarray, target: np.ndarray) -> tuple[Any, ...]:
         before = np.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
-        # Pinned, so that copying goes on beside the work.
+        # Pinned memory, so that copies overlap with computation.
         tensors = [torch.from_numpy(side.astype(np.int64)) for side in (source, before, target)]
         pinned = [side.pin_memory() if device == "cuda" else side for side in tensors]
         return *pinned, bool((source == PAD).any()), int((target != PAD).sum())
 
     around = itertools.cycle([ready(*batch) for batch in batches])
 
-    def turn(steps: int) -> Done:
+    def turn(steps: int) -> RunResult:
         tokens = 0
         loss = torch.zeros(())
         for *tensors, is_padded, count in itertools.islice(around, steps):
@@ -146,17 +146,17 @@ def train(task: Mapping[str, Any]) -> Entrant:
             loss.backward()
             optimizer.step()
             tokens += count
-        return Done(tokens, loss.item())
+        return RunResult(tokens, loss.item())
 
     about = facts(torch, device, f"torch {torch.__version__}")
-    about["parameters"] = sum(parameter.numel() for parameter in learnt)
-    return Entrant(turn, len(batches), about, memory(torch, device))
+    about["parameters"] = sum(parameter.numel() for parameter in trainable)
+    return Workload(turn, len(batches), about, memory(torch, device))
 
 
 def marian(sizes: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return Hugging Face's library and its Marian model of these sizes, with random weights."""
     library: Any = importlib.import_module("transformers")
-    # The last piece is padding, and begins a translation: CTranslate2's converter wants it so.
+    # The last token is padding and starts a translation, as CTranslate2's converter requires.
     last = sizes["vocab"] - 1
     config = library.MarianConfig(
         vocab_size=sizes["vocab"],
@@ -187,19 +187,19 @@ def marian(sizes: Mapping[str, Any]) -> tuple[Any, Any]:
     return library, model
 
 
-def sorted_parts(sources: Sequence[Sequence[int]], rows: int) -> Iterator[list[list[int]]]:
-    """Deal sentences out, those of like length together, the longest first."""
+def sorted_batches(sources: Sequence[Sequence[int]], rows: int) -> Iterator[list[list[int]]]:
+    """Yield batches of sentences with similar lengths, the longest first."""
     ordered = sorted(map(list, sources), key=len, reverse=True)
     for start in range(0, len(ordered), rows):
         yield ordered[start : start + rows]
 
 
-def generate(task: Mapping[str, Any]) -> Entrant:
-    """Translate all sentences by Hugging Face's `generate`.
+def generate(task: Mapping[str, Any]) -> Workload:
+    """Translate all sentences with `generate` of Hugging Face Transformers.
 
     Args:
-        task: as `adapter.translate` takes it. Sentences that are translated together all get as
-            many pieces as the longest of them.
+        task: the same as for `adapter.translate`. All sentences of a batch get as many tokens as
+            the longest one.
     """
     torch, device = torch_and_device()
     sizes = task["sizes"]
@@ -207,17 +207,17 @@ def generate(task: Mapping[str, Any]) -> Entrant:
     last = sizes["vocab"] - 1
     model.to(device, torch.bfloat16 if sizes["dtype"] == "bfloat16" else torch.float32)
     parts = []
-    for rows in sorted_parts(task["sources"], ROWS[device]):
+    for rows in sorted_batches(task["sources"], ROWS[device]):
         width = len(rows[0])
-        pieces = torch.tensor([[*row, *[last] * (width - len(row))] for row in rows])
-        parts.append((pieces, width + task["extra"]))
+        tokens = torch.tensor([[*row, *[last] * (width - len(row))] for row in rows])
+        parts.append((tokens, width + task["extra"]))
 
-    def turn(steps: int) -> Done:
+    def turn(steps: int) -> RunResult:
         done = total = 0
-        for pieces, length in [*parts] * steps:
-            placed = pieces.to(device)
+        for tokens, length in [*parts] * steps:
+            placed = tokens.to(device)
             with torch.inference_mode():
-                found = model.generate(
+                generated = model.generate(
                     input_ids=placed,
                     attention_mask=(placed != last).long(),
                     num_beams=task["beam_size"],
@@ -226,22 +226,22 @@ def generate(task: Mapping[str, Any]) -> Entrant:
                     max_new_tokens=length,
                     early_stopping=False,
                 )
-            # All there are, on the host.
-            rows = found.cpu().numpy()
+            # Copy everything to the host.
+            rows = generated.cpu().numpy()
             done += len(rows)
-            # Without the piece that begins it.
+            # Exclude the start token.
             total += len(rows) * (rows.shape[1] - 1)
-        return Done(done, total / done)
+        return RunResult(done, total / done)
 
     version = f"transformers {library.__version__}, torch {torch.__version__}"
-    return Entrant(turn, 1, facts(torch, device, version), memory(torch, device))
+    return Workload(turn, 1, facts(torch, device, version), memory(torch, device))
 
 
-def ctranslate2(task: Mapping[str, Any]) -> Entrant:
-    """Translate all sentences by CTranslate2, of the same model.
+def ctranslate2(task: Mapping[str, Any]) -> Workload:
+    """Translate all sentences with CTranslate2, with the same model.
 
     Args:
-        task: as `adapter.translate` takes it.
+        task: the same as for `adapter.translate`.
     """
     library: Any = importlib.import_module("ctranslate2")
     converters: Any = importlib.import_module("ctranslate2.converters.transformers")
@@ -266,26 +266,26 @@ def ctranslate2(task: Mapping[str, Any]) -> Entrant:
     most = len(names) - 1
     parts = [
         ([[names[min(p, most)] for p in row] for row in rows], len(rows[0]) + task["extra"])
-        for rows in sorted_parts(task["sources"], ROWS[device])
+        for rows in sorted_batches(task["sources"], ROWS[device])
     ]
 
-    def turn(steps: int) -> Done:
+    def turn(steps: int) -> RunResult:
         done = total = 0
         for rows, length in [*parts] * steps:
-            found = translator.translate_batch(
+            translations = translator.translate_batch(
                 rows,
                 beam_size=task["beam_size"],
                 min_decoding_length=length,
                 max_decoding_length=length,
                 max_batch_size=len(rows),
             )
-            done += len(found)
-            total += sum(len(one.hypotheses[0]) for one in found)
-        return Done(done, total / done)
+            done += len(translations)
+            total += sum(len(one.hypotheses[0]) for one in translations)
+        return RunResult(done, total / done)
 
     about = {
         "library": f"ctranslate2 {library.__version__}",
         "platform": device,
         "device": device,
     }
-    return Entrant(turn, 1, about)
+    return Workload(turn, 1, about)

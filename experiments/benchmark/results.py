@@ -1,4 +1,4 @@
-"""Results: what a benchmark found, as JSON that keeps every sample, and as a table of ratios."""
+"""Benchmark results as JSON with every sample, and as a table of ratios."""
 
 import dataclasses
 import datetime
@@ -12,71 +12,72 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmark.contestant import Sample
-from experiments.benchmark.rounds import ROOT, Held, Spread, spread
+from experiments.benchmark.rounds import ROOT, Quartiles, Rounds, quartiles
+from experiments.benchmark.worker import Sample
 from transformer_jax.errors import DataError, StorageError, UsageError
-from transformer_jax.runs.run_directory import installed_versions, write_json
+from transformer_jax.runs.atomic_files import write_json
+from transformer_jax.runs.versions import installed_versions
 
-FORMAT = 1
-# In bytes: what is longer is none of ours, and is not read.
+FORMAT = 2
+# Size limit in bytes: longer files are not read.
 MAX_FILE = 64 << 20
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a contestant did."""
+class Measurement:
+    """The measurement of one worker."""
 
     first_seconds: float
-    """The first call, compilation included."""
+    """Duration of the first call, including compilation."""
     facts: dict[str, Any]
-    """Library, device, parameters, and what else its kind has."""
+    """Library, device, number of parameters, and other facts."""
     samples: list[Sample]
-    """One for each round."""
+    """One sample per round."""
     second_start_seconds: float | None = None
-    """The first call of another process, which found compiled programs in the cache."""
+    """Duration of the first call in a second process, with a filled compilation cache."""
 
     @property
     def speeds(self) -> list[float]:
-        """Units in a second, round by round."""
+        """Units per second, one value per round."""
         return [sample.units / sample.seconds for sample in self.samples]
 
     @property
-    def utilisation(self) -> float | None:
-        """Model FLOPs in a second over what the device could do: the median of rounds."""
+    def utilization(self) -> float | None:
+        """Model FLOP/s over the peak of the device: the median over rounds."""
         flops, peak = (self.facts.get(name) for name in ("flops_per_unit", "peak_flops"))
         if not flops or not peak:
             return None
-        return spread(self.speeds).median * flops / peak
+        return quartiles(self.speeds).median * flops / peak
 
 
 @dataclass(frozen=True)
-class Part:
-    """Contestants that did the same work in the same rounds."""
+class Benchmark:
+    """Workers that ran the same work in the same rounds."""
 
     name: str
     unit: str
-    """What speeds count: target tokens, or sentences."""
+    """The unit of speed: target tokens or sentences."""
     work: dict[str, Any]
-    """All that decides what was to be done."""
-    contestants: dict[str, Measured]
+    """A description of the work."""
+    measurements: dict[str, Measurement]
     reference: str | None = None
-    """The contestant that others are compared with; None where no other took part."""
-    left_out: dict[str, str] = field(default_factory=dict)
-    """Contestants that took no part, and why."""
-    remarks: list[str] = field(default_factory=list)
+    """The worker that the others are compared with; None if only one worker ran."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Workers that did not run, and the reason for each."""
+    notes: list[str] = field(default_factory=list)
 
     def ratios(self, name: str) -> list[float]:
-        """Return a contestant's speed over the reference's, round by round."""
+        """Return the speed relative to the reference, one value per round."""
         if self.reference is None:
             return []
-        others = self.contestants[self.reference].speeds
-        return [a / b for a, b in zip(self.contestants[name].speeds, others, strict=True)]
+        others = self.measurements[self.reference].speeds
+        return [a / b for a, b in zip(self.measurements[name].speeds, others, strict=True)]
 
     def cpu_ratios(self, name: str) -> list[float]:
-        """Return the same by the time of all threads, to which waiting does not add."""
+        """Return the same ratio by CPU time, which excludes waiting."""
         if self.reference is None:
             return []
-        mine, others = (self.contestants[n].samples for n in (name, self.reference))
+        mine, others = (self.measurements[n].samples for n in (name, self.reference))
         return [
             (a.units / a.cpu_seconds) / (b.units / b.cpu_seconds)
             for a, b in zip(mine, others, strict=True)
@@ -86,53 +87,63 @@ class Part:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that one command found."""
+    """All results of one command."""
 
     command: str
-    parts: list[Part]
+    benchmarks: list[Benchmark]
     machine: dict[str, Any]
     versions: dict[str, str]
     commit: str | None
-    """Of this project; "+" follows it where files differ from it."""
+    """Commit of this project, with "+" appended if files differ from it."""
     date: str
-    left_out: list[str] = field(default_factory=list)
-    """Work that there was no time for."""
+    skipped: list[str] = field(default_factory=list)
+    """Benchmarks for which there was no time."""
 
     @classmethod
-    def of(cls, command: str, parts: list[Part], left_out: Sequence[str] = ()) -> "Results":
-        """Return results that say where and when they were found: here and now."""
+    def collect(
+        cls, command: str, benchmarks: list[Benchmark], left_out: Sequence[str] = ()
+    ) -> "Results":
+        """Return results with the current machine, versions, commit, and time."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        return cls(command, parts, machine(), installed_versions(), commit(), now, list(left_out))
+        return cls(
+            command,
+            benchmarks,
+            describe_machine(),
+            installed_versions(),
+            current_commit(),
+            now,
+            list(left_out),
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the results as plain data, ready for JSON."""
+        """Return the results as plain data for JSON."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Results":
-        """Return the results that `to_dict` described.
+        """Return the results that `to_dict` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: it did not.
+            KeyError, TypeError, ValueError: the data has another form.
         """
         content = dict(data)
         if content.pop("format") != FORMAT:
-            raise ValueError(f"it is of another format than {FORMAT}")
-        parts = [_part(part) for part in content.pop("parts")]
-        return cls(parts=parts, **content)
+            raise ValueError(f"its format is not {FORMAT}")
+        benchmarks = [_benchmark(part) for part in content.pop("benchmarks")]
+        return cls(benchmarks=benchmarks, **content)
 
     def store(self, folder: Path) -> Path:
-        """Write the results as JSON, and their table beside it; return the JSON's path.
+        """Write the results as JSON, with a table next to it, and return the path of the JSON file.
 
         Raises:
-            StorageError: they cannot be written.
+            StorageError: the files cannot be written.
         """
         stamp = "".join(c for c in self.date.partition("+")[0] if c.isalnum())
         path = folder / f"{self.command}-{stamp}.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_json(path, self.to_dict())
-            path.with_suffix(".md").write_text(markdown(self), "utf-8")
+            path.with_suffix(".md").write_text(to_markdown(self), "utf-8")
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error.strerror}") from error
         return path
@@ -142,96 +153,98 @@ class Results:
         """Read what `store` wrote.
 
         Raises:
-            UsageError: there is no such file.
-            DataError: it holds no results.
-            StorageError: it cannot be read.
+            UsageError: the file does not exist.
+            DataError: the file does not contain results.
+            StorageError: the file cannot be read.
         """
-        # Path's own raises where a name is too long to be one.
+        # Path.is_file raises an error if the name is too long.
         if not os.path.isfile(path):  # noqa: PTH113
-            raise UsageError(f"there is no file {path}")
+            raise UsageError(f"no such file: {path}")
         try:
             if path.stat().st_size > MAX_FILE:
-                raise DataError(f"{path} holds no results: it has over {MAX_FILE >> 20} MiB")
+                raise DataError(
+                    f"{path} is not a result file: it has more than {MAX_FILE >> 20} MiB"
+                )
             return cls.from_dict(json.loads(path.read_bytes()))
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}") from error
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise DataError(f"{path} holds no results: {reason}") from error
+            raise DataError(f"{path} is not a result file: {reason}") from error
 
 
-def _part(data: Mapping[str, Any]) -> Part:
-    contestants = {str(name): _measured(one) for name, one in data["contestants"].items()}
-    fields: dict[str, Any] = {**data, "contestants": contestants}
-    part = Part(**fields)
-    if len({len(one.samples) for one in contestants.values()}) > 1:
-        raise ValueError(f"contestants of {part.name} have not the same rounds")
-    if part.reference is not None and part.reference not in contestants:
-        raise ValueError(f"{part.name} has no contestant {part.reference!r}")
+def _benchmark(data: Mapping[str, Any]) -> Benchmark:
+    measurements = {str(name): _measured(one) for name, one in data["measurements"].items()}
+    fields: dict[str, Any] = {**data, "measurements": measurements}
+    part = Benchmark(**fields)
+    if len({len(one.samples) for one in measurements.values()}) > 1:
+        raise ValueError(f"workers of {part.name} have different numbers of rounds")
+    if part.reference is not None and part.reference not in measurements:
+        raise ValueError(f"{part.name} has no worker {part.reference!r}")
     return part
 
 
-def _measured(data: Mapping[str, Any]) -> Measured:
+def _measured(data: Mapping[str, Any]) -> Measurement:
     samples = [Sample(**sample) for sample in data["samples"]]
     if not samples:
-        raise ValueError("a contestant without samples")
+        raise ValueError("a worker without samples")
     numbers = [x for sample in samples for x in (sample.seconds, sample.units, sample.peak_bytes)]
     second = data["second_start_seconds"]
     for number in (data["first_seconds"], *numbers, *([] if second is None else [second])):
         if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
-            raise ValueError(f"{number!r} is no positive number")
+            raise ValueError(f"{number!r} is not a positive number")
         if not math.isfinite(number):
-            raise ValueError(f"{number!r} is no finite number")
+            raise ValueError(f"{number!r} is not a finite number")
     fields: dict[str, Any] = {**data, "samples": samples}
-    return Measured(**fields)
+    return Measurement(**fields)
 
 
-def part_of(
-    held: Held,
+def summarize(
+    rounds: Rounds,
     name: str,
     *,
     unit: str,
     work: Mapping[str, Any],
     references: Sequence[str] = (),
     flops: float | None = None,
-    remarks: Sequence[str] = (),
-) -> Part:
-    """Return what rounds have found.
+    notes: Sequence[str] = (),
+) -> Benchmark:
+    """Summarize the outcome of rounds.
 
     Args:
-        held: the rounds.
-        name: what was done.
-        unit: what speeds count.
-        work: all that decides what was to be done.
-        references: contestants that others may be compared with, the first that took part.
-        flops: that a unit needs, by `training.flops`.
-        remarks: what a reader must know.
+        rounds: the outcome.
+        name: the name of the benchmark.
+        unit: the unit of speed.
+        work: a description of the work.
+        references: candidates for the reference; the first that ran is used.
+        flops: FLOPs per unit, from `training.flops`.
+        notes: lines that a reader needs.
     """
-    contestants = {
-        key: Measured(entered.ready.first_seconds, entered.ready.facts, entered.contestant.samples)
-        for key, entered in held.entered.items()
-        if entered.contestant.samples
+    measurements = {
+        key: Measurement(worker.startup.first_seconds, worker.startup.facts, worker.process.samples)
+        for key, worker in rounds.workers.items()
+        if worker.process.samples
     }
-    # Only JAX's process knows it; all work on the same device.
-    peaks = [one.facts["peak_flops"] for one in contestants.values() if "peak_flops" in one.facts]
-    for one in contestants.values():
+    # Only the JAX worker measures the peak, and all workers use the same device.
+    peaks = [one.facts["peak_flops"] for one in measurements.values() if "peak_flops" in one.facts]
+    for one in measurements.values():
         if flops and peaks:
             one.facts.update(flops_per_unit=flops, peak_flops=peaks[0])
-    late = {key: "no time left for a round" for key in held.entered if key not in contestants}
-    there = [key for key in references if key in contestants]
-    return Part(
+    late = {key: "no time for a round" for key in rounds.workers if key not in measurements}
+    candidates = [key for key in references if key in measurements]
+    return Benchmark(
         name,
         unit,
         dict(work),
-        contestants,
-        there[0] if there and len(contestants) > 1 else None,
-        {**held.left_out, **late},
-        list(remarks),
+        measurements,
+        candidates[0] if candidates and len(measurements) > 1 else None,
+        {**rounds.skipped, **late},
+        list(notes),
     )
 
 
-def machine() -> dict[str, Any]:
-    """Return what decides how fast this machine is, without its name."""
+def describe_machine() -> dict[str, Any]:
+    """Return the system, processor, cores, and memory of this machine, without its name."""
     processor = platform.processor()
     memory = None
     try:
@@ -240,7 +253,7 @@ def machine() -> dict[str, Any]:
         processor = models[0] if models else processor
         memory = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30), 1)
     except (OSError, ValueError):
-        # No Linux: the rest will do.
+        # Not Linux: report the rest.
         pass
     return {
         "system": f"{platform.system()} {platform.machine()}",
@@ -250,10 +263,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def commit() -> str | None:
-    """Return this project's commit; None where it is no clone, or there is no git."""
+def current_commit() -> str | None:
+    """Return the commit of this project; None without a git clone."""
     try:
-        said = subprocess.run(
+        sections = subprocess.run(
             ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],  # noqa: S607
             cwd=ROOT,
             capture_output=True,
@@ -263,28 +276,28 @@ def commit() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.stdout.strip() or None
+    return sections.stdout.strip() or None
 
 
 COLUMNS = (
-    *("contestant", "speed, ratio", "middle half", "CPU ratio", "a second", "first call, s"),
-    *("second start, s", "peak GiB", "utilisation"),
+    *("worker", "speed ratio", "middle half", "CPU ratio", "per second", "first call, s"),
+    *("second start, s", "peak GiB", "utilization"),
 )
 
 
-def rows(part: Part) -> list[list[str]]:
-    """Return a line of cells for each contestant."""
+def table_rows(part: Benchmark) -> list[list[str]]:
+    """Return one row of cells per worker."""
     lines = list[list[str]]()
-    for name, measured in part.contestants.items():
+    for name, measured in part.measurements.items():
         ratios, cpu = part.ratios(name), part.cpu_ratios(name)
-        second, used = measured.second_start_seconds, measured.utilisation
+        second, used = measured.second_start_seconds, measured.utilization
         lines.append(
             [
                 name,
-                f"{spread(ratios).median:.2f}" if ratios else "",
-                middle(spread(ratios)) if ratios else "",
-                f"{spread(cpu).median:.2f}" if cpu else "",
-                f"{spread(measured.speeds).median:,.1f}",
+                f"{quartiles(ratios).median:.2f}" if ratios else "",
+                format_quartiles(quartiles(ratios)) if ratios else "",
+                f"{quartiles(cpu).median:.2f}" if cpu else "",
+                f"{quartiles(measured.speeds).median:,.1f}",
                 f"{measured.first_seconds:.1f}",
                 "" if second is None else f"{second:.1f}",
                 f"{max(sample.peak_bytes for sample in measured.samples) / (1 << 30):.2f}",
@@ -294,13 +307,13 @@ def rows(part: Part) -> list[list[str]]:
     return lines
 
 
-def middle(found: Spread) -> str:
+def format_quartiles(values: Quartiles) -> str:
     """Return the quartiles as text."""
-    return f"{found.low:.2f} - {found.high:.2f}"
+    return f"{values.low:.2f} - {values.high:.2f}"
 
 
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table, its columns aligned."""
+def to_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table with aligned columns."""
     every = [head, *lines]
     widths = [max(len(line[i]) for line in every) for i in range(len(head))]
 
@@ -315,31 +328,31 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join([row(head), row(rule), *map(row, lines)])
 
 
-def markdown(results: Results) -> str:
-    """Return all there is to say, tables and what a reader must know."""
-    said = [f"# {results.command}"]
-    for part in results.parts:
-        said += [f"## {part.name}", table(COLUMNS, rows(part))]
-        counts = {len(one.samples) for one in part.contestants.values()}
-        told = [f"medians of {max(counts, default=0)} rounds; a second: {part.unit}"]
+def to_markdown(results: Results) -> str:
+    """Return a Markdown report: tables and notes."""
+    sections = [f"# {results.command}"]
+    for part in results.benchmarks:
+        sections += [f"## {part.name}", to_table(COLUMNS, table_rows(part))]
+        counts = {len(one.samples) for one in part.measurements.values()}
+        notes = [f"medians of {max(counts, default=0)} rounds; unit: {part.unit}"]
         if part.reference is not None:
-            told.append(f"ratios are to {part.reference}, above 1 is faster")
-        told += [f"{name}: {_facts(one)}" for name, one in part.contestants.items()]
-        told += [f"left out: {name}: {why}" for name, why in part.left_out.items()]
-        told.append("work: " + ", ".join(f"{k} {v}" for k, v in part.work.items()))
-        said.append("\n".join(f"- {line}" for line in [*told, *part.remarks]))
-    said += [f"Left out: {what}." for what in results.left_out]
+            notes.append(f"ratios are relative to {part.reference}; above 1 is faster")
+        notes += [f"{name}: {_facts(one)}" for name, one in part.measurements.items()]
+        notes += [f"skipped: {name}: {why}" for name, why in part.skipped.items()]
+        notes.append("work: " + ", ".join(f"{k} {v}" for k, v in part.work.items()))
+        sections.append("\n".join(f"- {line}" for line in [*notes, *part.notes]))
+    sections += [f"Skipped: {what}." for what in results.skipped]
     where = ", ".join(f"{v} {k}" if k == "cores" else f"{v}" for k, v in results.machine.items())
-    said.append(f"{results.date}, commit {results.commit or 'unknown'}; {where} GiB.")
-    return "\n\n".join(said) + "\n"
+    sections.append(f"{results.date}, commit {results.commit or 'unknown'}; {where} GiB.")
+    return "\n\n".join(sections) + "\n"
 
 
-def _facts(measured: Measured) -> str:
-    """Return a contestant's library, device and values, in one line."""
+def _facts(measured: Measurement) -> str:
+    """Return the library, device, and values of a worker in one line."""
     facts = measured.facts
-    told = [str(facts[key]) for key in ("library", "device") if key in facts]
+    items = [str(facts[key]) for key in ("library", "device") if key in facts]
     if "parameters" in facts:
-        told.append(f"{facts['parameters']:,} parameters")
+        items.append(f"{facts['parameters']:,} parameters")
     if "compile_seconds" in facts:
-        told.append(f"{facts['compile_seconds']:.1f} s of the first call compiled")
-    return f"{', '.join(told)}; last value {measured.samples[-1].value:.4g}"
+        items.append(f"{facts['compile_seconds']:.1f} s of the first call spent compiling")
+    return f"{', '.join(items)}; last value {measured.samples[-1].value:.4g}"

@@ -1,7 +1,7 @@
-"""Rounds of contestants that take turns: A B C, C B A, A B C, ...
+"""Interleaved rounds of workers: A B C, C B A, A B C, ...
 
-So whatever else the machine does meets all of them alike, and what counts is the ratio of two
-turns of one round.
+Other load on the machine then affects all workers equally. The ratio of two samples of the same
+round is what counts.
 """
 
 import contextlib
@@ -20,117 +20,117 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from experiments.benchmark.contestant import PACKAGE, Ready, Sample
+from experiments.benchmark.worker import PACKAGE, Sample, Startup
 
-# Seconds that a turn may take longer than there was time for.
+# Seconds that a run may exceed the time limit.
 GRACE = 20.0
 ROOT = Path(__file__).parents[2]
 
 
-class LeftOutError(Exception):
-    """A contestant that takes no part, or no longer, and why."""
+class WorkerFailedError(Exception):
+    """A worker cannot run, or failed; the message gives the reason."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A contestant before it is started."""
+class WorkerSpec:
+    """How to start a worker."""
 
     name: str
     task: Mapping[str, Any]
-    """Plain data; "maker" names a function of this package that makes an `Entrant` of it."""
+    """Plain data. "maker" names a function of this package that makes a `Workload` from it."""
     python: str = sys.executable
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    """Variables that differ; None takes one away."""
+    """Environment variables to change; None removes one."""
 
 
-class Contestant:
-    """A contestant's process, seen from outside."""
+class WorkerProcess:
+    """The parent's view of a worker process."""
 
-    def __init__(self, plan: Plan) -> None:
-        """Start the process; it sets itself up meanwhile."""
-        self.name = plan.name
+    def __init__(self, spec: WorkerSpec) -> None:
+        """Start the process. It prepares its workload in the background."""
+        self.name = spec.name
         self.samples: list[Sample] = []
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **plan.environment}
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **spec.environment}
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         try:
-            # What is executed is this package, by a Python that the user named.
+            # The command runs this package in the Python that the user named.
             self._process = subprocess.Popen(  # noqa: S603
-                [plan.python, "-m", f"{PACKAGE}.contestant"],
+                [spec.python, "-m", f"{PACKAGE}.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._said,
+                stderr=self._stderr,
                 text=True,
                 encoding="utf-8",
                 env={k: v for k, v in environment.items() if v is not None},
-                # With the processes of its own that compilers start.
+                # A session of its own, so that `close` also ends processes that compilers start.
                 start_new_session=True,
             )
         except OSError as error:
-            self._said.close()
-            raise LeftOutError(f"{plan.python} cannot be run: {error.strerror}") from error
+            self._stderr.close()
+            raise WorkerFailedError(f"{spec.python} cannot be run: {error.strerror}") from error
         self._answers: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self._ask(json.dumps(plan.task))
+        self._send(json.dumps(spec.task))
 
     def _read(self) -> None:
         for line in self._process.stdout or ():
             self._answers.put(line)
         self._answers.put("")
 
-    def _ask(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         if self._process.stdin is not None:
-            # Where it is gone already, there is an answer, or an end, that says why.
+            # If the process is gone, its last answer or its exit code gives the reason.
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(line + "\n")
                 self._process.stdin.flush()
 
-    def _answer(self, seconds: float) -> dict[str, Any]:
+    def _receive(self, seconds: float) -> dict[str, Any]:
         seconds = max(0.0, seconds)
         try:
             line = self._answers.get(timeout=seconds)
         except queue.Empty:
-            raise LeftOutError(f"no answer within {seconds:.0f} s") from None
+            raise WorkerFailedError(f"no answer within {seconds:.0f} s") from None
         if not line:
             code = self._process.wait()
-            raise LeftOutError(f"its process ended with {code}{self._last_words()}")
+            raise WorkerFailedError(f"its process ended with {code}{self._last_stderr_line()}")
         answer = json.loads(line)
-        if "left_out" in answer:
-            raise LeftOutError(answer["left_out"])
+        if "failed" in answer:
+            raise WorkerFailedError(answer["failed"])
         return answer
 
-    def _last_words(self) -> str:
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
+    def _last_stderr_line(self) -> str:
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         return f": {lines[-1][:200]}" if lines else ""
 
-    def ready(self, seconds: float = float("inf")) -> Ready:
-        """Wait until it has done its first call.
+    def wait_until_ready(self, seconds: float = float("inf")) -> Startup:
+        """Wait for the first call.
 
         Raises:
-            LeftOutError: it cannot take part, or not within so many seconds.
+            WorkerFailedError: the worker failed, or was not ready in time.
         """
-        return Ready(**self._answer(min(seconds, threading.TIMEOUT_MAX)))
+        return Startup(**self._receive(min(seconds, threading.TIMEOUT_MAX)))
 
-    def turn(self, steps: int, seconds: float = float("inf")) -> Sample:
-        """Let it do so many steps, and wait for them.
+    def run(self, steps: int, seconds: float = float("inf")) -> Sample:
+        """Run some steps, and wait for them.
 
         Raises:
-            LeftOutError: it failed, or took longer than so many seconds.
+            WorkerFailedError: the worker failed, or exceeded the time limit.
         """
-        self._ask(str(steps))
-        return Sample(**self._answer(min(seconds, threading.TIMEOUT_MAX)))
+        self._send(str(steps))
+        return Sample(**self._receive(min(seconds, threading.TIMEOUT_MAX)))
 
     def close(self) -> None:
-        """End the process and whatever it started."""
-        if self._said.closed:
+        """End the process and its child processes."""
+        if self._stderr.closed:
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join()
-        for pipe in (self._process.stdin, self._process.stdout, self._said):
-            # What a process that is gone has not read cannot be written any more.
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
+            # A process that is gone no longer reads what is buffered.
             with contextlib.suppress(BrokenPipeError):
                 if pipe is not None:
                     pipe.close()
@@ -142,116 +142,116 @@ class Contestant:
         self.close()
 
 
-class Entered(NamedTuple):
-    """A contestant that takes part, and what it said when it was ready."""
+class ReadyWorker(NamedTuple):
+    """A worker that is ready to run."""
 
-    contestant: Contestant
-    ready: Ready
-
-
-class Held(NamedTuple):
-    """Rounds that are over."""
-
-    entered: dict[str, Entered]
-    """Contestants with a sample of every round, in order."""
-    left_out: dict[str, str]
-    """Why others have none."""
+    process: WorkerProcess
+    startup: Startup
 
 
-def hold(
-    plans: Sequence[Plan],
+class Rounds(NamedTuple):
+    """The outcome of all rounds."""
+
+    workers: dict[str, ReadyWorker]
+    """Workers that have a sample of every round, in order."""
+    skipped: dict[str, str]
+    """Workers without samples, and the reason for each."""
+
+
+def run_rounds(
+    specs: Sequence[WorkerSpec],
     *,
     rounds: int,
     steps: int,
     until: float = float("inf"),
     at_once: bool = False,
     say: Callable[[str], None] = lambda _: None,
-) -> Held:
-    """Start contestants, let them take turns, and end them.
+) -> Rounds:
+    """Start workers, run them in interleaved rounds, and end them.
 
     Args:
-        plans: the contestants.
-        rounds: how often each has its turn.
-        steps: of each turn.
-        until: when to be done, on the clock of `time.monotonic`: no round begins that would
-            take longer, and whoever is not ready by two thirds of the time is left out.
-        at_once: start all together, which is sooner done; else one after the other, so that none
-            compiles beside another.
-        say: told of each contestant.
+        specs: the workers.
+        rounds: the number of rounds.
+        steps: the number of steps per round.
+        until: time limit on the clock of `time.monotonic`. No round starts that would exceed it,
+            and a worker that is not ready after two thirds of the time is skipped.
+        at_once: start all workers at the same time, which is faster. Otherwise no two workers
+            compile at the same time.
+        say: receives one line per worker.
     """
-    left_out: dict[str, str] = {}
+    skipped: dict[str, str] = {}
     began = time.monotonic()
     latest = began + (until - began) * 2 / 3
     with contextlib.ExitStack() as stack:
-        entered: dict[str, Entered] = {}
-        for contestant in _started(plans, stack, left_out, at_once=at_once):
+        workers: dict[str, ReadyWorker] = {}
+        for worker in _start_workers(specs, stack, skipped, at_once=at_once):
             try:
-                ready = contestant.ready(latest - time.monotonic())
-            except LeftOutError as why:
-                left_out[contestant.name] = str(why)
-                contestant.close()
-                say(f"{contestant.name}: left out, {why}")
+                ready = worker.wait_until_ready(latest - time.monotonic())
+            except WorkerFailedError as why:
+                skipped[worker.name] = str(why)
+                worker.close()
+                say(f"{worker.name}: skipped, {why}")
                 continue
-            entered[contestant.name] = Entered(contestant, ready)
-            say(f"{contestant.name}: ready, first call {ready.first_seconds:.1f} s")
+            workers[worker.name] = ReadyWorker(worker, ready)
+            say(f"{worker.name}: ready, first call {ready.first_seconds:.1f} s")
         longest = 0.0
         for number in range(rounds):
             before = time.monotonic()
             if number and before + longest > until:
                 break
-            names = list(entered) if number % 2 == 0 else list(reversed(entered))
+            names = list(workers) if number % 2 == 0 else list(reversed(workers))
             for name in names:
-                contestant = entered[name].contestant
+                worker = workers[name].process
                 try:
-                    sample = contestant.turn(steps, until + GRACE - time.monotonic())
-                except LeftOutError as why:
-                    left_out[name] = str(why)
-                    del entered[name]
-                    say(f"{name}: left out, {why}")
+                    sample = worker.run(steps, until + GRACE - time.monotonic())
+                except WorkerFailedError as why:
+                    skipped[name] = str(why)
+                    del workers[name]
+                    say(f"{name}: skipped, {why}")
                     continue
-                contestant.samples.append(sample)
+                worker.samples.append(sample)
             longest = max(longest, time.monotonic() - before)
-    return Held(entered, left_out)
+    return Rounds(workers, skipped)
 
 
-def _started(
-    plans: Sequence[Plan],
+def _start_workers(
+    specs: Sequence[WorkerSpec],
     stack: contextlib.ExitStack,
-    left_out: dict[str, str],
+    skipped: dict[str, str],
     *,
     at_once: bool,
-) -> Iterator[Contestant]:
-    """Yield contestants whose process runs; the stack ends it."""
+) -> Iterator[WorkerProcess]:
+    """Yield started workers; the stack ends them."""
 
-    def start(plan: Plan) -> Iterator[Contestant]:
+    def start(spec: WorkerSpec) -> Iterator[WorkerProcess]:
         try:
-            yield stack.enter_context(Contestant(plan))
-        except LeftOutError as why:
-            left_out[plan.name] = str(why)
+            yield stack.enter_context(WorkerProcess(spec))
+        except WorkerFailedError as why:
+            skipped[spec.name] = str(why)
 
     if at_once:
-        yield from [contestant for plan in plans for contestant in start(plan)]
+        yield from [worker for spec in specs for worker in start(spec)]
     else:
-        for plan in plans:
-            yield from start(plan)
+        for spec in specs:
+            yield from start(spec)
 
 
-class Spread(NamedTuple):
-    """The middle of some numbers, and the middle half of them."""
+class Quartiles(NamedTuple):
+    """Median and quartiles."""
 
     median: float
     low: float
     high: float
 
     @property
-    def holds_one(self) -> bool:
-        """Whether a ratio of one lies within the middle half."""
+    def contains_one(self) -> bool:
+        """Whether the middle half contains a ratio of one."""
         return self.low <= 1 <= self.high
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """Return the median and the quartiles; of one number, itself."""
+def quartiles(values: Sequence[float]) -> Quartiles:
+    """Return the median and the quartiles. A single value is its own median and quartiles."""
     if len(values) == 1:
-        return Spread(values[0], values[0], values[0])
+        return Quartiles(values[0], values[0], values[0])
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Spread(median, low, high)
+    return Quartiles(median, low, high)

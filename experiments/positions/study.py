@@ -17,7 +17,7 @@ from transformer_jax.console import shell_command
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.inference.evaluate import sacrebleu_metrics, score
-from transformer_jax.sweeps.plan import PlannedRun, Sweep
+from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.results import SeedStatistics
 from transformer_jax.sweeps.status import read_status
 
@@ -177,7 +177,7 @@ def _spreads(found: Sequence[Mapping[Score, float]]) -> dict[Score, SeedStatisti
     return {name: SeedStatistics(tuple(scores[name] for scores in found)) for name in found[0]}
 
 
-def _lines(run: PlannedRun, name: str) -> Iterator[Line]:
+def _lines(run: SweepRun, name: str) -> Iterator[Line]:
     """Yield what a run made of a set, by its newest evaluation.
 
     Raises:

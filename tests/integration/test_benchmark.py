@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 from small import SMALL
 
-from experiments.benchmark import adapter, parts
+from experiments.benchmark import adapter, benchmarks
 from experiments.benchmark import gpu as on_gpu
 from experiments.benchmark.__main__ import main
-from experiments.benchmark.compare import compared, quotients
-from experiments.benchmark.contestant import Sample
-from experiments.benchmark.results import Measured, Part, Results, markdown
-from experiments.benchmark.rounds import Plan, hold, spread
-from experiments.benchmark.work import (
+from experiments.benchmark.compare import all_ratios, compare
+from experiments.benchmark.results import Benchmark, Measurement, Results, to_markdown
+from experiments.benchmark.rounds import WorkerSpec, quartiles, run_rounds
+from experiments.benchmark.worker import Sample
+from experiments.benchmark.workloads import (
     SIZES,
+    count_target_tokens,
     full_batch,
+    load_sizes,
     random_sources,
-    save,
-    sizes_of,
-    target_tokens,
+    save_batches,
     text_batches,
 )
 from transformer_jax.data.prepare import prepare
@@ -35,87 +35,89 @@ from transformer_jax.errors import DataError, SweepFailedError, UsageError
 from transformer_jax.training.flops import step_flops
 
 
-def measured(seconds: Sequence[float], units: float = 10.0, **more: Any) -> Measured:
-    return Measured(1.5, {}, [Sample(s, s / 2, units, 0.5, 1 << 30) for s in seconds], **more)
+def measured(seconds: Sequence[float], units: float = 10.0, **more: Any) -> Measurement:
+    return Measurement(1.5, {}, [Sample(s, s / 2, units, 0.5, 1 << 30) for s in seconds], **more)
 
 
 def results(ours: Sequence[float], torch: Sequence[float], **more: Any) -> Results:
     contestants = {"ours": measured(ours), "torch": measured(torch)}
-    part = Part("train toy", "target tokens", {"vocab": 50, **more}, contestants, "torch")
-    return Results.of("train", [part])
+    part = Benchmark("train toy", "target tokens", {"vocab": 50, **more}, contestants, "torch")
+    return Results.collect("train", [part])
 
 
 def test_a_ratio_is_of_two_turns_of_one_round() -> None:
-    [part] = results([1.0, 2.0, 8.0, 4.0], [2.0, 2.0, 4.0, 2.0]).parts
+    [part] = results([1.0, 2.0, 8.0, 4.0], [2.0, 2.0, 4.0, 2.0]).benchmarks
     # So many times as fast as the other, in each round; the middle two are 0.5 and 1.
     assert part.ratios("ours") == [2.0, 1.0, 0.5, 0.5]
     assert part.ratios("torch") == [1.0] * 4
     assert part.cpu_ratios("ours") == [2.0, 1.0, 0.5, 0.5]
-    found = spread(part.ratios("ours"))
+    found = quartiles(part.ratios("ours"))
     assert (found.median, found.low, found.high) == (0.75, 0.5, 1.25)
     # A machine that is half as fast in one round changes no ratio.
-    [other] = results([1.0, 4.0, 8.0, 4.0], [2.0, 4.0, 4.0, 2.0]).parts
+    [other] = results([1.0, 4.0, 8.0, 4.0], [2.0, 4.0, 4.0, 2.0]).benchmarks
     assert other.ratios("ours") == part.ratios("ours")
 
 
-def test_speeds_count_units_of_each_turn() -> None:
+def test_speed_is_units_per_second_of_each_round() -> None:
     samples = [Sample(2.0, 1.0, 30.0, 0.0, 1), Sample(4.0, 1.0, 20.0, 0.0, 1)]
-    some = Measured(1.0, {"flops_per_unit": 100.0, "peak_flops": 10_000.0}, samples)
+    some = Measurement(1.0, {"flops_per_unit": 100.0, "peak_flops": 10_000.0}, samples)
     assert some.speeds == [15.0, 5.0]
-    assert some.utilisation == pytest.approx(10.0 * 100.0 / 10_000.0)
-    assert Measured(1.0, {}, samples).utilisation is None
+    assert some.utilization == pytest.approx(10.0 * 100.0 / 10_000.0)
+    assert Measurement(1.0, {}, samples).utilization is None
 
 
 def test_one_round_has_no_spread() -> None:
-    assert spread([3.0]) == (3.0, 3.0, 3.0)
+    assert quartiles([3.0]) == (3.0, 3.0, 3.0)
 
 
 def test_a_comparison_weighs_every_round_before_with_every_round_after() -> None:
     before, after = [1.0, 2.0, 4.0], [2.0, 6.0]
     every = sorted([2.0, 1.0, 0.5, 6.0, 3.0, 1.5])
-    found = quotients(before, after)
+    found = all_ratios(before, after)
     assert found.median == statistics.median(every) == 1.75
     assert (found.low, found.high) == tuple(np.quantile(every, [0.25, 0.75]))
 
 
 @pytest.mark.parametrize(
-    ("ours", "told"),
+    ("ours", "printed"),
     [
         ([1.0, 1.1, 0.9], "within the spread"),
         ([0.5, 0.55, 0.45], "faster"),
         ([2.0, 2.2, 1.8], "slower"),
     ],
 )
-def test_a_difference_within_the_spread_is_told_as_none(ours: list[float], told: str) -> None:
+def test_a_difference_within_the_spread_is_not_reported_as_a_change(
+    ours: list[float], printed: str
+) -> None:
     before = results([1.0, 1.1, 0.9], [1.0, 1.0, 1.0])
     # Half as fast a machine, which says nothing of this project.
     after = results([2 * x for x in ours], [2.0, 2.0, 2.0])
-    line = next(x for x in compared(before, after).splitlines() if "speed to torch" in x)
-    assert line.rstrip(" |").endswith(told)
+    line = next(x for x in compare(before, after).splitlines() if "speed relative to torch" in x)
+    assert line.rstrip(" |").endswith(printed)
 
 
 def test_only_the_same_work_is_compared() -> None:
     before, after = results([1.0], [1.0]), results([1.0], [1.0], vocab=60)
-    with pytest.raises(UsageError, match=r"not the same work \(vocab 50 -> 60\)"):
-        compared(before, after)
-    [part] = before.parts
-    alone = dataclasses.replace(part, contestants={"ours": measured([0.5])}, reference=None)
-    told = compared(before, dataclasses.replace(before, parts=[alone]))
-    assert "target tokens a second" in told
-    assert "train toy, torch: only before" in told
+    with pytest.raises(UsageError, match=r"different work \(vocab 50 -> 60\)"):
+        compare(before, after)
+    [part] = before.benchmarks
+    alone = dataclasses.replace(part, measurements={"ours": measured([0.5])}, reference=None)
+    printed = compare(before, dataclasses.replace(before, benchmarks=[alone]))
+    assert "target tokens per second" in printed
+    assert "train toy, torch: only before" in printed
     moved = dataclasses.replace(before, machine={**before.machine, "cores": 999})
-    assert "another machine: cores" in compared(before, moved)
+    assert "different machine: cores" in compare(before, moved)
 
 
 def test_results_come_back_from_json_as_they_were(tmp_path: Path) -> None:
     found = results([1.0, 2.0], [2.0, 2.0])
-    part = dataclasses.replace(found.parts[0], left_out={"hf": "no module"}, remarks=["a remark"])
-    found = dataclasses.replace(found, parts=[part], left_out=["train big: 3 s were left"])
+    part = dataclasses.replace(found.benchmarks[0], skipped={"hf": "no module"}, notes=["a remark"])
+    found = dataclasses.replace(found, benchmarks=[part], skipped=["train big: 3 s were left"])
     path = found.store(tmp_path / "deep" / "er")
     assert Results.open(path) == found
     table = path.with_suffix(".md").read_text("utf-8")
-    assert table == markdown(found)
-    for said in ("left out: hf: no module", "a remark", "train big: 3 s were left", "1.50"):
+    assert table == to_markdown(found)
+    for said in ("skipped: hf: no module", "a remark", "train big: 3 s were left", "1.50"):
         assert said in table
     assert found.commit is None or len(found.commit) < 20
     assert found.versions["jax"]
@@ -125,20 +127,22 @@ def test_results_come_back_from_json_as_they_were(tmp_path: Path) -> None:
     "change",
     [
         lambda data: data.update(format=99),
-        lambda data: data.pop("parts"),
-        lambda data: data["parts"][0].pop("name"),
-        lambda data: data["parts"][0].update(reference="nobody"),
-        lambda data: data["parts"][0].update(extra=1),
-        lambda data: data["parts"][0]["contestants"]["ours"].update(samples=[]),
-        lambda data: data["parts"][0]["contestants"]["ours"]["samples"].pop(),
-        lambda data: data["parts"][0]["contestants"]["ours"]["samples"][0].update(seconds=0),
-        lambda data: data["parts"][0]["contestants"]["ours"]["samples"][0].update(units="x"),
-        lambda data: data["parts"][0]["contestants"]["ours"]["samples"][0].update(seconds=math.inf),
-        lambda data: data["parts"][0].update(contestants=[1]),
+        lambda data: data.pop("benchmarks"),
+        lambda data: data["benchmarks"][0].pop("name"),
+        lambda data: data["benchmarks"][0].update(reference="nobody"),
+        lambda data: data["benchmarks"][0].update(extra=1),
+        lambda data: data["benchmarks"][0]["measurements"]["ours"].update(samples=[]),
+        lambda data: data["benchmarks"][0]["measurements"]["ours"]["samples"].pop(),
+        lambda data: data["benchmarks"][0]["measurements"]["ours"]["samples"][0].update(seconds=0),
+        lambda data: data["benchmarks"][0]["measurements"]["ours"]["samples"][0].update(units="x"),
+        lambda data: data["benchmarks"][0]["measurements"]["ours"]["samples"][0].update(
+            seconds=math.inf
+        ),
+        lambda data: data["benchmarks"][0].update(measurements=[1]),
         lambda data: data.update(parts=[None]),
     ],
 )
-def test_a_damaged_file_is_one_line(
+def test_a_damaged_result_file_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any
 ) -> None:
     good = results([1.0, 2.0], [2.0, 2.0]).store(tmp_path)
@@ -149,19 +153,19 @@ def test_a_damaged_file_is_one_line(
     assert main(["compare", str(good), str(bad)]) == DataError.exit_code
     shown = capsys.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)
-    assert f"{bad} holds no results" in shown.err
+    assert f"{bad} is not a result file" in shown.err
 
 
-def test_mistakes_are_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     garbage = tmp_path / "garbage.json"
     garbage.write_bytes(b"\xff" * 10)
     cases = [
-        (["compare", str(tmp_path / "none"), str(garbage)], 2, "there is no file"),
-        (["compare", "x" * 5000, str(garbage)], 2, "there is no file"),
-        (["compare", str(garbage), str(garbage)], 65, "holds no results"),
+        (["compare", str(tmp_path / "none"), str(garbage)], 2, "no such file"),
+        (["compare", "x" * 5000, str(garbage)], 2, "no such file"),
+        (["compare", str(garbage), str(garbage)], 65, "is not a result file"),
         (["train", "bas"], 2, "did you mean 'base'"),
-        (["train", "toy", "--split", "vocabb=3"], 2, "did you mean 'vocab'"),
-        (["train", "toy", "--split", "vocab=-3"], 2, "must be a positive number, got '-3'"),
+        (["train", "toy", "--set", "vocabb=3"], 2, "did you mean 'vocab'"),
+        (["train", "toy", "--set", "vocab=-3"], 2, "must be a positive number, got '-3'"),
         (["train", "toy", "--only", "ours,torhc"], 2, "did you mean 'torch'"),
         (["train", "toy", "--rounds", "0"], 2, "--rounds must be positive, got 0"),
         (["decode", "toy", "--beam", "0"], 2, "--beam must be positive"),
@@ -169,14 +173,14 @@ def test_mistakes_are_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["input", "nowhere"], 2, "no config file nowhere"),
         (["gpu", "--toy", "--minutes", "nan"], 2, "--minutes must be positive, got nan"),
     ]
-    for arguments, code, told in cases:
+    for arguments, code, printed in cases:
         assert main(arguments) == code, arguments
         shown = capsys.readouterr()
         assert (shown.out, shown.err.count("\n")) == ("", 1), arguments
-        assert told in shown.err
+        assert printed in shown.err
 
 
-def test_whoever_cannot_take_part_is_left_out_and_says_why(
+def test_a_worker_that_cannot_run_is_skipped_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # This Python has none of the libraries: -S hides what is installed, and exits where asked to.
@@ -189,15 +193,15 @@ def test_whoever_cannot_take_part_is_left_out_and_says_why(
     sleeps = tmp_path / "sleeps"
     sleeps.write_text("#!/bin/sh\nsleep 600\n")
     sleeps.chmod(0o755)
-    plans = [
-        Plan(name, {"maker": "peers.train"}, python=str(tmp_path / name))
+    specs = [
+        WorkerSpec(name, {"maker": "peers.train"}, python=str(tmp_path / name))
         for name in ("bare", "ends", "none", "sleeps")
     ]
     began = time.monotonic()
-    held = hold(plans, rounds=2, steps=1, until=began + 9)
+    outcome = run_rounds(specs, rounds=2, steps=1, until=began + 9)
     assert time.monotonic() - began < 60
-    assert not held.entered
-    why = held.left_out
+    assert not outcome.workers
+    why = outcome.skipped
     assert "ModuleNotFoundError: No module named 'numpy'" in why["bare"]
     assert "ended with 3: out of luck" in why["ends"]
     assert "cannot be run" in why["none"]
@@ -206,11 +210,11 @@ def test_whoever_cannot_take_part_is_left_out_and_says_why(
     code = main(["train", "toy", "--only", "torch", "--out", str(tmp_path / "out"), *python])
     assert code == SweepFailedError.exit_code
     shown = capsys.readouterr()
-    assert "left out: torch: its process ended with 3" in shown.out
-    assert "no contestant could take part" in shown.err
+    assert "skipped: torch: its process ended with 3" in shown.out
+    assert "no worker could run" in shown.err
 
 
-def test_contestants_take_turns_and_the_order_turns_round(tmp_path: Path) -> None:
+def test_workers_run_in_interleaved_rounds_of_alternating_order(tmp_path: Path) -> None:
     fake = tmp_path / "fake"
     log = tmp_path / "log"
     script = (
@@ -226,44 +230,47 @@ def test_contestants_take_turns_and_the_order_turns_round(tmp_path: Path) -> Non
     (tmp_path / "fake.py").write_text(script)
     fake.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path / "fake.py"}"\n')
     fake.chmod(0o755)
-    plans = [Plan(name, {"name": name}, python=str(fake)) for name in "abc"]
-    held = hold(plans, rounds=3, steps=7)
+    specs = [WorkerSpec(name, {"name": name}, python=str(fake)) for name in "abc"]
+    outcome = run_rounds(specs, rounds=3, steps=7)
     assert log.read_text() == "a7b7c7c7b7a7a7b7"
-    assert list(held.entered) == ["a", "b"]
-    assert "fell ill" in held.left_out["c"]
-    assert [len(held.entered[name].contestant.samples) for name in "ab"] == [3, 3]
+    assert list(outcome.workers) == ["a", "b"]
+    assert "fell ill" in outcome.skipped["c"]
+    assert [len(outcome.workers[name].process.samples) for name in "ab"] == [3, 3]
 
 
-def test_every_batch_has_the_tokens_that_were_asked_for() -> None:
+def test_text_batches_have_the_requested_number_of_tokens() -> None:
     config = SMALL.change(data={"num_pairs": 2000})
     for tokens in (100, 400):
         batches = text_batches(config, tokens, shapes=2, count=6)
-        assert np.mean([target_tokens(batch) for batch in batches]) >= tokens
+        assert np.mean([count_target_tokens(batch) for batch in batches]) >= tokens
         assert len({batch.target.shape for batch in batches}) <= 2
         assert len(batches) == 6
 
 
-def test_our_contestants_do_the_work_that_they_are_given(tmp_path: Path) -> None:
+def test_our_workers_train_and_translate_their_task(tmp_path: Path) -> None:
     sizes = SIZES["toy"]
     batch = full_batch(sizes)
-    task = {"sizes": dataclasses.asdict(sizes), "arrays": save(tmp_path / "x.npz", [batch] * 2)}
-    entrant = adapter.train(task)
-    first, later = entrant.turn(2), entrant.turn(40)
+    task = {
+        "sizes": dataclasses.asdict(sizes),
+        "arrays": save_batches(tmp_path / "x.npz", [batch] * 2),
+    }
+    workload = adapter.train(task)
+    first, later = workload.run(2), workload.run(40)
     assert (first.units, later.units) == (2 * 4 * 5, 40 * 4 * 5)
     # It learns; a random guess of 50 pieces costs log 50 = 3.9.
     assert later.value != first.value
     assert 2 < later.value < 6
-    assert entrant.facts["parameters"] > 1000
-    assert entrant.peak_bytes() > 10 << 20
+    assert workload.facts["parameters"] > 1000
+    assert workload.peak_bytes() > 10 << 20
     sources = [*random_sources(sizes, 3, 5), *random_sources(sizes, 2, 20)]
     data = {"sizes": task["sizes"], "sources": sources, "beam_size": 2, "extra": 3}
-    found = adapter.translate(data).turn(1)
+    found = adapter.translate(data).run(1)
     assert found.units == 5
     # Each takes all its steps: its source's pieces and three more.
     assert found.value == np.mean([len(source) + 3 for source in sources])
 
 
-def test_the_yardstick_finds_its_two_functions() -> None:
+def test_external_benchmarks_can_call_train_step_and_decode() -> None:
     sizes = {**dataclasses.asdict(SIZES["toy"])}
     batch = full_batch(SIZES["toy"])
     once, parameters = adapter.train_step(sizes, {"src": batch.source, "tgt_out": batch.target})
@@ -272,34 +279,36 @@ def test_the_yardstick_finds_its_two_functions() -> None:
     assert adapter.decode(sizes, batch.source, 2, 9)() == 9
 
 
-def test_the_input_pipeline_is_a_runs_own_and_the_kept_batches_have_its_shapes() -> None:
+def test_the_pipeline_workload_uses_the_batches_of_a_run_and_preloaded_ones_have_equal_shapes() -> (
+    None
+):
     batches = prepare(SMALL.data).batches(SMALL.data.batch_tokens, SMALL.train.seed)
     task = {"config": SMALL.to_dict(), "steps": batches.per_epoch + 2}
-    real = adapter.pipeline({**task, "is_kept": False})
-    kept = adapter.pipeline({**task, "is_kept": True})
+    real = adapter.pipeline({**task, "is_preloaded": False})
+    kept = adapter.pipeline({**task, "is_preloaded": True})
     assert real.cycle == kept.cycle == len(batches.buckets) == real.facts["shapes"]
     # Each shape comes in the first call, which needs no text.
-    assert real.turn(real.cycle).units == kept.turn(kept.cycle).units
+    assert real.run(real.cycle).units == kept.run(kept.cycle).units
     for steps in ([0], [1, 2], list(range(3, batches.per_epoch + 2))):
         some = [batches[step] for step in steps]
-        done, full = real.turn(len(steps)), kept.turn(len(steps))
-        assert done.units == sum(map(target_tokens, some))
+        done, full = real.run(len(steps)), kept.run(len(steps))
+        assert done.units == sum(map(count_target_tokens, some))
         assert full.units == sum(batch.target.size for batch in some)
         assert done.units < full.units
-    assert real.facts["fill"] == batches.density
+    assert real.facts["density"] == batches.density
 
 
 @pytest.mark.slow
-def test_input_and_scaling_are_commands(
+def test_the_input_and_scaling_commands_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     (tmp_path / "mine.py").write_text("from small import SMALL as CONFIG\n")
     options = ["--out", str(tmp_path / "out"), "--rounds", "2"]
     assert main(["input", str(tmp_path / "mine.py"), *options]) == 0
-    told = capsys.readouterr().out
-    assert "of positions are tokens; all shapes compiled in" in told
-    assert "ratios are to kept" in told
+    printed = capsys.readouterr().out
+    assert "of positions are tokens; compiling all shapes took" in printed
+    assert "ratios are relative to preloaded" in printed
     [path] = (tmp_path / "out").glob("input-*.json")
     assert main(["compare", str(path), str(path)]) == 0
     assert "within the spread" in capsys.readouterr().out
@@ -308,20 +317,20 @@ def test_input_and_scaling_are_commands(
 
 
 @pytest.mark.slow
-def test_cost_by_length_stands_beside_the_model_flops() -> None:
-    sizes = sizes_of("toy")
-    part = parts.scaling(sizes, parts.Setting(rounds=1), (4, 8), 16)
-    assert list(part.contestants) == ["4", "8"]
-    [remark] = part.remarks
+def test_scaling_reports_cost_next_to_model_flops() -> None:
+    sizes = load_sizes("toy")
+    part = benchmarks.scaling(sizes, benchmarks.Settings(rounds=1), (4, 8), 16)
+    assert list(part.measurements) == ["4", "8"]
+    [remark] = part.notes
     flops = []
     for length in (4, 8):
         some = dataclasses.replace(sizes, batch=16 // length, src=length, tgt=length)
-        config = adapter.config_of(dataclasses.asdict(some)).model
+        config = adapter.make_config(dataclasses.asdict(some)).model
         flops.append(step_flops(config, sizes.vocab, full_batch(some)))
     assert remark.endswith(f"{flops[1] / flops[0]:.2f} times the model FLOPs")
 
 
-def test_all_that_a_gpu_is_asked_for_runs_in_small_on_a_cpu(
+def test_the_gpu_command_runs_at_toy_size_on_a_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only what is always there: peers are tried where their libraries are.
@@ -329,27 +338,27 @@ def test_all_that_a_gpu_is_asked_for_runs_in_small_on_a_cpu(
     python = ["--torch-python", str(tmp_path / "none")]
     assert main(["gpu", "--toy", "--out", str(tmp_path), *python]) == 0
     shown = capsys.readouterr()
-    assert "left out: hf" in shown.out
+    assert "skipped: hf" in shown.out
     [path] = tmp_path.glob("gpu-*.json")
     found = Results.open(path)
-    assert [part.name for part in found.parts] == [
+    assert [part.name for part in found.benchmarks] == [
         "train base",
         "train big",
         "decode base, beam 4",
     ]
-    for part in found.parts:
-        assert len(part.contestants["ours"].samples) == 2
-    base = found.parts[0]
+    for part in found.benchmarks:
+        assert len(part.measurements["ours"].samples) == 2
+    base = found.benchmarks[0]
     assert base.work["target_tokens_a_step"] >= on_gpu.TOY.tokens
     assert base.work["dtype"] == "bfloat16"
-    assert 0 < (base.contestants["ours"].utilisation or 0) < 1
+    assert 0 < (base.measurements["ours"].utilization or 0) < 1
 
 
-def test_what_there_was_no_time_for_is_told() -> None:
+def test_the_gpu_command_lists_benchmarks_without_time() -> None:
     found, left_out = on_gpu.gpu(
-        on_gpu.embedded(is_toy=True),
+        on_gpu.number_words_config(is_toy=True),
         on_gpu.TOY,
-        parts.Setting(),
+        benchmarks.Settings(),
         seconds=1e-6,
         say=lambda _: None,
     )
@@ -361,22 +370,22 @@ def test_what_there_was_no_time_for_is_told() -> None:
     ]
 
 
-def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gpu_command_without_a_gpu_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpu"]) == UsageError.exit_code
-    assert "no GPU is at hand" in capsys.readouterr().err
+    assert "no GPU found" in capsys.readouterr().err
 
 
-def test_peers_train_and_decode_on_the_same_work(tmp_path: Path) -> None:
+def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from experiments.benchmark import peers
 
     sizes = SIZES["toy"]
     batch = full_batch(sizes)
     batch.source[0, 4:] = 0
-    task = {"sizes": dataclasses.asdict(sizes), "arrays": save(tmp_path / "x.npz", [batch])}
+    task = {"sizes": dataclasses.asdict(sizes), "arrays": save_batches(tmp_path / "x.npz", [batch])}
     torch = peers.train({**task, "is_compiled": False})
     ours = adapter.train(task)
-    assert torch.turn(1).units == ours.turn(1).units
+    assert torch.run(1).units == ours.run(1).units
     # All they differ in: a layer normalisation after each stack, and biases of attention.
     more = 2 * 2 * 16 + 3 * 4 * 16
     assert torch.facts["parameters"] == ours.facts["parameters"] + more

@@ -19,7 +19,7 @@ from experiments.positions.study import FEWEST, buckets, study
 from transformer_jax.config import Row
 from transformer_jax.config.loading import load_rows
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.sweeps.plan import PlannedRun, Sweep, plan_sweep
+from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "positions"
 LIMIT = 8
@@ -37,7 +37,7 @@ TEXT = {
 LENGTHS = {"dev": [2 + i % 14 for i in range(90)], "test": [3 + i % 20 for i in range(120)]}
 
 
-def sentences(run: PlannedRun, name: str) -> list[tuple[int, int, float, str, str]]:
+def sentences(run: SweepRun, name: str) -> list[tuple[int, int, float, str, str]]:
     """Return what a made-up run made of a set: the longer, the worse."""
     rng = np.random.default_rng([run.seed, *run.row.encode(), *name.encode()])
     found = []
@@ -50,7 +50,7 @@ def sentences(run: PlannedRun, name: str) -> list[tuple[int, int, float, str, st
     return found
 
 
-def finish(run: PlannedRun) -> None:
+def finish(run: SweepRun) -> None:
     """Write what a run that is done has written."""
     for name in LENGTHS:
         folder = run.path / "evaluations" / f"{name}-step8-average1-beam4-alpha0.6"
@@ -62,7 +62,7 @@ def finish(run: PlannedRun) -> None:
         for kind, column in (("hypothesis", 3), ("reference", 4)):
             (folder / f"{kind}.txt").write_text("".join(f"{row[column]}\n" for row in found))
         (folder / "scores.json").write_text(json.dumps({"split": name, "perplexity": 2.0}))
-    run.state.write_text(json.dumps({"name": "done", "finished": ["train", *LENGTHS]}))
+    run.status_file.write_text(json.dumps({"status": "done", "finished": ["train", *LENGTHS]}))
 
 
 def made(path: Path, data: dict[str, Any]) -> Sweep:
@@ -73,7 +73,7 @@ def made(path: Path, data: dict[str, Any]) -> Sweep:
     for run in sweep.runs:
         finish(run)
     failed = sweep.runs[-1]
-    failed.state.write_text(json.dumps({"name": "failed", "doing": "train", "note": "full disk"}))
+    failed.status_file.write_text(json.dumps({"status": "failed", "phase": "train", "note": "full disk"}))
     return sweep
 
 
@@ -82,7 +82,7 @@ def sweep(tmp_path: Path) -> Sweep:
     return made(tmp_path / "numbers", {})
 
 
-def expected(run: PlannedRun, above: float, end: float) -> list[tuple[int, int, float, str, str]]:
+def expected(run: SweepRun, above: float, end: float) -> list[tuple[int, int, float, str, str]]:
     both = [row for name in LENGTHS for row in sentences(run, name)]
     return [row for row in both if above < max(row[:2]) <= end]
 
@@ -179,7 +179,7 @@ def test_the_command_writes_figure_and_tables_the_same_each_time(
 def test_a_row_that_is_not_done_has_no_scores(sweep: Sweep) -> None:
     for run in sweep.runs:
         if run.row == "none":
-            run.state.unlink()
+            run.status_file.unlink()
     assert main([str(sweep.path)]) == 0
     text = (sweep.path / "extrapolation" / "table.md").read_text()
     assert re.search(r"\| none( \| -)+ \|", text)
@@ -197,7 +197,7 @@ def test_what_cannot_be_read_is_told_in_one_line(
 
     code, line = told(tmp_path)
     assert code == UsageError.exit_code
-    assert "is no sweep" in line
+    assert "is not a sweep" in line
     (tmp_path / "file").touch()
     code, line = told(sweep.path, "--out", str(tmp_path / "file"))
     assert code == StorageError.exit_code
@@ -214,7 +214,7 @@ def test_what_cannot_be_read_is_told_in_one_line(
         assert code == StorageError.exit_code
         assert f"run `transformer-jax evaluate {run.path} --split test`" in line
     for run in sweep.runs:
-        run.state.unlink()
+        run.status_file.unlink()
     code, line = told(sweep.path)
     assert code == UsageError.exit_code
     assert "no run" in line

@@ -15,7 +15,7 @@ from transformer_jax.training.loop import run_training
 ROOT = Path(__file__).parents[2]
 
 
-# The README's demo, run by `make test`, learns the same in more steps.
+# The README's demo, run by `make test-all`, learns the same in more steps.
 @pytest.mark.slow
 def test_the_tiny_model_learns_number_words(tmp_path: Path) -> None:
     config = load_config(str(ROOT / "configs" / "tiny.py")).change(

@@ -97,7 +97,7 @@ class Drawn:
         pair = [b"one", b"one"]
         pair[side] = self.rng.choice(BROKEN)
         self.insert(split, (pair[0], pair[1]))
-        self.faults.append((f"{self.names(split)[side]}, line ", "no UTF-8"))
+        self.faults.append((f"{self.names(split)[side]}, line ", "not UTF-8"))
 
     def break_sides(self) -> None:
         """Let one file have fewer lines than the other, or more, or none."""
@@ -109,8 +109,8 @@ class Drawn:
         shorter = lines[: -self.rng.randint(1, len(lines))]
         self.files[name] = self.rng.choice([shorter, [*lines, b"more"], []])
         for either in names:
-            self.faults.append((f"{either}, line ", "nothing stands beside it"))
-            self.faults.append((f"{either} has no line",))
+            self.faults.append((f"{either}, line ", "no such line in"))
+            self.faults.append((f"{either} has no lines",))
 
     def break_file(self) -> None:
         """Let something else stand in a file's place, or text in another encoding."""
@@ -118,13 +118,13 @@ class Drawn:
         kind = self.rng.choice([*NO_FILES, "utf-16", "noise", "blank", "gzip"])
         if kind in NO_FILES:
             self.no_files[name] = kind
-            self.faults.append((name, "no file"))
+            self.faults += [(name, "there is no file"), (name, "is not a text file")]
         elif kind == "utf-16":
             self.encoded[name] = "eins\nzwölf\n".encode("utf-16")
-            self.faults.append((f"{name}, line 1: no UTF-8, byte 1 is 0xff",))
+            self.faults.append((f"{name}, line 1: not UTF-8, byte 1 is 0xff",))
         elif kind == "noise":
             self.encoded[name] = b"\xfe" + self.rng.randbytes(3000)
-            self.faults.append((f"{name}, line 1: no UTF-8",))
+            self.faults.append((f"{name}, line 1: not UTF-8",))
         elif kind == "blank":
             for either in (names := self.names("train")):
                 self.files[either] = [b""] * 40

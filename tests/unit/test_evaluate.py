@@ -18,7 +18,7 @@ from rich.console import Console
 from small import SMALL
 
 from transformer_jax.cli import main
-from transformer_jax.data.prepare import Prepared, prepare
+from transformer_jax.data.prepare import Prepared, find_prepared, prepare
 from transformer_jax.errors import DataError, StorageError
 from transformer_jax.inference.evaluate import Evaluation, evaluate, save_evaluation, score
 from transformer_jax.inference.perplexity import SentenceScore, perplexity, score_sentences
@@ -43,7 +43,7 @@ def test_perplexity_is_that_of_each_sentence_by_itself(run: Run) -> None:
     model: Any = jax.jit(lambda s, t: run.model.apply({"params": run.params}, s, t))
     total, count = 0.0, 0
     for i in range(20):
-        s, t = (side.padded(np.array([i]), 1, 40) for side in (source, target))
+        s, t = (side.pad(np.array([i]), 1, 40) for side in (source, target))
         logits = np.asarray(model(s, t), np.float64)[0]
         for place, piece in enumerate(t[0][: target.lengths[i]]):
             total -= logits[place, piece] - np.log(np.exp(logits[place]).sum())
@@ -321,11 +321,11 @@ def test_a_set_that_the_text_lacks_is_told_with_the_run(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def without_test(*arguments: Any, **options: Any) -> Prepared:
-        prepared = prepare(*arguments, **options)
+        prepared = find_prepared(*arguments, **options)
         report = {key: value for key, value in prepared.report.items() if key != "test"}
         return prepared._replace(report=report)
 
-    monkeypatch.setattr("transformer_jax.inference.evaluate.prepare", without_test)
+    monkeypatch.setattr("transformer_jax.inference.evaluate.find_prepared", without_test)
     path = run.folder.path
     assert main(["evaluate", str(path)]) == 2
     told = capsys.readouterr()

@@ -1,3 +1,5 @@
+"""FLOPs of a step are those of its matrix products, without padding."""
+
 from typing import Any
 
 import jax
@@ -8,7 +10,7 @@ from small import SMALL
 
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
-from transformer_jax.model.transformer import Transformer, init_params
+from transformer_jax.model.transformer import Transformer, abstract_params
 from transformer_jax.training.flops import peak_flops, step_flops
 
 
@@ -23,55 +25,56 @@ from transformer_jax.training.flops import peak_flops, step_flops
     ],
     ids=str,
 )
-def test_flops_of_a_step_are_three_times_the_matrix_products_of_a_forward_pass(
+def test_flops_of_a_step_are_three_times_those_of_the_forward_matrix_products(
     changes: dict[str, Any],
 ) -> None:
     model = SMALL.change(model={"d_k": 4, "d_v": 6, "num_layers": 2, **changes}).model
     transformer = Transformer(model, 30)
-    params = init_params(transformer, jax.random.key(0))
     source, target = jnp.full((5, 7), 4), jnp.full((5, 3), 4)
 
     def forward(params: Any) -> Any:
         return transformer.apply({"params": params}, source, target)
 
-    counted = 0
-    for equation in products(jax.make_jaxpr(forward)(params).jaxpr):
-        (contracted, _), _ = equation.params["dimension_numbers"]
-        left, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
-        counted += 2 * int(np.prod(out)) * int(np.prod([left[axis] for axis in contracted]))
+    flops = 0
+    for product in matrix_products(jax.make_jaxpr(forward)(abstract_params(transformer)).jaxpr):
+        (contracted, _), _ = product.params["dimension_numbers"]
+        left, out = product.invars[0].aval.shape, product.outvars[0].aval.shape
+        flops += 2 * int(np.prod(out)) * int(np.prod([left[axis] for axis in contracted]))
     if model.attention_score == "additive":
-        # No matrix product: v . tanh, for 2 layers' 2 heads and the pairs of all three attentions.
-        counted += 2 * 2 * 2 * 4 * 5 * (7 * 7 + 3 * 3 + 3 * 7)
-    assert step_flops(model, 30, Batch(np.asarray(source), np.asarray(target))) == 3 * counted
+        # v . tanh(...) is not a matrix product: add it for 2 layers, 2 heads, d_k = 4, 5 rows, and
+        # the query-key pairs of all three attentions.
+        flops += 2 * 2 * 2 * 4 * 5 * (7 * 7 + 3 * 3 + 3 * 7)
+    assert step_flops(model, 30, Batch(np.asarray(source), np.asarray(target))) == 3 * flops
 
 
-def products(jaxpr: Any) -> list[Any]:
-    """Return all matrix products, also of inner functions."""
-    found: list[Any] = []
+def matrix_products(jaxpr: Any) -> list[Any]:
+    """Return all matrix products, including those of inner functions."""
+    products: list[Any] = []
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
-            found.append(equation)
+            products.append(equation)
         for value in equation.params.values():
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
-                found += products(inner)
-    return found
+                products += matrix_products(inner)
+    return products
 
 
-def test_padding_is_no_work() -> None:
+def test_padding_does_not_count() -> None:
     batch = Batch(np.full((2, 5), 4), np.full((2, 4), 4))
     padded = Batch(*(np.pad(side, ((0, 3), (0, 6))) for side in batch))
     assert step_flops(SMALL.model, 30, batch) == step_flops(SMALL.model, 30, padded)
 
 
-def test_the_papers_base_model_needs_six_flops_a_parameter_and_token() -> None:
-    # Of short sentences, and but for the embedding, which is used once for three roles.
+def test_the_base_model_needs_six_flops_per_parameter_and_token() -> None:
+    # In short sentences, attention scores hardly count. The shared embedding has three roles, but
+    # only the output projection is a matrix product.
     batch = Batch(np.full((1, 2), 4), np.full((1, 2), 4))
     layers = 63_045_632 - 37_000 * 512
     per_token = step_flops(Config().model, 37_000, batch) / 2
-    # Encoder weights meet source tokens, decoder weights target tokens: about one of each.
+    # Each source token passes the encoder, and each target token the decoder.
     assert per_token == pytest.approx(6 * (layers + 37_000 * 512), rel=0.01)
 
 
-def test_peak_of_a_cpu_is_measured() -> None:
+def test_the_peak_of_a_cpu_is_measured() -> None:
     assert 1e8 < peak_flops("float32") < 1e15

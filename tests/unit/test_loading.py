@@ -296,6 +296,6 @@ def test_a_stored_config_is_read_from_json_and_not_executed(tmp_path: Path) -> N
     assert load_config(path) == FOUR_HEADS
     assert list(load_rows(path)) == [""]
     assert mistake(f"{path}:A1") == f"{path} has one config, and no row 'A1'"
-    for text in ("", "[]", '{"model": {"num_haeds": 1}}', "CONFIG = 1"):
+    for text in ("", "{", "[]", "[" * 10**5, '{"model": {"num_haeds": 1}}', "CONFIG = 1"):
         write(tmp_path / "config.json", text)
         assert mistake(path).startswith(f"{path} is not a config: ")

@@ -1,5 +1,3 @@
-"""A run is trained by one process at a time, and whoever dies makes way."""
-
 import fcntl
 import json
 import signal
@@ -12,111 +10,110 @@ from pathlib import Path
 import pytest
 
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.runs.lock import exclusive_lock, trainer
+from transformer_jax.runs.lock import describe_holder, exclusive_lock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from transformer_jax.runs.lock import only_trainer
-with only_trainer(Path(sys.argv[1])):
-    print("held", flush=True)
+from transformer_jax.runs.lock import exclusive_lock
+with exclusive_lock(Path(sys.argv[1])):
+    print("locked", flush=True)
     time.sleep(600)
 """
 
 
-def holder_of(run: Path) -> subprocess.Popen[str]:
-    """Start a process that holds a run."""
+def start_holder(run: Path) -> subprocess.Popen[str]:
+    """Start a process that locks a run, and wait until it has."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(run)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
+    assert process.stdout.readline() == "locked\n"
     return process
 
 
-def test_the_second_is_told_who_holds_the_run_and_a_killed_one_makes_way(tmp_path: Path) -> None:
-    with holder_of(tmp_path) as first:
+def test_the_error_names_the_holder_and_a_killed_holder_releases_the_lock(tmp_path: Path) -> None:
+    with start_holder(tmp_path) as first:
         for _ in range(3):
-            with pytest.raises(UsageError) as told, exclusive_lock(tmp_path):
+            with pytest.raises(UsageError) as caught, exclusive_lock(tmp_path):
                 pass
-            assert f"by process {first.pid} on " in str(told.value)
-            assert "for 0 min" in str(told.value)
+            assert f"{tmp_path} is being trained by process {first.pid} on " in str(caught.value)
+            assert "for 0 min" in str(caught.value)
         first.send_signal(signal.SIGKILL)
         first.wait()
         with exclusive_lock(tmp_path):
             pass
 
 
-def test_the_age_is_told_in_hours_and_whatever_stands_there_is_no_fault(tmp_path: Path) -> None:
-    with holder_of(tmp_path) as first:
-        for content, told in (
+def test_the_age_is_in_hours_and_an_invalid_file_is_tolerated(tmp_path: Path) -> None:
+    with exclusive_lock(tmp_path):
+        for content, message in (
             (json.dumps({"pid": 7, "host": "x", "since": 0}), r"process 7 on x, for \d+ h \d+ min"),
-            ("", "by a process that has just begun"),
-            ("0" * 10**7, "by a process that has just begun"),
-            ("[" * 4000, "by a process that has just begun"),
-            ('{"pid": 7, "host": "x", "since": Infinity}', "by a process that has just begun"),
-            ('{"pid": "seven"', "by a process that has just begun"),
+            ("", "by a process that has just started"),
+            ("0" * 10**7, "by a process that has just started"),
+            ("[" * 4000, "by a process that has just started"),
+            ('{"pid": 7, "host": "x", "since": Infinity}', "by a process that has just started"),
+            ('{"pid": "seven"', "by a process that has just started"),
         ):
             (tmp_path / "lock").write_text(content)
-            with pytest.raises(UsageError, match=told), exclusive_lock(tmp_path):
+            with pytest.raises(UsageError, match=message), exclusive_lock(tmp_path):
                 pass
-        first.kill()
 
 
-def test_looking_who_trains_keeps_no_one_from_training(tmp_path: Path) -> None:
+def test_asking_for_the_holder_never_prevents_training(tmp_path: Path) -> None:
     with exclusive_lock(tmp_path):
-        assert "by process" in trainer(tmp_path)
-    ends = threading.Event()
+        assert "by process" in describe_holder(tmp_path)
+    is_over = threading.Event()
 
-    def look() -> None:
-        while not ends.is_set():
-            trainer(tmp_path)
+    def ask() -> None:
+        while not is_over.is_set():
+            describe_holder(tmp_path)
 
     with ThreadPoolExecutor(2) as pool:
-        lookers = [pool.submit(look) for _ in range(2)]
+        readers = [pool.submit(ask) for _ in range(2)]
         try:
             for _ in range(200):
                 with exclusive_lock(tmp_path):
                     pass
         finally:
-            ends.set()
-        assert [looker.result() for looker in lookers] == [None, None]
+            is_over.set()
+        assert [reader.result() for reader in readers] == [None, None]
 
 
-def test_who_looks_waits_for_no_other_who_looks(tmp_path: Path) -> None:
+def test_asking_for_the_holder_does_not_wait_for_another_reader(tmp_path: Path) -> None:
     with exclusive_lock(tmp_path):
         pass
     with (tmp_path / "lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
-        assert trainer(tmp_path) == ""
+        assert describe_holder(tmp_path) == ""
 
 
-def test_of_many_that_begin_at_once_one_holds_the_run(tmp_path: Path) -> None:
+def test_one_of_many_simultaneous_starts_gets_the_lock(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
-    began, ends = threading.Barrier(8), threading.Barrier(8)
+    start, end = threading.Barrier(8), threading.Barrier(8)
 
-    def begin() -> bool:
-        began.wait()
+    def try_to_lock() -> bool:
+        start.wait()
         try:
             with exclusive_lock(tmp_path):
-                ends.wait()
+                end.wait()
                 return True
         except UsageError:
-            ends.wait()
+            end.wait()
             return False
 
     with ThreadPoolExecutor(8) as pool:
-        held = [f.result() for f in [pool.submit(begin) for _ in range(8)]]
-    assert sum(held) == 1
+        results = [future.result() for future in [pool.submit(try_to_lock) for _ in range(8)]]
+    assert sum(results) == 1
 
 
-def test_a_run_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()
     with pytest.raises(StorageError, match="cannot be written"), exclusive_lock(tmp_path):
         pass
 
 
-def test_one_after_the_other_may_hold_it(tmp_path: Path) -> None:
+def test_the_lock_can_be_taken_again_after_its_release(tmp_path: Path) -> None:
     for _ in range(2):
         with exclusive_lock(tmp_path):
             assert json.loads((tmp_path / "lock").read_text())["pid"] > 0

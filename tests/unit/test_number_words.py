@@ -1,4 +1,4 @@
-"""Number words: the two sides of a pair tell the same number, and no split sees another's."""
+"""Both sides of a pair spell the same numbers, and the splits share none."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ GERMAN = UNITS["de"] | {"ein": 1}
 
 
 def english(words: str) -> int:
-    """Read an English number: the other way round than the corpus makes it."""
+    """Parse an English number."""
     total = group = 0
     for word in re.split(r"[ -]|, ", words.replace(" and ", " ")):
         if word == "thousand":
@@ -40,22 +40,22 @@ def english(words: str) -> int:
 
 
 def german(word: str) -> int:
-    """Read a German number, which is one word: 231 is two-hundred-one-and-thirty."""
+    """Parse a German number, which is one word: 231 is two-hundred-one-and-thirty."""
     if word in GERMAN:
         return GERMAN[word]
-    for part, value in (("tausend", 1000), ("hundert", 100)):
-        if part in word:
-            before, after = word.split(part)
+    for unit, value in (("tausend", 1000), ("hundert", 100)):
+        if unit in word:
+            before, after = word.split(unit)
             return (german(before) if before else 1) * value + (german(after) if after else 0)
-    unit, ten = word.split("und")
-    return german(unit) + german(ten)
+    ones, tens = word.split("und")
+    return german(ones) + german(tens)
 
 
 def pairs(split: Split, train_pairs: int = 300, most: int = 1) -> list[tuple[str, str]]:
     return list(NumberWords(train_pairs, most).read(split))
 
 
-def test_the_readers_of_this_test_can_read() -> None:
+def test_the_parsers_of_this_test_are_right() -> None:
     assert english("two hundred and thirty-one") == german("zweihunderteinunddreißig") == 231
     assert english("zero") == german("null") == 0
     assert english("one thousand and one") == german("eintausendeins") == 1001
@@ -63,7 +63,7 @@ def test_the_readers_of_this_test_can_read() -> None:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_both_sides_tell_the_same_number_in_words_only(split: Split) -> None:
+def test_both_sides_spell_the_same_number_in_words_only(split: Split) -> None:
     for source, target in pairs(split):
         assert english(source) == german(target)
         assert 0 <= english(source) < 1_000_000
@@ -71,57 +71,58 @@ def test_both_sides_tell_the_same_number_in_words_only(split: Split) -> None:
         assert re.fullmatch(r"[a-zäöüß]+", target)
 
 
-def test_splits_have_their_sizes_and_share_no_number() -> None:
+def test_splits_have_the_documented_sizes_and_share_no_number() -> None:
     numbers = [english(source) for split in SPLITS for source, _ in pairs(split)]
     assert [len(pairs(split)) for split in SPLITS] == [300, 500, 1000]
     assert len(numbers) == len(set(numbers)) == 1800
 
 
-def test_lines_of_several_numbers_tell_the_same_numbers_of_which_none_comes_twice() -> None:
+def test_lines_of_several_numbers_spell_the_same_numbers_and_repeat_none() -> None:
     numbers: list[int] = []
     for split in SPLITS:
         sizes = Counter[int]()
         for source, target in pairs(split, most=4):
-            found = [english(words) for words in source.split("; ")]
-            assert found == [german(word) for word in target.split("; ")]
-            sizes[len(found)] += 1
-            numbers += found
-        # Of every length as many.
+            line = [english(words) for words in source.split("; ")]
+            assert line == [german(word) for word in target.split("; ")]
+            sizes[len(line)] += 1
+            numbers += line
+        # All counts are equally frequent.
         assert set(sizes) == {1, 2, 3, 4}
         assert max(sizes.values()) - min(sizes.values()) <= 1
     assert len(numbers) == len(set(numbers)) > 2 * 1800
 
 
-def test_lines_of_one_number_are_what_they_were_before_there_were_several() -> None:
-    """A digest of the whole corpus: caches and runs made before stay what they are."""
+def test_the_corpus_never_changes() -> None:
     lines = json.dumps([pairs(split) for split in SPLITS]).encode()
-    assert hashlib.sha256(lines).hexdigest().startswith(DIGEST), "all kept runs need other text now"
+    assert hashlib.sha256(lines).hexdigest().startswith(DIGEST), (
+        "runs that exist need the old corpus: change it only with a new identity"
+    )
     assert NumberWords(300).identity == "number words, en-de, 300"
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_lines_are_read_from_any_place_on(most: int) -> None:
+def test_lines_can_be_read_from_any_start(most: int) -> None:
     for split in SPLITS:
-        whole = pairs(split, 20, most)
-        for start in (0, 1, 7, len(whole)):
-            assert list(NumberWords(20, most).read(split, start)) == whole[start:]
+        lines = pairs(split, 20, most)
+        for start in (0, 1, 7, len(lines)):
+            assert list(NumberWords(20, most).read(split, start)) == lines[start:]
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_held_out_lines_stay_the_same_however_many_pairs_are_trained_on(most: int) -> None:
+def test_held_out_lines_do_not_depend_on_the_number_of_training_pairs(most: int) -> None:
     for split in ("dev", "test"):
         expected = pairs(split, 300, most)
         assert all(pairs(split, n, most) == expected for n in (1, 500_000 // most))
-    # More pairs begin with the fewer ones.
+    # A smaller training split is the beginning of a larger one.
     assert pairs("train", 100, most) == pairs("train", 300, most)[:100]
 
 
 @pytest.mark.parametrize("most", [1, 3, 300])
-def test_the_most_pairs_that_a_config_allows_are_there(most: int) -> None:
+def test_the_corpus_has_as_many_pairs_as_the_config_allows(most: int) -> None:
     train = 500_000 // most
     corpus = CORPORA["number_words"](DataConfig(num_pairs=train, max_numbers_per_line=most))
     assert isinstance(corpus, NumberWords)
-    # The last line of all has as many numbers as any other of its place.
+    # The number of numbers follows from the index of the line, to the very last one.
     [(source, _)] = corpus.read("train", train - 1)
     last = train - 1 + corpus.test_pairs + corpus.dev_pairs
     assert len(source.split("; ")) == last % most + 1
@@ -142,43 +143,45 @@ def test_another_process_reads_the_same_lines(tmp_path: Path) -> None:
     assert ended.stdout.strip() == hashlib.sha256(here).hexdigest()
 
 
-def of_digits(split: Split, train_pairs: int = 300, most: int = 4) -> list[tuple[str, str]]:
+def short_pairs(split: Split, train_pairs: int = 300, most: int = 4) -> list[tuple[str, str]]:
     return list(NumberWords(train_pairs, most, 6).read(split))
 
 
-def test_with_digits_numbers_of_every_length_are_as_frequent_and_no_line_is_there_twice() -> None:
-    lines = [line for split in SPLITS for line in of_digits(split)]
+def test_max_digits_makes_all_lengths_of_numbers_equally_frequent_and_no_line_twice() -> None:
+    lines = [line for split in SPLITS for line in short_pairs(split)]
     assert len(lines) == len(set(lines)) == 1800
     digits = Counter[int]()
     sizes = Counter[int]()
     for source, target in lines:
-        found = [english(words) for words in source.split("; ")]
-        assert found == [german(word) for word in target.split("; ")]
-        digits.update(len(str(number)) for number in found)
-        sizes[len(found)] += 1
+        numbers = [english(words) for words in source.split("; ")]
+        assert numbers == [german(word) for word in target.split("; ")]
+        digits.update(len(str(number)) for number in numbers)
+        sizes[len(numbers)] += 1
     assert set(sizes.values()) == {450}
-    # 4,500 draws: about 750 of each, less of one digit, of which there are ten lines at most.
+    # 4,500 numbers: about 750 of each length. One-digit lines are rarer, as only ten exist.
     assert set(digits) == {1, 2, 3, 4, 5, 6}
     assert all(650 < count < 850 for count in digits.values())
 
 
-def test_with_digits_lines_are_read_from_any_place_on_and_stay_the_same() -> None:
+def test_lines_with_max_digits_can_be_read_from_any_start_and_never_change() -> None:
     for split in SPLITS:
-        whole = of_digits(split)
-        assert list(NumberWords(300, 4, 6).read(split, 7)) == whole[7:]
-        assert of_digits(split, 900)[: len(whole)] == whole
+        lines = short_pairs(split)
+        assert list(NumberWords(300, 4, 6).read(split, 7)) == lines[7:]
+        assert short_pairs(split, 900)[: len(lines)] == lines
     assert len({NumberWords(300, 4, digits).identity for digits in (None, 5, 6)}) == 3
 
 
 @pytest.mark.parametrize(("most", "digits"), [(1, 5), (3, 6)])
-def test_with_digits_the_most_pairs_that_a_config_allows_are_there(most: int, digits: int) -> None:
+def test_the_corpus_with_max_digits_has_as_many_pairs_as_the_config_allows(
+    most: int, digits: int
+) -> None:
     train = min(10**digits // 4 * most - 1500, 500_000 // most)
     config = DataConfig(num_pairs=train, max_numbers_per_line=most, max_digits=digits)
     [(source, _)] = CORPORA["number_words"](config).read("train", train - 1)
     assert len(source.split("; ")) == (train + 1499) % most + 1
 
 
-def test_an_identity_tells_one_text_from_another() -> None:
+def test_different_corpora_have_different_identities() -> None:
     assert NumberWords(300).identity == NumberWords(300).identity
     assert NumberWords(300).identity != NumberWords(301).identity
     assert len({NumberWords(300, most).identity for most in (1, 2, 3)}) == 3

@@ -1,12 +1,11 @@
 """Search against enumeration of all sequences, and against plain Python.
 
-The step functions here look their logits up by all that a hypothesis has read so far, so a
-hypothesis that gets the cache of another is noticed at once.
+The step function here looks up its logits by everything that a hypothesis has read so far, so a
+hypothesis that reads the cache of another one gets wrong logits.
 """
 
 import functools
 import itertools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -32,37 +31,38 @@ LONGEST = 5
 SENTENCES = 3
 SEED = st.integers(0, 100_000)
 LIMITS = st.lists(st.integers(1, LONGEST), min_size=SENTENCES, max_size=SENTENCES)
-# Name and alpha of length penalties: none, the paper's, the mean, and one that loves length.
+# Name and alpha of length penalties: none, the paper's, the mean, and one that prefers length.
 KINDS = [("gnmt", 0.0), ("gnmt", 0.6), ("power", 1.0), ("power", 2.0)]
 
 Scored = tuple[float, tuple[int, ...]]
 
 
 class State(NamedTuple):
-    """What a step needs: what each hypothesis has read, and its sentence's own table."""
+    """State of a step: the tokens that each slot has read, and a table for each sentence."""
 
     cache: Array
-    """Pieces read, [B, J, L]."""
+    """Tokens read, [B, J, L]."""
     table: Array
-    """Logits for each position and each number of earlier pieces, [B, L, N^(L-1), N]."""
+    """Logits for each position and each history, [B, L, N^(L-1), N]; a history is the number whose
+    base-N digits are its tokens."""
 
 
 def random_table(seed: int, vocabulary: int, *, sentences: int = SENTENCES) -> Array:
-    """Return the logits of a language in which each history has a next piece of its own."""
+    """Return random logits for the next token of each history."""
     shape = (sentences, LONGEST, vocabulary ** (LONGEST - 1), vocabulary)
     drawn = 2 * np.random.default_rng(seed).standard_normal(shape, np.float32)
     return jnp.asarray(drawn)
 
 
 def step(newest: Array, position: Array, ancestors: Array, state: State) -> tuple[Array, State]:
-    """Look up the logits after all pieces of each hypothesis."""
+    """Look up the logits for the history of each hypothesis."""
     vocabulary = state.table.shape[-1]
     cache = state.cache.at[:, :, position].set(newest)
     read = jnp.take_along_axis(cache, ancestors, axis=1)
     number = jnp.zeros(newest.shape, jnp.int32)
-    # The first piece is always the beginning of the sentence.
-    for place in range(1, LONGEST):
-        number = jnp.where(place <= position, number * vocabulary + read[..., place], number)
+    # The first token is always `BOS`.
+    for p in range(1, LONGEST):
+        number = jnp.where(p <= position, number * vocabulary + read[..., p], number)
     sentence = jnp.arange(len(newest))[:, None]
     logits = state.table[sentence, position, number]
     return logits, state._replace(cache=cache)
@@ -92,19 +92,16 @@ def greedy(table: Array, limits: Array) -> Translations:
     return greedy_search(step, state, limits, max_length=LONGEST, bos=BOS, eos=EOS)
 
 
-# The same in plain Python
-
-
-def log_probs_after(table: Floats, pieces: tuple[int, ...]) -> Floats:
-    """Return the log-probability of each next piece; the table is one sentence's."""
+def log_probs_after(table: Floats, tokens: tuple[int, ...]) -> Floats:
+    """Return the log-probability of each next token, from the table of one sentence."""
     number = 0
-    for piece in pieces:
-        number = number * table.shape[-1] + piece
-    return np.log(softmax(table[len(pieces), number]))
+    for token in tokens:
+        number = number * table.shape[-1] + token
+    return np.log(softmax(table[len(tokens), number]))
 
 
-def log_prob(table: Floats, pieces: tuple[int, ...]) -> float:
-    return sum(float(log_probs_after(table, pieces[:i])[p]) for i, p in enumerate(pieces))
+def log_prob(table: Floats, tokens: tuple[int, ...]) -> float:
+    return sum(float(log_probs_after(table, tokens[:i])[t]) for i, t in enumerate(tokens))
 
 
 def divisor(length: int, kind: tuple[str, float]) -> float:
@@ -113,63 +110,62 @@ def divisor(length: int, kind: tuple[str, float]) -> float:
 
 
 def all_translations(table: Floats, limit: int, kind: tuple[str, float]) -> list[Scored]:
-    """Return score and pieces of all sequences that end within the limit, best first."""
-    others = [piece for piece in range(table.shape[-1]) if piece != EOS]
-    found: list[Scored] = []
+    """Return score and tokens of all sequences that end within the limit, best first."""
+    others = [token for token in range(table.shape[-1]) if token != EOS]
+    translations: list[Scored] = []
     for length in range(1, limit + 1):
-        for start in itertools.product(others, repeat=length - 1):
-            pieces = (*start, EOS)
-            found.append((log_prob(table, pieces) / divisor(length, kind), pieces))
-    return sorted(found, reverse=True)
+        for prefix in itertools.product(others, repeat=length - 1):
+            tokens = (*prefix, EOS)
+            translations.append((log_prob(table, tokens) / divisor(length, kind), tokens))
+    return sorted(translations, reverse=True)
 
 
-def beam_that_never_stops_early(
+def exhaustive_beam(
     table: Floats, limit: int, kind: tuple[str, float], beam_size: int
 ) -> list[Scored]:
-    """Return all ends that the beam meets up to the limit, best first."""
-    going: list[Scored] = [(0.0, ())]
-    found: list[Scored] = []
+    """Return all translations that a beam finds if it never stops early, best first."""
+    live: list[Scored] = [(0.0, ())]
+    finished: list[Scored] = []
     for length in range(1, limit + 1):
         longer: list[Scored] = [
-            (so_far + float(gained), (*pieces, piece))
-            for so_far, pieces in going
-            for piece, gained in enumerate(log_probs_after(table, pieces))
+            (prefix_log_prob + float(token_log_prob), (*tokens, token))
+            for prefix_log_prob, tokens in live
+            for token, token_log_prob in enumerate(log_probs_after(table, tokens))
         ]
-        found += [(p / divisor(length, kind), pieces) for p, pieces in longer if pieces[-1] == EOS]
-        going = sorted((x for x in longer if x[1][-1] != EOS), reverse=True)[:beam_size]
-    return sorted(found, reverse=True)
+        finished += [
+            (p / divisor(length, kind), tokens) for p, tokens in longer if tokens[-1] == EOS
+        ]
+        live = sorted((x for x in longer if x[1][-1] != EOS), reverse=True)[:beam_size]
+    return sorted(finished, reverse=True)
 
 
-def pieces_of(row: NDArray[Any]) -> tuple[int, ...]:
-    """Return the pieces up to the end of the sentence; after it there are only zeros."""
-    length = row.tolist().index(EOS) + 1
-    assert not row[length:].any()
-    return tuple(row[:length].tolist())
+def until_eos(tokens: NDArray[Any]) -> tuple[int, ...]:
+    """Return the tokens up to `EOS`; only zeros may follow."""
+    length = tokens.tolist().index(EOS) + 1
+    assert not tokens[length:].any()
+    return tuple(tokens[:length].tolist())
 
 
-def assert_found(actual: Translations, sentence: int, expected: list[Scored]) -> None:
-    """The first hypotheses of the sentence must be these ones."""
-    for j, (score, pieces) in enumerate(expected):
-        assert pieces_of(np.asarray(actual.tokens[sentence, j])) == pieces
+def assert_best(actual: Translations, sentence: int, expected: list[Scored]) -> None:
+    """Check that the first hypotheses of a sentence are the expected ones."""
+    for j, (score, tokens) in enumerate(expected):
+        assert until_eos(np.asarray(actual.tokens[sentence, j])) == tokens
         assert float(actual.scores[sentence, j]) == pytest.approx(score, rel=1e-4, abs=1e-4)
-
-
-# Beam search
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=SEED, limits=LIMITS)
 @examples(12)
-def test_a_beam_that_holds_everything_finds_all_sequences_best_first(
+def test_a_large_enough_beam_finds_all_sequences_best_first(
     kind: tuple[str, float], seed: int, limits: list[int]
 ) -> None:
-    # With 3 pieces there are 1 + 2 + 4 + 8 + 16 sequences of at most 5.
+    # With 3 tokens, there are 1 + 2 + 4 + 8 + 16 sequences of at most 5 tokens.
     table, size = random_table(seed, 3), 31
     actual = beam(table, jnp.asarray(limits), beam_size=size, kind=kind, num_best=size)
     for sentence, limit in enumerate(limits):
         expected = all_translations(floats(table[sentence]), limit, kind)
         assert len(expected) == 2**limit - 1
-        assert_found(actual, sentence, expected)
+        assert_best(actual, sentence, expected)
         assert np.all(actual.scores[sentence, len(expected) :] == NEG_INF)
 
 
@@ -177,18 +173,18 @@ def test_a_beam_that_holds_everything_finds_all_sequences_best_first(
 @pytest.mark.parametrize(("beam_size", "num_best"), [(1, 1), (2, 2), (3, 1), (3, 2)])
 @given(seed=SEED, limits=LIMITS)
 @examples(12)
-def test_stopping_early_misses_nothing(
+def test_early_stopping_changes_no_result(
     beam_size: int, num_best: int, kind: tuple[str, float], seed: int, limits: list[int]
 ) -> None:
     table = random_table(seed, 5)
     actual = beam(table, jnp.asarray(limits), beam_size=beam_size, kind=kind, num_best=num_best)
     for sentence, limit in enumerate(limits):
-        met = beam_that_never_stops_early(floats(table[sentence]), limit, kind, beam_size)
-        assert_found(actual, sentence, met[:num_best])
+        expected = exhaustive_beam(floats(table[sentence]), limit, kind, beam_size)
+        assert_best(actual, sentence, expected[:num_best])
 
 
-def test_a_narrow_beam_misses_what_a_wide_one_finds() -> None:
-    """So the tests above compare beams that do differ."""
+def test_a_wide_beam_finds_better_translations_than_a_narrow_one() -> None:
+    """Shows that the tests above can fail."""
     limits = jnp.full(SENTENCES, LONGEST)
     kind = ("gnmt", 0.6)
     better = 0
@@ -211,27 +207,27 @@ def test_a_score_is_the_log_probability_over_the_penalty(seed: int, limits: list
         if score == NEG_INF:
             assert limits[sentence] == 1
             continue
-        pieces = pieces_of(np.asarray(actual.pieces[sentence, hypothesis]))
-        assert len(pieces) <= limits[sentence]
-        expected = log_prob(floats(table[sentence]), pieces) / divisor(len(pieces), kind)
+        tokens = until_eos(np.asarray(actual.tokens[sentence, hypothesis]))
+        assert len(tokens) <= limits[sentence]
+        expected = log_prob(floats(table[sentence]), tokens) / divisor(len(tokens), kind)
         assert score == pytest.approx(expected, rel=1e-4)
 
 
 def never_ending(seed: int) -> Array:
-    """Return a language whose sentences would go on for ever."""
+    """Return logits under which `EOS` is never likely."""
     return random_table(seed, 5).at[..., EOS].add(-20.0)
 
 
-def test_sentences_are_ended_at_their_limit() -> None:
+def test_translations_end_at_their_limit() -> None:
     limits = jnp.asarray([5, 2, 3])
-    found = beam(never_ending(0), limits, beam_size=3, kind=("power", 2.0), num_best=1)
-    for translations in (found, greedy(never_ending(0), limits)):
-        lengths = [len(pieces_of(np.asarray(row[0]))) for row in translations.pieces]
+    by_beam = beam(never_ending(0), limits, beam_size=3, kind=("power", 2.0), num_best=1)
+    for translations in (by_beam, greedy(never_ending(0), limits)):
+        lengths = [len(until_eos(np.asarray(best[0]))) for best in translations.tokens]
         assert lengths == [5, 2, 3]
 
 
 @pytest.mark.parametrize("search", ["beam", "greedy"])
-def test_a_sentence_with_limit_zero_has_no_translation_and_does_no_harm(search: str) -> None:
+def test_a_sentence_with_limit_zero_has_no_translation_and_changes_no_other(search: str) -> None:
     def run(table: Array, limits: list[int]) -> Translations:
         if search == "greedy":
             return greedy(table, jnp.asarray(limits))
@@ -249,14 +245,14 @@ def test_a_sentence_with_limit_zero_has_no_translation_and_does_no_harm(search: 
 
 @given(seed=SEED, limits=LIMITS)
 @examples(15)
-def test_a_sentence_is_translated_the_same_in_any_company(seed: int, limits: list[int]) -> None:
+def test_a_translation_does_not_depend_on_the_other_sentences(seed: int, limits: list[int]) -> None:
     table = random_table(seed, 5)
     options: dict[str, Any] = {"beam_size": 3, "kind": ("gnmt", 0.6), "num_best": 3}
     together = beam(table, jnp.asarray(limits), **options)
     for sentence in range(SENTENCES):
         one = slice(sentence, sentence + 1)
         alone = beam(table[one], jnp.asarray(limits[one]), **options)
-        np.testing.assert_array_equal(alone.pieces[0], together.pieces[sentence])
+        np.testing.assert_array_equal(alone.tokens[0], together.tokens[sentence])
         np.testing.assert_allclose(alone.scores[0], together.scores[sentence], rtol=1e-6)
 
 
@@ -270,72 +266,70 @@ def test_penalties_are_their_formulas() -> None:
     assert set(PENALTIES) == {"gnmt", "power"}
 
 
-# Greedy search
-
-
 @given(seed=SEED, limits=LIMITS)
 @examples(30)
-def test_greedy_search_takes_the_likeliest_piece_each_time(seed: int, limits: list[int]) -> None:
+def test_greedy_search_takes_the_likeliest_token_at_each_step(seed: int, limits: list[int]) -> None:
     table = random_table(seed, 5)
     actual = greedy(table, jnp.asarray(limits))
-    assert actual.pieces.shape == (SENTENCES, 1, LONGEST)
+    assert actual.tokens.shape == (SENTENCES, 1, LONGEST)
     for sentence, limit in enumerate(limits):
-        pieces: tuple[int, ...] = ()
-        while EOS not in pieces:
-            likeliest = int(np.argmax(log_probs_after(floats(table[sentence]), pieces)))
-            pieces += (EOS if len(pieces) + 1 == limit else likeliest,)
-        assert_found(actual, sentence, [(log_prob(floats(table[sentence]), pieces), pieces)])
+        tokens: tuple[int, ...] = ()
+        while EOS not in tokens:
+            likeliest = int(np.argmax(log_probs_after(floats(table[sentence]), tokens)))
+            tokens += (EOS if len(tokens) + 1 == limit else likeliest,)
+        assert_best(actual, sentence, [(log_prob(floats(table[sentence]), tokens), tokens)])
 
 
-# Early termination
+RECORDED: list[int] = []
+"""Positions at which a recorded search has called its step function."""
 
 
-def steps_of(
-    search: Callable[..., Translations], table: Array, limits: list[int], **options: Any
-) -> list[int]:
-    """Return the positions at which the search asked for logits."""
-    asked: list[int] = []
+def recording_step(newest: Array, position: Array, *past: Any) -> tuple[Array, State]:
+    jax.debug.callback(lambda p: RECORDED.append(int(p)), position)
+    return step(newest, position, *past)
 
-    def counted(newest: Array, position: Array, *past: Any) -> tuple[Array, State]:
-        jax.debug.callback(lambda p: asked.append(int(p)), position)
-        return step(newest, position, *past)
 
-    room = (len(table), options.get("beam_size", 1), LONGEST)
-    state = State(jnp.zeros(room, jnp.int32), table)
-    found = search(
-        counted, state, jnp.asarray(limits), max_length=LONGEST, bos=BOS, eos=EOS, **options
+@functools.partial(jax.jit, static_argnames=("beam_size", "num_best"))
+def recorded(table: Array, limits: Array, *, beam_size: int, num_best: int) -> Translations:
+    state = State(jnp.zeros((len(table), beam_size, LONGEST), jnp.int32), table)
+    options = {"max_length": LONGEST, "bos": BOS, "eos": EOS}
+    if beam_size == 1:
+        return greedy_search(recording_step, state, limits, **options)
+    return beam_search(
+        recording_step, state, limits, beam_size=beam_size, num_best=num_best, **options
     )
-    jax.block_until_ready(found)
+
+
+def positions(
+    table: Array, limits: list[int], *, beam_size: int = 3, num_best: int = 1
+) -> list[int]:
+    """Return the positions at which a search calls its step function; greedy for a beam of 1."""
+    RECORDED.clear()
+    jax.block_until_ready(
+        recorded(table, jnp.asarray(limits), beam_size=beam_size, num_best=num_best)
+    )
     jax.effects_barrier()
-    return sorted(asked)
+    return sorted(RECORDED)
 
 
 def ending_at(*lengths: int) -> Array:
-    """Return sentences that almost surely end after so many pieces."""
-    place = jnp.arange(LONGEST)[None, :, None]
-    ends = place >= jnp.asarray(lengths)[:, None, None] - 1
+    """Return logits under which each sentence almost surely ends at a given length."""
+    position = jnp.arange(LONGEST)[None, :, None]
+    is_end = position >= jnp.asarray(lengths)[:, None, None] - 1
     table = random_table(0, 5, sentences=len(lengths))
-    return table.at[..., EOS].add(jnp.where(ends, 30.0, -30.0))
+    return table.at[..., EOS].add(jnp.where(is_end, 30.0, -30.0))
 
 
-def test_greedy_search_stops_when_all_sentences_have_ended() -> None:
-    assert steps_of(greedy_search, ending_at(2, 3), [5, 5]) == [0, 1, 2]
-    assert steps_of(greedy_search, ending_at(2, 5), [5, 3]) == [0, 1, 2]
-    assert steps_of(greedy_search, ending_at(2, 5), [5, 5]) == [0, 1, 2, 3, 4]
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_search_stops_when_no_result_can_improve(beam_size: int) -> None:
+    assert positions(ending_at(2, 3), [5, 5], beam_size=beam_size) == [0, 1, 2]
+    assert positions(ending_at(2, 5), [5, 3], beam_size=beam_size) == [0, 1, 2]
+    assert positions(ending_at(2, 5), [5, 5], beam_size=beam_size) == [0, 1, 2, 3, 4]
+    # Without a sentence to translate, it takes no step.
+    assert positions(ending_at(2, 5), [0, 0], beam_size=beam_size) == []
 
 
-def test_beam_search_stops_when_nothing_can_become_better() -> None:
-    def steps(table: Array, limits: list[int], num_best: int = 1) -> list[int]:
-        return steps_of(beam_search, table, limits, beam_size=3, alpha=0.6, num_best=num_best)
-
-    assert steps(ending_at(2, 3), [5, 5]) == [0, 1, 2]
-    assert steps(ending_at(2, 5), [5, 3]) == [0, 1, 2]
-    assert steps(ending_at(2, 5), [5, 5]) == [0, 1, 2, 3, 4]
-    # The first step gives one translation, the second three more.
-    assert steps(ending_at(1, 1), [5, 5], num_best=1) == [0]
-    assert steps(ending_at(1, 1), [5, 5], num_best=3) == [0, 1]
-
-
-def test_no_sentence_means_no_step() -> None:
-    assert steps_of(greedy_search, random_table(0, 5), [0, 0, 0]) == []
-    assert steps_of(beam_search, random_table(0, 5), [0, 0, 0], beam_size=2) == []
+def test_a_search_for_several_results_continues_until_it_has_them() -> None:
+    # The first step finishes one translation, the second one three more.
+    assert positions(ending_at(1, 1), [5, 5], num_best=1) == [0]
+    assert positions(ending_at(1, 1), [5, 5], num_best=3) == [0, 1]

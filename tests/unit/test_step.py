@@ -1,3 +1,6 @@
+"""A train step applies the gradient of the mean loss per token, with reproducible dropout."""
+
+from functools import cache
 from typing import Any
 
 import jax
@@ -6,29 +9,51 @@ import numpy as np
 import pytest
 from small import SMALL
 
-from transformer_jax.config import TrainConfig
+from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.losses import Loss, cross_entropy
 from transformer_jax.model.transformer import Transformer
-from transformer_jax.training.step import TrainState, init_state, make_train_step, split_rows
+from transformer_jax.training.step import (
+    TrainState,
+    TrainStep,
+    init_state,
+    make_train_step,
+    split_rows,
+)
 
 VOCAB = 20
-CALM = SMALL.change(model={"dropout": 0.0})
+NO_DROPOUT = SMALL.change(model={"dropout": 0.0})
+DROPOUT = SMALL.change(model={"dropout": 0.5})
 
 
-def batch_of(rows: int, seed: int = 0) -> Batch:
-    """Rows of very unlike length, so that a mean of means differs from the mean."""
-    rng = np.random.default_rng(seed)
-    block = rng.integers(4, VOCAB, (2, rows, 9)).astype(np.int32)
+def random_batch(rows: int = 10) -> Batch:
+    """Return rows of very different lengths, so that a mean of means is not the mean."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(4, VOCAB, (2, rows, 9)).astype(np.int32)
     lengths = rng.integers(1, 10, (2, rows, 1))
-    return Batch(*jnp.asarray(np.where(np.arange(9) < lengths, block, 0)))
+    return Batch(*jnp.asarray(np.where(np.arange(9) < lengths, tokens, 0)))
 
 
-def update(config: TrainConfig, batch: Batch, *, model: Any = CALM.model) -> TrainState:
-    transformer = Transformer(model, VOCAB)
-    step = jax.jit(make_train_step(transformer, config))
-    state, _ = step(init_state(transformer, config), batch)
-    return state
+BATCH = random_batch()
+
+
+@cache
+def compile_step(config: Config) -> TrainStep:
+    """Return a step whose two functions are jitted, once for all tests."""
+    step = make_train_step(Transformer(config.model, VOCAB), config.train)
+    return TrainStep(jax.jit(step.compute_gradients), jax.jit(step.apply_gradients))
+
+
+@cache
+def initial_state(config: Config) -> TrainState:
+    return init_state(Transformer(config.model, VOCAB), config.train)
+
+
+def first_moment(config: Config, batch: Batch = BATCH) -> Any:
+    """Return Adam's mean of gradients after one step: (1 - beta1) times the gradient."""
+    state, _ = compile_step(config)(initial_state(config), batch)
+    adam: Any = state.optimizer if config.train.clip_norm is None else state.optimizer[1]
+    return adam[0].mu
 
 
 def assert_close(left: Any, right: Any) -> None:
@@ -39,134 +64,112 @@ def largest_difference(left: Any, right: Any) -> float:
     return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(abs(a - b).max()), left, right)))
 
 
+def global_norm(tree: Any) -> Any:
+    return jnp.sqrt(sum(jnp.sum(x * x) for x in jax.tree.leaves(tree)))
+
+
 def test_the_gradient_is_that_of_the_mean_loss_per_token() -> None:
-    transformer, batch = Transformer(CALM.model, VOCAB), batch_of(6)
-    state = init_state(transformer, CALM.train)
+    transformer, state = Transformer(NO_DROPOUT.model, VOCAB), initial_state(NO_DROPOUT)
 
     def mean_loss(params: Any) -> jax.Array:
-        logits: Any = transformer.apply({"params": params}, *batch)
-        loss = cross_entropy(logits, jnp.asarray(batch.target), 0.1)
+        logits: Any = transformer.apply({"params": params}, *BATCH)
+        loss = cross_entropy(logits, BATCH.target, 0.1)
         return loss.smoothed / loss.count
 
     gradient = jax.jit(jax.grad(mean_loss))(state.params)
-    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradient)))
-    new, metrics = jax.jit(make_train_step(transformer, CALM.train))(state, batch)
-    np.testing.assert_allclose(metrics.gradient_norm, norm, rtol=1e-5)
-    # After one update Adam's mean of gradients is (1 - beta1) times the gradient.
-    first_moment = new.optimizer[0].mu
-    assert_close(first_moment, jax.tree.map(lambda g: 0.1 * g, gradient))
+    _, metrics = compile_step(NO_DROPOUT)(state, BATCH)
+    np.testing.assert_allclose(metrics.gradient_norm, global_norm(gradient), rtol=1e-5)
+    assert_close(first_moment(NO_DROPOUT), jax.tree.map(lambda g: 0.1 * g, gradient))
 
 
-@pytest.mark.parametrize("parts", [2, 3, 4])
-def test_micro_batches_give_the_update_of_the_whole_batch(parts: int) -> None:
-    # 10 rows do not divide by 3 or 4; lengths differ, so parts have unlike numbers of tokens.
-    whole = update(CALM.train, batch_of(10))
-    split = update(CALM.change(train={"gradient_accumulation_steps": parts}).train, batch_of(10))
-    assert_close(whole.optimizer[0].mu, split.optimizer[0].mu)
+# 3 does not divide the 10 rows. The micro-batches have different numbers of tokens.
+@pytest.mark.parametrize("num_micro_batches", [2, 3])
+def test_gradient_accumulation_does_not_change_the_update(num_micro_batches: int) -> None:
+    accumulating = NO_DROPOUT.change(train={"gradient_accumulation_steps": num_micro_batches})
+    assert_close(first_moment(accumulating), first_moment(NO_DROPOUT))
 
 
-def test_micro_batches_hold_each_row_once() -> None:
-    batch = batch_of(10)
-    parts = split_rows(batch, 4)
-    assert parts.source.shape == (4, 3, 9)
-    rows = np.asarray(parts.source).reshape(-1, 9)
-    expected = np.concatenate([np.asarray(batch.source), np.zeros((2, 9), np.int32)])
+def test_micro_batches_contain_each_row_once() -> None:
+    micro_batches = split_rows(BATCH, 4)
+    assert micro_batches.source.shape == (4, 3, 9)
+    rows = np.asarray(micro_batches.source).reshape(-1, 9)
+    expected = np.concatenate([np.asarray(BATCH.source), np.zeros((2, 9), np.int32)])
     assert sorted(map(tuple, rows)) == sorted(map(tuple, expected))
 
 
-def test_empty_rows_change_nothing() -> None:
-    batch = batch_of(6)
-    longer = Batch(*(jnp.pad(side, ((0, 2), (0, 0))) for side in batch))
-    one, other = update(CALM.train, batch), update(CALM.train, longer)
-    assert_close(one.optimizer[0].mu, other.optimizer[0].mu)
+def test_empty_rows_do_not_change_the_update() -> None:
+    padded = Batch(*(jnp.pad(side, ((0, 2), (0, 0))) for side in BATCH))
+    assert_close(first_moment(NO_DROPOUT, padded), first_moment(NO_DROPOUT))
 
 
-def test_dropout_is_a_function_of_seed_and_step() -> None:
-    noisy = SMALL.change(model={"dropout": 0.5})
-    transformer, batch = Transformer(noisy.model, VOCAB), batch_of(6)
-    step = jax.jit(make_train_step(transformer, noisy.train))
-    state = init_state(transformer, noisy.train)
-    again, later = state._replace(), state._replace(step=jnp.int32(1))
-    loss, same, other = (float(step(s, batch)[1].loss.nll) for s in (state, again, later))
-    assert loss == same
-    assert loss != other
+def test_dropout_is_a_function_of_seed_step_and_shard() -> None:
+    state = initial_state(DROPOUT)
+
+    def loss(*, seed: int = 0, step: int = 0, shard: int = 0) -> float:
+        changed = state._replace(seed=jnp.int32(seed), step=jnp.int32(step))
+        _, loss = compile_step(DROPOUT).compute_gradients(changed, BATCH, jnp.int32(shard))
+        return float(loss.nll)
+
+    assert loss() == loss()
+    assert len({loss(), loss(seed=1), loss(step=1), loss(shard=1), loss(shard=2)}) == 5
 
 
-def test_parameters_are_a_function_of_the_seed() -> None:
-    transformer = Transformer(SMALL.model, VOCAB)
-    one, same, other = (
-        init_state(transformer, SMALL.change(train={"seed": seed}).train).params
+def test_initial_parameters_are_a_function_of_the_seed() -> None:
+    params, same, other = (
+        init_state(Transformer(SMALL.model, VOCAB), SMALL.change(train={"seed": seed}).train).params
         for seed in (1, 1, 2)
     )
-    assert largest_difference(one, same) == 0
-    assert largest_difference(one, other) > 0.1
+    assert largest_difference(params, same) == 0
+    assert largest_difference(params, other) > 0.1
 
 
-def test_clipping_bounds_the_gradient_that_adam_sees() -> None:
-    clipped = update(CALM.change(train={"clip_norm": 1e-3}).train, batch_of(6))
-    # optax.chain(clip, adam): Adam's state is the second one's first.
-    mean = clipped.optimizer[1][0].mu
-    norm = float(jnp.sqrt(sum(jnp.sum(m * m) for m in jax.tree.leaves(mean))))
-    np.testing.assert_allclose(norm, 0.1 * 1e-3, rtol=1e-4)
+def test_clipping_bounds_the_gradient_that_adam_receives() -> None:
+    moment = first_moment(NO_DROPOUT.change(train={"clip_norm": 1e-3}))
+    np.testing.assert_allclose(global_norm(moment), 0.1 * 1e-3, rtol=1e-4)
 
 
-def test_a_step_learns_what_it_is_shown() -> None:
-    config = CALM.change(train={"warmup_steps": 50, "label_smoothing": 0.0})
-    transformer, batch = Transformer(config.model, VOCAB), batch_of(8)
-    step = jax.jit(make_train_step(transformer, config.train))
-    state = init_state(transformer, config.train)
-    losses = []
+def test_repeated_steps_on_one_batch_learn_it() -> None:
+    config = NO_DROPOUT.change(train={"warmup_steps": 50, "label_smoothing": 0.0})
+    step = jax.jit(make_train_step(Transformer(config.model, VOCAB), config.train))
+    state, losses = initial_state(config), []
     for _ in range(150):
-        state, metrics = step(state, batch)
+        state, metrics = step(state, BATCH)
         losses.append(float(metrics.loss.nll / metrics.loss.count))
     assert losses[-1] < 0.1 * losses[0]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("where", ["a gradient", "the loss"])
-def test_a_gradient_that_is_not_finite_changes_nothing_but_the_count(
-    value: float, where: str
-) -> None:
-    transformer, batch = Transformer(CALM.model, VOCAB), batch_of(6)
-    step = make_train_step(transformer, CALM.train)
-    state = init_state(transformer, CALM.train)
-    state, _ = jax.jit(step)(state, batch)
-    gradients, loss = step.sums(state, batch, jnp.int32(0))
-    table = gradients["embedding"]["table"]
-    if where == "a gradient":
+@pytest.mark.parametrize("location", ["gradient", "loss"])
+def test_a_step_that_is_not_finite_changes_only_the_counts(value: float, location: str) -> None:
+    step = compile_step(NO_DROPOUT)
+    state, _ = step(initial_state(NO_DROPOUT), BATCH)
+    gradients, loss = step.compute_gradients(state, BATCH, jnp.int32(0))
+    if location == "gradient":
+        table = gradients["embedding"]["table"]
         gradients["embedding"]["table"] = table.at[5, 3].set(value)
     else:
         loss = loss._replace(smoothed=loss.smoothed + value)
-    new, metrics = jax.jit(step.update)(state, (gradients, loss))
-    jax.tree.map(np.testing.assert_array_equal, new.params, state.params)
-    jax.tree.map(np.testing.assert_array_equal, new.optimizer, state.optimizer)
-    assert (int(new.step), int(new.skipped), int(new.skipped_in_a_row)) == (2, 1, 1)
+    skipped, metrics = step.apply_gradients(state, (gradients, loss))
+    jax.tree.map(np.testing.assert_array_equal, skipped.params, state.params)
+    jax.tree.map(np.testing.assert_array_equal, skipped.optimizer, state.optimizer)
+    assert (int(skipped.step), int(skipped.skipped), int(skipped.skipped_in_a_row)) == (2, 1, 1)
     assert [float(x) for x in metrics.loss] == [0.0, 0.0, 0.0]
-    again, _ = jax.jit(step.update)(new, (gradients, loss))
+    again, _ = step.apply_gradients(skipped, (gradients, loss))
     assert (int(again.skipped), int(again.skipped_in_a_row)) == (2, 2)
-    better, _ = jax.jit(step)(again, batch)
-    assert (int(better.step), int(better.skipped), int(better.skipped_in_a_row)) == (4, 2, 0)
-    assert largest_difference(better.params, state.params) > 0
+    finite, _ = step(again, BATCH)
+    assert (int(finite.step), int(finite.skipped), int(finite.skipped_in_a_row)) == (4, 2, 0)
+    assert largest_difference(finite.params, state.params) > 0
 
 
-def test_parts_of_a_batch_draw_masks_of_their_own() -> None:
-    noisy = SMALL.change(model={"dropout": 0.5})
-    transformer, batch = Transformer(noisy.model, VOCAB), batch_of(6)
-    step = make_train_step(transformer, noisy.train)
-    state = init_state(transformer, noisy.train)
-    losses = {float(jax.jit(step.sums)(state, batch, jnp.int32(part))[1].nll) for part in range(3)}
-    assert len(losses) == 3
-
-
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="asks what XLA makes of it on a CPU")
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="inspects the program of XLA on a CPU")
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
-def test_an_update_copies_no_moments(clip_norm: float | None) -> None:
-    transformer = Transformer(CALM.model, 5000)
-    config = CALM.change(train={"clip_norm": clip_norm}).train
+def test_an_update_does_not_copy_the_moments(clip_norm: float | None) -> None:
+    transformer = Transformer(NO_DROPOUT.model, 5000)
+    config = NO_DROPOUT.change(train={"clip_norm": clip_norm}).train
     step = make_train_step(transformer, config)
     state = jax.eval_shape(lambda: init_state(transformer, config))
     sums = jax.eval_shape(lambda: (state.params, Loss(*jnp.zeros(3))))
-    program: Any = jax.jit(step.update, donate_argnums=0).lower(state, sums).compile()
+    program: Any = jax.jit(step.apply_gradients, donate_argnums=0).lower(state, sums).compile()
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
-    # As much for the gradient's squares, of which the norm is made; twice as much with copies.
+    # The squares of the gradient, for its norm, take 1.0 of this size; copies would take 2.0 more.
     assert program.memory_analysis().temp_size_in_bytes < 1.5 * size

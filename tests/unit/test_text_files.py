@@ -1,8 +1,9 @@
-"""Files of text: read as they are, or refused in one line that names the file and the line."""
+"""Text files are read exactly, or refused in one line that names the file and the line."""
 
 import gzip
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from transformer_jax.data.splits import SPLITS
 from transformer_jax.data.text_files import MAX_LINE_BYTES, TextFiles, is_too_long
 from transformer_jax.errors import DataError, UsageError
 
-# Each of these ends a line for `str.splitlines`, or is nothing to see.
+# `str.splitlines` breaks most of these lines; the others have invisible characters.
 ODD = [
     "a\u2028b",
     "a\u0085b",
@@ -33,24 +34,23 @@ def compress(data: bytes) -> bytes:
     return gzip.compress(data, mtime=0)
 
 
-def named(folder: Path | str | None, **files: tuple[str, str] | None) -> TextFiles:
-    """Return a corpus of these files; where they are not said, of those that `texts` writes."""
-    usual = {"train": ("train.en", "train.de"), "dev": ("dev.en", "dev.de")}
-    found = {**usual, **files}
-    home = None if folder is None else str(folder)
-    return TextFiles({split: found.get(split) for split in SPLITS}, home)
+def open_corpus(folder: Path | str | None, **files: tuple[str, str] | None) -> TextFiles:
+    """Open the files that `write_corpus` writes, with some of them replaced by `files`."""
+    names = {"train": ("train.en", "train.de"), "dev": ("dev.en", "dev.de"), **files}
+    data_folder = None if folder is None else str(folder)
+    return TextFiles({split: names.get(split) for split in SPLITS}, data_folder)
 
 
-def texts(folder: Path, source: bytes, target: bytes | None = None) -> TextFiles:
-    """Return a corpus whose training set is these bytes."""
+def write_corpus(folder: Path, source: bytes, target: bytes | None = None) -> TextFiles:
+    """Write a corpus with these training files; the target is the source by default."""
     files = {"train.en": source, "train.de": source if target is None else target}
     for name, data in {**files, "dev.en": b"one\n", "dev.de": b"eins\n"}.items():
         (folder / name).write_bytes(data)
-    return named(folder)
+    return open_corpus(folder)
 
 
 def sources(corpus: TextFiles) -> list[str]:
-    """Return one side of a training set of which both are alike."""
+    """Return the source lines of training; each target line must equal its source line."""
     pairs = list(corpus.read("train"))
     assert len(pairs) == corpus.count("train")
     assert all(source == target for source, target in pairs)
@@ -72,145 +72,145 @@ LINES = st.lists(
 
 @given(LINES, st.sampled_from([b"\n", b"\r\n"]), st.booleans(), st.booleans(), st.booleans())
 @settings(deadline=None, derandomize=True, max_examples=150)
-def test_lines_are_read_as_they_were_written(
+def test_lines_are_read_as_they_were_written_from_any_start(
     folder: Path, lines: list[str], end: bytes, has_mark: bool, is_gzip: bool, ends: bool
 ) -> None:
-    # What no reader can know: whether a carriage return belongs to the line or to its end, and a
-    # mark of the line's own at the beginning of a file; an unended empty line is none.
+    # A reader cannot distinguish a carriage return of the line from one of the line end, nor a
+    # byte-order mark of the line from one of the file, nor a final empty line from no line.
     lines = [line.removesuffix("\r") for line in lines]
     if lines[0].startswith("\ufeff"):
         has_mark = True
     data = BOM * has_mark + end.join(line.encode() for line in lines)
     if ends or not lines[-1]:
         data += end
-    corpus = texts(folder, compress(data) if is_gzip else data)
+    corpus = write_corpus(folder, compress(data) if is_gzip else data)
     assert sources(corpus) == lines
     for start in range(len(lines) + 2):
         assert [source for source, _ in corpus.read("train", start)] == lines[start:]
 
 
-def test_gzip_is_known_by_its_first_bytes_and_may_have_several_parts(tmp_path: Path) -> None:
+def test_gzip_is_recognized_by_its_first_bytes_and_may_have_several_members(tmp_path: Path) -> None:
     data = "eins\nzwölf\n".encode()
     for stored in (data, compress(data), compress(data[:7]) + compress(data[7:]) + bytes(9)):
-        assert sources(texts(tmp_path, stored)) == ["eins", "zwölf"]
+        assert sources(write_corpus(tmp_path, stored)) == ["eins", "zwölf"]
     for name in ("dev.en.gz", "dev.de.gz"):
         (tmp_path / name).write_bytes(compress(data))
-    assert sources(named(tmp_path, train=("dev.en.gz", "train.en"))) == ["eins", "zwölf"]
+    assert sources(open_corpus(tmp_path, train=("dev.en.gz", "train.en"))) == ["eins", "zwölf"]
 
 
 CORRUPT = bytearray(compress("".join(f"{n}\n" for n in range(9999)).encode()))
 CORRUPT[len(CORRUPT) // 2] ^= 0xFF
 FAULTS: dict[str, tuple[bytes, str]] = {
-    "latin-1": ("eins\nzwölf\n".encode("latin-1"), "train.de, line 2: no UTF-8, byte 3 is 0xf6"),
-    "UTF-16": ("eins\nzwei\n".encode("utf-16"), "train.de, line 1: no UTF-8, byte 1 is 0xff"),
-    "surrogate": (b"one\ntwo \xed\xa0\x80\n", "train.de, line 2: no UTF-8, byte 5 is 0xed"),
-    "overlong": (b"one\n\xc0\x80\n", "train.de, line 2: no UTF-8, byte 1 is 0xc0"),
-    "half a letter": (b"one\ntw\xc3", "train.de, line 2: no UTF-8, byte 3 is 0xc3"),
-    "after a mark": (BOM + b"\xffone\n", "train.de, line 1: no UTF-8, byte 4 is 0xff"),
-    "binary": (b"one\n" + b"\xff" * 2_000_000, "train.de, line 2: no UTF-8, byte 1 is 0xff"),
-    "empty": (b"", "train.en, line 1: nothing stands beside it; train.en has 2 lines, train.de"),
-    "shorter": (b"one\n", "train.en, line 2: nothing stands beside it; train.en has 2 lines"),
-    "longer": (b"one\ntwo\n\n", "train.de, line 3: nothing stands beside it; train.en has 2"),
+    "latin-1": ("eins\nzwölf\n".encode("latin-1"), "train.de, line 2: not UTF-8, byte 3 is 0xf6"),
+    "UTF-16": ("eins\nzwei\n".encode("utf-16"), "train.de, line 1: not UTF-8, byte 1 is 0xff"),
+    "surrogate": (b"one\ntwo \xed\xa0\x80\n", "train.de, line 2: not UTF-8, byte 5 is 0xed"),
+    "overlong": (b"one\n\xc0\x80\n", "train.de, line 2: not UTF-8, byte 1 is 0xc0"),
+    "half a letter": (b"one\ntw\xc3", "train.de, line 2: not UTF-8, byte 3 is 0xc3"),
+    "after a mark": (BOM + b"\xffone\n", "train.de, line 1: not UTF-8, byte 4 is 0xff"),
+    "binary": (b"one\n" + b"\xff" * 2_000_000, "train.de, line 2: not UTF-8, byte 1 is 0xff"),
+    "empty": (b"", "train.en, line 1: no such line in train.de; train.en has 2 lines, train.de"),
+    "shorter": (b"one\n", "train.en, line 2: no such line in train.de; train.en has 2 lines"),
+    "longer": (b"one\ntwo\n\n", "train.de, line 3: no such line in train.en; train.en has 2"),
     "cut gzip": (compress(b"one\ntwo\n" * 999)[:-9], "train.de, after line "),
     "gzip's head": (compress(b"one\ntwo\n")[:5], "train.de, after line 0: broken gzip: "),
-    # Which line, and whether its bytes or its checksum tell, depends on the library.
+    # The library decides which line fails, and whether its bytes or its checksum do.
     "corrupt gzip": (bytes(CORRUPT), "train.de, "),
     "wrong checksum": (compress(b"one\ntwo\n")[:-8] + bytes(8), "after line 2: broken gzip: CRC"),
     "gzip and more": (compress(b"one\ntwo\n") + b"more", "after line 2: broken gzip: "),
 }
 
 
-def fault(call: Callable[[], object]) -> str:
-    with pytest.raises(DataError) as told:
+def data_error(call: Callable[[], object]) -> str:
+    """Return the message, one line, of the DataError that the call raises."""
+    with pytest.raises(DataError) as caught:
         call()
-    line = str(told.value)
-    assert "\n" not in line
-    return line
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_fault_names_the_file_and_the_line(kind: str, tmp_path: Path) -> None:
+def test_a_fault_is_reported_with_its_file_and_line(kind: str, tmp_path: Path) -> None:
     data, words = FAULTS[kind]
-    corpus = texts(tmp_path, b"one\ntwo\n", data)
-    line = fault(lambda: corpus.count("train"))
+    corpus = write_corpus(tmp_path, b"one\ntwo\n", data)
+    line = data_error(lambda: corpus.count("train"))
     assert words in line
-    # Names are shown without folders: they are told who shared the text, not where it lay.
+    # Messages show names without folders, so that they can be shared.
     assert str(tmp_path) not in line
 
 
-def test_text_without_a_line_is_refused(tmp_path: Path) -> None:
-    assert fault(lambda: texts(tmp_path, b"").count("train")) == "train.en has no line"
-    assert sources(texts(tmp_path, b"\n\n")) == ["", ""]
+def test_files_without_lines_are_refused(tmp_path: Path) -> None:
+    assert data_error(lambda: write_corpus(tmp_path, b"").count("train")) == "train.en has no lines"
+    assert sources(write_corpus(tmp_path, b"\n\n")) == ["", ""]
 
 
-def test_a_name_that_says_gzip_must_keep_its_word(tmp_path: Path) -> None:
-    texts(tmp_path, b"one\n")
+def test_a_file_named_gz_must_be_gzip(tmp_path: Path) -> None:
+    write_corpus(tmp_path, b"one\n")
     for data in (b"", b"one\n", b"\x1f"):
         (tmp_path / "x.gz").write_bytes(data)
-        corpus = named(tmp_path, train=("x.gz", "x.gz"))
-        assert "x.gz is no gzip file" in fault(lambda: corpus.count("train"))  # noqa: B023
+        corpus = open_corpus(tmp_path, train=("x.gz", "x.gz"))
+        assert "x.gz is not a gzip file" in data_error(partial(corpus.count, "train"))
 
 
-def put(path: Path, kind: str) -> None:
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind != "nothing":
-        path.symlink_to({"device": "/dev/zero", "loop": path.name, "dangling": "nowhere"}[kind])
+NOT_REGULAR: dict[str, tuple[Callable[[Path], object], str]] = {
+    "nothing": (lambda _: None, "there is no file "),
+    "dangling link": (lambda path: path.symlink_to("nowhere"), "there is no file "),
+    "circular link": (
+        lambda path: path.symlink_to(path.name),
+        "x.en cannot be read: Too many levels of symbolic links",
+    ),
+    "folder": (Path.mkdir, "is not a text file but a folder"),
+    "pipe": (os.mkfifo, "is not a text file but a device or pipe"),
+    "device": (
+        lambda path: path.symlink_to("/dev/zero"),
+        "is not a text file but a device or pipe",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("nothing", "there is no file "),
-        ("dangling", "there is no file "),
-        ("loop", "x.en cannot be read: Too many levels of symbolic links"),
-        ("folder", "but a folder"),
-        ("pipe", "but a device or pipe"),
-        ("device", "but a device or pipe"),
-    ],
-)
-@pytest.mark.parametrize("place", ["train", "dev", "test"])
-def test_what_is_no_file_is_told_before_anything_is_read(
-    kind: str, words: str, place: str, tmp_path: Path
-) -> None:
-    texts(tmp_path, b"one\n")
-    put(tmp_path / "x.en", kind)
-    line = fault(lambda: named(tmp_path, **{place: ("dev.en", "x.en")}))
-    assert words in line
-    assert "x.en" in line
+@pytest.mark.parametrize("kind", NOT_REGULAR)
+def test_a_path_that_is_not_a_regular_file_is_refused_at_once(kind: str, tmp_path: Path) -> None:
+    create, words = NOT_REGULAR[kind]
+    write_corpus(tmp_path, b"one\n")
+    create(tmp_path / "x.en")
+    for split in SPLITS:
+        files = {split: ("dev.en", "x.en")}
+        message = data_error(partial(open_corpus, tmp_path, **files))
+        assert words in message
+        assert "x.en" in message
 
 
-@pytest.mark.parametrize("name", ["", ".", "dev.en/x", "x" * 300, "a\0b"])
-def test_what_is_no_name_is_told(name: str, tmp_path: Path) -> None:
-    texts(tmp_path, b"one\n")
-    fault(lambda: named(tmp_path, train=("dev.en", name)))
+def test_an_impossible_file_name_is_refused(tmp_path: Path) -> None:
+    write_corpus(tmp_path, b"one\n")
+    for name in ("", ".", "dev.en/x", "x" * 300, "a\0b"):
+        data_error(partial(open_corpus, tmp_path, train=("dev.en", name)))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is kept from root")
-def test_a_file_that_may_not_be_read_is_told(tmp_path: Path) -> None:
-    corpus = texts(tmp_path, b"one\n")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_without_read_permission_is_reported(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, b"one\n")
     (tmp_path / "train.de").chmod(0)
     for call in (lambda: corpus.identity, lambda: corpus.count("train")):
-        assert fault(call) == "train.de cannot be read: Permission denied"
+        assert data_error(call) == "train.de cannot be read: Permission denied"
 
 
-@pytest.mark.skipif(not Path("/proc/self/mem").is_file(), reason="there is no such file here")
-def test_a_file_that_fails_is_told(tmp_path: Path) -> None:
-    texts(tmp_path, b"one\n")
-    # Memory has nothing at address 0: reading gives the error of a broken disk.
-    corpus = named(tmp_path, train=("dev.en", "/proc/self/mem"))
+@pytest.mark.skipif(not Path("/proc/self/mem").is_file(), reason="needs /proc/self/mem")
+def test_a_read_error_is_reported(tmp_path: Path) -> None:
+    write_corpus(tmp_path, b"one\n")
+    # Reading memory at address 0 raises the same error as a broken disk.
+    corpus = open_corpus(tmp_path, train=("dev.en", "/proc/self/mem"))
     for call in (lambda: corpus.identity, lambda: corpus.count("train")):
-        assert fault(call) == "mem cannot be read: Input/output error"
+        assert data_error(call) == "mem cannot be read: Input/output error"
 
 
-def test_a_link_to_a_file_is_as_good_as_the_file(tmp_path: Path) -> None:
-    (tmp_path / "kept").mkdir()
-    corpus = texts(tmp_path / "kept", b"one\ntwo\n")
-    (tmp_path / "link").symlink_to("kept")
+def test_links_to_files_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    corpus = write_corpus(tmp_path / "files", b"one\ntwo\n")
+    (tmp_path / "link").symlink_to("files")
     (tmp_path / "train").symlink_to("link/train.en")
-    linked = named(tmp_path, train=("train", "kept/train.de"), dev=("link/dev.en", "link/dev.de"))
+    linked = open_corpus(
+        tmp_path, train=("train", "files/train.de"), dev=("link/dev.en", "link/dev.de")
+    )
     assert sources(linked) == ["one", "two"]
     assert linked.identity == corpus.identity
 
@@ -224,56 +224,58 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("when", ["before", "counted", "while"])
-def test_a_file_that_changes_while_it_is_read_is_told(
-    change: str, when: str, tmp_path: Path
+def test_a_file_that_changes_before_its_last_line_is_read_is_reported(
+    change: str, tmp_path: Path
 ) -> None:
-    texts(tmp_path, b"one\ntwo\n")
-    os.utime(tmp_path / "train.de", ns=(0, 0))
-    corpus = named(tmp_path)
-    assert corpus.identity
-    if when != "before":
-        corpus.count("train")
-    reading = corpus.read("train")
-    if when == "while":
-        next(reading)
-    CHANGES[change](tmp_path / "train.de")
-    line = fault(lambda: list(reading))
-    assert "train.de was changed while it was read" in line or (
-        (change, when) != ("replaced", "while") and "train.de cannot be read" in line
-    )
+    for progress in ("opened", "counted", "half read"):
+        write_corpus(tmp_path, b"one\ntwo\n")
+        os.utime(tmp_path / "train.de", ns=(0, 0))
+        corpus = open_corpus(tmp_path)
+        assert corpus.identity
+        if progress != "opened":
+            corpus.count("train")
+        reader = corpus.read("train")
+        if progress == "half read":
+            next(reader)
+        CHANGES[change](tmp_path / "train.de")
+        message = data_error(partial(list, reader))
+        assert "train.de was changed while it was read" in message or (
+            (change, progress) != ("replaced", "half read") and "train.de cannot be read" in message
+        )
 
 
-def test_names_begin_where_one_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    homes = [tmp_path / name for name in ("said", "environment", "here")]
+def test_relative_names_start_from_the_folder_the_environment_or_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homes = [tmp_path / name for name in ("folder", "environment", "working")]
     for number, home in enumerate(homes):
         home.mkdir()
-        texts(home, f"{number}\n".encode())
+        write_corpus(home, f"{number}\n".encode())
 
-    def found(folder: str | None) -> list[str]:
-        return sources(named(folder))
+    def lines(folder: str | None) -> list[str]:
+        return sources(open_corpus(folder))
 
     monkeypatch.delenv("TRANSFORMER_JAX_DATA", raising=False)
     monkeypatch.chdir(homes[2])
-    assert found(None) == ["2"]
+    assert lines(None) == ["2"]
     monkeypatch.setenv("TRANSFORMER_JAX_DATA", str(homes[1]))
-    assert found(None) == ["1"]
-    assert found("../said") == found(str(homes[0])) == ["0"]
+    assert lines(None) == ["1"]
+    assert lines("../folder") == lines(str(homes[0])) == ["0"]
     absolute = str(homes[2] / "train.en"), str(homes[2] / "train.de")
-    assert sources(named(homes[0], train=absolute)) == ["2"]
+    assert sources(open_corpus(homes[0], train=absolute)) == ["2"]
     monkeypatch.chdir(tmp_path)
-    line = fault(lambda: named("nowhere"))
+    line = data_error(lambda: open_corpus("nowhere"))
     assert line.startswith("there is no file nowhere/train.en: ")
-    assert "--data.folder" in line
+    assert line.endswith("data.folder='FOLDER'")
 
 
-def test_the_identity_is_of_what_stands_in_each_place_wherever_it_lies(tmp_path: Path) -> None:
+def test_the_identity_depends_on_the_content_of_each_file_alone(tmp_path: Path) -> None:
     for name, data in {"a": b"one\n", "b": b"two\n", "c": b"six\n"}.items():
         (tmp_path / name).write_bytes(data)
         (tmp_path / f"{name}{name}").write_bytes(data)
 
-    def identity(**places: tuple[str, str]) -> str:
-        return named(tmp_path, **places).identity
+    def identity(**files: tuple[str, str]) -> str:
+        return open_corpus(tmp_path, **files).identity
 
     first = identity(train=("a", "b"), dev=("a", "c"))
     assert identity(train=("aa", "bb"), dev=("aa", "cc")) == first
@@ -287,24 +289,25 @@ def test_the_identity_is_of_what_stands_in_each_place_wherever_it_lies(tmp_path:
     assert len({first, *others}) == 6
 
 
-def test_a_corpus_is_called_by_its_files_without_their_folders(tmp_path: Path) -> None:
-    corpus = texts(tmp_path, b"one\n")
+def test_the_name_of_a_corpus_is_its_file_names_without_folders(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, b"one\n")
     assert corpus.name == "train.en + train.de"
     assert corpus.splits == ("train", "dev")
     odd = tmp_path / os.fsdecode(b"\xff.en")
     odd.write_bytes(b"one\n")
-    assert named(tmp_path, train=(odd.name, "dev.de")).name == r"\udcff.en + dev.de"
+    assert open_corpus(tmp_path, train=(odd.name, "dev.de")).name == r"\udcff.en + dev.de"
 
 
-@pytest.mark.parametrize("missing", ["train", "dev"])
-def test_files_to_train_and_to_score_on_must_be_named(missing: str, tmp_path: Path) -> None:
-    texts(tmp_path, b"one\n")
-    with pytest.raises(UsageError, match=rf"--data\.{missing} {missing}\.en {missing}\.de"):
-        named(tmp_path, **{missing: None})
+def test_train_and_dev_files_are_required(tmp_path: Path) -> None:
+    write_corpus(tmp_path, b"one\n")
+    for split in ("train", "dev"):
+        expected = rf"data\.{split} must name .* {split}\.en {split}\.de"
+        with pytest.raises(UsageError, match=expected):
+            open_corpus(tmp_path, **{split: None})
 
 
 def long_lines() -> Iterator[bytes]:
-    """Yield lines about as long as one may be, of letters of every size at every place."""
+    """Yield lines of about the longest length, with letters of all sizes at all offsets."""
     for letter in ("a", "é", "日", "𝄞"):
         size = len(letter.encode())
         for shift in range(size):
@@ -313,29 +316,30 @@ def long_lines() -> Iterator[bytes]:
     yield from (b"x" * (MAX_LINE_BYTES + extra) for extra in range(-2, 12))
 
 
-@pytest.mark.parametrize("begin", [b"", BOM])
-@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_a_line_is_whole_or_known_to_be_too_long(begin: bytes, end: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("begin", "end"), [(b"", b"\n"), (BOM, b"\n"), (BOM, b"\r\n")])
+def test_only_lines_that_are_too_long_are_truncated(
+    begin: bytes, end: bytes, tmp_path: Path
+) -> None:
     for line in long_lines():
-        first, last = sources(texts(tmp_path, begin + line + end + b"next"))
+        first, last = sources(write_corpus(tmp_path, begin + line + end + b"next"))
         assert last == "next"
         assert is_too_long(first) is (len(line) > MAX_LINE_BYTES)
         assert line.decode().startswith(first)
         assert is_too_long(first) or first.encode() == line
-        # Of what is far too long, little is held in memory.
+        # Only the beginning of a line that is far too long is in memory.
         assert len(first.encode()) <= MAX_LINE_BYTES + 8
 
 
-def test_a_set_that_is_scored_as_a_whole_has_no_line_that_is_too_long(tmp_path: Path) -> None:
+def test_a_line_of_dev_that_is_too_long_is_refused(tmp_path: Path) -> None:
     for line in ("x" * MAX_LINE_BYTES, "日" * (MAX_LINE_BYTES // 3)):
-        texts(tmp_path, b"one\n")
+        write_corpus(tmp_path, b"one\n")
         for extra, is_fine in (("", True), ("日", False)):
             (tmp_path / "dev.de").write_text(f"eins\n{line}{extra}\n", "utf-8")
             (tmp_path / "dev.en").write_text("one\ntwo\n")
-            corpus = named(tmp_path, train=("dev.en", "dev.de"))
+            corpus = open_corpus(tmp_path, train=("dev.en", "dev.de"))
             assert corpus.count("train") == 2
             if is_fine:
                 assert corpus.count("dev") == 2
             else:
-                line_of = fault(lambda: corpus.count("dev"))  # noqa: B023
-                assert line_of.startswith("dev.de, line 2: more than 65536 bytes; dev is scored")
+                message = data_error(partial(corpus.count, "dev"))
+                assert message.startswith("dev.de, line 2: more than 65536 bytes; dev is scored")

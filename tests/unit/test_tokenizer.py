@@ -1,4 +1,4 @@
-"""Lines become pieces and the very lines again; the same text gives the same model."""
+"""Decoding inverts encoding; the same text always gives the same model."""
 
 import io
 import itertools
@@ -31,32 +31,32 @@ ALPHABET = sorted(set("".join(TRAINING)) - {" "})
 TOKENIZER = Tokenizer.train(TRAINING, 256)
 
 
-def test_held_out_lines_come_back() -> None:
+def test_decoding_returns_the_lines_of_held_out_text() -> None:
     held_out = lines("dev")
-    pieces = TOKENIZER.encode(held_out)
-    assert TOKENIZER.decode(pieces) == held_out
-    assert all(row[-1] == EOS for row in pieces)
-    assert all(UNKNOWN < piece < 256 for row in pieces for piece in row[:-1])
+    tokens = TOKENIZER.encode(held_out)
+    assert TOKENIZER.decode(tokens) == held_out
+    assert all(sequence[-1] == EOS for sequence in tokens)
+    assert all(UNKNOWN < token < 256 for sequence in tokens for token in sequence[:-1])
 
 
 @given(st.lists(st.text(st.sampled_from(ALPHABET), min_size=1)))
 @settings(deadline=None, derandomize=True)
-def test_any_words_of_known_letters_come_back(words: list[str]) -> None:
+def test_decoding_returns_any_words_of_known_letters(words: list[str]) -> None:
     line = " ".join(words)
-    (pieces,) = TOKENIZER.encode([line])
-    assert pieces[-1] == EOS
-    assert not {PAD, BOS, EOS, UNKNOWN} & set(pieces[:-1])
-    assert TOKENIZER.decode([pieces]) == [line]
+    (tokens,) = TOKENIZER.encode([line])
+    assert tokens[-1] == EOS
+    assert not {PAD, BOS, EOS, UNKNOWN} & set(tokens[:-1])
+    assert TOKENIZER.decode([tokens]) == [line]
 
 
 def as_documented(line: str, known: set[str]) -> str:
-    """Return the line as the tokenizer's module says that it comes back."""
+    """Return the line that decoding returns according to the documentation of the module."""
     line = re.sub(" +", " ", line).replace("\u2581", " ").strip(" ")
     runs = itertools.groupby(line, key=known.__contains__)
     return "".join("".join(run) if is_known else " \u2047 " for is_known, run in runs)
 
 
-# Letters of the text, all that looks like a space or is special, and anything else.
+# Letters of the text, symbols that look like spaces, special symbols, and others.
 FUZZ = [
     *ALPHABET,
     *" \u2581\t\u00a0\u3000\u2047\u2585\0\r\x85\u2028\ufeff日",
@@ -76,47 +76,47 @@ def fuzz(count: int, seed: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_any_line_comes_back_as_documented(count: int) -> None:
+def test_decoding_any_line_returns_what_is_documented(count: int) -> None:
     known = {*ALPHABET, " "}
     lines = list(fuzz(count, seed=count))
-    back = TOKENIZER.decode(TOKENIZER.encode(lines))
-    assert back == [as_documented(line, known) for line in lines]
-    assert len(set(back)) > count // 2
+    decoded = TOKENIZER.decode(TOKENIZER.encode(lines))
+    assert decoded == [as_documented(line, known) for line in lines]
+    assert len(set(decoded)) > count // 2
 
 
-@pytest.mark.parametrize("error", [DataError("told"), OSError(5, "told"), KeyboardInterrupt()])
-def test_what_the_lines_raise_while_they_are_learnt_from_is_raised(error: BaseException) -> None:
+@pytest.mark.parametrize("error", [DataError("broken"), OSError(5, "broken"), KeyboardInterrupt()])
+def test_training_raises_the_exception_of_its_lines(error: BaseException) -> None:
     def broken() -> Iterator[str]:
         yield from TRAINING[:9]
         raise error
 
-    with pytest.raises(type(error)) as told:
+    with pytest.raises(type(error)) as caught:
         Tokenizer.train(broken(), 256)
-    assert told.value is error
+    assert caught.value is error
 
 
-def test_text_is_left_as_it_is_but_for_spaces() -> None:
-    # Unicode's normal forms and lower case would change each of these.
+def test_text_is_not_normalized_except_for_spaces() -> None:
+    # Unicode normalization or lower case would change each of these.
     odd = ["Straße", "ﬁnd", "½", "\uff21\uff22", "e\u0301", "é", "…", "I\u0307"]
     tokenizer = Tokenizer.train(odd, 100)
     assert tokenizer.decode(tokenizer.encode(odd)) == odd
     assert tokenizer.decode(tokenizer.encode(["  é   ½ "])) == ["é ½"]
 
 
-def test_a_letter_that_was_never_seen_is_unknown() -> None:
-    (pieces,) = TOKENIZER.encode(["日"])
-    assert UNKNOWN in pieces
+def test_a_letter_outside_the_training_text_is_unknown() -> None:
+    (tokens,) = TOKENIZER.encode(["日"])
+    assert UNKNOWN in tokens
 
 
-def test_lines_may_come_in_any_number() -> None:
+def test_encoding_several_lines_encodes_each_by_itself() -> None:
     assert TOKENIZER.encode([]) == []
     assert TOKENIZER.encode([""]) == [[EOS]]
     assert TOKENIZER.encode(["one", "two"]) == TOKENIZER.encode(["one"]) + TOKENIZER.encode(["two"])
 
 
-def test_decoding_drops_padding_begin_and_end() -> None:
-    (pieces,) = TOKENIZER.encode(["twenty-one"])
-    assert TOKENIZER.decode([[BOS, *pieces, PAD, PAD], [PAD, *pieces], [EOS, PAD], []]) == [
+def test_decoding_drops_padding_bos_and_eos() -> None:
+    (tokens,) = TOKENIZER.encode(["twenty-one"])
+    assert TOKENIZER.decode([[BOS, *tokens, PAD, PAD], [PAD, *tokens], [EOS, PAD], []]) == [
         "twenty-one",
         "twenty-one",
         "",
@@ -124,18 +124,18 @@ def test_decoding_drops_padding_begin_and_end() -> None:
     ]
 
 
-def test_the_same_lines_give_the_same_bytes_again() -> None:
+def test_training_is_deterministic() -> None:
     assert Tokenizer.train(iter(TRAINING), 256).model == TOKENIZER.model
     assert Tokenizer.train(TRAINING[1:], 256).model != TOKENIZER.model
 
 
-def test_the_same_lines_give_the_same_bytes_for_anyone_anywhere(tmp_path: Path) -> None:
+def test_the_model_does_not_depend_on_the_user_or_the_folder(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from transformer_jax.data.number_words import NumberWords\n"
         "from transformer_jax.data.tokenizer import Tokenizer\n"
         "lines = (line for pair in NumberWords(300).read('train') for line in pair)\n"
-        "sys.stdout.buffer.write(Tokenizer.learn(lines, 256).model)\n"
+        "sys.stdout.buffer.write(Tokenizer.train(lines, 256).model)\n"
     )
     home = tmp_path / "somebody"
     home.mkdir()
@@ -151,13 +151,13 @@ def test_the_same_lines_give_the_same_bytes_for_anyone_anywhere(tmp_path: Path) 
         assert word not in ended.stdout
 
 
-def test_a_digest_tells_one_vocabulary_from_another() -> None:
+def test_different_vocabularies_have_different_digests() -> None:
     again, other = Tokenizer(TOKENIZER.model), Tokenizer.train(TRAINING, 255)
     assert TOKENIZER.digest == again.digest != other.digest
     assert re.fullmatch("[0-9a-f]{64}", TOKENIZER.digest)
 
 
-def test_a_model_read_from_a_file_is_the_same(tmp_path: Path) -> None:
+def test_a_model_loaded_from_a_file_encodes_the_same(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.model"
     path.write_bytes(TOKENIZER.model)
     loaded = Tokenizer.load(path)
@@ -165,19 +165,19 @@ def test_a_model_read_from_a_file_is_the_same(tmp_path: Path) -> None:
     assert loaded.encode(TRAINING[:9]) == TOKENIZER.encode(TRAINING[:9])
 
 
-def test_a_vocabulary_has_as_many_pieces_as_asked_or_as_the_text_allows() -> None:
-    most = len(Tokenizer.train(TRAINING, 37_000))
-    assert 256 < most < 37_000
+def test_a_vocabulary_has_the_requested_size_if_the_text_allows_it() -> None:
+    largest = len(Tokenizer.train(TRAINING, 37_000))
+    assert 256 < largest < 37_000
     assert len(TOKENIZER) == 256
-    assert len(Tokenizer.train(TRAINING, most)) == most
+    assert len(Tokenizer.train(TRAINING, largest)) == largest
 
 
-def test_a_vocabulary_without_room_for_the_characters_says_how_much_they_need() -> None:
-    with pytest.raises(DataError, match=r"data\.vocab_size") as told:
+def test_a_vocabulary_too_small_for_the_characters_is_refused_with_the_size_they_need() -> None:
+    with pytest.raises(DataError, match=r"data\.vocab_size") as caught:
         Tokenizer.train(TRAINING, 8)
-    assert "\n" not in str(told.value)
-    needed = int(str(told.value).split()[-1])
-    # The space is a character too, and four pieces are special.
+    assert "\n" not in str(caught.value)
+    needed = int(str(caught.value).split()[-1])
+    # The space is a character too, and four tokens are special.
     assert needed == len(ALPHABET) + 1 + 4
     assert len(Tokenizer.train(TRAINING, needed)) == needed
     with pytest.raises(DataError):
@@ -185,14 +185,14 @@ def test_a_vocabulary_without_room_for_the_characters_says_how_much_they_need() 
 
 
 @pytest.mark.parametrize("text", [[], [""], ["", ""]])
-def test_there_must_be_something_to_learn_from(text: list[str]) -> None:
-    with pytest.raises(DataError, match="no vocabulary of 100 pieces") as told:
+def test_training_on_empty_text_is_refused(text: list[str]) -> None:
+    with pytest.raises(DataError, match="cannot train a vocabulary of 100 tokens") as caught:
         Tokenizer.train(text, 100)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 def foreign_model() -> bytes:
-    """Return a sound model with SentencePiece's own special pieces, which are not ours."""
+    """Return a valid model with the default special tokens of SentencePiece."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TRAINING),
@@ -208,19 +208,19 @@ def foreign_model() -> bytes:
     "model",
     [
         b"",
-        b"no model",
+        b"not a model",
         bytes(range(256)) * 8,
         bytes(1000),
         TOKENIZER.model[:-1],
         TOKENIZER.model[: len(TOKENIZER.model) // 2],
         foreign_model(),
     ],
-    ids=["empty", "words", "bytes", "zeros", "without its end", "half", "foreign"],
+    ids=["empty", "words", "bytes", "zeros", "truncated", "half", "foreign"],
 )
-def test_a_model_that_was_not_made_here_is_told_by_name(model: bytes, tmp_path: Path) -> None:
+def test_an_invalid_model_is_refused_with_its_path(model: bytes, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.model"
     path.write_bytes(model)
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         Tokenizer.load(path)
-    assert str(told.value).startswith(f"{path} ")
-    assert "\n" not in str(told.value)
+    assert str(caught.value).startswith(f"{path} ")
+    assert "\n" not in str(caught.value)

@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional
@@ -21,7 +22,13 @@ from transformer_jax.errors import UsageError
 
 # A negative number is a value, not an option.
 OPTION = re.compile(r"--?[A-Za-z]")
-NUMBERS: Mapping[type, str] = {int: "an integer", float: "a number"}
+DESCRIPTIONS: Mapping[object, str] = {
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    Path: "a path",
+    types.NoneType: "None",
+}
 CONFIG_OPTIONS = tuple(f"--{section}." for section in field_names(Config))
 
 
@@ -131,7 +138,8 @@ def _annotations(kind: type) -> dict[str, tuple[Any, tuple[object, ...]]]:
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
     """Return the types of a union, or the type itself."""
-    return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return typing.get_args(kind) if is_union else (kind,)
 
 
 def _max_words(kind: Any) -> float:
@@ -158,36 +166,42 @@ def _check_value(option: str, kind: Any, words: Sequence[str]) -> None:
     Raises:
         UsageError: they are not.
     """
-    count = _max_words(kind)
-    if count == math.inf:
+    if _max_words(kind) == math.inf:
         return
-    if count == 0:
+    if kind is None:
         if words:
             raise UsageError(f"{option} takes no value, got {words[0]!r}")
         return
     if not words:
         raise UsageError(f"{option} needs a value")
     alternatives = _alternatives(kind)
-    is_optional = types.NoneType in alternatives
-    if is_optional and list(words) == ["None"]:
-        return
-    if len(words) < count:
-        raise UsageError(f"{option} must be two strings, got {' '.join(words)!r}")
-    or_none = " or None" if is_optional else ""
-    for plain in alternatives:
-        if typing.get_origin(plain) is Literal and words[0] not in typing.get_args(plain):
-            choices = typing.get_args(plain)
-            raise UsageError(
-                f"{option} must be one of {', '.join(choices)}, got {words[0]!r}"
-                f"{did_you_mean(words[0], choices)}"
-            )
-        if plain in NUMBERS and not _is_number(plain, words[0]):
-            raise UsageError(f"{option} must be {NUMBERS[plain]}{or_none}, got {words[0]!r}")
+    if not any(_is_value(plain, words) for plain in alternatives):
+        described = " or ".join(_describe(plain) for plain in alternatives)
+        choices = [c for plain in alternatives for c in _choices(plain)]
+        hint = did_you_mean(words[0], choices)
+        raise UsageError(f"{option} must be {described}, got {' '.join(words)!r}{hint}")
 
 
-def _is_number(kind: type[int] | type[float], text: str) -> bool:
-    try:
-        kind(text)
-    except ValueError:
-        return False
-    return True
+def _choices(plain: Any) -> tuple[str, ...]:
+    return typing.get_args(plain) if typing.get_origin(plain) is Literal else ()
+
+
+def _describe(plain: Any) -> str:
+    """Return a description of the values of a type that is not a union."""
+    if choices := _choices(plain):
+        return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
+    return DESCRIPTIONS.get(plain, "two strings")
+
+
+def _is_value(plain: Any, words: Sequence[str]) -> bool:
+    """Return whether the words are a value of a type that is not a union."""
+    if plain is types.NoneType:
+        return list(words) == ["None"]
+    if choices := _choices(plain):
+        return words[0] in choices
+    if plain in (int, float):
+        try:
+            plain(words[0])
+        except ValueError:
+            return False
+    return len(words) == _max_words(plain)

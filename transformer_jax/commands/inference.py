@@ -92,7 +92,7 @@ class Evaluate(RunCommand):
                 "--per-checkpoint is for a mean of checkpoints: say --average-checkpoints 2 or more"
             )
         from transformer_jax.inference import significance
-        from transformer_jax.inference.evaluate import save_evaluation
+        from transformer_jax.inference.evaluation_files import save_evaluation
 
         baseline = None if self.baseline is None else self.load(self.baseline)
         evaluation, baseline_evaluation, comparisons = self._evaluate(run, baseline)

@@ -1,10 +1,10 @@
-"""Ablations: `sweep`, `status`, `report`."""
+"""Commands for ablations: `sweep`, `status`, `report`."""
 
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
@@ -14,16 +14,18 @@ from transformer_jax.config import Row, loading
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.errors import SweepFailedError, UsageError
 from transformer_jax.sweeps.resources import Resources
+from transformer_jax.sweeps.rows import Scale, scale_rows
 
 if TYPE_CHECKING:
     from transformer_jax.sweeps import plan
+    from transformer_jax.sweeps.status import RunStatus
 
 
 @dataclass(frozen=True)
 class Sweep(ConfigCommand):
-    """Train all rows of an ablation, each from several random seeds, here or by Slurm.
+    """Train all rows of an ablation, each from several random seeds, on this machine or by Slurm.
 
-    What is finished is not done again: the same command goes on with what is not.
+    Finished runs are not repeated: the same command resumes an interrupted sweep.
     """
 
     files: Positional[
@@ -31,184 +33,232 @@ class Sweep(ConfigCommand):
             tuple[str, ...], arg(metavar="CONFIG...", help_behavior_hint="(required, and first)")
         ]
     ] = ()
-    """Config files, FILE:ROW, or names of shipped configs, such as table3: the sweep has the rows
-    of all of them. The others are compared with the first row."""
-    scale: Literal["full", "half", "small", "tiny"] = "full"
-    """Divide the width and depth of all models: half by 2 and 1, small by 4 and 2, tiny by 8 and
-    2."""
+    """Config files, or names of shipped configs such as table3, whose rows
+    are joined. The other rows are compared with the first."""
+    scale: Scale = "full"
+    """Divide the widths of all models by 2 (half), 4 (small), or 8 (tiny),
+    and the depth by 1, 2, or 2."""
     rows: tuple[str, ...] = ()
-    """Of the rows, these alone, beside the first."""
+    """Train only these rows, and the first row."""
     seeds: int = 3
-    """How many random seeds each row is trained from: a row with one proves nothing."""
+    """Number of random seeds per row. With only one, differences between rows prove nothing."""
     out: Path | None = None
-    """The sweep's folder; sweeps/NAME where it is not said."""
+    """The sweep's folder. Default: sweeps/NAME."""
     launcher: Literal["local", "slurm"] = "local"
-    """Where runs go: to the devices of this machine, while this command waits, or to Slurm."""
+    """Train on the devices of this machine while this command waits, or submit to Slurm."""
     slurm: Resources = field(default_factory=Resources)
-    devices: str = "all"
-    """How many accelerators, one run on each at a time; on a CPU how many runs side by side."""
+    devices: int | Literal["all"] = "all"
+    """Number of accelerators, each of which trains one run at a time. On a CPU: number of runs that
+    train at the same time."""
     step_timeout: float = 60.0
-    """Of silence between two steps, at least, until a run is taken for stuck and ended."""
+    """Shortest silence between two steps, in seconds, after which a run counts as stuck and is
+    ended."""
     dry_run: FlagCreatePairsOff[bool] = False
-    """Say what would be trained, and what it takes; do nothing."""
+    """Print what would be trained and what it needs; train nothing."""
     retry_failed: FlagCreatePairsOff[bool] = False
-    """Try again what failed."""
+    """Train failed runs again."""
 
     def load_rows(self) -> dict[str, Row]:
-        from transformer_jax.sweeps.plan import scaled
+        """Return the rows of all config files, with their new sections and scale.
 
+        Raises:
+            ConfigError: a config cannot be loaded, or a changed row is invalid.
+            UsageError: two files have different rows with the same name.
+        """
         rows: dict[str, Row] = {}
         for spec in self.files:
             for key, row in loading.load_rows(spec).items():
                 name = key or loading.run_name(spec)
                 if rows.setdefault(name, row) != row:
-                    raise UsageError(f"{spec} has a row {name!r} that differs from an earlier one")
-        return scaled(self.with_sections(rows), self.scale)
+                    raise UsageError(f"{spec} and an earlier file have different rows {name!r}")
+        return scale_rows(self.with_sections(rows), self.scale)
 
     def run(self, rows: dict[str, Row]) -> None:
-        from transformer_jax.sweeps import launch, plan
+        """Plan the sweep; then print what it needs, train it here, or submit it.
 
-        # NaN is refused too.
+        Raises:
+            UsageError: an option is invalid, or the folder has a different sweep.
+            SweepFailedError: a run failed.
+        """
+        from transformer_jax.sweeps.plan import plan_sweep
+
+        # The comparison is also false for NaN.
         if not self.step_timeout > 0:
             raise UsageError(f"--step-timeout must be positive, got {self.step_timeout}")
-        name = loading.run_name(self.files[0])
-        sweep = plan.plan_sweep(
-            self.out or Path("sweeps") / name, rows, self.seeds, only=self.rows or None
-        )
+        folder = self.out or Path("sweeps") / loading.run_name(self.files[0])
+        sweep = plan_sweep(folder, rows, self.seeds, only=self.rows or None)
         if self.launcher == "slurm":
+            if self.devices != "all":
+                raise UsageError(
+                    "--launcher slurm takes --slurm.max-parallel in place of --devices"
+                )
             self._submit(sweep)
-            return
-        if self.slurm != Resources():
-            raise UsageError("options of Slurm's, as --slurm.time, need --launcher slurm")
-        places = launch.slots(None if self.devices == "all" else _whole(self.devices, "--devices"))
-        stdout.print(f"{_size(sweep)}, {len(places)} at a time")
+        else:
+            if self.slurm != Resources():
+                raise UsageError("options such as --slurm.time need --launcher slurm")
+            self._launch(sweep)
+
+    def _launch(self, sweep: "plan.Sweep") -> None:
+        from transformer_jax.sweeps import slurm
+        from transformer_jax.sweeps.launch import launch
+        from transformer_jax.sweeps.slots import find_slots
+        from transformer_jax.sweeps.status import read_status
+
+        slots = find_slots(None if self.devices == "all" else self.devices)
+        stdout.print(f"{_describe_size(sweep)}, {len(slots)} at a time")
         if self.dry_run:
-            seconds = launch.estimates(sweep, len(places))
-            _print_needs(sweep, seconds)
-            total = len(sweep.seeds) * sum(seconds.values()) / len(places)
-            stdout.print(
-                f"about {format_duration(total)} in all, at {launch.USUAL_UTILIZATION:.0%} of what is here; "
-                f"scoring comes on top"
-            )
+            _print_estimates(sweep, len(slots))
             return
         sweep.store()
-        _settle_submitted(sweep)
-        _prepare(sweep)
-        states = launch.launch(
+        if any(read_status(run).status == "submitted" for run in sweep.runs):
+            # Train the runs here whose Slurm jobs are gone.
+            slurm.reconcile(sweep)
+        _prepare_data(sweep)
+        statuses = launch(
             sweep,
-            places,
+            slots,
             stderr.print,
             retry_failed=self.retry_failed,
             step_timeout=self.step_timeout,
         )
-        print_statuses(states)
-        _check_done(states)
+        print_statuses(statuses)
+        _raise_if_failed(statuses)
 
     def _submit(self, sweep: "plan.Sweep") -> None:
         from transformer_jax.sweeps import slurm
 
-        if self.devices != "all":
-            raise UsageError("with --launcher slurm, --slurm.max-parallel takes --devices' place")
-        together = f"{self.slurm.max_parallel} at a time"
+        parallel = f"{self.slurm.max_parallel} at a time"
         if self.dry_run:
-            stdout.print(f"{_size(sweep)} by Slurm, {together}")
-            _print_needs(sweep, {})
+            stdout.print(f"{_describe_size(sweep)} by Slurm, {parallel}")
+            _print_disk_space(sweep)
             stdout.print(
-                f"GPUs of each: {self.slurm.gpus}; each saves and queues again after "
-                f"{self.slurm.time}. How long one takes in all depends on Slurm's devices."
+                f"GPUs per run: {self.slurm.gpus}. Each run saves and queues itself again after "
+                f"{self.slurm.time}. The training time depends on the nodes."
             )
             return
-        slurm.check_here()
+        slurm.check_available()
         sweep.store()
-        # Nodes often cannot reach what it is fetched from.
-        _prepare(sweep)
+        # Nodes often have no network to download the text.
+        _prepare_data(sweep)
         jobs = slurm.submit(
             sweep, self.slurm, retry_failed=self.retry_failed, step_timeout=self.step_timeout
         )
         if jobs:
             number, is_array, _ = jobs[0].partition("_")
-            kind = f"array {number} ({len(jobs)} tasks, {together})"
-            told = kind if is_array else f"job {number} (1 task)"
-            stdout.print(f"submitted {told}; this terminal may be closed")
+            array = f"array {number} ({len(jobs)} tasks, {parallel})"
+            submitted = array if is_array else f"job {number} (1 task)"
+            stdout.print(f"submitted {submitted}; this terminal may be closed")
             stdout.print(f"next: {shell_command('status', sweep.path)}")
         else:
-            stdout.print("nothing to submit: what is unfinished waits or runs already, or failed")
+            stdout.print("nothing to submit: all unfinished runs are pending, running, or failed")
             Status(str(sweep.path)).run()
 
 
 @dataclass(frozen=True)
 class Status(PathCommand):
-    """Show how each run of a sweep stands, from its files alone."""
+    """Show the status of each run of a sweep, from its files alone."""
 
     sweep_folder: Positional[Annotated[str, arg(metavar="SWEEP")]]
     """A sweep's folder."""
     argument_name = "a sweep"
 
     def run(self) -> None:
+        """Print the status.
+
+        Raises:
+            UsageError: the folder is not a sweep.
+            SweepFailedError: a run failed.
+        """
         from transformer_jax.sweeps.plan import Sweep
         from transformer_jax.sweeps.status import read_status
 
-        states = [read_status(run) for run in Sweep.open(Path(self.sweep_folder)).runs]
-        print_statuses(states)
-        _check_done(states)
+        statuses = [read_status(run) for run in Sweep.open(Path(self.sweep_folder)).runs]
+        print_statuses(statuses)
+        _raise_if_failed(statuses)
 
 
 @dataclass(frozen=True)
 class Report(PathCommand):
-    """Write a sweep's table: our figures beside the paper's, with spread and significance."""
+    """Write a sweep's report: its results next to the paper's, with spread and significance."""
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="SWEEP|RUN...")]] = ()
-    """A sweep's folder; or those of runs made by hand, of which the first is what the others are
-    compared with. Runs that differ by their seed alone are one row."""
+    """A sweep's folder, or the folders of runs that were trained by hand. The other runs are
+    compared with the first. Runs that differ only in their seed form one row."""
     out: Path | None = None
-    """Of runs made by hand: the folder for their report."""
+    """The folder for the report of runs that were trained by hand."""
     argument_name = "a sweep, or runs"
 
     def run(self) -> None:
-        from transformer_jax.sweeps.adhoc import collect_runs
+        """Write the report, and print its table and footnotes.
+
+        Raises:
+            UsageError: a folder is not a sweep or run, the runs cannot be compared, or none is
+                done.
+            StorageError: the report cannot be written.
+        """
+        from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_status
         from transformer_jax.sweeps.plan import Sweep
         from transformer_jax.sweeps.report import footnotes, write_report
         from transformer_jax.sweeps.results import collect_results
+        from transformer_jax.sweeps.status import read_status
 
         paths = [Path(folder) for folder in self.folders]
         if not paths:
             raise UsageError("report begins with a sweep, or runs")
         if (paths[0] / "run.json").exists() or len(paths) > 1:
             if self.out is None:
-                raise UsageError("a report of runs wants a place: say --out FOLDER")
-            found = collect_results(collect_runs(paths, self.out))
-        elif self.out is not None:
-            raise UsageError("a sweep has its report inside: --out is for runs made by hand")
+                raise UsageError("a report of runs needs a folder: --out FOLDER")
+            sweep = collect_runs(paths, self.out)
+            statuses = [read_adhoc_status(run) for run in sweep.runs]
+            command = shell_command("report", *paths, "--out", self.out)
         else:
-            found = collect_results(Sweep.open(paths[0]))
-        folder = write_report(found)
-        print_results(found)
-        for told in footnotes(found):
-            stdout.print(told)
-        stdout.print(f"kept in {folder}")
+            if self.out is not None:
+                raise UsageError(
+                    "--out is for runs; the report of a sweep is in the sweep's folder"
+                )
+            sweep = Sweep.open(paths[0])
+            statuses = [read_status(run) for run in sweep.runs]
+            command = shell_command("report", sweep.path)
+        results = collect_results(sweep, statuses, command)
+        folder = write_report(results)
+        print_results(results)
+        for note in footnotes(results):
+            stdout.print(note)
+        stdout.print(f"written to {folder}")
 
 
-def _size(sweep: "plan.Sweep") -> str:
+def _describe_size(sweep: "plan.Sweep") -> str:
     return f"{len(sweep.rows)} rows x {len(sweep.seeds)} seeds = {len(sweep.runs)} runs"
 
 
-def _print_needs(sweep: "plan.Sweep", seconds: Mapping[str, float]) -> None:
-    """Show what each row takes, where that is known, and all of them on disk."""
-    from transformer_jax.sweeps.launch import stored_bytes
+def _print_estimates(sweep: "plan.Sweep", num_slots: int) -> None:
+    from transformer_jax.sweeps.estimates import ASSUMED_UTILIZATION, estimate_seconds
 
-    stored = {name: stored_bytes(row.config) / 1e9 for name, row in sweep.rows.items()}
-    for name, size in stored.items():
-        takes = f"about {format_duration(seconds[name])} and" if name in seconds else "about"
-        stdout.print(f"  {name:8} {takes} {size:.2f} GB a run")
-    home = next(path for path in sweep.path.absolute().parents if path.exists())
-    free = shutil.disk_usage(home).free / 1e9
+    seconds = estimate_seconds(sweep, num_slots)
+    _print_disk_space(sweep, seconds)
+    total = len(sweep.seeds) * sum(seconds.values()) / num_slots
     stdout.print(
-        f"about {len(sweep.seeds) * sum(stored.values()):.1f} GB on disk (free: {free:.0f})"
+        f"about {format_duration(total)} of training in all, if it reaches "
+        f"{ASSUMED_UTILIZATION:.0%} of this machine's peak; scoring takes additional time"
     )
 
 
-def _prepare(sweep: Any) -> None:
-    """Make text ready, once for all rows that share it, before any of them waits for it."""
+def _print_disk_space(sweep: "plan.Sweep", seconds: Mapping[str, float] | None = None) -> None:
+    """Print the disk space of a run of each row, its training time if known, and the total."""
+    from transformer_jax.sweeps.estimates import estimate_bytes
+
+    gigabytes = {name: estimate_bytes(row.config) / 1e9 for name, row in sweep.rows.items()}
+    for name, size in gigabytes.items():
+        time = f"{format_duration(seconds[name])} and " if seconds else ""
+        stdout.print(f"  {name:8} about {time}{size:.2f} GB per run")
+    parent = next(path for path in sweep.path.absolute().parents if path.exists())
+    free = shutil.disk_usage(parent).free / 1e9
+    total = len(sweep.seeds) * sum(gigabytes.values())
+    stdout.print(f"about {total:.1f} GB on disk (free: {free:.0f})")
+
+
+def _prepare_data(sweep: "plan.Sweep") -> None:
+    """Prepare each corpus once, so that runs that share it do not wait for each other."""
     from transformer_jax.data.prepare import prepare
 
     with progress_bar() as progress:
@@ -216,26 +266,10 @@ def _prepare(sweep: Any) -> None:
             prepare(data, progress=progress)
 
 
-def _settle_submitted(sweep: "plan.Sweep") -> None:
-    """Make free for this machine what Slurm was to do and has no more."""
-    from transformer_jax.sweeps import slurm
-    from transformer_jax.sweeps.status import read_status
-
-    if any(read_status(run).status == "submitted" for run in sweep.runs):
-        slurm.reconcile(sweep)
-
-
-def _check_done(states: Sequence[Any]) -> None:
-    failed = [state.run.name for state in states if state.status == "failed"]
+def _raise_if_failed(statuses: Sequence["RunStatus"]) -> None:
+    failed = [status.run.name for status in statuses if status.status == "failed"]
     if failed:
         raise SweepFailedError(
-            f"{len(failed)} of {len(states)} runs failed: {', '.join(failed)}; the same command "
+            f"{len(failed)} of {len(statuses)} runs failed: {', '.join(failed)}; the same command "
             f"with --retry-failed tries them again"
         )
-
-
-def _whole(text: str, option: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"{option} must be a number, or all, got {text!r}") from None

@@ -1,11 +1,11 @@
-"""Training, and what comes before it: `prepare`, `train`, `resume`."""
+"""The commands that prepare text and train: `prepare`, `train`, `resume`."""
 
 import abc
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from tyro.conf import FlagCreatePairsOff
@@ -27,15 +27,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepare(ConfigCommand):
-    """Make a config's text ready: vocabulary and pieces, kept in the cache."""
+    """Prepare a config's text: train the vocabulary, encode the text, and cache both."""
 
     file: ConfigArgument = ""
-    """A config file, FILE:ROW of a sweep, or the name of a shipped one, such as tiny."""
+    """A config file, FILE:ROW of a sweep, or the name of a shipped config, such as tiny."""
 
     def load_rows(self) -> dict[str, Row]:
+        """Return the experiment that the config describes."""
         return {"": self.load_row(self.file)}
 
     def run(self, rows: dict[str, Row]) -> None:
+        """Prepare the text and print its statistics."""
         from transformer_jax.data.prepare import prepare
         from transformer_jax.data.splits import SPLITS
 
@@ -44,50 +46,56 @@ class Prepare(ConfigCommand):
             prepared = prepare(config.data, progress=progress)
         report = prepared.report
         stdout.print(f"corpus      {report['corpus']}")
-        for name, part in prepared.vocabulary.tokenizers.items():
-            stdout.print(f"{name:11} {len(part):,} pieces, sha256 {part.digest[:12]}")
+        for name, tokenizer in prepared.vocabulary.tokenizers.items():
+            stdout.print(f"{name:11} {len(tokenizer):,} tokens, sha256 {tokenizer.digest[:12]}")
         for split in (split for split in SPLITS if split in report):
             counts = dict(report[split])
-            told = f"{counts.pop('pairs'):,} pairs, {counts.pop('kept'):,} kept"
+            line = f"{counts.pop('pairs'):,} pairs, {counts.pop('kept'):,} kept"
             dropped = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
-            stdout.print(f"{split:11} {told}" + (f"; dropped: {dropped}" if dropped else ""))
+            stdout.print(f"{split:11} {line}" + (f"; dropped: {dropped}" if dropped else ""))
         batches = prepared.batches(config.data.batch_tokens, config.train.seed)
         stdout.print(f"batches     {batches.summary}")
-        stdout.print(f"kept in     {prepared.folder}")
+        stdout.print(f"cached in   {prepared.folder}")
 
 
 @dataclass(frozen=True)
 class TrainingCommand(ConfigCommand):
-    """Base of the verbs that train: alone or with other processes, watched or not."""
+    """Base class of the commands that train, in one process or several, supervised or not."""
 
     supervise: FlagCreatePairsOff[bool] = False
-    """Train in a process of its own and watch it: one that is stuck, or was killed, ends with one
-    line and exit code 75. Of several processes that train together, each wants it."""
+    """Train in a child process and watch it: if it hangs or is killed, end with a one-line message
+    and exit code 75. In multi-process training, pass this option to every process."""
     step_timeout: float = 30.0
-    """With --supervise: silence between steps, at least, until training is taken for stuck; more
-    where twelve steps take longer."""
+    """With --supervise: seconds without a finished step after which training counts as hung. Slow
+    steps get more time: at least twelve times the duration of a step."""
     phase_timeout: float = 1800.0
-    """The same at the start, and while training compiles, scores or saves."""
+    """With --supervise: the same limit during startup, compilation, evaluation, and saving."""
 
     coordinator: str | None = None
-    """HOST:PORT where the processes meet, on the machine of process 0. Slurm, Open MPI, Kubernetes
-    and Cloud TPU say this, and the next two, themselves."""
+    """HOST:PORT of process 0, where the processes meet. Slurm, Open MPI, Kubernetes, and Cloud TPU
+    provide this option and the next two."""
     num_processes: int | None = None
-    """How many there are; 1 for this one alone."""
+    """Number of processes; 1 ignores the cluster's environment."""
     process_id: int | None = None
-    """Which one this is, from 0."""
+    """Index of this process, from 0."""
 
     @property
     @abc.abstractmethod
     def path(self) -> Path:
-        """The run's folder, which may not be there yet."""
+        """The run's folder, which may not exist yet."""
 
     def under_supervisor(self, arguments: Sequence[str]) -> int:
-        """Carry out the command with these arguments under a supervisor; return its exit code."""
-        for name, value in (("step", self.step_timeout), ("phase", self.phase_timeout)):
-            # NaN is refused too.
-            if not value > 0:
-                raise UsageError(f"--{name}-timeout must be positive, got {value}")
+        """Run this command, with these arguments, under a supervisor; return its exit code.
+
+        Raises:
+            UsageError: a timeout is not positive.
+            LostProcessError: the training process hung or was killed.
+        """
+        timeouts = {"--step-timeout": self.step_timeout, "--phase-timeout": self.phase_timeout}
+        for option, seconds in timeouts.items():
+            # This comparison rejects NaN too.
+            if not seconds > 0:
+                raise UsageError(f"{option} must be positive, got {seconds}")
         from transformer_jax.distributed.supervisor import supervise, train_command
 
         return supervise(
@@ -98,66 +106,66 @@ class TrainingCommand(ConfigCommand):
         )
 
     @contextlib.contextmanager
-    def joined(self, config: Config) -> Iterator["ProcessGroup"]:
-        """Meet the other processes, if there are any, that were given the same experiment."""
+    def join_processes(self, config: Config) -> Iterator["ProcessGroup"]:
+        """Connect to the other processes, if there are any, and check that configs agree."""
         from transformer_jax.distributed.processes import join_processes
 
         with join_processes(
             self.path, self.coordinator, self.num_processes, self.process_id
-        ) as hosts:
-            hosts.check_same(config)
-            yield hosts
+        ) as group:
+            group.check_same_config(config)
+            yield group
 
 
 @dataclass(frozen=True)
 class Train(TrainingCommand):
-    """Train a model: config in, run folder out."""
+    """Train a model: from a config to a run folder."""
 
     file: ConfigArgument = ""
-    """A config file, FILE:ROW of a sweep, or the name of a shipped one, such as tiny."""
+    """A config file, FILE:ROW of a sweep, or the name of a shipped config, such as tiny."""
     out: Path | None = None
-    """The run's folder; runs/NAME of the config where it is not said."""
+    """The run's folder. Default: runs/NAME, with the config's name."""
     init_from: Path | None = None
-    """A run whose newest parameters and vocabulary this one begins with."""
+    """Start with the newest parameters and the vocabulary of this run."""
 
     @property
     def path(self) -> Path:
+        """The run's folder, which may not exist yet."""
         return self.out or Path("runs") / loading.run_name(self.file)
 
     def load_rows(self) -> dict[str, Row]:
+        """Return the experiment that the config describes."""
         return {"": self.load_row(self.file)}
 
     def run(self, rows: dict[str, Row]) -> None:
+        """Create the run and train it."""
         from transformer_jax.runs.run_directory import RunDirectory, check_available
 
-        with self.joined(rows[""].config) as hosts:
-            # Before JAX is there, if it can be: whoever mistook the name hears of it at once.
-            hosts.on_primary(lambda: check_available(self.path))
-            if self.init_from is not None and hosts.count > 1:
+        config = rows[""].config
+        with self.join_processes(config) as group:
+            # Check the path before the import of JAX, so that an error appears at once.
+            if group.is_primary:
+                check_available(self.path)
+            group.barrier()
+            if self.init_from is not None and group.count > 1:
                 raise UsageError(
-                    "--init-from begins a run in one process: let it do a first step, "
-                    "--train.steps 1, and go on in several by `resume`"
+                    "--init-from works in one process only: train one step there "
+                    "(--train.steps 1), then `resume` the run in several processes"
                 )
-
-            def begin() -> None:
+            if group.is_primary:
                 from transformer_jax.training.create_run import create_run
 
                 with progress_bar() as progress:
                     create_run(
-                        rows[""].config,
-                        self.path,
-                        stderr,
-                        init_from=self.init_from,
-                        progress=progress,
+                        config, self.path, stderr, init_from=self.init_from, progress=progress
                     )
-
-            hosts.on_primary(begin)
-            _train(hosts.on_all(lambda: RunDirectory.open(self.path)), hosts)
+            group.barrier()
+            _train(RunDirectory.open(self.path), group)
 
 
 @dataclass(frozen=True)
 class Resume(TrainingCommand):
-    """Go on with a run from its newest checkpoint, also past its end with more --train.steps."""
+    """Resume a run from its newest checkpoint, also past its end with more --train.steps."""
 
     run_folder: RunArgument = ""
     """A run's folder."""
@@ -165,50 +173,60 @@ class Resume(TrainingCommand):
 
     @property
     def path(self) -> Path:
+        """The run's folder."""
         return Path(self.run_folder)
 
     def load_rows(self) -> dict[str, Row]:
+        """Return the config of the run."""
         from transformer_jax.runs.run_directory import RunDirectory
 
         return self.with_sections({"": Row(RunDirectory.open(self.path).config)})
 
     def run(self, rows: dict[str, Row]) -> None:
+        """Train the run with the given config, if that is still the same experiment."""
         from transformer_jax.runs.run_directory import RunDirectory
 
-        def ready() -> RunDirectory:
-            folder, config = RunDirectory.open(self.path), rows[""].config
-            with progress_bar() as progress:
-                _check_text(folder, config.data, progress)
-            return folder.with_config(config)
+        config = rows[""].config
+        with self.join_processes(config) as group:
+            folder = RunDirectory.open(self.path)
+            _check_moved_text(folder, config.data)
+            folder = folder.with_config(config)
+            # The primary stores the new config only after all processes have read the old one.
+            group.barrier()
+            _train(folder, group)
 
-        with self.joined(rows[""].config) as hosts:
-            _train(hosts.on_all(ready), hosts)
 
+def _check_moved_text(folder: "RunDirectory", data: DataConfig) -> None:
+    """Check that text with a new path is the run's own text, before the new path is stored.
 
-def _check_text(folder: Any, data: DataConfig, progress: Any) -> None:
-    """Make sure that text which is named anew is the run's own, before its name is stored."""
-    places = {key: getattr(data, key) for key in ("train", "dev", "test", "folder")}
-    moved = replace(folder.config.data, **places)
+    Raises:
+        DataError: the text differs, or there is none.
+    """
+    paths = {field: getattr(data, field) for field in ("train", "dev", "test", "folder")}
+    moved = replace(folder.config.data, **paths)
     if moved != folder.config.data:
-        from transformer_jax.data.prepare import prepare
+        from transformer_jax.data.prepare import find_prepared
 
-        prepare(moved, folder.vocabulary, folder.fingerprint, verify_text=True, progress=progress)
+        with progress_bar() as progress:
+            find_prepared(
+                moved, folder.vocabulary, folder.fingerprint, verify_text=True, progress=progress
+            )
 
 
-def _train(folder: "RunDirectory", hosts: "ProcessGroup") -> None:
-    """Train a run; the first of the processes tells how it goes."""
+def _train(folder: "RunDirectory", group: "ProcessGroup") -> None:
+    """Train a run; the primary process prints the progress and the next commands."""
     from transformer_jax.training.loop import run_training
 
-    scheduled = run_training(folder, stdout if hosts.is_primary else Console(quiet=True), hosts)
-    if hosts.is_primary:
-        _say_next(folder, scheduled)
+    console = stdout if group.is_primary else Console(quiet=True)
+    num_scheduled = run_training(folder, console, group)
+    if group.is_primary:
+        _print_next_commands(folder, num_scheduled)
 
 
-def _say_next(folder: Any, scheduled: int) -> None:
-    """Name the commands that come after training, as they will work."""
-    option = (
-        " --average-checkpoints 1" if scheduled < folder.config.decode.average_checkpoints else ""
-    )
+def _print_next_commands(folder: "RunDirectory", num_scheduled: int) -> None:
+    """Print commands to evaluate the run and to translate with it."""
+    has_too_few = num_scheduled < folder.config.decode.average_checkpoints
+    option = " --average-checkpoints 1" if has_too_few else ""
     stdout.print(f"run kept in {folder.path}")
     stdout.print(f"next: {shell_command('evaluate', folder.path)}{option}")
     stdout.print(f"      {translate_command(folder, option)}")

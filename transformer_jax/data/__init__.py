@@ -1,1 +1,1 @@
-"""Text, pieces and batches (section 5.1)."""
+"""Corpora, tokenizers, and batches (section 5.1)."""

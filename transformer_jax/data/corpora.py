@@ -1,8 +1,4 @@
-"""Where parallel text comes from (section 5.1).
-
-A corpus is anything that reads its splits as pairs of lines; `SOURCES` names the kinds that a
-config can ask for.
-"""
+"""The kinds of parallel text that a config can choose (section 5.1)."""
 
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -15,32 +11,33 @@ from transformer_jax.data.tf_datasets import TranslationDataset
 
 
 class Corpus(Protocol):
-    """Parallel text in splits without overlap."""
+    """Parallel text in disjoint splits. Each split is a fixed sequence of pairs of lines."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name that people read."""
         ...
 
     @property
     def identity(self) -> str:
-        """Tell this text from any other: the same identity, the same lines."""
+        """A string that identifies the text: corpora of equal identity have equal lines."""
         ...
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """Which there are: train, dev, and test where there is one."""
+        """The available splits: train, dev, and possibly test."""
         ...
 
     def count(self, split: Split) -> int:
-        """Return the number of pairs."""
+        """Return the number of pairs in a split."""
         ...
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield the source line and target line of each pair, in a fixed order, from `start` on."""
+        """Yield the source line and the target line of each pair, from pair `start` on."""
         ...
 
 
+# The corpus of each value of `data.corpus`.
 CORPORA: dict[str, Callable[[DataConfig], Corpus]] = {
     "number_words": lambda config: NumberWords(
         config.num_pairs, config.max_numbers_per_line, config.max_digits
@@ -53,8 +50,8 @@ CORPORA: dict[str, Callable[[DataConfig], Corpus]] = {
 
 
 def bleu_tokenizer(config: DataConfig) -> str:
-    """Return sacreBLEU's name for how targets are parted into words."""
+    """Return the sacreBLEU tokenizer that splits hypotheses and references into words."""
     if config.bleu_tokenizer != "auto":
         return config.bleu_tokenizer
-    # A German number is one word, in which BLEU would find no two words in a row.
+    # A German number is a single word, so BLEU over words would find no n-gram with n > 1.
     return "char" if config.corpus == "number_words" else "13a"

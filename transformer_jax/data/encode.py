@@ -1,6 +1,6 @@
-"""Lines become pieces in flat arrays, chunk by chunk; unfit pairs are counted and left out.
+"""Encodes lines as token ids in flat files, chunk by chunk; counts and drops unfit pairs.
 
-{train,dev,test}.{source,target}.{pieces,lengths}   little-endian integers
+{train,dev,test}.{source,target}.{tokens,lengths}   little-endian integers
 {dev,test}.{source,target}.txt                      the lines
 """
 
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,31 +22,36 @@ from transformer_jax.data.text_files import MAX_LINE_BYTES, is_too_long
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError
 
+T = TypeVar("T")
+
 SIDES = ("source", "target")
-# So much text is encoded at a time, whichever comes first: a piece takes 36 bytes in Python.
+# A chunk ends at the first of these limits. A token takes 36 bytes in a list of Python integers.
 CHUNK_PAIRS = 4096
 CHUNK_CHARACTERS = 1 << 21
 LENGTH = np.dtype("<u4")
 
-# What no sentence holds: control characters and line ends that are not "\n" (a tab is allowed),
-# marks in the middle of text, and what SentencePiece has for itself.
+# Symbols that no sentence contains: control characters except the tab, line ends other than "\n",
+# byte-order marks, and the symbols that SentencePiece reserves.
 CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ufeff\u2581\u2585]|<(?:pad|s|/s|unk)>")
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, and how many pairs of how many are done."""
+"""A callback for progress: `progress(activity, done, total)`, the last two in sentence pairs.
+
+It is called about once per chunk. A total of 0 means that the length of the activity is unknown.
+"""
 
 
-def ignore_progress(_doing: str, _done: int, _total: int) -> None:
-    """Show no progress."""
+def ignore_progress(_activity: str, _done: int, _total: int) -> None:
+    """Report nothing."""
 
 
 def token_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
-    """Return the smallest integer that holds any piece."""
+    """Return the smallest integer type that holds every token id."""
     return np.dtype("<u2" if len(tokenizer) <= 2**16 else "<u4")
 
 
 def unfit_text(source: str, target: str) -> str | None:
-    """Return why these two lines are not to be trained on, if so."""
+    """Return the reason to leave this pair of lines out of training, or None."""
     if not source.strip() or not target.strip():
         return "empty"
     if is_too_long(source) or is_too_long(target):
@@ -57,7 +62,13 @@ def unfit_text(source: str, target: str) -> str | None:
 
 
 def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
-    """Return why pairs of so many pieces, with their ends, are not to be trained on, if so."""
+    """Return the reason to leave a pair out of training, or None.
+
+    Args:
+        source: number of source tokens, EOS included.
+        target: number of target tokens, EOS included.
+        config: the limits on length and ratio.
+    """
     shorter, longer = sorted((source - 1, target - 1))
     if shorter == 0:
         return "empty"
@@ -67,7 +78,7 @@ def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
 
 
 class SplitWriter:
-    """Writes one split; what was written by an interrupted one before is gone on with."""
+    """Writes the files of one split. Resumes after an interrupted attempt."""
 
     def __init__(
         self,
@@ -77,18 +88,26 @@ class SplitWriter:
         vocabulary: Vocabulary,
         config: DataConfig,
     ) -> None:
+        """Name the files of the split in `folder`; nothing is written yet."""
         self.corpus, self.split, self.config = corpus, split, config
         self.vocabulary = vocabulary
-        # Scores are of whole sets: pairs are left out of the training set alone.
+        # Only the training split is filtered: dev and test are scored as a whole.
         self.is_filtered = split == "train"
-        kinds = ["pieces", "lengths"] if self.is_filtered else ["pieces", "lengths", "txt"]
+        kinds = ["tokens", "lengths"] if self.is_filtered else ["tokens", "lengths", "txt"]
         self.paths = {
             (side, kind): folder / f"{split}.{side}.{kind}" for side in SIDES for kind in kinds
         }
         self.journal = folder / f"{split}.journal.json"
 
-    def run(self, progress: Progress) -> dict[str, int]:
-        """Write it; return how many pairs there are, were kept, and left out for which reason."""
+    def write(self, progress: Progress) -> dict[str, int]:
+        """Encode the split.
+
+        Returns:
+            The number of pairs, how many were kept, and how many were dropped for each reason.
+
+        Raises:
+            DataError: no pair is left, or a line of dev or test is too long.
+        """
         total = self.corpus.count(self.split)
         done, outcome = self._resume()
         with ExitStack() as stack:
@@ -96,48 +115,46 @@ class SplitWriter:
                 key: stack.enter_context(path.open("ab")) for key, path in self.paths.items()
             }
             for sources, targets in _chunks(self.corpus.read(self.split, done)):
-                outcome.update(self._write(sources, targets))
+                outcome.update(self._write_chunk(sources, targets))
                 done += len(sources)
                 progress(f"encoding {self.split}", done, total)
-                self._note(done, outcome)
+                self._write_journal(done, outcome)
         if not outcome["kept"]:
             reasons = ", ".join(f"{count} {reason}" for reason, count in (+outcome).items())
             raise DataError(
-                f"no pair of {self.corpus.name} is left to train on, of {total}: {reasons} "
+                f"{self.corpus.name}: none of the {total} pairs is fit for training: {reasons} "
                 f"(data.max_length {self.config.max_length}, data.max_ratio "
                 f"{self.config.max_ratio:g})"
             )
         return {"pairs": done, **outcome}
 
-    def _write(self, sources: list[str], targets: list[str]) -> Counter[str]:
-        """Write the pairs that are fit; return how many are, and why the others are not."""
+    def _write_chunk(self, sources: list[str], targets: list[str]) -> Counter[str]:
+        """Append the fit pairs to the files; count them and the others, by reason."""
+        outcome = Counter[str]()
         if self.is_filtered:
             reasons = [unfit_text(*pair) for pair in zip(sources, targets, strict=True)]
-            fit = [i for i, reason in enumerate(reasons) if reason is None]
-            sources, targets = [sources[i] for i in fit], [targets[i] for i in fit]
-            outcome = Counter(reason for reason in reasons if reason is not None)
+            sources, targets = _fit(sources, reasons), _fit(targets, reasons)
+            outcome.update(filter(None, reasons))
         else:
-            outcome = Counter[str]()
-            self._check_short(sources, targets)
-        pieces = self.vocabulary.source.encode(sources), self.vocabulary.target.encode(targets)
+            self._check_line_lengths(sources, targets)
+        encoded = self.vocabulary.source.encode(sources), self.vocabulary.target.encode(targets)
         if self.is_filtered:
             reasons = [
-                unfit_tokens(len(s), len(t), self.config) for s, t in zip(*pieces, strict=True)
+                unfit_tokens(len(s), len(t), self.config) for s, t in zip(*encoded, strict=True)
             ]
-            fit = [i for i, reason in enumerate(reasons) if reason is None]
-            pieces = tuple([side[i] for i in fit] for side in pieces)
-            outcome += Counter(reason for reason in reasons if reason is not None)
-        outcome["kept"] += len(pieces[0])
-        for side, rows, lines in zip(SIDES, pieces, (sources, targets), strict=True):
+            encoded = _fit(encoded[0], reasons), _fit(encoded[1], reasons)
+            outcome.update(filter(None, reasons))
+        outcome["kept"] += len(encoded[0])
+        for side, sequences, lines in zip(SIDES, encoded, (sources, targets), strict=True):
             dtype = token_dtype(getattr(self.vocabulary, side))
-            flat = np.fromiter(itertools.chain.from_iterable(rows), dtype)
-            self.files[side, "pieces"].write(flat.tobytes())
-            self.files[side, "lengths"].write(np.asarray([*map(len, rows)], LENGTH).tobytes())
+            flat = np.fromiter(itertools.chain.from_iterable(sequences), dtype)
+            self.files[side, "tokens"].write(flat.tobytes())
+            self.files[side, "lengths"].write(np.asarray([*map(len, sequences)], LENGTH).tobytes())
             if not self.is_filtered:
                 self.files[side, "txt"].write("".join(f"{line}\n" for line in lines).encode())
         return outcome
 
-    def _check_short(self, sources: list[str], targets: list[str]) -> None:
+    def _check_line_lengths(self, sources: list[str], targets: list[str]) -> None:
         for line in itertools.chain(sources, targets):
             if is_too_long(line):
                 raise DataError(
@@ -145,8 +162,8 @@ class SplitWriter:
                     f"bytes, which begins {line[:40]!r}"
                 )
 
-    def _note(self, done: int, outcome: Counter[str]) -> None:
-        """Note how far all files are written, so that the work can be gone on with there."""
+    def _write_journal(self, done: int, outcome: Counter[str]) -> None:
+        """Record the progress and the size of each file, so that an interrupted split resumes."""
         for file in self.files.values():
             file.flush()
         sizes = [path.stat().st_size for path in self.paths.values()]
@@ -155,12 +172,12 @@ class SplitWriter:
         temporary.replace(self.journal)
 
     def _resume(self) -> tuple[int, Counter[str]]:
-        """Cut the files back to where the journal knows them; return how far that is."""
+        """Truncate the files to the sizes in the journal; return the progress at that time."""
         try:
             journal = json.loads(self.journal.read_bytes())
             sizes = dict(zip(self.paths.values(), journal["sizes"], strict=True))
             if any(path.stat().st_size < size for path, size in sizes.items()):
-                raise ValueError("a file is shorter than its journal says")
+                raise ValueError("a file is shorter than the journal says")
             done, outcome = journal["done"], Counter[str](journal["outcome"])
         except (OSError, ValueError, KeyError, TypeError):
             done, outcome = 0, Counter[str]()
@@ -172,8 +189,13 @@ class SplitWriter:
         return done, outcome
 
 
+def _fit(items: list[T], reasons: list[str | None]) -> list[T]:
+    """Return the items that have no reason to be dropped."""
+    return [item for item, reason in zip(items, reasons, strict=True) if reason is None]
+
+
 def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield sources and targets of many pairs at a time: SentencePiece is faster on lists."""
+    """Yield sources and targets in chunks: SentencePiece encodes lists faster than lines."""
     sources, targets, characters = list[str](), list[str](), 0
     for source, target in pairs:
         sources.append(source)

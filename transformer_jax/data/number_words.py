@@ -1,4 +1,4 @@
-"""The embedded corpus: numbers in English and German words; no files, no network."""
+"""A built-in corpus: numbers in English and German words. It needs no files and no network."""
 
 import functools
 import random
@@ -8,15 +8,15 @@ from num2words import num2words
 
 from transformer_jax.data.splits import SPLITS, Split
 
-# English numbers hold commas: "nine hundred thousand, two hundred" is one of them.
-BETWEEN = "; "
+# English numbers can contain commas, as "nine hundred thousand, two hundred" does.
+SEPARATOR = "; "
 
 
 class NumberWords:
     """Numbers below a million in English and German words.
 
-    A small language of its own, and a real one: 231 is "two hundred and thirty-one" and
-    "zweihunderteinunddreißig", so words move, merge and inflect.
+    The corpus is small but poses real problems of translation: 231 is "two hundred and
+    thirty-one" and "zweihunderteinunddreißig", so words move, merge, and inflect.
     """
 
     splits = SPLITS
@@ -26,14 +26,15 @@ class NumberWords:
     def __init__(
         self, train_pairs: int, max_numbers_per_line: int = 1, max_digits: int | None = None
     ) -> None:
-        """Choose how many pairs to train on, and how many numbers a line has at most.
+        """Describe the corpus.
 
-        Lines have 1, 2, 3, ... numbers, parted by semicolons, and again: of every length there
-        are as many. No number is in two lines.
-
-        With `max_digits`, each number is drawn with 1 to so many digits, all equally likely,
-        so that a line of many numbers can be short. A line that is there already is drawn again:
-        lines of one number are mostly long.
+        Args:
+            train_pairs: number of training pairs.
+            max_numbers_per_line: lines cycle through 1, 2, ..., `max_numbers_per_line` numbers,
+                separated by semicolons, so all counts are equally frequent.
+            max_digits: each number has 1 to `max_digits` digits, all equally likely, so that a
+                line of many numbers can be short; a line that already exists is drawn again. If
+                None, no number occurs twice, and most numbers have six digits.
         """
         self.train_pairs = train_pairs
         self.max_numbers_per_line = max_numbers_per_line
@@ -46,47 +47,49 @@ class NumberWords:
         self.identity = self.name
 
     def count(self, split: Split) -> int:
+        """Return the number of pairs in a split."""
         return {"train": self.train_pairs, "dev": self.dev_pairs, "test": self.test_pairs}[split]
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        # A test line stays one, however many pairs are trained on.
+        """Yield the English line and the German line of each pair, from pair `start` on."""
+        # Training lines come last: test and dev do not depend on the number of training pairs.
         order: tuple[Split, ...] = ("test", "dev", "train")
-        first = sum(self.count(before) for before in order[: order.index(split)])
+        first = sum(self.count(earlier) for earlier in order[: order.index(split)])
         for line in range(first + start, first + self.count(split)):
-            sides = zip(*map(_in_words, self._numbers(line)), strict=True)
-            source, target = (BETWEEN.join(words) for words in sides)
+            sides = zip(*map(_spell, self._numbers(line)), strict=True)
+            source, target = (SEPARATOR.join(words) for words in sides)
             yield source, target
 
     def _numbers(self, line: int) -> tuple[int, ...]:
-        most, digits = self.max_numbers_per_line, self.max_digits
-        if digits is not None:
-            lines = self.train_pairs + self.dev_pairs + self.test_pairs
-            return _drawn_lines(lines, most, digits)[line]
-        # Each line has so many numbers of its own, of which a short one leaves some unused.
-        return _shuffled_numbers()[line * most : line * most + line % most + 1]
+        most = self.max_numbers_per_line
+        if self.max_digits is not None:
+            num_lines = self.train_pairs + self.dev_pairs + self.test_pairs
+            return _draw_lines(num_lines, most, self.max_digits)[line]
+        # Each line reserves `most` numbers, and a line with fewer leaves the rest unused.
+        return _shuffle_numbers()[line * most : line * most + line % most + 1]
 
 
 @functools.cache
-def _in_words(number: int) -> tuple[str, str]:
+def _spell(number: int) -> tuple[str, str]:
     return num2words(number, lang="en"), num2words(number, lang="de")
 
 
 @functools.cache
-def _shuffled_numbers() -> tuple[int, ...]:
+def _shuffle_numbers() -> tuple[int, ...]:
     numbers = list(range(1_000_000))
-    random.Random(0).shuffle(numbers)  # noqa: S311 - a fixed order, no secret
+    random.Random(0).shuffle(numbers)  # noqa: S311 - a fixed order, not a secret
     return tuple(numbers)
 
 
 @functools.lru_cache(maxsize=2)
-def _drawn_lines(count: int, most: int, digits: int) -> tuple[tuple[int, ...], ...]:
-    rng = random.Random(0)  # noqa: S311 - a fixed order, no secret
+def _draw_lines(num_lines: int, max_numbers: int, max_digits: int) -> tuple[tuple[int, ...], ...]:
+    rng = random.Random(0)  # noqa: S311 - a fixed order, not a secret
     lines: dict[tuple[int, ...], None] = {}
 
-    def drawn() -> int:
-        length = rng.randint(1, digits)
-        return rng.randrange(10 ** (length - 1) if length > 1 else 0, 10**length)
+    def draw_number() -> int:
+        digits = rng.randint(1, max_digits)
+        return rng.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
 
-    while len(lines) < count:
-        lines[tuple(drawn() for _ in range(len(lines) % most + 1))] = None
+    while len(lines) < num_lines:
+        lines[tuple(draw_number() for _ in range(len(lines) % max_numbers + 1))] = None
     return tuple(lines)

@@ -1,11 +1,11 @@
-"""From text to pieces, once: a vocabulary and flat arrays, kept in the cache by digest.
+"""Encodes a corpus once and caches the result: a vocabulary and flat files of token ids.
 
 <cache>/vocabularies/<digest of text and size>.{model,sha256}
-<cache>/corpora/<digest of text, vocabulary and limits>/
-    report.json                     lines read, kept, left out and why; sizes, fingerprint
-    what `encode` writes            pieces, and the lines of dev and test
+<cache>/corpora/<digest of text, vocabulary, and limits>/
+    report.json                     pairs read, kept, and dropped by reason; sizes; fingerprint
+    files of `encode`               tokens and lengths; lines of dev and test
 
-Text of any length goes through in chunks. What an interruption left behind is gone on with.
+Text is read in chunks, so memory does not grow with it. An interrupted preparation resumes.
 """
 
 import fcntl
@@ -37,28 +37,29 @@ from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError, UsageError
 
-# Part of every digest: a change of what is stored makes it anew.
-FORMAT = 5
-# A vocabulary is learnt from at most so many pairs, spread evenly over the text, and from about
-# so many bytes: SentencePiece holds them all in memory.
+# Part of every digest: increase it when the stored files change, and old caches are not read.
+FORMAT = 6
+# Limits on the sample that a tokenizer is trained on, which SentencePiece holds in memory. The
+# sample is spread evenly over the text.
 SAMPLE_PAIRS = 500_000
 SAMPLE_BYTES = 1 << 28
 
 
 class Prepared(NamedTuple):
-    """A corpus as pieces, and where it lies."""
+    """An encoded corpus in the cache."""
 
     folder: Path
     vocabulary: Vocabulary
     report: dict[str, Any]
+    """The contents of report.json."""
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of all pieces and lines: the same in every run on the same data."""
+        """SHA-256 of all tokens and lines: equal for equal data on any machine."""
         return self.report["fingerprint"]
 
     def tokens(self, split: Split) -> tuple[Ragged, Ragged]:
-        """Return the pieces of all sources and of all targets, read from disk as needed.
+        """Return the tokens of all sources and of all targets, memory-mapped from disk.
 
         Raises:
             UsageError: the corpus has no such split.
@@ -68,7 +69,7 @@ class Prepared(NamedTuple):
         return source, target
 
     def lines(self, split: Split) -> tuple[list[str], list[str]]:
-        """Return the sources and the targets of dev or test as they were before any tokenizer.
+        """Return the source lines and the target lines of dev or test, not tokenized.
 
         Raises:
             UsageError: the corpus has no such split.
@@ -82,90 +83,117 @@ class Prepared(NamedTuple):
         return source, target
 
     def batches(self, batch_tokens: int, seed: int) -> Batches:
-        """Return the training set's batches."""
+        """Plan the batches of the training split."""
         return Batches(*self.tokens("train"), batch_tokens=batch_tokens, seed=seed)
 
     def _check_has(self, split: Split) -> None:
         if split not in self.report:
-            raise UsageError(f"the corpus has no {split} set; it was prepared without one")
+            raise UsageError(f"the corpus has no {split} split: it was prepared without one")
 
     def _ragged(self, split: Split, side: str) -> Ragged:
         name = f"{split}.{side}"
         lengths = np.fromfile(self.folder / f"{name}.lengths", LENGTH)
         dtype = token_dtype(getattr(self.vocabulary, side))
-        pieces = np.memmap(self.folder / f"{name}.pieces", dtype, "r")
-        return Ragged(pieces, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+        tokens = np.memmap(self.folder / f"{name}.tokens", dtype, "r")
+        return Ragged(tokens, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
 
 def prepare(
     config: DataConfig,
     vocabulary: Vocabulary | None = None,
-    fingerprint: str | None = None,
+    *,
+    progress: Progress = ignore_progress,
+) -> Prepared:
+    """Encode the config's corpus, or find it in the cache.
+
+    Args:
+        config: the corpus, the vocabulary size, and the limits on pairs.
+        vocabulary: a trained vocabulary; None trains one on the corpus.
+        progress: called while text is read, trained on, and encoded.
+
+    Raises:
+        UsageError: the config does not say where the text is.
+        DataError: the text cannot be used.
+        StorageError: the cache cannot be written.
+    """
+    with _storage_errors():
+        corpora = cache_folder("corpora")
+        corpus = CORPORA[config.corpus](config)
+        identity = corpus.identity
+        vocabulary = vocabulary or _train_vocabulary(corpus, identity, config, progress)
+        tokenizers = [tokenizer.digest for tokenizer in vocabulary.tokenizers.values()]
+        folder = corpora / _digest(identity, *tokenizers, config.max_length, config.max_ratio)
+        report = _read_report(folder)
+        if report is None:
+            with _exclusive(folder, progress):
+                report = _read_report(folder)
+                report = report or _encode(folder, corpus, vocabulary, config, progress)
+    return Prepared(folder, vocabulary, report)
+
+
+def find_prepared(
+    config: DataConfig,
+    vocabulary: Vocabulary,
+    fingerprint: str,
     *,
     verify_text: bool = False,
     progress: Progress = ignore_progress,
 ) -> Prepared:
-    """Return the config's corpus as pieces, from the cache where it is there already.
+    """Find the data that a run was created with, or encode it again if the cache lost it.
 
     Args:
-        config: which text, how many pieces, which limits.
-        vocabulary: one to use in place of learning one: that of an earlier run.
-        fingerprint: of the earlier run's data, which must be the same.
-        is_text_moved: whether to look at the text also where the cache has that of the fingerprint.
-        progress: told of what takes long.
+        config: the data section of the run's config.
+        vocabulary: the run's vocabulary.
+        fingerprint: `Prepared.fingerprint` of the run's data.
+        verify_text: read the text again even if the cache already holds this fingerprint.
+        progress: called while text is read and encoded.
 
     Raises:
-        DataError: the text cannot be used, or is not that of the fingerprint.
-        UsageError: the config does not say where it is.
-        StorageError: the cache cannot be written.
+        DataError: the text cannot be used, or its fingerprint is another one.
+        UsageError, StorageError: as `prepare` raises them.
     """
-    try:
-        home = cache_folder("corpora")
-        if vocabulary is not None and fingerprint is not None and not verify_text:
-            # Those in the making have a suffix.
-            for folder in sorted(path for path in home.iterdir() if not path.suffix):
-                report = _report(folder)
+    if not verify_text:
+        with _storage_errors():
+            # Corpora that are not finished yet, and lock files, have a suffix.
+            for folder in sorted(x for x in cache_folder("corpora").iterdir() if not x.suffix):
+                report = _read_report(folder)
                 if report is not None and report["fingerprint"] == fingerprint:
                     return Prepared(folder, vocabulary, report)
-        corpus = CORPORA[config.corpus](config)
-        identity = corpus.identity
-        vocabulary = vocabulary or _vocabulary(corpus, identity, config, progress)
-        limits = config.max_length, config.max_ratio
-        folder = home / _digest(
-            identity, *(part.digest for part in vocabulary.tokenizers.values()), *limits
-        )
-        report = _report(folder)
-        if report is None:
-            with _exclusive(folder, progress):
-                report = _report(folder) or _write(folder, corpus, vocabulary, config, progress)
-    except OSError as error:
-        raise StorageError(f"the corpus could not be kept in the cache: {error}") from error
-    if fingerprint not in (None, report["fingerprint"]):
+    prepared = prepare(config, vocabulary, progress=progress)
+    if prepared.fingerprint != fingerprint:
         raise DataError(
-            f"{report['corpus']} is not the text that the run began with, or was not prepared "
-            f"as then: bring that text back, or begin a new run"
+            f"{prepared.report['corpus']} is not the text that the run began with, or its limits "
+            "changed: restore that text and those limits, or start a new run"
         )
-    return Prepared(folder, vocabulary, report)
+    return prepared
+
+
+@contextmanager
+def _storage_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot write the corpus to the cache: {error}") from error
 
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps([FORMAT, *parts]).encode()).hexdigest()[:16]
 
 
-def _report(folder: Path) -> dict[str, Any] | None:
-    """Return the report of a corpus that is there and whole, or None."""
+def _read_report(folder: Path) -> dict[str, Any] | None:
+    """Return the report of a complete corpus, or None."""
     try:
         report = json.loads((folder / "report.json").read_bytes())
         sizes = {name: (folder / name).stat().st_size for name in report["sizes"]}
-        is_whole = sizes == report["sizes"] and bool(report["fingerprint"])
+        is_complete = sizes == report["sizes"] and bool(report["fingerprint"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return report if is_whole else None
+    return report if is_complete else None
 
 
 @contextmanager
 def _exclusive(folder: Path, progress: Progress) -> Iterator[None]:
-    """Let one process at a time make a corpus; a process that dies makes way."""
+    """Hold a lock, so that one process at a time writes; the lock of a dead process is free."""
     with folder.with_suffix(".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,22 +203,21 @@ def _exclusive(folder: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _vocabulary(
+def _train_vocabulary(
     corpus: Corpus, identity: str, config: DataConfig, progress: Progress
 ) -> Vocabulary:
-    def learnt(vocab_size: int, *sides: str) -> Tokenizer:
-        return _tokenizer(corpus, identity, vocab_size, sides, progress)
+    def train(vocab_size: int, *sides: str) -> Tokenizer:
+        return _train_tokenizer(corpus, identity, vocab_size, sides, progress)
 
     if config.source_vocab_size is None:
-        return Vocabulary.shared(learnt(config.vocab_size, *SIDES))
-    return Vocabulary(
-        learnt(config.source_vocab_size, "source"), learnt(config.vocab_size, "target")
-    )
+        return Vocabulary.shared(train(config.vocab_size, *SIDES))
+    return Vocabulary(train(config.source_vocab_size, "source"), train(config.vocab_size, "target"))
 
 
-def _tokenizer(
+def _train_tokenizer(
     corpus: Corpus, identity: str, vocab_size: int, sides: tuple[str, ...], progress: Progress
 ) -> Tokenizer:
+    """Train a tokenizer on these sides of the corpus, or load it from the cache."""
     name = _digest(identity, vocab_size, *sides)
     path = cache_folder("vocabularies") / f"{name}.model"
     tokenizer = _load_cached_tokenizer(path)
@@ -210,66 +237,63 @@ def _tokenizer(
 
 
 def _load_cached_tokenizer(path: Path) -> Tokenizer | None:
-    """Return a vocabulary that is there and whole, or None."""
+    """Return the tokenizer of a complete model file, or None."""
     try:
         tokenizer = Tokenizer.load(path)
         digest = path.with_suffix(".sha256").read_bytes()
     except (FileNotFoundError, DataError):
         return None
-    # The beginning of a model can pass for a smaller one.
+    # A truncated file can be a valid, smaller model, so compare the digests.
     return tokenizer if digest == tokenizer.digest.encode() else None
 
 
 def _verify_text(corpus: Corpus, progress: Progress) -> None:
-    """Read every line once: a fault in any file is told before an hour's work."""
+    """Read every line once, so that a fault in any file is raised before an hour of work."""
     progress("reading", 0, 0)
     for split in corpus.splits:
         corpus.count(split)
 
 
 def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Iterator[str]:
-    """Return the lines that a vocabulary is learnt from: a function of the text alone."""
+    """Yield the lines that a tokenizer is trained on, which depend on the text alone."""
     _verify_text(corpus, progress)
     total = corpus.count("train")
 
-    def lines(doing: str, step: int) -> Iterator[str]:
-        for number, pair in enumerate(corpus.read("train")):
-            if number % CHUNK_PAIRS == 0:
-                progress(doing, number, total)
-            if number % step == 0 and unfit_text(*pair) is None:
+    def every_nth(n: int, activity: str) -> Iterator[str]:
+        for index, pair in enumerate(corpus.read("train")):
+            if index % CHUNK_PAIRS == 0:
+                progress(activity, index, total)
+            if index % n == 0 and unfit_text(*pair) is None:
                 for side, line in zip(SIDES, pair, strict=True):
                     if side in sides and len(line.encode()) <= MAX_TRAINING_LINE:
                         yield line
 
-    step = -(-total // SAMPLE_PAIRS)
-    size = sum(len(line.encode()) for line in lines("choosing what to learn from", step))
+    n = -(-total // SAMPLE_PAIRS)
+    size = sum(len(line.encode()) for line in every_nth(n, "sampling lines for the vocabulary"))
     if not size:
         raise DataError(
             f"there is nothing to learn a vocabulary from: all {total} pairs of {corpus.name} are "
-            f"empty, longer than {MAX_TRAINING_LINE} bytes or hold control symbols"
+            f"empty, longer than {MAX_TRAINING_LINE} bytes, or contain control symbols"
         )
-    return lines("learning a vocabulary", step * -(-size // SAMPLE_BYTES))
+    return every_nth(n * -(-size // SAMPLE_BYTES), "training the vocabulary")
 
 
-def _write(
+def _encode(
     folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: DataConfig, progress: Progress
 ) -> dict[str, Any]:
-    """Make a corpus's folder, which then appears at once; return its report."""
+    """Encode all splits, then rename the finished folder into place; return its report."""
     partial = folder.with_suffix(".partial")
     partial.mkdir(exist_ok=True)
-    report: dict[str, Any] = {
-        "corpus": corpus.name,
-        **vocabulary.describe(),
-    }
+    report: dict[str, Any] = {"corpus": corpus.name, **vocabulary.describe()}
     _verify_text(corpus, progress)
     writers = [SplitWriter(partial, corpus, split, vocabulary, config) for split in corpus.splits]
     for writer in writers:
-        report[writer.split] = writer.run(progress)
+        report[writer.split] = writer.write(progress)
     files = sorted(path for writer in writers for path in writer.paths.values())
     report["sizes"] = {path.name: path.stat().st_size for path in files}
-    report["fingerprint"] = _fingerprint(files)
+    report["fingerprint"] = _compute_fingerprint(files)
     (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-    # Not before: whoever is interrupted here has nothing to encode again.
+    # Remove the journals last: an interruption before this line loses no encoded pair.
     for journal in partial.glob("*.journal.*"):
         journal.unlink()
     shutil.rmtree(folder, ignore_errors=True)
@@ -277,7 +301,7 @@ def _write(
     return report
 
 
-def _fingerprint(files: list[Path]) -> str:
+def _compute_fingerprint(files: list[Path]) -> str:
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:

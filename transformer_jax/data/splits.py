@@ -1,4 +1,4 @@
-"""The three parts of a corpus."""
+"""The names of a corpus's splits."""
 
 from typing import Literal
 

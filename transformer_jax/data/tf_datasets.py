@@ -1,8 +1,8 @@
 """Parallel text from TensorFlow Datasets (TFDS), without TensorFlow (section 5.1).
 
-TFDS downloads a set once, checks it, and keeps it as ArrayRecord files, which need no TensorFlow
-to be read, and no network from then on. It stores pairs in an order of its own, the same
-everywhere: line 1 of a test set here is not line 1 of the published file.
+TFDS downloads a dataset once, verifies it, and stores it as ArrayRecord files, which can be read
+without TensorFlow and without a network. It shuffles the pairs, in the same order on every
+machine: line 1 of a test set here is not line 1 of the published file.
 """
 
 import contextlib
@@ -18,25 +18,26 @@ from typing import Any
 
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.data.splits import Split
-from transformer_jax.errors import DataError, StorageError, UsageError
+from transformer_jax.errors import DataError, Setting, StorageError, UsageError
 
-# How TFDS calls our splits.
-NAMES: dict[Split, str] = {"train": "train", "dev": "validation", "test": "test"}
-# Pairs read at a time: one by one would take twenty times as long.
-CHUNK = 1024
-# A server that cannot be reached is asked again for 25 seconds; TFDS's own 10 make it 200.
+# The names of the splits in TFDS.
+SPLIT_NAMES: dict[Split, str] = {"train": "train", "dev": "validation", "test": "test"}
+# Pairs read at a time: reading them one by one takes twenty times as long.
+CHUNK_PAIRS = 1024
+# Retry an unreachable server for 25 seconds. The 10 retries of TFDS take 200 seconds.
 RETRIES = 7
-ADVICE = "or bring the files yourself by configs/text.py (--data.train ...)"
+ADVICE = "or download the text yourself and train with configs/text.py"
 
 
 class TranslationDataset:
-    """A translation set of TFDS: its train, validation and test are our train, dev and test.
+    """A translation dataset of TFDS, whose validation split is `dev` here.
 
-    `wmt14_translate/de-en` is the paper's: Europarl v7, Common Crawl and News Commentary v9, about
-    4.5 million pairs, to train on; newstest2013 as dev; newstest2014 as test. TFDS has one set for
-    both directions: `languages` says which way to read it.
+    `wmt14_translate/de-en` is the paper's dataset: about 4.5 million training pairs from Europarl
+    v7, Common Crawl, and News Commentary v9; newstest2013 as dev; newstest2014 as test. TFDS has
+    one dataset for both directions, and `languages` chooses one.
 
-    A line is a sentence: line ends around it are left out, and those inside become a space.
+    Each sentence becomes one line: line ends around it are removed, and those inside it become a
+    space.
     """
 
     def __init__(
@@ -45,32 +46,32 @@ class TranslationDataset:
         languages: tuple[str, str] = ("en", "de"),
         folder: Path | str | None = None,
     ) -> None:
-        """Describe a set; nothing is imported, read or downloaded before it is asked for.
+        """Describe a dataset; TFDS is imported, and data downloaded, on first use.
 
         Args:
-            dataset: TFDS's name for it, as NAME/CONFIG or NAME/CONFIG:VERSION.
-            languages: of the sources and of the targets.
-            folder: where TFDS keeps its sets; None is $TFDS_DATA_DIR or ~/tensorflow_datasets.
+            dataset: the name in TFDS: NAME/CONFIG or NAME/CONFIG:VERSION.
+            languages: the source language and the target language.
+            folder: the data folder of TFDS; None means $TFDS_DATA_DIR or ~/tensorflow_datasets.
         """
         self._dataset, self._languages, self._folder = dataset, languages, folder
 
     @property
     def name(self) -> str:
-        """The set with its version and direction, for people.
+        """The dataset with its version and direction, for people.
 
         Raises:
-            UsageError: there is no such set, or not in these languages, or TFDS is not installed.
-            DataError: the set lies there damaged, or in a form that needs TensorFlow.
+            UsageError: TFDS does not have this dataset or language, or is not installed.
+            DataError: the stored dataset is damaged, or needs TensorFlow.
         """
         return f"{_name(self._builder)}, {'-'.join(self._languages)}"
 
     @property
     def identity(self) -> str:
-        """The name and the sizes of all splits; downloads the set where it is not there yet.
+        """The name and the sizes of all splits. Downloads the dataset if necessary.
 
         Raises:
-            DataError: the set cannot be made, or has no train or no validation split.
-            StorageError: it cannot be downloaded, kept or read.
+            DataError: TFDS cannot build the dataset, or it has no train or no validation split.
+            StorageError: the dataset cannot be downloaded, written, or read.
         """
         sizes = (
             f"{split} {self.count(split)} pairs of {int(self._info(split).num_bytes)} bytes"
@@ -80,63 +81,66 @@ class TranslationDataset:
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """Those there are; train and dev are always there."""
-        return tuple(split for split, name in NAMES.items() if name in self._prepared.info.splits)
+        """The available splits: train, dev, and possibly test."""
+        return tuple(
+            split for split, name in SPLIT_NAMES.items() if name in self._prepared.info.splits
+        )
 
     def count(self, split: Split) -> int:
-        """Return the number of pairs."""
+        """Return the number of pairs in a split."""
         return self._info(split).num_examples
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield the source line and target line of each pair, from pair number `start` on.
+        """Yield the source line and the target line of each pair, from pair `start` on.
 
         Raises:
-            DataError: the files on disk are damaged.
+            DataError: the stored files are damaged.
         """
         source, target = self._languages
         try:
-            pairs = self._prepared.as_data_source(NAMES[split])
-            for first in range(start, len(pairs), CHUNK):
-                chunk = range(first, min(first + CHUNK, len(pairs)))
+            pairs = self._prepared.as_data_source(SPLIT_NAMES[split])
+            for first in range(start, len(pairs), CHUNK_PAIRS):
+                chunk = range(first, min(first + CHUNK_PAIRS, len(pairs)))
                 for pair in pairs.__getitems__(chunk):
                     yield _line(pair[source]), _line(pair[target])
-        # What a damaged file raises depends on where the damage is.
+        # The exception for a damaged file depends on where the damage is.
         except (OSError, ValueError, IndexError, RuntimeError) as error:
             raise DataError(
-                f"{self.name} cannot be read ({_reason(error)}): {_remove(self._builder)}"
+                f"{self.name} cannot be read ({_root_cause(error)}): "
+                f"{_removal_advice(self._builder)}"
             ) from error
 
     @cached_property
     def _builder(self) -> Any:
-        """TFDS's own object for this set, checked as far as can be without the data."""
-        builder = _find(self._dataset, self._folder)
+        """The TFDS builder of this dataset, which has both languages. Needs no data on disk."""
+        builder = _find_builder(self._dataset, self._folder)
         text = _tfds().features.Text
         features = builder.info.features or {}
-        there = [name for name, feature in features.items() if isinstance(feature, text)]
-        if len(set(self._languages) & set(there)) < 2:
+        languages = [name for name, feature in features.items() if isinstance(feature, text)]
+        if len(set(self._languages) & set(languages)) < 2:
             raise UsageError(
-                f"{_name(builder)} has text in {', '.join(there) or 'no language'}, "
+                f"{_name(builder)} has text in {', '.join(languages) or 'no language'}, "
                 f"not in {' and '.join(self._languages)} (data.languages)"
             )
         return builder
 
     @cached_property
     def _prepared(self) -> Any:
-        """The same, with the data on disk and the splits that we need."""
+        """The same builder after it has stored the data, with at least train and dev."""
         builder = self._builder
-        _prepare(builder)
+        _download_and_prepare(builder)
         if not builder.info.splits:
-            raise DataError(f"{self.name} is not whole: {_remove(builder)}")
-        for name in (NAMES["train"], NAMES["dev"]):
+            raise DataError(f"{self.name} is incomplete: {_removal_advice(builder)}")
+        for name in (SPLIT_NAMES["train"], SPLIT_NAMES["dev"]):
             if name not in builder.info.splits:
                 raise DataError(
-                    f"{self.name} has no split {name!r}, which training needs; there are "
+                    f"{self.name} has no split {name!r}, which training needs; it has "
                     f"{', '.join(builder.info.splits)}"
                 )
         return builder
 
     def _info(self, split: Split) -> Any:
-        return self._prepared.info.splits[NAMES[split]]
+        return self._prepared.info.splits[SPLIT_NAMES[split]]
 
 
 def _name(builder: Any) -> str:
@@ -144,84 +148,94 @@ def _name(builder: Any) -> str:
     return f"{dataset} {version}"
 
 
-def _remove(builder: Any) -> str:
-    return f"remove {builder.data_dir}, and it is made anew"
+def _removal_advice(builder: Any) -> str:
+    return f"remove {builder.data_dir}, and it is downloaded again"
 
 
 def _line(text: bytes | str) -> str:
-    """Return one sentence as one line; TFDS's mocked data is str, real data bytes."""
+    """Return a sentence as one line. TFDS yields bytes, and str from its mock data."""
     line = text.decode() if isinstance(text, bytes) else text
     if not isinstance(line, str):
-        raise ValueError("a pair without text")
+        raise ValueError("a pair has no text")
     return re.sub(r"[\r\n]+", " ", line.strip("\r\n"))
 
 
 def _tfds() -> ModuleType:
-    """Import TFDS, its translation sets included.
+    """Import TFDS and register its translation datasets.
 
     Raises:
-        UsageError: a part is not installed.
+        UsageError: a package is not installed.
     """
-    # TFDS would log a traceback and go on without them. And it finds no translation set by name
-    # before `translate` has been imported.
-    for needed in ("importlib_resources", "array_record", "tensorflow_datasets.translate"):
+    # Without the first two, TFDS logs a traceback and continues. Importing `translate` registers
+    # the translation datasets.
+    for module in ("importlib_resources", "array_record", "tensorflow_datasets.translate"):
         try:
-            importlib.import_module(needed)
+            importlib.import_module(module)
         except ImportError as error:
             raise UsageError(
-                f"data.corpus tfds needs {(error.name or needed).split('.')[0]}: "
-                f"pip install tensorflow-datasets array_record importlib_resources"
+                f"data.corpus tfds needs {(error.name or module).split('.')[0]}: "
+                "pip install tensorflow-datasets array_record importlib_resources"
             ) from error
     return importlib.import_module("tensorflow_datasets")
 
 
-def _find(dataset: str, folder: Path | str | None) -> Any:
-    """Return TFDS's builder of a set; nothing is downloaded.
+def _find_builder(dataset: str, folder: Path | str | None) -> Any:
+    """Return the TFDS builder of a dataset; nothing is downloaded.
 
     Raises:
-        UsageError: there is no such set, configuration or version.
-        DataError: the set lies there damaged, or in a form that needs TensorFlow.
+        UsageError: TFDS does not have this dataset, configuration, or version.
+        DataError: the stored dataset is damaged, or needs TensorFlow.
     """
-    # No more than names: TFDS itself would take arguments and other catalogues in them.
-    parts = re.fullmatch(r"(\w+)(?:/([\w.+-]+))?(?::([\d.]+))?", dataset)
-    if not parts:
+    # Accept only names: TFDS also parses builder arguments and community namespaces.
+    match = re.fullmatch(r"(\w+)(?:/([\w.+-]+))?(?::([\d.]+))?", dataset)
+    if not match:
         raise UsageError(
-            f"data.dataset must be TFDS's name of a set, as wmt14_translate/de-en, got {dataset!r}"
+            "data.dataset must be the name of a TFDS dataset, for example wmt14_translate/de-en, "
+            f"got {dataset!r}"
         )
     tfds = _tfds()
-    place = None if folder is None else Path(folder).expanduser()
+    data_dir = None if folder is None else Path(folder).expanduser()
     try:
-        # Its other format, TFRecord, can only be read with TensorFlow.
-        return tfds.builder(dataset, data_dir=place, file_format="array_record")
+        # The other file format, TFRecord, can be read only with TensorFlow.
+        return tfds.builder(dataset, data_dir=data_dir, file_format="array_record")
     except Exception as error:
-        name, config, _ = parts.groups()
-        known = tfds.list_builders(with_community_datasets=False)
-        if name not in known:
-            raise UsageError(f"TFDS has no set {name!r}{did_you_mean(name, known)}") from error
-        configs = tfds.builder_cls(name).builder_configs
-        if configs and config not in configs:
-            some = ", ".join([*configs][:20]) + (", ..." if len(configs) > 20 else "")
-            raise UsageError(
-                f"TFDS's {name} has no {config!r}{did_you_mean(str(config), configs)}; there are {some}"
-            ) from error
-        where = place or "TFDS's folder"
+        _check_names(match[1], match[2], error)
+        location = data_dir or "the TFDS folder"
         if "File format is already set" in str(error):
             raise DataError(
-                f"{dataset} lies in {where} as TFRecord, which only TensorFlow reads: "
-                f"name another folder by --data.folder"
+                f"{dataset} in {location} is in TFRecord format, which only TensorFlow reads: "
+                "use another folder with ",
+                Setting("data.folder", "FOLDER"),
             ) from error
         if isinstance(error, ValueError | AssertionError):
-            # TFDS puts its own call before it.
-            reason = _reason(error).rpartition('": ')[2]
-            raise UsageError(f"{dataset} cannot be had from TFDS: {reason}") from error
-        raise DataError(f"{dataset} cannot be read from {where}: {_reason(error)}") from error
+            # TFDS puts the call that failed before the reason.
+            reason = _root_cause(error).rpartition('": ')[2]
+            raise UsageError(f"TFDS cannot provide {dataset}: {reason}") from error
+        raise DataError(
+            f"{dataset} cannot be read from {location}: {_root_cause(error)}"
+        ) from error
 
 
-def _prepare(builder: Any) -> None:
-    """Download a set where it is not there yet; TFDS tells on standard error how far it is.
+def _check_names(name: str, config: str | None, error: Exception) -> None:
+    """Raise a UsageError from `error` if TFDS has no dataset or configuration of this name."""
+    tfds = _tfds()
+    datasets = tfds.list_builders(with_community_datasets=False)
+    if name not in datasets:
+        raise UsageError(f"TFDS has no dataset {name!r}{did_you_mean(name, datasets)}") from error
+    configs = list(tfds.builder_cls(name).builder_configs)
+    if configs and config not in configs:
+        shown = ", ".join(configs[:20]) + (", ..." if len(configs) > 20 else "")
+        raise UsageError(
+            f"{name} has no configuration {config!r}{did_you_mean(str(config), configs)}; "
+            f"it has {shown}"
+        ) from error
+
+
+def _download_and_prepare(builder: Any) -> None:
+    """Download a dataset that is not stored yet; TFDS shows its progress on standard error.
 
     Raises:
-        DataError: what arrived is not what it should be, or has to be fetched by hand.
+        DataError: a download is corrupt, or has to be made by hand.
         StorageError: a server cannot be reached, or the folder cannot be written.
     """
     tfds = _tfds()
@@ -229,39 +243,40 @@ def _prepare(builder: Any) -> None:
         tfds.disable_progress_bar()
     config = tfds.download.DownloadConfig(try_download_gcs=False)
     try:
-        with contextlib.redirect_stdout(sys.stderr), _short_patience():
+        with contextlib.redirect_stdout(sys.stderr), _fewer_retries():
             builder.download_and_prepare(download_config=config)
     except OSError as error:
-        # Those of requests are OSErrors too, and know where they wanted to go.
+        # The exceptions of `requests` are OSErrors with the request that failed.
         url = getattr(getattr(error, "request", None), "url", None)
+        problem = f"could not be downloaded from {url}" if url else "could not be stored"
         raise StorageError(
-            f"{_name(builder)} could not be {f'downloaded from {url}' if url else 'kept'}: "
-            f"{_reason(error)}; try again, which goes on with what has arrived, {ADVICE}"
+            f"{_name(builder)} {problem}: {_root_cause(error)}; "
+            f"try again, which keeps the finished downloads, {ADVICE}"
         ) from error
     except Exception as error:
-        # Each set has a builder of its own, which may raise anything.
+        # The builder of a dataset can raise anything.
         raise DataError(
-            f"{_name(builder)} could not be made: {_reason(error)}; {ADVICE}"
+            f"{_name(builder)} could not be built: {_root_cause(error)}; {ADVICE}"
         ) from error
 
 
 @contextlib.contextmanager
-def _short_patience() -> Generator[None]:
-    """Give up a server that cannot be reached sooner than TFDS would, without a log of it."""
+def _fewer_retries() -> Generator[None]:
+    """Make TFDS give up on an unreachable server sooner, and silence the log of each attempt."""
     downloader: Any = importlib.import_module("tensorflow_datasets.core.download.downloader")
-    attempts = logging.getLogger("urllib3.connectionpool")
-    before = downloader.MAX_RETRIES, attempts.level
+    logger = logging.getLogger("urllib3.connectionpool")
+    retries, level = downloader.MAX_RETRIES, logger.level
     downloader.MAX_RETRIES = RETRIES
-    attempts.setLevel(logging.ERROR)
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        downloader.MAX_RETRIES = before[0]
-        attempts.setLevel(before[1])
+        downloader.MAX_RETRIES = retries
+        logger.setLevel(level)
 
 
-def _reason(error: BaseException) -> str:
-    """Return what the first cause of an error says, in one line."""
+def _root_cause(error: BaseException) -> str:
+    """Return the first line of the message of the exception that caused all others."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     lines = str(error).splitlines()

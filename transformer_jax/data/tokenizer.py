@@ -1,11 +1,11 @@
 """Byte-pair encoding with SentencePiece, one vocabulary for both languages (section 5.1).
 
-A line that is encoded and decoded comes back as it was, but for this:
+Encoding and then decoding returns the line, with these exceptions:
 
-1. spaces (U+0020, no others) in a row become one;
-2. "▁" (U+2581), which stands for a space in pieces, becomes a space;
-3. spaces at both ends are gone;
-4. characters that no training line had become " ⁇ ", with its spaces: one for all in a row.
+1. a run of spaces (only U+0020) becomes one space;
+2. "▁" (U+2581), which SentencePiece writes for a space, becomes a space;
+3. spaces at both ends are removed;
+4. a run of characters that no training line contains becomes " ⁇ ", spaces included.
 """
 
 import hashlib
@@ -15,19 +15,18 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sentencepiece
 
 from transformer_jax.errors import DataError, TransformerJaxError
 from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 
-# In bytes. SentencePiece would leave longer lines out without a word.
+# In bytes. SentencePiece silently drops longer lines.
 MAX_TRAINING_LINE = 4192
 
-
-# What a stranger's model is tried with, and how much memory it may take for that. Its arguments
-# are where packages are found here; it says when it has found its own.
+# Loads an untrusted model in a separate process, with at most 2 GiB of memory. The arguments are
+# the import path. "ready" on standard output separates import errors from those of the model.
 PROBE = """
 import resource, sys
 sys.path[:] = sys.argv[1:]
@@ -39,45 +38,46 @@ p = sentencepiece.SentencePieceProcessor(model_proto=sys.stdin.buffer.read())
 p.encode("Two words, ½ and \u2581 \U0001f600.")
 p.decode(list(range(len(p))))
 """
-# Digests of models that this process has tried.
+# Digests of the models that have passed `_probe` in this process.
 TRIED: set[str] = set()
 
 
 class Tokenizer:
-    """Turns lines into pieces and back. The model is data: a SentencePiece file."""
+    """Converts lines to token ids and back with a SentencePiece model."""
 
     def __init__(self, model: bytes, name: str = "tokenizer") -> None:
-        """Read a SentencePiece model.
+        """Read a SentencePiece model from the bytes of its file; errors mention `name`.
 
         Raises:
-            DataError: it is no such model, or its special pieces are not ours.
+            DataError: the bytes are not a SentencePiece model, or it has other special tokens.
         """
         self.model = model
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
-            raise DataError(f"{name} is no SentencePiece model: {error}") from error
+            raise DataError(f"{name} is not a SentencePiece model: {error}") from error
         p = self._processor
         if (p.pad_id(), p.bos_id(), p.eos_id(), p.unk_id()) != (PAD, BOS, EOS, UNKNOWN):
             raise DataError(
-                f"{name} was not made here: its padding, begin, end and unknown pieces must be "
+                f"{name} has other special tokens: padding, BOS, EOS, and unknown must be "
                 f"{PAD}, {BOS}, {EOS}, {UNKNOWN}"
             )
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int) -> "Tokenizer":
-        """Learn at most `vocab_size` pieces; text too small for so many gives fewer.
+        """Train a vocabulary of at most `vocab_size` tokens; little text gives fewer.
 
-        The same lines give the same bytes: one thread, and no file names inside.
+        The same lines give the same bytes on any machine: training uses one thread, and the model
+        contains no file names.
 
         Raises:
-            DataError: there is nothing to learn from, or no room for the characters.
+            DataError: the lines are empty, or have more different characters than `vocab_size`.
         """
         model = io.BytesIO()
         raised: list[BaseException] = []
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_noting(lines, raised),
+                sentence_iterator=_record_errors(lines, raised),
                 model_writer=model,
                 model_type="bpe",
                 vocab_size=vocab_size,
@@ -93,14 +93,14 @@ class Tokenizer:
                 minloglevel=2,
             )
         except RuntimeError as error:
-            # SentencePiece tells whatever the lines raise, Ctrl-C too, as an error of its own.
+            # SentencePiece wraps every exception of the iterator, Ctrl-C included.
             if raised:
                 raise raised[0] from None
             needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
             reason = f"its characters alone need {needed[1]}" if needed else str(error)
             raise DataError(
-                f"no vocabulary of {vocab_size} pieces (data.vocab_size, or data.source_vocab_size "
-                f"for the source's own) for this text: {reason}"
+                f"cannot train a vocabulary of {vocab_size} tokens (data.vocab_size, or "
+                f"data.source_vocab_size for a separate source vocabulary) on this text: {reason}"
             ) from error
         return cls(model.getvalue())
 
@@ -111,15 +111,17 @@ class Tokenizer:
 
     @classmethod
     def load_untrusted(cls, model: bytes, name: str) -> "Tokenizer":
-        """Read a model that anyone may have made: one that ends a process ends another one.
+        """Read a model from an untrusted origin, after it was loaded once in a separate process.
+
+        A corrupt model can crash SentencePiece, and only the separate process then ends.
 
         Raises:
-            DataError: as the constructor does, or the process that tried it first was ended.
-            TransformerJaxError: there could be no such process.
+            DataError: as the constructor raises it, or the model crashed the separate process.
+            TransformerJaxError: the separate process could not start.
         """
         digest = hashlib.sha256(model).hexdigest()
         if digest not in TRIED:
-            _try(model, name)
+            _probe(model, name)
             TRIED.add(digest)
         return cls(model, name)
 
@@ -129,29 +131,30 @@ class Tokenizer:
         return hashlib.sha256(self.model).hexdigest()
 
     def __len__(self) -> int:
+        """Return the number of tokens in the vocabulary."""
         return len(self._processor)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the pieces of each line, with `EOS` at the end."""
+        """Return the token ids of each line, with `EOS` at the end."""
         return self._processor.encode(list(lines), add_eos=True)
 
-    def decode(self, pieces: Sequence[Sequence[int]]) -> list[str]:
-        """Return the line of each sequence; padding, begin and end leave no trace."""
-        return self._processor.decode([list(row) for row in pieces])
+    def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
+        """Return the line of each sequence, without padding, BOS, and EOS."""
+        return self._processor.decode([list(sequence) for sequence in tokens])
 
 
-def _try(model: bytes, name: str) -> None:
-    """Read a model in another process.
+def _probe(model: bytes, name: str) -> None:
+    """Load a model in a separate process.
 
     Raises:
-        DataError: that process was ended.
-        TransformerJaxError: it could not begin, which is no fault of the model.
+        DataError: the process failed or did not end.
+        TransformerJaxError: the process could not import SentencePiece.
     """
-    # Where this process would look, but for the working directory: that may be the stranger's.
-    path = [place for place in sys.path if Path(place).is_absolute()]
+    # Relative entries are left out: the working directory may belong to the model's author.
+    path = [entry for entry in sys.path if Path(entry).is_absolute()]
     try:
-        # Our own program, on Python itself.
-        tried = subprocess.run(  # noqa: S603
+        # The program is a constant, and only Python itself runs it.
+        probe = subprocess.run(  # noqa: S603
             [sys.executable, "-I", "-c", PROBE, *path],
             input=model,
             capture_output=True,
@@ -159,17 +162,17 @@ def _try(model: bytes, name: str) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise DataError(f"{name} is no SentencePiece model: reading it has no end") from None
-    if tried.returncode == 0:
+        raise DataError(f"{name} is not a SentencePiece model: reading it does not end") from None
+    if probe.returncode == 0:
         return
-    said = tried.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason"]
-    if b"ready\n" not in tried.stdout:
-        raise TransformerJaxError(f"{name} cannot be tried in a process of its own: {said[0]}")
-    raise DataError(f"{name} is no SentencePiece model: {said[0][:200]}")
+    last_line = probe.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason"]
+    if b"ready\n" not in probe.stdout:
+        raise TransformerJaxError(f"{name} cannot be tested in a new process: {last_line[0]}")
+    raise DataError(f"{name} is not a SentencePiece model: {last_line[0][:200]}")
 
 
-def _noting(lines: Iterable[str], raised: list[BaseException]) -> Iterator[str]:
-    """Yield the lines; note what they raise."""
+def _record_errors(lines: Iterable[str], raised: list[BaseException]) -> Iterator[str]:
+    """Yield the lines, and append the exception that they raise to `raised`."""
     try:
         yield from lines
     except BaseException as error:
@@ -178,19 +181,19 @@ def _noting(lines: Iterable[str], raised: list[BaseException]) -> Iterator[str]:
 
 
 class Vocabulary(NamedTuple):
-    """The tokenizers of source and target: one and the same where they share their pieces."""
+    """The tokenizers of source and target: the same object if they share a vocabulary."""
 
     source: Tokenizer
     target: Tokenizer
 
     @classmethod
     def shared(cls, tokenizer: Tokenizer) -> "Vocabulary":
-        """Return one for both languages, as in the paper."""
+        """Use one tokenizer for both languages, as the paper does."""
         return cls(tokenizer, tokenizer)
 
     @property
     def is_shared(self) -> bool:
-        """Whether source and target have the same pieces."""
+        """Whether source and target have one tokenizer."""
         return self.source is self.target
 
     @property
@@ -200,13 +203,13 @@ class Vocabulary(NamedTuple):
 
     @property
     def tokenizers(self) -> dict[str, Tokenizer]:
-        """The different tokenizers, by the name that reports and runs have for each."""
-        own = {} if self.is_shared else {"source_vocabulary": self.source}
-        return {"vocabulary": self.target, **own}
+        """The distinct tokenizers, by their names in reports and in runs."""
+        separate = {} if self.is_shared else {"source_vocabulary": self.source}
+        return {"vocabulary": self.target, **separate}
 
-    def describe(self) -> dict[str, dict[str, Any]]:
-        """Return what tells these tokenizers from others, as plain data."""
+    def describe(self) -> dict[str, dict[str, int | str]]:
+        """Return the size and the digest of each tokenizer."""
         return {
-            name: {"pieces": len(tokenizer), "sha256": tokenizer.digest}
+            name: {"size": len(tokenizer), "sha256": tokenizer.digest}
             for name, tokenizer in self.tokenizers.items()
         }

@@ -1,1 +1,1 @@
-"""How processes of one run find each other, agree, and stop together (section 5.2)."""
+"""Multi-process training: find the other processes, agree with them, and stop together."""

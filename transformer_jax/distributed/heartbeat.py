@@ -1,6 +1,7 @@
-"""The trainer's side of supervision: signs of life for the process that watches it.
+"""The trainer's side of supervision: heartbeats for the process that watches it.
 
-Without a supervisor nothing here does anything.
+A process has one supervisor or none, so the state is the module's. Without a supervisor, these
+functions do nothing.
 """
 
 import faulthandler
@@ -12,58 +13,63 @@ import time
 from contextlib import suppress
 
 VARIABLE = "TRANSFORMER_JAX_HEARTBEAT"
-"""Names the end of a pipe, a file descriptor, that a supervisor listens to."""
+"""Environment variable with the file descriptor of the pipe to the supervisor."""
 
-# `Meter.add` waits for the step before the last one: the third step that is begun after a phase
-# shows that the first one has arrived, and between every third one lies a whole step.
-EVERY = 3
-# How long a trainer without its supervisor may take to save.
+# `Meter.add` waits for step n - 2, so a beat for step n proves that step n - 2 is done. A message
+# every third beat therefore spans at least one whole step.
+BEATS_PER_MESSAGE = 3
+# Time for a trainer to save after its supervisor is gone.
 ORPHAN_SECONDS = 30.0
 
 _pipe: int | None = None
 _beats = 0
+"""Beats since the last phase."""
 
 
 def connect() -> bool:
-    """Begin to beat where a supervisor listens; tell whether one does."""
+    """Start the heartbeat if this process has a supervisor; return whether it has one.
+
+    From then on, the process ends when its supervisor does, and SIGUSR2 prints its stacks.
+    """
     global _pipe
     if _pipe is None and VARIABLE in os.environ:
         _pipe = int(os.environ.pop(VARIABLE))
-        # Where the supervisor sleeps, training does not wait for it.
+        # Training must not wait for a supervisor that does not read.
         os.set_blocking(_pipe, False)
-        # In C, by the signal itself: it works where Python waits in a collective.
+        # This handler runs in C, so it works while Python waits in a collective.
         faulthandler.register(signal.SIGUSR2, all_threads=True)
         threading.Thread(target=_end_with_supervisor, args=(_pipe,), daemon=True).start()
     return _pipe is not None
 
 
 def beat(step: int) -> None:
-    """Tell that this step was begun, and that `Meter.add` has waited for the one due."""
+    """Report a step. Call it once per step, after `Meter.add`."""
     global _beats
     _beats += 1
-    if _beats % EVERY == 0:
-        _tell(f"step {step}")
+    if _beats % BEATS_PER_MESSAGE == 0:
+        _send(f"step {step}")
 
 
-def busy(doing: str) -> None:
-    """Tell what may rightly take long. It lasts until a step that begins later has arrived.
+def busy(phase: str) -> None:
+    """Report a phase that may take long, such as compilation.
 
-    Not only until this process is done: the next step waits for the slowest one.
+    The phase lasts until a step that starts after it is done, not only until this process is
+    done with it, because that step waits for the slowest process.
     """
     global _beats
     _beats = 0
-    _tell(f"busy {doing}")
+    _send(f"busy {phase}")
 
 
-def _tell(message: str) -> None:
+def _send(message: str) -> None:
     if _pipe is not None:
-        # A full pipe has news enough; a broken one is for the thread below.
+        # A full pipe holds enough messages already. `_end_with_supervisor` sees a broken pipe.
         with suppress(BlockingIOError, BrokenPipeError):
             os.write(_pipe, f"{message}\n".encode())
 
 
 def _end_with_supervisor(pipe: int) -> None:
-    """Sleep until no one listens any more; then save and end, or end."""
+    """Wait until the supervisor closes its end of the pipe; then save and end this process."""
     poll = select.poll()
     poll.register(pipe, 0)
     poll.poll()

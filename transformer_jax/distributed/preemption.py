@@ -1,4 +1,4 @@
-"""What ends a run before its end: a signal, after the step at hand; whatever else, by surprise."""
+"""Preemption: save and stop on a signal, and save often enough to survive a sudden end."""
 
 import signal
 import time
@@ -10,18 +10,25 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class GracefulShutdown:
-    """A context in which the first signal is noted, and a second Ctrl-C ends at once (130).
+    """A context that handles `SIGNALS`: training stops after the current step.
 
-    Unless it `can_wait`, the first one ends at once too (75): there is nothing to save yet.
+    Until `can_wait` is set there is nothing to save, and a signal ends the run at once by
+    `RunInterrupted` (exit code 75). After that, the first signal is only recorded in `signal`; the
+    training loop saves and stops. Ctrl-C after any other signal ends the run at once (exit code
+    130).
     """
 
-    def __init__(self, how_to_go_on: str) -> None:
+    def __init__(self, resume_hint: str) -> None:
+        """Record no signal yet.
+
+        Args:
+            resume_hint: how to resume the run, for the error's message.
+        """
         self.signal: signal.Signals | None = None
         self.can_wait = False
-        self.how_to_go_on = how_to_go_on
+        self.resume_hint = resume_hint
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        del frame
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
@@ -29,12 +36,18 @@ class GracefulShutdown:
             self.check()
 
     def check(self) -> None:
-        """End here if a signal came."""
+        """Raise an error if a signal arrived.
+
+        Raises:
+            RunInterrupted: a signal arrived before the first step.
+        """
         if self.signal is not None:
-            raise RunInterrupted(f"{self.signal.name}: nothing was begun; {self.how_to_go_on}")
+            raise RunInterrupted(
+                f"{self.signal.name}: stopped before the first step; {self.resume_hint}"
+            )
 
     def __enter__(self) -> "GracefulShutdown":
-        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
 
     def __exit__(
@@ -43,39 +56,37 @@ class GracefulShutdown:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
 
 class CheckpointTimer:
-    """When to save, beside the schedule: at once, then ever more seldom.
+    """Times the checkpoints between the scheduled ones: the first at once, then ever less often.
 
-    So each start gets further than the one before, however short it is, and a long one rarely
-    pauses.
+    Each start therefore gets further than the one before, however early it ends, and a long run
+    rarely pauses.
     """
 
-    SHORTEST = 5.0
+    MIN_SECONDS = 5.0
+    """The shortest time between two checkpoints."""
 
     def __init__(self, minutes: float) -> None:
-        """Begin.
-
-        Args:
-            minutes: the longest from one checkpoint to the next.
-        """
-        self._longest = 60 * minutes
-        self._began: float | None = None
-        self._saved = 0.0
+        """Set the longest time between two checkpoints, in minutes."""
+        self._max_seconds = 60 * minutes
+        self._start: float | None = None
+        self._last_save = 0.0
 
     def is_due(self) -> bool:
-        """Tell whether it is time; asked after each step."""
+        """Return whether to save now. The first call starts the clock, and its answer is yes."""
         now = time.monotonic()
-        if self._began is None:
-            self._began = now
+        if self._start is None:
+            self._start = now
             return True
-        # As long as it went on before the last one, and half of its work at most is lost.
-        wait = max(self.SHORTEST, self._saved - self._began)
-        return now - self._saved >= min(self._longest, wait)
+        # Wait as long as the run had lasted at the last save: at most half of the work can be
+        # lost.
+        wait = max(self.MIN_SECONDS, self._last_save - self._start)
+        return now - self._last_save >= min(self._max_seconds, wait)
 
-    def saved(self) -> None:
-        """Note that one was saved, for whatever reason."""
-        self._saved = time.monotonic()
+    def record_save(self) -> None:
+        """Restart the wait. Call it after each checkpoint, scheduled or not."""
+        self._last_save = time.monotonic()

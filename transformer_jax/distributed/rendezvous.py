@@ -1,76 +1,98 @@
-"""How the processes of a run find one another, before JAX is there."""
+"""How the processes of a run find one another, before JAX is initialized."""
 
 import contextlib
 import importlib.util
 import os
 import socket
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from transformer_jax.errors import ConnectionFailedError, UsageError
+from transformer_jax.distributed._private_jax import detect_cluster
+from transformer_jax.errors import ConnectionFailedError, Setting, UsageError
 
-# How long processes wait for one another at the beginning.
+# How long processes wait for one another at the start.
 RENDEZVOUS_SECONDS = 300.0
-# A machine that is gone without a word is noticed after so many seconds, in all.
+# A machine that dies silently is noticed after 10 + 3 * 5 seconds.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-ALL_HERE = b"all here\n"
+# Sent by process 0 once all processes are connected.
+READY = b"ready\n"
+# How long a connection may take to identify itself, in seconds.
+HANDSHAKE_SECONDS = 5.0
+RETRY_SECONDS = 0.2
 
 
 class ProcessSpec(NamedTuple):
-    """Where the processes meet, how many they are, and which one this is."""
+    """One process of a run."""
 
     coordinator: str
     """Host and port of process 0."""
     count: int
+    """Number of processes."""
     index: int
+    """Index of this process."""
     local_devices: list[int] | None = None
-    """Those that are this process's own; None for all of this machine."""
+    """Indices of this process's devices on its machine; None for all of them."""
 
 
 def resolve_cluster(
     coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> ProcessSpec | None:
-    """Return what the options say, or else the environment; None where this process is alone.
+    """Return this process's place among the processes, or None if it is the only one.
+
+    The arguments take precedence over the environment, which Slurm, Open MPI, Kubernetes, or a
+    Cloud TPU may have set.
 
     Raises:
-        UsageError: not all of the three options are given, or they cannot be.
-        UnreachableError: the environment says that there are others, but not where.
+        UsageError: the arguments are incomplete or invalid, or the environment has other processes
+            but does not say where.
+        ConnectionFailedError: JAX cannot read the environment.
     """
-    address = _from_options(coordinator, num_processes, process_id)
-    if address is None and num_processes is None:
-        address = _from_environment()
-    return None if address is None or address.count == 1 else address
+    spec = _from_options(coordinator, num_processes, process_id)
+    if spec is None and num_processes is None:
+        spec = _from_environment()
+    return None if spec is None or spec.count == 1 else spec
 
 
 def _from_options(
     coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> ProcessSpec | None:
-    """Return what the options say; None where they say nothing, or that this process is alone."""
-    given = {
-        "--coordinator": coordinator,
-        "--num-processes": num_processes,
-        "--process-id": process_id,
-    }
-    missing = [name for name, value in given.items() if value is None]
-    if num_processes == 1 or len(missing) == len(given):
+    """Return what the options say, or None if they are absent or ask for a single process."""
+    options = (coordinator, num_processes, process_id)
+    if num_processes == 1 or options == (None, None, None):
         return None
     if coordinator is None or num_processes is None or process_id is None:
-        raise UsageError(f"several processes need {', '.join(given)}: {missing[0]} is missing")
+        raise _missing_option(coordinator, num_processes, process_id)
     if not 0 <= process_id < num_processes:
         raise UsageError(
-            f"--process-id must be from 0 to {num_processes - 1}, one below --num-processes, "
-            f"got {process_id}"
+            Setting("process_id", process_id),
+            f" must be from 0 to {num_processes - 1}, because of ",
+            Setting("num_processes", num_processes),
         )
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise UsageError(f"--coordinator must be HOST:PORT, got {coordinator!r}")
+        raise UsageError(Setting("coordinator", coordinator), " must be HOST:PORT")
     return ProcessSpec(coordinator, num_processes, process_id)
 
 
+def _missing_option(
+    coordinator: str | None, num_processes: int | None, process_id: int | None
+) -> UsageError:
+    """Return the error for options of which one or two are missing."""
+    options = [
+        (Setting("coordinator", coordinator), Setting("coordinator", "HOST:PORT")),
+        (Setting("num_processes", num_processes), Setting("num_processes", "N")),
+        (Setting("process_id", process_id), Setting("process_id", "INDEX")),
+    ]
+    given = next(option for option, _ in options if option.value is not None)
+    missing = next(example for option, example in options if option.value is None)
+    return UsageError(given, " also needs ", missing)
+
+
 def _from_environment() -> ProcessSpec | None:
-    """Return what the environment says; None where this process is alone."""
+    """Return what the environment says, or None if this process is the only one."""
     environ = os.environ
-    # A step of srun's; the script of sbatch is none, although it knows the number of tasks.
+    # srun sets the size of its step. An sbatch script knows only the number of tasks of its job,
+    # and is not one of several processes.
     is_slurm = int(environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
     is_mpi = int(environ.get("OMPI_COMM_WORLD_SIZE", 1)) > 1
     is_pod = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environ.keys()
@@ -78,131 +100,136 @@ def _from_environment() -> ProcessSpec | None:
     if not (is_slurm or is_mpi or is_pod or is_tpu):
         return None
     try:
-        address = _found_by_jax()
-    # Whatever the environment's own tools raise.
+        cluster = detect_cluster(int(RENDEZVOUS_SECONDS))
+        spec = None if cluster is None else ProcessSpec(*cluster)
+    # The cluster's own tools may raise anything.
     except Exception as error:
-        raise ConnectionFailedError(
-            f"{_ADVICE}: {str(error).strip() or type(error).__name__}"
-        ) from error
-    if address is None and not (is_slurm or is_mpi or is_pod):
-        # One TPU, or none at all.
+        reason = str(error).strip() or type(error).__name__
+        raise ConnectionFailedError(*_ADVICE, f": {reason}") from error
+    if spec is None and not (is_slurm or is_mpi or is_pod):
+        # A single TPU, or libtpu without a TPU.
         return None
-    if address is None:
-        raise UsageError(f"{_ADVICE}, or --num-processes 1 for this one alone")
-    # JAX would give each process one device, as clusters do that start one for each. One that is
-    # alone on its machine has all of them.
-    is_alone_here = (
+    if spec is None:
+        raise UsageError(
+            *_ADVICE, ", or ", Setting("num_processes", 1), " to train in this process alone"
+        )
+    # JAX assigns one device to each process, as if each node had a process per device. A process
+    # that is alone on its machine gets all devices.
+    is_alone_on_machine = (
         environ.get("SLURM_STEP_NUM_TASKS") == environ.get("SLURM_STEP_NUM_NODES")
         if is_slurm
         else environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
     )
-    return address._replace(local_devices=None) if is_alone_here else address
+    return spec._replace(local_devices=None) if is_alone_on_machine else spec
 
 
 _ADVICE = (
-    "this seems to be one of several processes, but the others cannot be found: say --coordinator "
-    "HOST:PORT, --num-processes and --process-id"
+    "this seems to be one of several processes, but the others cannot be found: pass ",
+    Setting("coordinator", "HOST:PORT"),
+    " ",
+    Setting("num_processes", "N"),
+    " ",
+    Setting("process_id", "INDEX"),
 )
 
 
-def _found_by_jax() -> ProcessSpec | None:
-    # `jax.distributed.initialize` does the same, and then ends in C++ where it does not succeed.
-    from jax._src.clusters import ClusterEnv
+def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
+    """Wait until all processes are connected; return the connections by process index.
 
-    detect: Any = ClusterEnv.auto_detect_unset_distributed_params
-    coordinator, count, index, devices = detect(
-        None, None, None, None, None, int(RENDEZVOUS_SECONDS)
-    )
-    if coordinator is None or count is None or index is None:
-        return None
-    return ProcessSpec(coordinator, count, index, devices)
+    Process 0 has a connection to each other process, and each other process has one to process 0.
+    Call this before `jax.distributed.initialize`, which would abort from C++ if a process is
+    missing.
 
-
-def rendezvous(address: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
-    """Wait until all processes are there; return a connection to each by its index.
-
-    Process 0 has one to each other, and each other one to process 0. JAX itself would abort, with
-    pages of C++, whichever process is there when another is not.
+    Args:
+        spec: this process.
+        seconds: how long to wait.
 
     Raises:
-        UnreachableError: they are not, in that time, or the port is taken.
+        ConnectionFailedError: a process is missing after that time, or the port is in use.
     """
-    until = time.monotonic() + seconds
-    if address.index == 0:
-        found = _await_others(address, until, seconds)
+    deadline = time.monotonic() + seconds
+    if spec.index == 0:
+        connections = _accept_others(spec, deadline, seconds)
     else:
-        found = {0: _call_first(address, until, seconds)}
-    for connection in found.values():
+        connections = {0: _connect_to_first(spec, deadline, seconds)}
+    for connection in connections.values():
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
-            # Not every system lets a program choose.
+            # Some systems lack these options.
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return found
+    return connections
 
 
-def _await_others(address: ProcessSpec, until: float, seconds: float) -> dict[int, socket.socket]:
-    try:
-        # Of either kind of address, where the machine has both.
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        port = int(address.coordinator.rpartition(":")[2])
-        server = socket.create_server(("", port), family=family, dualstack_ipv6=both)
-    except OSError as error:
-        raise ConnectionFailedError(
-            f"the processes cannot meet at {address.coordinator}: {error.strerror}; "
-            f"is another run there? Choose another port"
-        ) from error
-    # Anyone may knock; only those of this run are counted.
-    expected = {_handshake(address._replace(index=i)): i for i in range(1, address.count)}
-    here: dict[int, socket.socket] = {}
-    with server:
-        while len(here) < len(expected):
-            server.settimeout(max(until - time.monotonic(), 0.01))
+def _accept_others(spec: ProcessSpec, deadline: float, seconds: float) -> dict[int, socket.socket]:
+    """Accept a connection from each other process; then report to all that the run is complete."""
+    # Other programs may connect too: only the processes of this run count.
+    indices = {_handshake(spec._replace(index=i)): i for i in range(1, spec.count)}
+    connections: dict[int, socket.socket] = {}
+    with _listen(spec.coordinator) as server:
+        while len(connections) < len(indices):
+            server.settimeout(max(deadline - time.monotonic(), 0.01))
             try:
                 connection, _ = server.accept()
-                connection.settimeout(5)
-                index = expected.get(connection.recv(len(min(expected)) + 9).decode())
+                connection.settimeout(HANDSHAKE_SECONDS)
+                index = indices.get(connection.recv(len(min(indices)) + 9).decode())
             except (OSError, ValueError) as error:
-                if time.monotonic() < until:
+                if time.monotonic() < deadline:
                     continue
-                missing = [str(i) for i in expected.values() if i not in here]
+                missing = [str(i) for i in indices.values() if i not in connections]
                 raise ConnectionFailedError(
-                    f"{len(missing)} of {address.count} processes did not come within "
+                    f"{len(missing)} of {spec.count} processes did not connect within "
                     f"{seconds:.0f} s: {', '.join(missing)}"
                 ) from error
             if index is None:
                 connection.close()
             else:
-                here[index] = connection
-    for connection in here.values():
+                connections[index] = connection
+    for connection in connections.values():
         with contextlib.suppress(OSError):
-            connection.sendall(ALL_HERE)
-    return here
+            connection.sendall(READY)
+    return connections
 
 
-def _call_first(address: ProcessSpec, until: float, seconds: float) -> socket.socket:
-    host, _, port = address.coordinator.rpartition(":")
+def _listen(coordinator: str) -> socket.socket:
+    """Return a server socket at the coordinator's port, for IPv6 and IPv4 if the system can."""
+    port = int(coordinator.rpartition(":")[2])
+    is_dualstack = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dualstack else socket.AF_INET
+    try:
+        return socket.create_server(("", port), family=family, dualstack_ipv6=is_dualstack)
+    except OSError as error:
+        raise ConnectionFailedError(
+            f"process 0 cannot listen at {coordinator}: {error.strerror}; if another run uses "
+            f"this port, choose a different one"
+        ) from error
+
+
+def _connect_to_first(spec: ProcessSpec, deadline: float, seconds: float) -> socket.socket:
+    """Connect to process 0, and wait until it reports that all processes are connected."""
+    host, _, port = spec.coordinator.rpartition(":")
+    address = (host.strip("[]"), int(port))
     while True:
-        left = max(until - time.monotonic(), 0.01)
         try:
-            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=left)
-            connection.sendall(_handshake(address).encode())
-            # Process 0 gives up when its own time is over.
+            timeout = max(deadline - time.monotonic(), 0.01)
+            connection = socket.create_connection(address, timeout=timeout)
+            connection.sendall(_handshake(spec).encode())
+            # Process 0 stops waiting at its own deadline.
             connection.settimeout(seconds + 10)
-            if connection.recv(len(ALL_HERE)) == ALL_HERE:
+            if connection.recv(len(READY)) == READY:
                 return connection
             connection.close()
-            why = "process 0 ended, or expects others"
+            reason = "process 0 ended, or belongs to another run"
         except OSError as error:
-            why = error.strerror or str(error)
-        if time.monotonic() >= until:
+            reason = error.strerror or str(error)
+        if time.monotonic() >= deadline:
             raise ConnectionFailedError(
-                f"process 0 was not found at {address.coordinator} within {seconds:.0f} s: {why}"
+                f"process 0 was not found at {spec.coordinator} within {seconds:.0f} s: {reason}"
             )
-        time.sleep(0.2)
+        time.sleep(RETRY_SECONDS)
 
 
-def _handshake(address: ProcessSpec) -> str:
-    return f"transformer-jax {address.index} of {address.count}\n"
+def _handshake(spec: ProcessSpec) -> str:
+    """Return the first line that a process sends."""
+    return f"transformer-jax {spec.index} of {spec.count}\n"

@@ -1,8 +1,8 @@
-"""A small parent of one trainer, which ends it where it cannot help itself.
+"""A parent process that watches one trainer and ends it if it is lost or stuck.
 
-Of several processes that train together, one that is lost or stuck leaves the others waiting in
-a collective, where no Python runs, until JAX aborts them from C++, if ever. Each has a parent of
-this kind, which knows no JAX: all end, with one line and an exit code that says what to do.
+If one of several trainers is lost or stuck, the others wait for it in a collective, where no
+Python code runs, until JAX aborts them, if ever. With a supervisor for each, all of them end with
+a one-line error and an exit code that says whether to resume. A supervisor does not import JAX.
 """
 
 import os
@@ -21,52 +21,60 @@ from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.preemption import SIGNALS
 from transformer_jax.errors import LostProcessError
 
-# Seconds.
+# The longest wait for a message, in seconds.
 TICK = 0.5
-STACKS = 1.0
-# Of the longest time between two signs of life, three steps, among the last so many.
+# Time for a stuck trainer to print its stacks, in seconds.
+STACKS_SECONDS = 1.0
+# A trainer may be silent for PATIENCE times the longest of its last REMEMBERED heartbeat intervals.
 PATIENCE, REMEMBERED = 4, 100
 
 
 @dataclass
 class Heartbeats:
-    """What was heard of a trainer, and how long it may be silent."""
+    """The messages of a trainer so far, and how long it may be silent."""
 
     step_timeout: float
+    """The shortest silence between steps that counts as stuck, in seconds."""
     phase_timeout: float
+    """The silence during a phase that counts as stuck, in seconds."""
     step: int = 0
-    doing: str = "starting"
+    phase: str = "starting"
     """Empty between steps."""
-    silent: float = 0.0
-    silences: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """Between steps: the last ones, so that a stall is forgotten in time."""
+    silence: float = 0.0
+    """Seconds since the last message."""
+    intervals: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    """The last heartbeat intervals between steps, in seconds: a stall is forgotten in time."""
 
-    def hear(self, message: str) -> None:
-        """Take in a line of `heartbeat`."""
+    def add_silence(self, seconds: float) -> None:
+        """Add to the silence, except for time in which the supervisor itself was suspended."""
+        self.silence += min(seconds, 2 * TICK)
+
+    def receive(self, message: str) -> None:
+        """Process a message of `heartbeat`."""
         kind, value = message.split(maxsplit=1)
         if kind == "busy":
-            self.doing = value
+            self.phase = value
         else:
-            if not self.doing:
-                self.silences.append(self.silent)
-            self.step, self.doing = int(value), ""
-        self.silent = 0.0
+            if not self.phase:
+                self.intervals.append(self.silence)
+            self.step, self.phase = int(value), ""
+        self.silence = 0.0
 
     @property
     def limit(self) -> float:
-        """How long silence is no bad sign yet, in seconds."""
-        longest = max(self.silences, default=0.0)
-        # How long a step takes is not known before the first two signs.
-        if self.doing or not longest:
+        """The silence, in seconds, after which the trainer counts as stuck."""
+        longest = max(self.intervals, default=0.0)
+        # The duration of a step is unknown until the first interval between steps.
+        if self.phase or not longest:
             return self.phase_timeout
         return max(self.step_timeout, PATIENCE * longest)
 
 
 def train_command(arguments: Sequence[str], module: str = "transformer_jax") -> list[str]:
-    """Return the command that runs this package with these arguments, as it is running now."""
-    # Without -P, `-m` would import from the working directory whatever lies there.
-    path = [] if sys.path[0] in ("", str(Path.cwd())) else ["-P"]
-    return [sys.executable, *path, "-m", module, *arguments]
+    """Return the command line that runs a module of this package with the same Python."""
+    # Without -P, `-m` would import modules from the working directory first.
+    safe_path = [] if sys.path[0] in ("", str(Path.cwd())) else ["-P"]
+    return [sys.executable, *safe_path, "-m", module, *arguments]
 
 
 def supervise(
@@ -75,62 +83,67 @@ def supervise(
     *,
     step_timeout: float,
     phase_timeout: float,
-    passed_on: list[int] | None = None,
+    forwarded_signals: list[int] | None = None,
 ) -> int:
     """Run a trainer and return its exit code.
 
     Args:
-        command: starts it; it beats (`heartbeat`).
-        run: its folder, for what is said in the end.
-        hang_seconds: of silence between steps, at least, until it is taken for stuck.
-        busy_seconds: the same at the start, and while it compiles, scores or saves.
-        passed_on: gets each signal that came here and was passed on.
+        command: starts the trainer, which must call `heartbeat.connect`.
+        run: the run's folder, for the error's message.
+        step_timeout: the shortest silence between steps, in seconds, that counts as stuck.
+        phase_timeout: the same at the start, and while the trainer compiles, scores, or saves.
+        forwarded_signals: receives the number of each signal that this process forwards.
 
     Raises:
-        LostProcessError: it was stuck and was killed, or a signal ended it.
+        LostProcessError: the trainer was stuck and killed, or a signal ended it.
     """
     ours, theirs = os.pipe()
     environment = {**os.environ, heartbeat.VARIABLE: str(theirs)}
-    # In a session of its own: a terminal's Ctrl-C comes to it once, from here.
+    # A new session: Ctrl-C in a terminal reaches the trainer only once, through this process.
     trainer = subprocess.Popen(  # noqa: S603
         command, env=environment, pass_fds=(theirs,), start_new_session=True
     )
     os.close(theirs)
 
-    def pass_on(number: int, _: object) -> None:
-        if passed_on is not None:
-            passed_on.append(number)
+    def forward(number: int, _: object) -> None:
+        if forwarded_signals is not None:
+            forwarded_signals.append(number)
         trainer.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
-    pulse = Heartbeats(step_timeout, phase_timeout)
+    previous = {number: signal.signal(number, forward) for number in SIGNALS}
+    heartbeats = Heartbeats(step_timeout, phase_timeout)
     try:
-        code = _watch(trainer, ours, pulse)
+        code = _wait_for_exit(trainer, ours, heartbeats)
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
-        # Should the trainer still be there, it sees that no one listens, and ends.
+        # If the trainer is still alive, the closed pipe ends it.
         os.close(ours)
     if code is not None and code >= 0:
         return code
     if code == -signal.SIGINT:
         return 128 + signal.SIGINT
-    if code is None:
-        doing = f" while {pulse.doing}" if pulse.doing else ""
-        what = (
-            f"nothing came for {pulse.silent:.0f} s{doing} after step {pulse.step}: this process, "
-            f"or another that it waits for, was stuck"
-        )
-    else:
-        what = f"{_name(-code)} ended training after step {pulse.step}"
-    raise LostProcessError(what, run)
+    raise LostProcessError(_explain(code, heartbeats), run)
 
 
-def _watch(trainer: subprocess.Popen[bytes], pipe: int, pulse: Heartbeats) -> int | None:
-    """Listen until the trainer ends; return its code, or None where it had to be killed."""
+def _explain(code: int | None, heartbeats: Heartbeats) -> str:
+    """Return why a trainer was lost: the signal `-code`, or None if it was stuck."""
+    if code is not None:
+        return f"{_signal_name(-code)} ended training after step {heartbeats.step}"
+    phase = f" while {heartbeats.phase}" if heartbeats.phase else ""
+    return (
+        f"no heartbeat for {heartbeats.silence:.0f} s{phase} after step {heartbeats.step}: this "
+        f"process, or another one that it waits for, was stuck"
+    )
+
+
+def _wait_for_exit(
+    trainer: subprocess.Popen[bytes], pipe: int, heartbeats: Heartbeats
+) -> int | None:
+    """Read messages until the trainer ends; return its exit code, or None if it was killed."""
     rest, is_open, now = b"", True, time.monotonic()
     while True:
-        # Asked before the last words are read.
+        # Poll before the last messages are read, so that none is missed.
         code = trainer.poll()
         data = b""
         if not is_open:
@@ -139,30 +152,29 @@ def _watch(trainer: subprocess.Popen[bytes], pipe: int, pulse: Heartbeats) -> in
         elif select.select([pipe], [], [], TICK if code is None else 0)[0]:
             data = os.read(pipe, 1 << 16)
             is_open = bool(data)
-        before, now = now, time.monotonic()
-        # Where this process was stopped too, or the whole machine slept, that is no silence.
-        pulse.silent += min(now - before, 2 * TICK)
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            pulse.hear(line.decode())
+        previous, now = now, time.monotonic()
+        heartbeats.add_silence(now - previous)
+        *messages, rest = (rest + data).split(b"\n")
+        for message in messages:
+            heartbeats.receive(message.decode())
         if code is not None:
             return code
-        if pulse.silent > pulse.limit:
+        if heartbeats.silence > heartbeats.limit:
             _kill(trainer)
             return None
 
 
 def _kill(trainer: subprocess.Popen[bytes]) -> None:
-    """Let a trainer tell where it is stuck, and end it and its children."""
+    """Let a trainer print its stacks; then kill it and its children."""
     trainer.send_signal(signal.SIGUSR2)
     with suppress(subprocess.TimeoutExpired):
-        trainer.wait(STACKS)
+        trainer.wait(STACKS_SECONDS)
     with suppress(ProcessLookupError):
         os.killpg(trainer.pid, signal.SIGKILL)
-    # A device's driver may hold on to it: that is no reason to wait for ever.
+    # A device driver may keep the process alive: do not wait forever.
     with suppress(subprocess.TimeoutExpired):
-        trainer.wait(10 * STACKS)
+        trainer.wait(10 * STACKS_SECONDS)
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     return next((s.name for s in signal.Signals if s == number), f"signal {number}")

@@ -1,1 +1,1 @@
-"""Translation and its scores (section 6.1)."""
+"""Translation and evaluation (section 6.1)."""

@@ -1,58 +1,82 @@
-"""How good a model is: perplexity, BLEU and chrF (sections 6.1 and 6.2)."""
+"""Evaluation of a model: perplexity, BLEU, and chrF (sections 6.1 and 6.2)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import sacrebleu
 
-from transformer_jax.config import DecodeConfig
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.data.encode import Progress, ignore_progress
-from transformer_jax.data.prepare import Prepared, prepare
+from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.data.splits import Split
-from transformer_jax.errors import DataError, StorageError, UsageError
+from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.perplexity import SentenceScore, perplexity, score_sentences
 from transformer_jax.inference.trained_run import Run, read_params
+from transformer_jax.inference.translate import Translator
 from transformer_jax.model.transformer import Params
-from transformer_jax.runs.run_directory import write_json
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of a set of translations, with what it takes to compare them."""
+    """Scores of the translations of a split, with what is needed to compare them."""
 
     sentences: int
+    """Number of sentences."""
     exact: float
-    """Share of translations that equal their reference."""
+    """Fraction of translations that equal their reference."""
     bleu: float
+    """BLEU in percent."""
     bleu_signature: str
+    """sacreBLEU's signature."""
     precisions: list[float]
-    """Of one to four words in a row, in percent: BLEU's parts."""
+    """BLEU's n-gram precisions, n from 1 to 4, in percent."""
     brevity_penalty: float
+    """BLEU's brevity penalty."""
     lengths: list[int]
-    """Words of all translations, and of all references."""
+    """Number of words of all translations, and of all references."""
     chrf: float
+    """chrF2 in percent."""
     chrf_signature: str
+    """sacreBLEU's signature."""
 
     @property
     def bleu_details(self) -> str:
-        """BLEU's parts in one line."""
-        parts = "/".join(f"{precision:.1f}" for precision in self.precisions)
-        words, wanted = self.lengths
-        return f"{parts} BP {self.brevity_penalty:.3f} ({words:,} for {wanted:,} words)"
+        """Precisions, brevity penalty, and lengths in one line."""
+        precisions = "/".join(f"{precision:.1f}" for precision in self.precisions)
+        words, expected = self.lengths
+        return f"{precisions} BP {self.brevity_penalty:.3f} ({words:,} for {expected:,} words)"
+
+
+class Evaluation(NamedTuple):
+    """The translations of a split and their scores."""
+
+    result: dict[str, Any]
+    """Plain data: how the translations were made, perplexity, the fields of `Scores`, and in
+    `per_checkpoint` the same scores for each checkpoint alone."""
+    sources: list[str]
+    """Lines of the source."""
+    hypotheses: list[str]
+    """Translation of each line."""
+    references: list[str]
+    """Reference of each line."""
+    scores: Scores
+    """Scores of the whole split."""
+    sentences: list[SentenceScore]
+    """Negative log-likelihood of each reference."""
+    per_checkpoint: tuple["Evaluation", ...] = ()
+    """Evaluation of each averaged checkpoint alone, if requested."""
 
 
 def sacrebleu_metrics(
     tokenizer: str, *, warn: bool = True
 ) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
-    """Return sacreBLEU's BLEU, over words as `tokenizer` parts them, and its chrF.
+    """Return sacreBLEU's BLEU and chrF metrics.
 
     Args:
-        tokenizer: sacreBLEU's name for it.
-        warn: whether BLEU warns of text that looks tokenised, where it is not meant to be.
+        tokenizer: sacreBLEU's name of the tokenizer that splits text into words for BLEU.
+        warn: let BLEU warn if the text looks tokenized although `tokenizer` expects plain text.
     """
     force = tokenizer == "none" or not warn
     return sacrebleu.BLEU(tokenize=tokenizer, force=force), sacrebleu.CHRF()
@@ -64,23 +88,29 @@ def score(
     *,
     tokenizer: str = "13a",
 ) -> Scores:
-    """Compare translations with one reference each, by sacreBLEU.
+    """Score translations against one reference each, with sacreBLEU.
+
+    Args:
+        hypotheses: translations.
+        references: one reference for each translation.
+        tokenizer: sacreBLEU's name of the tokenizer for BLEU.
 
     Raises:
-        DataError: there are not as many of one as of the other, none at all, or one is None:
-            sacreBLEU itself would say 100, or leave a reference out.
+        DataError: the numbers of translations and references differ or are zero, or a line is
+            None. sacreBLEU itself would return 100 or ignore a reference.
     """
     if len(hypotheses) != len(references) or not references:
         raise DataError(
-            f"{len(hypotheses)} translations cannot be scored by {len(references)} references"
+            f"cannot score {len(hypotheses)} translations with {len(references)} references"
         )
-    systems, wanted = _whole("translation", hypotheses), _whole("reference", references)
+    systems = _check_complete("translation", hypotheses)
+    expected = _check_complete("reference", references)
     bleu, chrf = sacrebleu_metrics(tokenizer)
-    bleu_score = bleu.corpus_score(systems, [wanted])
-    chrf_score = chrf.corpus_score(systems, [wanted])
+    bleu_score = bleu.corpus_score(systems, [expected])
+    chrf_score = chrf.corpus_score(systems, [expected])
     return Scores(
-        sentences=len(wanted),
-        exact=float(np.mean([h == r for h, r in zip(systems, wanted, strict=True)])),
+        sentences=len(expected),
+        exact=float(np.mean([h == r for h, r in zip(systems, expected, strict=True)])),
         bleu=bleu_score.score,
         bleu_signature=str(bleu.get_signature()),
         precisions=list(bleu_score.precisions),
@@ -91,154 +121,104 @@ def score(
     )
 
 
-def _whole(kind: str, lines: Sequence[str | None]) -> list[str]:
-    whole = [line for line in lines if line is not None]
-    if len(whole) < len(lines):
-        raise DataError(f"{kind} {lines.index(None) + 1} is missing: it cannot be scored")
-    return whole
-
-
-class Evaluation(NamedTuple):
-    """Translations of a set and what they are worth."""
-
-    result: dict[str, Any]
-    """How they came about, perplexity, `Scores`, and `per_checkpoint`, the same of each checkpoint by
-    itself: plain data."""
-    sources: list[str]
-    hypotheses: list[str]
-    references: list[str]
-    scores: Scores
-    sentences: list[SentenceScore]
-    """What perplexity is made of, line by line."""
-    per_checkpoint: tuple["Evaluation", ...] = ()
-    """Of the checkpoints of a mean, each by itself."""
-
-
 def prepare_split(split: Split, *, of: Run, progress: Progress = ignore_progress) -> Prepared:
-    """Return the text of a run that has this set.
+    """Return the text of a run, which must contain a split.
 
     Raises:
-        UsageError: it has no such set.
-        DataError: the text is not that of the run any more.
+        UsageError: the text has no such split.
+        DataError: the text has changed since the run was created.
     """
+    path = of.folder.path
     try:
-        prepared = prepare(of.config.data, of.vocabulary, of.folder.fingerprint, progress=progress)
+        prepared = find_prepared(
+            of.config.data, of.vocabulary, of.folder.fingerprint, progress=progress
+        )
     except DataError as error:
-        raise DataError(f"{of.folder.path}: {error}") from error
+        raise DataError(f"{path}: {error}") from error
     if split not in prepared.report:
-        raise UsageError(f"{of.folder.path} has no {split} set: its text was prepared without one")
+        raise UsageError(f"{path} has no {split} set: its text was prepared without one")
     return prepared
 
 
 def evaluate(
     run: Run,
     split: Split,
-    decode: dict[str, Any],
+    decode: Mapping[str, Any],
     *,
     per_checkpoint: bool = False,
     progress: Progress = ignore_progress,
 ) -> Evaluation:
-    """Translate and score a set.
+    """Translate and score a split.
 
     Args:
-        run: the model.
-        split: which set.
+        run: the trained model.
+        split: name of the split.
         decode: fields of the run's `DecodeConfig` to change.
-        per_checkpoint: score each checkpoint of the run's average by itself too, one after the other:
-            there are never more than two sets of parameters.
-        progress: told what is prepared or translated, how much is done, and of how much.
+        per_checkpoint: also evaluate each averaged checkpoint alone. They are loaded one after
+            the other, so at most two sets of parameters are in memory.
+        progress: called with a description, the number of sentences done, and their total.
 
     Raises:
-        UsageError: the corpus has no such set.
-        DataError: a source is longer than the model reads, or the corpus is another one than
-            that of the run.
+        UsageError: the text has no such split.
+        DataError: a source is longer than the model reads, or the text has changed since the run
+            was created.
     """
     prepared = prepare_split(split, of=run, progress=progress)
-    sources, references = prepared.lines(split)
-    translator = run.translator(**decode)
-    tokenizer = bleu_tokenizer(run.config.data)
+    evaluator = _Evaluator(run, split, prepared, run.translator(**decode), progress)
+    description = f"translating {split} with {run.folder.path.resolve().name}"
+    evaluation = evaluator.evaluate(run.params, run.steps, description)
+    if not per_checkpoint:
+        return evaluation
+    singles: list[Evaluation] = []
+    for step in run.steps:
+        params = read_params(run.folder, run.model, [step])
+        singles.append(evaluator.evaluate(params, (step,), f"{description} at step {step}"))
+    evaluation.result["per_checkpoint"] = [
+        {key: single.result[key] for key in ("step", "perplexity", *asdict(single.scores))}
+        for single in singles
+    ]
+    return evaluation._replace(per_checkpoint=tuple(singles))
 
-    def scored(params: Params, steps: tuple[int, ...], doing: str) -> Evaluation:
-        done = 0
 
-        def count(sentences: int) -> None:
-            nonlocal done
-            done += sentences
-            progress(doing, done, len(sources))
+@dataclass(frozen=True)
+class _Evaluator:
+    """Evaluates sets of parameters on one split."""
 
-        found = translator.translate(params, sources, progress=count)
-        hypotheses = [best[0].text for best in found]
-        scores = score(hypotheses, references, tokenizer=tokenizer)
-        told = score_sentences(run.model, params, *prepared.tokens(split))
+    run: Run
+    split: Split
+    prepared: Prepared
+    translator: Translator
+    progress: Progress
+
+    def evaluate(self, params: Params, steps: tuple[int, ...], description: str) -> Evaluation:
+        """Evaluate parameters that are the mean of these steps."""
+        sources, references = self.prepared.lines(self.split)
+        num_done = 0
+
+        def report(sentences: int) -> None:
+            nonlocal num_done
+            num_done += sentences
+            self.progress(description, num_done, len(sources))
+
+        best = self.translator.translate(params, sources, progress=report)
+        hypotheses = [candidates[0].text for candidates in best]
+        scores = score(hypotheses, references, tokenizer=bleu_tokenizer(self.run.config.data))
+        tokens = self.prepared.tokens(self.split)
+        sentences = score_sentences(self.run.model, params, *tokens)
         result = {
-            "split": split,
+            "split": self.split,
             "step": steps[-1],
             "steps": list(steps),
             "average_checkpoints": len(steps),
-            "decode": asdict(translator.config),
-            "perplexity": perplexity(told),
+            "decode": asdict(self.translator.config),
+            "perplexity": perplexity(sentences),
             **asdict(scores),
         }
-        return Evaluation(result, sources, hypotheses, references, scores, told)
-
-    doing = f"translating {split} by {run.folder.path.resolve().name}"
-    evaluation = scored(run.params, run.steps, doing)
-    if not per_checkpoint:
-        return evaluation
-    alone = tuple(
-        scored(read_params(run.folder, run.model, [step]), (step,), f"{doing} at step {step}")
-        for step in run.steps
-    )
-    evaluation.result["per_checkpoint"] = [
-        {key: single.result[key] for key in ("step", "perplexity", *asdict(single.scores))}
-        for single in alone
-    ]
-    return evaluation._replace(per_checkpoint=alone)
+        return Evaluation(result, sources, hypotheses, references, scores, sentences)
 
 
-def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
-    """Write lines, what each is worth and, last, scores into the run's folder; return where.
-
-    Checkpoints that were scored by themselves have folders of their own.
-
-    Raises:
-        StorageError: the folder cannot be written.
-    """
-    for single in evaluation.per_checkpoint:
-        save_evaluation(run, single)
-    folder = run.folder.path / "evaluations" / _name(evaluation.result)
-    kinds = zip(("source", "hypothesis", "reference"), evaluation[1:4], strict=True)
-    texts = {folder / f"{kind}.txt": text_of(lines) for kind, lines in kinds}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(path.exists() and path.read_bytes() != text for path, text in texts.items()):
-            # What is there are scores of other lines than these: they go first.
-            for scores in folder.glob("*.json"):
-                scores.unlink()
-        for path, text in texts.items():
-            path.write_bytes(text)
-        rows = [",".join(map(str, row)) for row in (SentenceScore._fields, *evaluation.sentences)]
-        (folder / "sentences.csv").write_bytes(text_of(rows))
-        write_json(folder / "scores.json", evaluation.result)
-    except OSError as error:
-        raise StorageError(f"the scores could not be kept: {error}") from error
-    return folder
-
-
-def text_of(lines: Sequence[str]) -> bytes:
-    """Return the content of a file of these lines."""
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _name(result: dict[str, Any]) -> str:
-    """Return a name that tells apart all ways in which a set can be translated.
-
-    What differs from the defaults is named, and not what differs from the run's own config,
-    which may change when the run goes on.
-    """
-    decode = dict(result["decode"])
-    name = f"{result['split']}-step{result['step']}-average{result['average_checkpoints']}"
-    name += f"-beam{decode.pop('beam_size')}-alpha{decode.pop('length_penalty_alpha'):g}"
-    usual = {**asdict(DecodeConfig()), "average_checkpoints": decode["average_checkpoints"]}
-    others = {key: value for key, value in decode.items() if value != usual[key]}
-    return name + "".join(f"-{key.replace('_', '-')}-{value}" for key, value in others.items())
+def _check_complete(kind: str, lines: Sequence[str | None]) -> list[str]:
+    complete = [line for line in lines if line is not None]
+    if len(complete) < len(lines):
+        raise DataError(f"{kind} {lines.index(None) + 1} is missing, so there is no score")
+    return complete

@@ -1,4 +1,4 @@
-"""Perplexity (section 6.1), of a set and of each of its sentences."""
+"""Perplexity of a corpus and of each of its sentences (section 6.1)."""
 
 import functools
 import math
@@ -12,46 +12,53 @@ from transformer_jax.data.batches import Batch, Batches, Ragged
 from transformer_jax.model.losses import Loss, cross_entropy
 from transformer_jax.model.transformer import Params, Transformer
 
-# Positions of a batch when only the loss is computed.
+# Tokens, with padding, in a batch for which only the loss is computed.
 SCORING_TOKENS = 4096
 
 
 class SentenceScore(NamedTuple):
-    """What a model makes of a reference, given its source."""
+    """How well a model predicts one reference, given its source."""
 
     source_tokens: int
-    """Its end counted."""
+    """Length of the source, with its end."""
     target_tokens: int
-    """Likewise."""
+    """Length of the reference, with its end."""
     nll: float
-    """Negative log-likelihood of all its pieces, in nats, without label smoothing."""
+    """Negative log-likelihood of the reference in nats, without label smoothing."""
 
 
 @functools.partial(jax.jit, static_argnames="model")
 def _losses(params: Params, batch: Batch, *, model: Transformer) -> Loss:
-    """Return the loss of each row."""
+    """Return the loss of each sentence of a batch."""
     logits: Any = model.apply({"params": params}, *batch)
-    row_loss = functools.partial(cross_entropy, smoothing=0.0)
-    return jax.vmap(row_loss)(logits[:, None], batch.target[:, None])
+    sentence_loss = functools.partial(cross_entropy, smoothing=0.0)
+    return jax.vmap(sentence_loss)(logits[:, None], batch.target[:, None])
 
 
 def score_sentences(
     model: Transformer, params: Params, source: Ragged, target: Ragged
 ) -> list[SentenceScore]:
-    """Return what the model makes of each pair, in their order."""
+    """Return the score of each pair, in their order.
+
+    Args:
+        model: the architecture.
+        params: its parameters.
+        source: tokens of the sources.
+        target: tokens of the references.
+    """
     batches = Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
-    # All are asked for before any is waited for.
+    # Dispatch all batches before waiting for the first result.
     losses = [_losses(params, batches[i], model=model).nll for i in range(batches.per_epoch)]
     nll = np.zeros(len(target.lengths))
-    for step, rows in enumerate(jax.device_get(losses)):
+    for step, batch_nll in enumerate(jax.device_get(losses)):
         pairs = batches.pairs(step)
-        # Rows past the pairs are empty.
-        nll[pairs] = rows[: len(pairs)]
+        # The rows after the last pair are padding.
+        nll[pairs] = batch_nll[: len(pairs)]
     columns = source.lengths.tolist(), target.lengths.tolist(), nll.tolist()
-    return [SentenceScore(*row) for row in zip(*columns, strict=True)]
+    return [SentenceScore(*values) for values in zip(*columns, strict=True)]
 
 
-def perplexity(found: Sequence[SentenceScore]) -> float:
-    """Return the perplexity per piece, the end counted, without label smoothing (Table 3)."""
-    nll = math.fsum(sentence.nll for sentence in found)
-    return math.exp(min(nll / sum(sentence.target_tokens for sentence in found), 700.0))
+def perplexity(sentences: Sequence[SentenceScore]) -> float:
+    """Return the perplexity per token, ends included, without label smoothing (Table 3)."""
+    nll = math.fsum(sentence.nll for sentence in sentences)
+    return math.exp(min(nll / sum(sentence.target_tokens for sentence in sentences), 700.0))

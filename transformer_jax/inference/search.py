@@ -1,11 +1,11 @@
 """Greedy and beam search over any step function (section 6.1).
 
-Nothing here knows a model: a step reads the newest piece of each hypothesis and gives the
-logits of the next. The hypotheses that are searched are all sequences of at most `limit`
-pieces that end in `eos`: in the last place only `eos` is allowed.
+The search knows no model. A step function reads the newest token of each hypothesis and returns
+the logits of the next one. The search space is all sequences of at most `limit` tokens that end
+in `eos`: at the last position, only `eos` is allowed.
 
 Shapes: B sentences, J hypotheses (the beam), N vocabulary, L longest translation, M candidates of
-a hypothesis.
+one hypothesis.
 """
 
 from collections.abc import Callable
@@ -18,15 +18,16 @@ from jaxtyping import Array, Bool, Float, Int
 Step = Callable[
     [Int[Array, "B J"], Int[Array, ""], Int[Array, "B J L"], Any], tuple[Float[Array, "B J N"], Any]
 ]
-"""(newest pieces, their position, ancestors, state) -> (logits of the next pieces, state).
+"""(newest tokens, their position, ancestors, state) -> (logits of the next tokens, state).
 
-What a step keeps of a piece stays in the row that read it, though hypotheses take one another's
-rows: ancestors[b, j, l] is the row that read piece l of what is hypothesis j now.
+Keys and values stay in the beam slot that computed them. When hypotheses move between slots, only
+`ancestors` changes: ancestors[b, j, l] is the slot that read token l of the hypothesis now in
+slot j.
 """
 
 Penalty = Callable[[Float[Array, "..."], float], Float[Array, "..."]]
 
-# Finite, so that zero times it is no NaN; lower than any log-probability.
+# Lower than any log-probability. It is finite because zero times infinity would be NaN.
 NEG_INF = -1.0e9
 
 
@@ -36,7 +37,7 @@ def gnmt(length: Float[Array, "..."], alpha: float) -> Float[Array, "..."]:
 
 
 def power(length: Float[Array, "..."], alpha: float) -> Float[Array, "..."]:
-    """Return length^alpha; with alpha 1 a score is the mean log-probability of a piece.
+    """Return length^alpha; with alpha 1, a score is the mean log-probability of a token.
 
     Differs from the paper, which uses `gnmt`.
     """
@@ -50,13 +51,26 @@ class Translations(NamedTuple):
     """The best hypotheses of each sentence, best first."""
 
     tokens: Int[Array, "B J L"]
-    """With their `eos`; 0 after it."""
+    """Tokens including `eos`, then zeros."""
     scores: Float[Array, "B J"]
-    """Log-probability over length penalty; `NEVER` where there are not so many hypotheses."""
+    """Log-probability divided by length penalty; `NEG_INF` for a slot without a hypothesis."""
+
+
+class _Search(NamedTuple):
+    """What stays constant during a beam search."""
+
+    step: Step
+    limit: Int[Array, " B"]
+    eos: int
+    alpha: float
+    penalty: Penalty
+    max_penalty: Float[Array, " B"]
+    """Length penalty at `limit`."""
+    num_best: int
 
 
 class _Beam(NamedTuple):
-    """The loop's state: hypotheses that go on, and those that have ended."""
+    """State of the beam search loop: live hypotheses and finished ones."""
 
     position: Int[Array, ""]
     newest: Int[Array, "B J"]
@@ -70,7 +84,7 @@ class _Beam(NamedTuple):
 
 
 class _Greedy(NamedTuple):
-    """The loop's state of greedy search."""
+    """State of the greedy search loop."""
 
     position: Int[Array, ""]
     newest: Int[Array, " B"]
@@ -93,75 +107,33 @@ def beam_search(
     length_penalty: str = "gnmt",
     num_best: int = 1,
 ) -> Translations:
-    """Keep the `beam_size` likeliest beginnings in each step, and the best ends met so far.
+    """Keep the `beam_size` likeliest prefixes at each step, and the best finished hypotheses.
 
-    A sentence is done when nothing that goes on can still enter its `num_best`: probabilities
-    only fall, and the penalty that divides a (negative) log-probability is largest at `limit`,
-    so log_prob / penalty(limit) is a bound on every score that a hypothesis may come to. Ends
-    are kept apart from what goes on and never crowd it out.
+    A sentence is done when no live hypothesis can still enter its `num_best`. Log-probabilities
+    only fall, and the penalty that divides them is largest at `limit`, so
+    log_prob / penalty(limit) bounds every score that a live hypothesis can reach. Finished
+    hypotheses have slots of their own and never displace live ones.
 
     Args:
-        step: see `Step`.
-        state: the first step's.
-        limit: pieces that each translation may have, its end included; at most `max_length`.
-        beam_size: hypotheses kept, J.
-        max_length: room for pieces, L, the same for all sentences.
-        bos: the piece that the first step reads.
-        eos: the piece that ends a translation.
+        step: the step function; see `Step`.
+        state: the state that the first step reads.
+        limit: maximum number of tokens of each translation, with its end; at most `max_length`.
+        beam_size: number of hypotheses, J.
+        max_length: number of token slots, L, the same for all sentences.
+        bos: the token that the first step reads.
+        eos: the token that ends a translation.
         alpha: strength of the length penalty, at least 0.
         length_penalty: a name in `PENALTIES`.
-        num_best: how many of the translations must be the best ones, up to `beam_size`.
+        num_best: number of exact results: the search continues until they are the best of all
+            that the beam can reach. At most `beam_size`.
     """
     penalty = PENALTIES[length_penalty]
+    max_penalty = penalty(limit.astype(jnp.float32), alpha)
+    search = _Search(step, limit, eos, alpha, penalty, max_penalty, num_best)
     shape = (len(limit), beam_size)
-    rows = jnp.arange(beam_size)
-    bound = penalty(limit.astype(jnp.float32), alpha)
-
-    def body(beam: _Beam) -> _Beam:
-        ancestors = beam.ancestors.at[:, :, beam.position].set(rows)
-        logits, state = step(beam.newest, beam.position, ancestors, beam.state)
-        logits = logits.astype(jnp.float32)
-        # Of a whole vocabulary only what is picked is ever made a log-probability.
-        before = beam.log_probs - jax.nn.logsumexp(logits, axis=-1)
-        length = (beam.position + 1).astype(jnp.float32)
-
-        # Every hypothesis may end here.
-        ending = (before + logits[..., eos]) / penalty(length, alpha)
-        ending = jnp.where(beam.log_probs > NEG_INF / 2, ending, NEG_INF)
-        ending_pieces = beam.live.at[:, :, beam.position].set(eos)
-        scores, best = jax.lax.top_k(jnp.concatenate([beam.scores, ending], axis=1), beam_size)
-        ended = _select(jnp.concatenate([beam.finished, ending_pieces], axis=1), best)
-
-        # And, but for the last place, go on.
-        is_last = (beam.position + 1 >= limit)[:, None]
-        candidates, pieces = top_k_without_eos(logits, beam_size, but=eos)
-        candidates = jnp.maximum(before[..., None] + candidates, NEG_INF).reshape(shape[0], -1)
-        log_probs, best = jax.lax.top_k(jnp.where(is_last, NEG_INF, candidates), beam_size)
-        parent = best // pieces.shape[-1]
-        newest = jnp.take_along_axis(pieces.reshape(shape[0], -1), best, axis=1)
-        going = _select(beam.live, parent).at[:, :, beam.position].set(newest)
-
-        # A sentence that is done keeps what it has.
-        kept = beam.is_done[:, None]
-        scores = jnp.where(kept, beam.scores, scores)
-        ended = jnp.where(kept[..., None], beam.finished, ended)
-        can_improve = log_probs[:, 0] / bound > scores[:, num_best - 1]
-        can_improve &= beam.position + 1 < limit
-        return _Beam(
-            position=beam.position + 1,
-            newest=newest,
-            live=going,
-            ancestors=_select(ancestors, parent),
-            log_probs=log_probs,
-            finished=ended,
-            scores=scores,
-            is_done=beam.is_done | ~can_improve,
-            state=state,
-        )
-
     empty = jnp.zeros((*shape, max_length), jnp.int32)
-    # At first all hypotheses are the same: only one of them goes on.
-    first = jnp.where(rows == 0, 0.0, NEG_INF)
+    # All hypotheses start out equal, so only the first one is live.
+    first = jnp.where(jnp.arange(beam_size) == 0, 0.0, NEG_INF)
     beam = _Beam(
         position=jnp.zeros((), jnp.int32),
         newest=jnp.full(shape, bos, jnp.int32),
@@ -173,32 +145,76 @@ def beam_search(
         is_done=limit <= 0,
         state=state,
     )
-    last = jax.lax.while_loop(lambda b: ~jnp.all(b.is_done), body, beam)
+    last = jax.lax.while_loop(lambda b: ~jnp.all(b.is_done), lambda b: _extend(search, b), beam)
     return Translations(last.finished, last.scores)
+
+
+def _extend(search: _Search, beam: _Beam) -> _Beam:
+    """Finish each live hypothesis with `eos`, and extend the likeliest ones by one token."""
+    sentences, beam_size = beam.newest.shape
+    ancestors = beam.ancestors.at[:, :, beam.position].set(jnp.arange(beam_size))
+    logits, state = search.step(beam.newest, beam.position, ancestors, beam.state)
+    logits = logits.astype(jnp.float32)
+    # Normalize only the selected logits, not the whole vocabulary.
+    offset = beam.log_probs - jax.nn.logsumexp(logits, axis=-1)
+    length = (beam.position + 1).astype(jnp.float32)
+
+    # Every live hypothesis may end here.
+    ending = (offset + logits[..., search.eos]) / search.penalty(length, search.alpha)
+    ending = jnp.where(beam.log_probs > NEG_INF / 2, ending, NEG_INF)
+    ending_tokens = beam.live.at[:, :, beam.position].set(search.eos)
+    scores, best = jax.lax.top_k(jnp.concatenate([beam.scores, ending], axis=1), beam_size)
+    finished = _select(jnp.concatenate([beam.finished, ending_tokens], axis=1), best)
+
+    # Before the last position, it may also continue.
+    is_last = (beam.position + 1 >= search.limit)[:, None]
+    candidates, tokens = top_k_without_eos(logits, beam_size, eos=search.eos)
+    candidates = jnp.maximum(offset[..., None] + candidates, NEG_INF).reshape(sentences, -1)
+    log_probs, best = jax.lax.top_k(jnp.where(is_last, NEG_INF, candidates), beam_size)
+    parent = best // tokens.shape[-1]
+    newest = jnp.take_along_axis(tokens.reshape(sentences, -1), best, axis=1)
+
+    # The results of a sentence that is done no longer change.
+    is_done = beam.is_done[:, None]
+    scores = jnp.where(is_done, beam.scores, scores)
+    finished = jnp.where(is_done[..., None], beam.finished, finished)
+    can_improve = log_probs[:, 0] / search.max_penalty > scores[:, search.num_best - 1]
+    can_improve &= beam.position + 1 < search.limit
+    return _Beam(
+        position=beam.position + 1,
+        newest=newest,
+        live=_select(beam.live, parent).at[:, :, beam.position].set(newest),
+        ancestors=_select(ancestors, parent),
+        log_probs=log_probs,
+        finished=finished,
+        scores=scores,
+        is_done=beam.is_done | ~can_improve,
+        state=state,
+    )
 
 
 def greedy_search(
     step: Step, state: Any, limit: Int[Array, " B"], *, max_length: int, bos: int, eos: int
 ) -> Translations:
-    """Take the likeliest piece in each step, until it is `eos`; the score is its log-probability.
+    """Take the likeliest token at each step until it is `eos`; the score is the log-probability.
 
-    Arguments and result are as for `beam_search`, with J = 1.
+    Arguments and result are those of `beam_search`, with J = 1.
     """
 
-    def body(greedy: _Greedy) -> _Greedy:
+    def extend(greedy: _Greedy) -> _Greedy:
         logits, state = step(greedy.newest[:, None], greedy.position, ancestors, greedy.state)
         logits = logits[:, 0].astype(jnp.float32)
         is_last = greedy.position + 1 >= limit
         newest = jnp.where(is_last, eos, jax.lax.top_k(logits, 1)[1][:, 0])
-        gained = jnp.take_along_axis(logits, newest[:, None], axis=-1)[:, 0]
-        gained -= jax.nn.logsumexp(logits, axis=-1)
-        kept = greedy.is_done
+        log_prob = jnp.take_along_axis(logits, newest[:, None], axis=-1)[:, 0]
+        log_prob -= jax.nn.logsumexp(logits, axis=-1)
+        is_done = greedy.is_done
         return _Greedy(
             position=greedy.position + 1,
             newest=newest,
-            tokens=greedy.tokens.at[:, greedy.position].set(jnp.where(kept, 0, newest)),
-            log_probs=jnp.where(kept, greedy.log_probs, greedy.log_probs + gained),
-            is_done=kept | (newest == eos),
+            tokens=greedy.tokens.at[:, greedy.position].set(jnp.where(is_done, 0, newest)),
+            log_probs=jnp.where(is_done, greedy.log_probs, greedy.log_probs + log_prob),
+            is_done=is_done | (newest == eos),
             state=state,
         )
 
@@ -212,22 +228,22 @@ def greedy_search(
         is_done=limit <= 0,
         state=state,
     )
-    last = jax.lax.while_loop(lambda g: ~jnp.all(g.is_done), body, greedy)
+    last = jax.lax.while_loop(lambda g: ~jnp.all(g.is_done), extend, greedy)
     return Translations(last.tokens[:, None], last.log_probs[:, None])
 
 
 def _select(x: Array, index: Int[Array, "B J"]) -> Array:
-    """Pick rows of axis 1, for each sentence its own."""
+    """Select entries of axis 1, separately for each sentence."""
     return jnp.take_along_axis(x, index.reshape(*index.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
 def top_k_without_eos(
-    logits: Float[Array, "B J N"], count: int, *, but: int
+    logits: Float[Array, "B J N"], count: int, *, eos: int
 ) -> tuple[Float[Array, "B J M"], Int[Array, "B J M"]]:
-    """Return the highest logits of each hypothesis and their pieces, one piece left out.
+    """Return the highest logits of each hypothesis, and their tokens, without `eos`.
 
-    Among the `count` best of all hypotheses no one has more than its own `count` best.
+    The `count` best candidates of a sentence are among the `count` best of each hypothesis.
     """
-    allowed = jnp.where(jnp.arange(logits.shape[-1]) == but, NEG_INF, logits)
-    values, pieces = jax.lax.top_k(allowed, min(count, logits.shape[-1]))
-    return values, pieces
+    allowed = jnp.where(jnp.arange(logits.shape[-1]) == eos, NEG_INF, logits)
+    values, tokens = jax.lax.top_k(allowed, min(count, logits.shape[-1]))
+    return values, tokens

@@ -1,4 +1,4 @@
-"""Whether one run is better than another, or only luckier: sacreBLEU's paired bootstrap."""
+"""Tests whether one run is significantly better than another: sacreBLEU's paired bootstrap."""
 
 import hashlib
 import os
@@ -8,166 +8,179 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sacrebleu.metrics.base import Metric, Signature
 from sacrebleu.significance import PairedTest, Result
 
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, StorageError
-from transformer_jax.inference.evaluate import Evaluation, prepare_split, sacrebleu_metrics, text_of
+from transformer_jax.inference.evaluate import Evaluation, prepare_split, sacrebleu_metrics
+from transformer_jax.inference.evaluation_files import encode_lines
 from transformer_jax.inference.trained_run import Run
-from transformer_jax.runs.run_directory import write_json
+from transformer_jax.runs.atomic_files import write_json
 
 SAMPLES = 1000
-# sacreBLEU's own default, whatever the environment says: a comparison repeats.
+# sacreBLEU's default seed. It is fixed so that a comparison is repeatable in any environment.
 SEED = 12345
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One score of two runs on the same sentences."""
+    """One metric for two runs on the same sentences."""
 
     metric: str
+    """Name of the metric."""
     score: float
-    """Of the run."""
+    """Score of the run."""
     mean: float
-    """Over resampled sets."""
+    """Mean score of the run over resampled splits."""
     interval: float
-    """Half the width of its 95 % interval, over resampled sets."""
+    """Half the width of the run's 95 % confidence interval."""
     baseline: float
-    """Of the other run."""
+    """Score of the baseline."""
     baseline_mean: float
+    """Mean score of the baseline over resampled splits."""
     baseline_interval: float
+    """Half the width of the baseline's 95 % confidence interval."""
     p: float
-    """How often a difference like this one comes by the choice of sentences alone."""
+    """Probability of such a difference if the runs are equally good."""
     signature: str
+    """sacreBLEU's signature of metric and test."""
 
 
 def check_comparable(
     run: Run, baseline: Run, split: Split, progress: Progress = ignore_progress
 ) -> None:
-    """Make sure, before anything is translated, that two runs have the same references.
+    """Check, before anything is translated, that two runs have the same references.
 
     Raises:
-        UsageError: one of them has no such set.
-        DataError: they differ, or a run's text is another one now.
+        UsageError: a run has no such split.
+        DataError: the references differ, or the text of a run has changed.
     """
     ours, theirs = (
         prepare_split(split, of=one, progress=progress).lines(split)[1] for one in (run, baseline)
     )
-    _check_same(ours, theirs, split)
+    _check_same_references(ours, theirs, split)
 
 
 def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> list[Comparison]:
-    """Compare two evaluations of the same set, by BLEU and by chrF.
+    """Compare two evaluations of the same split by BLEU and by chrF.
 
     Args:
-        evaluation: of the run.
-        baseline: of the other run, the baseline.
-        tokenizer: how BLEU parts text into words.
+        evaluation: evaluation of the run.
+        baseline: evaluation of the baseline.
+        tokenizer: sacreBLEU's name of the tokenizer for BLEU.
 
     Raises:
-        DataError: their references differ.
+        DataError: the references differ.
     """
-    _check_same(evaluation.references, baseline.references, evaluation.result["split"])
-    systems: list[tuple[str, Sequence[str]]] = [
-        ("baseline", baseline.hypotheses),
-        ("run", evaluation.hypotheses),
-    ]
-    # What there is to warn of was said when each was scored.
+    _check_same_references(evaluation.references, baseline.references, evaluation.result["split"])
+    systems = [("baseline", baseline.hypotheses), ("run", evaluation.hypotheses)]
+    # BLEU has already warned when each evaluation was scored.
     bleu, chrf = sacrebleu_metrics(tokenizer, warn=False)
-    signatures, found = bootstrap(systems, {"BLEU": bleu, "chrF2": chrf}, evaluation.references)
+    metrics = {"BLEU": bleu, "chrF2": chrf}
+    signatures, results = bootstrap(systems, metrics, evaluation.references)
     return [
         Comparison(
             metric=name,
             score=ours.score,
-            mean=_number(ours.mean),
-            interval=_number(ours.ci),
+            mean=_to_float(ours.mean),
+            interval=_to_float(ours.ci),
             baseline=theirs.score,
-            baseline_mean=_number(theirs.mean),
-            baseline_interval=_number(theirs.ci),
+            baseline_mean=_to_float(theirs.mean),
+            baseline_interval=_to_float(theirs.ci),
             p=p_value(ours, theirs),
             signature=str(signatures[name]),
         )
-        for name, (theirs, ours) in found.items()
+        for name, (theirs, ours) in results.items()
     ]
 
 
 def bootstrap(
     systems: Sequence[tuple[str, Sequence[str]]],
-    by: Mapping[str, Any],
+    metrics: Mapping[str, Metric],
     references: Sequence[str],
-) -> tuple[dict[str, Any], dict[str, list[Result]]]:
-    """Compare systems with the first of them, by sacreBLEU's paired bootstrap.
+) -> tuple[dict[str, Signature], dict[str, list[Result]]]:
+    """Compare systems with the first one by sacreBLEU's paired bootstrap.
 
     Args:
-        systems: names and translations.
-        by: sacreBLEU's metrics, by name.
-        references: a line for each translation.
+        systems: name and translations of each system.
+        metrics: sacreBLEU's metrics, by name.
+        references: one line for each translation.
 
     Returns:
-        Of each metric its signature, and a result for each system.
+        The signature of each metric, and for each metric the results of all systems.
     """
-    with _seeded():
+    with _fixed_seed():
         test = PairedTest(
             list(systems),
-            dict(by),
+            dict(metrics),
             [list(references)],
             test_type="bs",
             n_samples=SAMPLES,
             n_jobs=1,
         )
-        signatures, found = test()
-    results: dict[str, Any] = found
-    return dict(signatures), {name: results[name] for name in by}
+        signatures, scores = test()
+    results: dict[str, Any] = scores
+    return dict(signatures), {name: results[name] for name in metrics}
 
 
 def p_value(ours: Result, baseline: Result) -> float:
-    """Return how often such a difference comes by the choice of sentences alone."""
-    # Of no difference at all sacreBLEU says the least p there is.
-    return 1.0 if ours.score == baseline.score else _number(ours.p_value)
+    """Return the probability of such a difference if the systems are equally good."""
+    # For equal scores, sacreBLEU reports the smallest possible p.
+    return 1.0 if ours.score == baseline.score else _to_float(ours.p_value)
 
 
-def describe(baseline: Run, evaluation: Evaluation, compared: list[Comparison]) -> dict[str, Any]:
-    """Return a comparison, and how it came about, as plain data.
+def describe(
+    baseline: Run, evaluation: Evaluation, comparisons: Sequence[Comparison]
+) -> dict[str, Any]:
+    """Return a comparison as plain data.
 
     Args:
-        baseline: the other run; of its path the name alone.
-        evaluation: of the other run.
-        compared: with it.
+        baseline: the baseline; only the name of its directory is included.
+        evaluation: evaluation of the baseline.
+        comparisons: scores of the run and the baseline.
     """
-    about = ("split", "step", "steps", "average_checkpoints", "decode", "sentences")
+    keys = ("split", "step", "steps", "average_checkpoints", "decode", "sentences")
     return {
         "run": baseline.folder.path.resolve().name,
-        **{key: evaluation.result[key] for key in about},
+        **{key: evaluation.result[key] for key in keys},
         "bleu_signature": evaluation.scores.bleu_signature,
         "chrf_signature": evaluation.scores.chrf_signature,
         "test": "paired bootstrap",
         "samples": SAMPLES,
         "seed": SEED,
-        "scores": [asdict(comparison) for comparison in compared],
+        "scores": [asdict(comparison) for comparison in comparisons],
     }
 
 
-def save_comparison(folder: Path, description: dict[str, Any], hypotheses: Sequence[str]) -> None:
-    """Write the other run's lines and, last, what came of them beside the run's evaluation.
+def save_comparison(
+    folder: Path, description: Mapping[str, Any], hypotheses: Sequence[str]
+) -> None:
+    """Write the translations of a baseline and, last, the comparison, next to an evaluation.
 
-    The files are named by the run and a digest of its lines, for many runs are called seed-0.
+    A digest of the translations is part of the file name, because many runs are called seed-0.
+
+    Args:
+        folder: directory of the run's evaluation.
+        description: the comparison, from `describe`.
+        hypotheses: translations of the baseline.
 
     Raises:
-        StorageError: the folder cannot be written.
+        StorageError: the files cannot be written.
     """
-    text = text_of(hypotheses)
+    text = encode_lines(hypotheses)
     name = f"baseline-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"
     try:
-        # Never a record beside half of its lines.
+        # Delete first, so that a comparison never exists without all of its lines.
         (folder / f"{name}.json").unlink(missing_ok=True)
         (folder / f"{name}.txt").write_bytes(text)
         write_json(folder / f"{name}.json", description)
     except OSError as error:
-        raise StorageError(f"the comparison could not be kept: {error}") from error
+        raise StorageError(f"the comparison could not be saved: {error}") from error
 
 
-def _check_same(ours: list[str], theirs: list[str], split: Split) -> None:
+def _check_same_references(ours: list[str], theirs: list[str], split: Split) -> None:
     if len(ours) != len(theirs):
         raise DataError(
             f"the runs cannot be compared: one has {len(ours)} references in its {split} set, "
@@ -183,8 +196,8 @@ def _check_same(ours: list[str], theirs: list[str], split: Split) -> None:
 
 
 @contextmanager
-def _seeded() -> Iterator[None]:
-    """Give sacreBLEU its seed where it looks for it: in the environment."""
+def _fixed_seed() -> Iterator[None]:
+    """Set sacreBLEU's seed in the environment, the only place from which sacreBLEU reads it."""
     before = os.environ.get("SACREBLEU_SEED")
     os.environ["SACREBLEU_SEED"] = str(SEED)
     try:
@@ -196,6 +209,6 @@ def _seeded() -> Iterator[None]:
             os.environ["SACREBLEU_SEED"] = before
 
 
-def _number(value: Any) -> float:
-    """Return one of NumPy's numbers as Python's; sacreBLEU's types say that it may be None."""
+def _to_float(value: Any) -> float:
+    """Convert a NumPy number, which sacreBLEU's types declare optional, to a Python float."""
     return float(value)

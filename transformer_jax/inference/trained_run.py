@@ -1,4 +1,4 @@
-"""A trained model, from its folder alone: `transformer_jax.load("runs/x")`."""
+"""A trained model, loaded from the path of its run: `transformer_jax.load("runs/x")`."""
 
 import functools
 from collections.abc import Sequence
@@ -11,42 +11,48 @@ import jax
 from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
-from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.errors import Setting, StorageError, UsageError
 from transformer_jax.inference.translate import Hypothesis, Translator
 from transformer_jax.model.transformer import Params, Transformer, abstract_params
-from transformer_jax.runs.array_store import on_device
+from transformer_jax.runs.array_store import PyTree, on_device
+from transformer_jax.runs.checkpoint_averaging import average_params, select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
-    """A model with its parameters and vocabulary, on the device that JAX calls its default."""
+    """A model with its parameters and vocabulary, on JAX's default device."""
 
     folder: RunDirectory
+    """The directory that the run was loaded from."""
     params: Params
-    """As `model.apply({"params": params}, ...)` takes them."""
+    """Parameters for `model.apply({"params": params}, ...)`."""
     steps: tuple[int, ...]
-    """Of the checkpoint, or of those of which the parameters are the mean."""
+    """Steps of the checkpoints that were averaged; a single one if none were."""
+
+    def __repr__(self) -> str:
+        count = sum(x.size for x in jax.tree.leaves(self.params))
+        return f"Run({str(self.folder.path)!r}, step={self.step}, {count:,} parameters)"
 
     @property
     def step(self) -> int:
-        """Of the checkpoint; of the last one, where it is a mean."""
+        """Step of the checkpoint, or of the last one that was averaged."""
         return self.steps[-1]
 
     @property
     def average_checkpoints(self) -> int:
-        """Of how many checkpoints the parameters are the mean."""
+        """Number of checkpoints whose parameters were averaged."""
         return len(self.steps)
 
     @property
     def config(self) -> Config:
-        """The experiment."""
+        """Config of the experiment."""
         return self.folder.config
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The tokenizers of source and target."""
+        """Tokenizers of source and target."""
         return self.folder.vocabulary
 
     @functools.cached_property
@@ -59,7 +65,7 @@ class Run:
         return {}
 
     def translator(self, **decode: Any) -> Translator:
-        """Return the search, by the run's own `decode` config with these fields changed."""
+        """Return the translator for the run's `decode` config with these fields changed."""
         config = replace(self.config.decode, **decode)
         if config not in self._translators:
             self._translators[config] = Translator(self.model, self.vocabulary, config)
@@ -68,81 +74,95 @@ class Run:
     def translate(
         self, lines: Sequence[str], *, truncate: bool = False, **decode: Any
     ) -> list[str]:
-        """Return the best translation of each line, in order; a blank line's is empty.
+        """Return the best translation of each line, in order; a blank line gives "".
 
         Args:
             lines: sentences.
-            truncate: read the beginning of a line that is too long, in place of an error.
-            decode: fields of `DecodeConfig` to change, such as `beam_size=1`.
+            truncate: shorten a line that is too long instead of raising an error.
+            **decode: fields of `DecodeConfig` to change, such as `beam_size=1`.
 
         Raises:
             DataError: a line is longer than the model reads.
-            ConfigError: a value in `decode` breaks its rule.
+            ConfigError: a value in `decode` is invalid.
         """
-        found = self.translator(**decode).translate(self.params, lines, truncate=truncate)
-        return [hypotheses[0].text for hypotheses in found]
+        best = self.translator(**decode).translate(self.params, lines, truncate=truncate)
+        return [hypotheses[0].text for hypotheses in best]
 
     def translate_best(
         self, lines: Sequence[str], num_best: int, *, truncate: bool = False, **decode: Any
     ) -> list[list[Hypothesis]]:
-        """Return the best few translations of each line with their scores, best first."""
+        """Return the `num_best` best translations of each line with their scores, best first.
+
+        Other arguments and errors are those of `translate`.
+
+        Raises:
+            UsageError: `num_best` is not from 1 to the beam size.
+        """
         translator = self.translator(**decode)
-        if not 1 <= num_best <= translator.config.beam_size:
+        if num_best < 1:
+            raise UsageError(f"the number of translations must be positive, got {num_best}")
+        if num_best > (beam_size := translator.config.beam_size):
             raise UsageError(
-                f"a beam of {translator.config.beam_size} has no {num_best} best: "
-                f"ask for fewer, or a larger decode.beam_size"
+                f"a beam of {beam_size} cannot return the {num_best} best translations; pass ",
+                Setting("beam_size", num_best),
             )
         return translator.translate(self.params, lines, num_best=num_best, truncate=truncate)
-
-
-def read_params(folder: RunDirectory, model: Transformer, steps: Sequence[int]) -> Params:
-    """Return the mean of the parameters of some checkpoints, on JAX's default device."""
-    with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
-        return checkpoints.mean_params(steps, _target(model))
-
-
-def _target(model: Transformer) -> Any:
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return on_device(abstract_params(model), device)
 
 
 def load(
     path: str | Path, *, average_checkpoints: int | None = None, step: int | None = None
 ) -> Run:
-    """Read a run's parameters onto this machine's default device, whatever it was trained on.
+    """Load a run onto JAX's default device, whatever devices it was trained on.
 
     Args:
-        path: the run's folder; nothing in it is executed or changed.
-        average: take the mean of the last so many scheduled checkpoints; 1 takes the newest
-            one as it is; None does as the run's `decode.average_checkpoints` says.
-        step: the last of these checkpoints; None for the newest there is.
+        path: directory of the run; nothing in it is executed or changed.
+        average_checkpoints: number of scheduled checkpoints to average, up to the last one; 1 loads
+            the newest checkpoint, scheduled or not. Default: the run's
+            `decode.average_checkpoints`.
+        step: step of the last of these checkpoints. Default: the newest one.
 
     Raises:
-        UsageError: there is no run, no checkpoint of this step, or not so many; `average` is not
-            positive.
+        UsageError: there is no run, no checkpoint of this step, or too few checkpoints, or
+            `average_checkpoints` is not positive.
         StorageError: the run cannot be read.
     """
     if average_checkpoints is not None and average_checkpoints < 1:
-        raise UsageError(f"average must be positive, got {average_checkpoints}")
+        raise UsageError(
+            f"cannot average {average_checkpoints} checkpoints; to use the newest one, pass ",
+            Setting("average_checkpoints", 1),
+        )
     enable_compilation_cache()
     folder = RunDirectory.open(Path(path))
+    if average_checkpoints is None:
+        average_checkpoints = folder.config.decode.average_checkpoints
     model = Transformer(folder.config.model, *folder.vocabulary.sizes)
-    average_checkpoints = (
-        folder.config.decode.average_checkpoints
-        if average_checkpoints is None
-        else average_checkpoints
-    )
 
     def read() -> Run:
         with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
-            steps = checkpoints.select_steps(average_checkpoints, step)
-            return Run(folder, checkpoints.mean_params(steps, _target(model)), tuple(steps))
+            steps = select_steps(checkpoints, average_checkpoints, step)
+            params = average_params(checkpoints, steps, _restore_target(model))
+            return Run(folder, params, tuple(steps))
 
-    there = set(folder.checkpoints.glob("*"))
+    before = set(folder.checkpoints.glob("*"))
     try:
         return read()
     except (StorageError, FileNotFoundError):
-        # A trainer that goes on may have removed what was chosen: then there are newer ones.
-        if set(folder.checkpoints.glob("*")) == there:
+        # If the run is still training, it may have replaced the selected checkpoints by newer ones.
+        if set(folder.checkpoints.glob("*")) == before:
             raise
         return read()
+
+
+def read_params(folder: RunDirectory, model: Transformer, steps: Sequence[int]) -> Params:
+    """Return the mean of the parameters of these checkpoints, on JAX's default device.
+
+    Raises:
+        StorageError: a checkpoint is damaged or cannot be read.
+    """
+    with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
+        return average_params(checkpoints, steps, _restore_target(model))
+
+
+def _restore_target(model: Transformer) -> PyTree:
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return on_device(abstract_params(model), device)

@@ -1,8 +1,8 @@
-"""From lines to lines: a translation depends on its sentence and on nothing else (section 6.1).
+"""Translation of lines: each translation depends on its sentence alone (section 6.1).
 
-Sentences are padded to a width that each one's own length decides, and searched in batches of
-a fixed number of rows. So the batch that a sentence shares changes nothing, and each width is
-compiled once.
+Each sentence is padded to a width that depends only on its own length, and sentences are searched
+in batches of a fixed number of rows. So the other sentences of a batch change nothing, and each
+width is compiled once.
 """
 
 import functools
@@ -11,27 +11,26 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
-from transformer_jax.errors import DataError, OutOfMemoryError, is_out_of_memory
+from transformer_jax.errors import DataError, OutOfMemoryError, Setting, is_out_of_memory
 from transformer_jax.inference.search import NEG_INF, Translations, beam_search, greedy_search
 from transformer_jax.model.transformer import DecodingState, Params, Transformer
 from transformer_jax.special_tokens import BOS, EOS
 
+# Sentences in a batch.
 ROWS = 32
 MIN_WIDTH = 16
 
 
 class Hypothesis(NamedTuple):
-    """A translation and its score: log-probability over length penalty.
-
-    Of greedy search, which compares nothing, the log-probability itself.
-    """
+    """A translation and its score."""
 
     text: str
     score: float
+    """Log-probability divided by length penalty; for greedy search, the log-probability."""
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -43,7 +42,7 @@ def search(
     source: Int[Array, "B S"],
     limit: Int[Array, " B"],
 ) -> Translations:
-    """Search translations of a batch; of one model this is compiled once for all checkpoints."""
+    """Translate a batch. All checkpoints of a model share the compiled program."""
 
     def step(
         pieces: Int[Array, "B J"],
@@ -78,7 +77,7 @@ def search(
 
 
 class Translator:
-    """A model's search over lines, compiled at first use for each width of source."""
+    """Translates lines with one model and one search; each width is compiled at its first use."""
 
     def __init__(self, model: Transformer, vocabulary: Vocabulary, config: DecodeConfig) -> None:
         self.model = model
@@ -87,27 +86,32 @@ class Translator:
         self.longest_source, self.longest_target = model.config.max_lengths
 
     def encode(self, lines: Sequence[str], *, truncate: bool = False) -> list[list[int]]:
-        """Return the pieces of each line, with their end; none for a blank one.
+        """Return the tokens of each line, with `eos`; a blank line has no tokens.
+
+        Args:
+            lines: sentences.
+            truncate: shorten a line that is too long instead of raising an error.
 
         Raises:
-            DataError: a line is longer than the model reads, unless it may be truncated.
+            DataError: a line is longer than the model reads.
         """
-        longest, limit = self.longest_source, "model.max_length"
+        longest, field = self.longest_source, "model.max_length"
         if longest < self.model.config.max_length:
-            limit = "model.max_positions"
+            field = "model.max_positions"
         encoded = self.vocabulary.source.encode(lines)
-        for number, pieces in enumerate(encoded, start=1):
-            if len(pieces) > longest and not truncate:
+        for number, tokens in enumerate(encoded, start=1):
+            if len(tokens) > longest and not truncate:
                 raise DataError(
-                    f"line {number} has {len(pieces)} pieces, and the model reads {longest} "
-                    f"({limit}): shorten it, or allow --truncate"
+                    f"line {number} has {len(tokens)} tokens, and the model reads {longest} "
+                    f"({field}): shorten the line, or pass ",
+                    Setting("truncate", True),
                 )
-        # Each has its end already; one that is cut gets it anew.
-        cut = [p if len(p) <= longest else [*p[: longest - 1], EOS] for p in encoded]
-        return [pieces if len(pieces) > 1 else [] for pieces in cut]
+        # Truncation removes `eos`, so append it again.
+        fitting = [t if len(t) <= longest else [*t[: longest - 1], EOS] for t in encoded]
+        return [tokens if len(tokens) > 1 else [] for tokens in fitting]
 
     def width(self, length: int) -> int:
-        """Return the padded length of a sentence: the next power of two, at most the longest."""
+        """Return the padded length of a sentence: a power of two, at most the longest source."""
         return min(max(MIN_WIDTH, 1 << (length - 1).bit_length()), self.longest_source)
 
     def translate(
@@ -119,20 +123,21 @@ class Translator:
         truncate: bool = False,
         progress: Callable[[int], None] = lambda _: None,
     ) -> list[list[Hypothesis]]:
-        """Return the best translations of each line, best first; a blank line's is empty.
+        """Return the best translations of each line, best first; a blank line gives one empty one.
 
         Args:
-            params: of the model.
-            lines: any number, of any length that the model reads.
-            num_best: how many translations of each line, at most the beam's size.
-            truncate: read the beginning of a line that is too long, in place of an error.
-            progress: called after each batch with the number of lines done by it.
+            params: parameters of the model.
+            lines: any number of sentences.
+            num_best: maximum number of translations of each line, at most the beam size.
+            truncate: shorten a line that is too long instead of raising an error.
+            progress: called after each batch with the number of its lines.
 
         Raises:
-            DataError: as `encode` does.
+            DataError: a line is longer than the model reads.
+            OutOfMemoryError: the device has no room for a batch.
         """
         sources = self.encode(lines, truncate=truncate)
-        results = [[Hypothesis("", 0.0)] for _ in lines]
+        translations = [[Hypothesis("", 0.0)] for _ in lines]
         by_width: dict[int, list[int]] = {}
         for index, source in enumerate(sources):
             if source:
@@ -140,45 +145,46 @@ class Translator:
         progress(sum(not source for source in sources))
         for width, indices in sorted(by_width.items()):
             for start in range(0, len(indices), ROWS):
-                rows = indices[start : start + ROWS]
-                found = self._batch(params, [sources[i] for i in rows], width, num_best)
-                for index, hypotheses in zip(rows, found, strict=True):
-                    results[index] = hypotheses
-                progress(len(rows))
-        return results
+                batch = indices[start : start + ROWS]
+                best = self._translate_batch(params, [sources[i] for i in batch], width, num_best)
+                for index, hypotheses in zip(batch, best, strict=True):
+                    translations[index] = hypotheses
+                progress(len(batch))
+        return translations
 
-    def _batch(
+    def _translate_batch(
         self, params: Params, sources: list[list[int]], width: int, num_best: int
     ) -> list[list[Hypothesis]]:
-        """Translate at most `ROWS` sentences; rows that are not used have nothing to do."""
+        """Translate at most `ROWS` sentences; unused rows have the limit 0."""
         source = np.zeros((ROWS, width), np.int32)
         limit = np.zeros(ROWS, np.int32)
-        for row, pieces in enumerate(sources):
-            source[row, : len(pieces)] = pieces
-            limit[row] = len(pieces) + self.config.max_extra_length
+        for row, tokens in enumerate(sources):
+            source[row, : len(tokens)] = tokens
+            limit[row] = len(tokens) + self.config.max_extra_length
         if self.longest_target is not None:
             limit = np.minimum(limit, self.longest_target)
         try:
-            found = jax.device_get(search(self.model, self.config, num_best, params, source, limit))
+            best = jax.device_get(search(self.model, self.config, num_best, params, source, limit))
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemoryError(
-                f"the device has no room for {ROWS} sentences of {width} pieces with a beam of "
-                f"{self.config.beam_size}: try a smaller one, as --beam-size 1"
+                f"the device has no room for {ROWS} sentences of {width} tokens with a beam of "
+                f"{self.config.beam_size}: try a smaller one, such as ",
+                Setting("beam_size", 1),
             ) from error
         return [
-            [
-                Hypothesis(text, float(score))
-                for rank, (text, score) in enumerate(
-                    zip(self.vocabulary.target.decode(best.tolist()), row_scores, strict=True)
-                )
-                # Where there are fewer than were asked for, but never none.
-                if rank == 0 or score > NEG_INF / 2
-            ]
-            for best, row_scores in zip(
-                found.pieces[: len(sources), :num_best],
-                found.scores[: len(sources), :num_best],
-                strict=True,
-            )
+            self._decode(tokens[:num_best], scores[:num_best])
+            for tokens, scores in list(zip(best.tokens, best.scores, strict=True))[: len(sources)]
+        ]
+
+    def _decode(
+        self, tokens: Int[np.ndarray, "J L"], scores: Float[np.ndarray, " J"]
+    ) -> list[Hypothesis]:
+        """Return the hypotheses of one sentence: at least one, and without unused slots."""
+        texts = self.vocabulary.target.decode(tokens.tolist())
+        return [
+            Hypothesis(text, float(score))
+            for rank, (text, score) in enumerate(zip(texts, scores, strict=True))
+            if rank == 0 or score > NEG_INF / 2
         ]

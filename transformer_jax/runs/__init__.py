@@ -1,1 +1,4 @@
-"""What is stored of a run: its folder and its checkpoints."""
+"""What a run stores: its directory and its checkpoints."""
+
+# Version of run.json and of checkpoints. Other versions are rejected, not converted.
+FORMAT = 3

@@ -1,95 +1,125 @@
-"""Trees of arrays on disk, by Orbax: what is read is what was asked for, or refused in one line."""
+"""Trees of arrays on disk, stored by Orbax: a restore returns the expected arrays or fails.
 
+Orbax logs pages about an error that it also raises. Importing this module silences those log
+records, because callers report the error in one line.
+"""
+
+import logging
 import os
+import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from orbax.checkpoint import v1 as ocp
 
 from transformer_jax.errors import StorageError
 
+logging.getLogger("absl").addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
+
 PyTree = Any
-# Orbax compresses: a checkpoint may hold more than it weighs, within reason.
-MOST_COMPRESSED = 20
-ALWAYS_ALLOWED = 64 << 20
+# Orbax compresses arrays, so a checkpoint may restore to more bytes than it has on disk. More than
+# this factor is implausible.
+MAX_COMPRESSION = 20
+ALWAYS_ALLOWED_BYTES = 64 << 20
+REMOVAL_SECONDS = 10.0
 
 
-def save_async(folder: Path, parts: Mapping[str, PyTree]) -> Any:
-    """Begin to write trees, each to a folder of its name; then the arrays may be given away.
+class PendingWrite(Protocol):
+    """A write in the background."""
 
-    Returns:
-        What has a `result()`, which ends when all is written. Both this call and that may raise any
-        error of Orbax.
+    def result(self) -> object:
+        """Wait until the write is on disk, and raise its error if it failed."""
+
+
+def save_async(folder: Path, trees: Mapping[str, PyTree]) -> PendingWrite:
+    """Start to write trees, each to a subdirectory of its name.
+
+    When this function returns, the arrays may be donated.
+
+    Raises:
+        Exception: any error of Orbax, here or from the result of the pending write.
     """
-    return ocp.save_checkpointables_async(str(folder.absolute()), dict(parts))
+    return ocp.save_checkpointables_async(str(folder.absolute()), dict(trees))
 
 
 def restore(folder: Path, targets: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """Read some of the trees that were written to a folder.
+    """Read some of the trees that a directory contains.
 
     Args:
-        folder: the checkpoint's; its name is the step.
-        targets: for each tree, one of `jax.ShapeDtypeStruct` with shardings: what the arrays must
-            be and where they shall lie.
+        folder: directory of a checkpoint, named by its step.
+        targets: for each tree, its expected arrays as `jax.ShapeDtypeStruct` with shardings.
 
     Raises:
-        StorageError: they cannot be read, or are others.
+        StorageError: the arrays cannot be read, or are not the expected ones.
     """
     name = f"checkpoint {folder.name}"
-    _check_plausible(folder, targets)
+    _check_size(folder, targets)
     try:
         stored: Any = ocp.checkpointables_metadata(str(folder.absolute())).metadata
-        for part, target in targets.items():
-            # Orbax itself would turn one dtype into another without a word.
-            _check_same(name, _leaves(stored[part]), _leaves(target))
+        for tree, target in targets.items():
+            # Orbax would silently cast one dtype to another.
+            _check_same_types(name, _types_by_path(stored[tree]), _types_by_path(target))
         return ocp.load_checkpointables(str(folder.absolute()), dict(targets))
     except StorageError:
         raise
-    # Orbax and its libraries raise what they please.
+    # Orbax and its libraries raise undocumented types.
     except Exception as error:
-        reason = one_line(error.__cause__ or error)
+        reason = summarize_error(error.__cause__ or error)
         raise StorageError(f"{name} cannot be read: {reason}") from error
 
 
 def on_device(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
-    """Describe arrays like these that lie as `sharding` says."""
+    """Return the shapes and dtypes of arrays as restore targets with one sharding."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
-def one_line(error: BaseException) -> str:
-    """Return what an error of a library's says first."""
+def summarize_error(error: BaseException) -> str:
+    """Return the first line of a library's error message."""
     if isinstance(error, OSError) and error.strerror:
         return os.strerror(error.errno) if error.errno else error.strerror
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
-def _check_plausible(folder: Path, targets: Mapping[str, PyTree]) -> None:
-    """Refuse what claims to be huge, before there is room made for it."""
-    for part, target in targets.items():
-        claimed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(target))
-        there = sum(path.stat().st_size for path in (folder / part).rglob("*") if path.is_file())
-        if claimed > ALWAYS_ALLOWED + MOST_COMPRESSED * there:
+def remove_partial(folder: Path, pattern: str) -> None:
+    """Remove partial writes, repeatedly because Orbax's threads may still be writing."""
+    deadline = time.monotonic() + REMOVAL_SECONDS
+    while (paths := sorted(folder.glob(pattern))) and time.monotonic() < deadline:
+        for path in paths:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        time.sleep(0.01)
+
+
+def _check_size(folder: Path, targets: Mapping[str, PyTree]) -> None:
+    """Reject arrays that are implausibly large for their files, before allocating memory."""
+    for tree, target in targets.items():
+        expected = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(target))
+        stored = sum(path.stat().st_size for path in (folder / tree).rglob("*") if path.is_file())
+        if expected > ALWAYS_ALLOWED_BYTES + MAX_COMPRESSION * stored:
             raise StorageError(
-                f"checkpoint {folder.name} of {folder.parent.parent} cannot be right: its {part} "
-                f"would take {claimed >> 20} MiB, and it has {there >> 20}"
+                f"checkpoint {folder.name} of {folder.parent.parent} cannot be right: its {tree} "
+                f"would take {expected >> 20} MiB, but its files have {stored >> 20} MiB"
             )
 
 
-def _leaves(tree: PyTree) -> dict[str, str]:
-    """Return what each array is, by its path in the tree."""
+def _types_by_path(tree: PyTree) -> dict[str, str]:
+    """Return dtype and shape of each array, by its path in the tree."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
 
 
-def _check_same(name: str, stored: dict[str, str], wanted: dict[str, str]) -> None:
-    differing = sorted(stored.items() ^ wanted.items())
-    if differing:
-        path = differing[0][0]
+def _check_same_types(name: str, stored: dict[str, str], expected: dict[str, str]) -> None:
+    differences = sorted(stored.items() ^ expected.items())
+    if differences:
+        path = differences[0][0]
         raise StorageError(
-            f"{name} does not fit: {path} is {stored.get(path, 'missing')}, "
-            f"not {wanted.get(path, 'there')}"
+            f"{name} does not match the model: {path} is {stored.get(path, 'missing')}, "
+            f"expected {expected.get(path, 'no such array')}"
         )

@@ -1,50 +1,46 @@
-"""Checkpoints: arrays by Orbax, written in the background, whole or not there at all.
+"""Checkpoints: Orbax writes arrays in the background; a checkpoint is complete or absent.
 
 checkpoints/120/             after step 120
-    params/, optimizer/      Orbax's; each can be read without the other (`arrays`)
-    checkpoint.json          what else the run needs to go on, and whose it is (`record`)
-    SHA256SUMS               of all these files, checked before Orbax opens any (`manifest`)
+    params/, optimizer/      Orbax arrays; each can be read without the other (`array_store`)
+    checkpoint.json          score, counters, identity of the run (`checkpoint_metadata`)
+    SHA256SUMS               digests of these files, verified before Orbax opens any (`checksums`)
 
-A checkpoint is made under a name that begins with a dot and appears by rename, when all of it is
-on disk; only then older ones go. One that is damaged is moved aside, as bad-120, and the one
-before is used.
+A checkpoint is written to a hidden directory, `.120`. When all of it is on disk, a rename makes it
+visible; only then are superseded checkpoints deleted. A damaged checkpoint is renamed `bad-120`,
+and the previous one is used.
 
-One of a scheduled step carries its score on the development set; one that an interruption, the
-clock or the end of training made does not. Averages and the best are of scheduled steps only, so
-that no interruption and no clock changes a result.
+The checkpoint of a scheduled step has a development score. A checkpoint that is written because of
+an interruption, a timer, or the end of training has none. Only scheduled checkpoints count for
+averages and for the best score, so neither an interruption nor a clock changes a result.
 """
 
 import contextlib
-import logging
 import re
 import shutil
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 
 from transformer_jax.console import stderr
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.runs import array_store, checksums
-from transformer_jax.runs.array_store import PyTree
+from transformer_jax.runs.array_store import PendingWrite, PyTree
+from transformer_jax.runs.atomic_files import sync
 from transformer_jax.runs.checkpoint_metadata import CheckpointMetadata
 from transformer_jax.runs.checksums import CorruptionError
 
 STEP = re.compile(r"(0|[1-9][0-9]{0,8})\Z")
-SWEEP_SECONDS = 10.0
 
 
 def steps_to_keep(scores: Mapping[int, float | None], scheduled: int) -> set[int]:
-    """Return the steps that stay: the latest, the best, the last `scheduled` that have a score.
+    """Return the latest step, the best one, and the last scheduled ones.
 
     Args:
-        scores: perplexity of each step there is; None where it is none of the schedule's.
-        scheduled: how many.
+        scores: development perplexity of each step; None if the step is not scheduled.
+        scheduled: number of scheduled steps to keep.
     """
     scored = [step for step in sorted(scores) if scores[step] is not None]
     best = min(scored, key=lambda step: (scores[step], step), default=max(scores))
@@ -52,319 +48,265 @@ def steps_to_keep(scores: Mapping[int, float | None], scheduled: int) -> set[int
 
 
 class CheckpointManager:
-    """The checkpoints of a run; a context, at whose end all are on disk."""
+    """The checkpoints of a run. As a context manager, it waits for pending writes on exit."""
 
     def __init__(
         self,
         folder: Path,
-        identity: Mapping[str, Any],
+        identity: Mapping[str, object],
         *,
         keep: int | None = None,
         say: Callable[[str], object] = stderr.print,
     ) -> None:
-        """Open the folder.
+        """Open the directory of checkpoints.
 
         Args:
-            folder: made where it is missing, if it may be written.
-            identity: what a run must have in common with a checkpoint of it, by name.
-            keep: how many scheduled checkpoints stay; None opens for reading only.
-            say: told, in one line, of what is damaged.
+            folder: the directory; created if it is missing and `keep` is not None.
+            identity: what a checkpoint must have in common with the run, by name.
+            keep: number of scheduled checkpoints to keep; None opens the directory read-only.
+            say: called with one line for each damaged checkpoint.
+
+        Raises:
+            UsageError: the directory is missing and opened read-only.
+            StorageError: a checkpoint belongs to another run or has another format.
         """
-        # What goes wrong is told by us, in one line.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
-        self.folder, self._run = folder, folder.parent
-        self._identity, self._keep, self._say = dict(identity), keep, say
-        # Of the processes of a run all write arrays, and one all else.
-        self._is_main = jax.process_index() == 0
+        self.folder, self.run = folder, folder.parent
+        self.say = say
+        self._identity, self._keep = dict(identity), keep
+        # All processes write arrays. Only the primary one writes the rest.
+        self._is_primary = jax.process_index() == 0
         if keep is None and not folder.is_dir():
-            raise UsageError(f"{folder.parent} has no checkpoint yet")
-        if keep is not None and self._is_main:
+            raise UsageError(f"{self.run} has no checkpoint yet")
+        if keep is not None and self._is_primary:
             folder.mkdir(parents=True, exist_ok=True)
-            self._remove_partial(".*")
-        self._good = set[int]()
-        self._records = self._read_records()
+            array_store.remove_partial(folder, ".*")
+        self._verified = set[int]()
+        self._metadata: dict[int, CheckpointMetadata] = {}
+        self._damage: dict[int, str] = {}
+        self._read_metadata()
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
 
     @property
     def steps(self) -> list[int]:
-        """The steps that are on disk, in order."""
+        """Steps of the checkpoints on disk, in order."""
         return sorted(int(path.name) for path in self.folder.iterdir() if STEP.match(path.name))
 
     @property
     def scores(self) -> dict[int, float]:
-        """Perplexity on the development set of each scheduled step that is kept."""
+        """Development perplexity of each scheduled checkpoint, by step."""
         return {
-            step: record.perplexity
-            for step, record in sorted(self._records.items())
-            if isinstance(record, CheckpointMetadata) and record.perplexity is not None
+            step: metadata.perplexity
+            for step, metadata in sorted(self._metadata.items())
+            if metadata.perplexity is not None
         }
 
     def metadata(self, step: int) -> dict[str, Any]:
-        """Return what `save` was given under this name.
+        """Return the custom metadata that was passed to `save` for this step.
 
         Raises:
             StorageError: the checkpoint is damaged.
         """
-        record = self._records[step]
-        if isinstance(record, CorruptionError):
-            raise StorageError(f"checkpoint {step} of {self._run} is damaged: {record}")
-        return record.notes
+        if step in self._damage:
+            raise self._damage_error(step, self._damage[step])
+        return self._metadata[step].custom_metadata
 
-    def _read_records(self) -> dict[int, CheckpointMetadata | CorruptionError]:
-        found: dict[int, CheckpointMetadata | CorruptionError] = {}
-        for step in self.steps:
-            try:
-                found[step] = CheckpointMetadata.read(self.folder / str(step), self._identity)
-            except CorruptionError as error:
-                found[step] = error
-        return found
+    def previous_step(self, step: int) -> int | None:
+        """Return the scheduled step before this one, or None if it is unknown."""
+        return self._metadata[step].previous_step if step in self._metadata else None
 
     def latest_valid(self) -> int | None:
-        """Return the newest step whose files are as they were written, or None.
+        """Return the newest step whose files are intact; None if there are no checkpoints.
 
-        Who may write moves newer ones aside; nothing is ever deleted.
+        Unless the directory is read-only, newer checkpoints are renamed, never deleted.
 
         Raises:
-            StorageError: there are checkpoints, and all are damaged.
+            StorageError: all checkpoints are damaged.
         """
-        damaged: dict[int, str] = {}
+        damage: dict[int, str] = {}
         for step in reversed(self.steps):
-            if (fault := self._fault(step)) is None:
-                for bad, why in damaged.items():
+            if (reason := self.find_damage(step)) is None:
+                for bad, why in damage.items():
                     aside = self._move_aside(bad)
-                    self._say(f"checkpoint {bad} is damaged{aside}: {why}; {step} is used instead")
+                    self.say(f"checkpoint {bad} is damaged{aside}: {why}; {step} is used instead")
                 return step
-            damaged[step] = fault
-        if damaged:
-            told = "; ".join(f"{step}: {fault}" for step, fault in damaged.items())
-            raise StorageError(f"every checkpoint of {self._run} is damaged: {told}")
+            damage[step] = reason
+        if damage:
+            reasons = "; ".join(f"{step}: {reason}" for step, reason in damage.items())
+            raise StorageError(f"every checkpoint of {self.run} is damaged: {reasons}")
         return None
 
-    def _fault(self, step: int) -> str | None:
-        """Return what is wrong with the files of a checkpoint, if anything is."""
-        if step in self._good:
+    def find_damage(self, step: int) -> str | None:
+        """Return how a checkpoint differs from what was written; None if it is intact.
+
+        Raises:
+            StorageError: the files cannot be read.
+        """
+        if step in self._verified:
             return None
         try:
             checksums.check(self.folder / str(step))
         except (CorruptionError, FileNotFoundError) as error:
             return str(error)
         except OSError as error:
-            # It may be whole, for someone who may read it.
+            # The checkpoint may be intact but unreadable for this user, so do not move it.
             raise StorageError(f"checkpoint {step} cannot be read: {error}") from error
-        record = self._records.get(step)
-        if isinstance(record, CorruptionError):
-            return str(record)
-        self._good.add(step)
+        if step in self._damage:
+            return self._damage[step]
+        self._verified.add(step)
         return None
 
-    def _remove_partial(self, pattern: str) -> None:
-        """Remove what is half written; Orbax may be writing still, in threads of its own."""
-        until = time.monotonic() + SWEEP_SECONDS
-        while (found := sorted(self.folder.glob(pattern))) and time.monotonic() < until:
-            for path in found:
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
-            time.sleep(0.01)
+    def prepare_save(self, step: int, arrays: Mapping[str, PyTree]) -> None:
+        """Wait for the previous write, and check that the disk has room for the next one.
 
-    def _move_aside(self, step: int) -> str:
-        if self._keep is None or not self._is_main:
-            return ""
-        name, count = f"bad-{step}", 1
-        while (self.folder / name).exists():
-            count += 1
-            name = f"bad-{step}-{count}"
-        (self.folder / str(step)).rename(self.folder / name)
-        self._records.pop(step, None)
-        return f" and now called {name}"
-
-    def prepare_save(self, step: int, parts: Mapping[str, PyTree]) -> None:
-        """Wait until the checkpoint before is written; see that there is room for this one.
-
-        Of several processes none may go on to `save` before all have done this.
+        If several processes train, all of them must return before any of them calls `save`.
 
         Raises:
-            StorageError: it could not be written, or there is none.
+            StorageError: the previous write failed, or there is not enough room.
         """
         self.wait()
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(dict(parts)))
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(dict(arrays)))
         free = shutil.disk_usage(self.folder).free
         if free < size:
             raise StorageError(
-                f"no room for checkpoint {step}: it takes {size >> 20} MiB and {self.folder} has "
-                f"{free >> 20} left; those before are untouched"
+                f"no room for checkpoint {step}: it takes {size >> 20} MiB, and {self.folder} has "
+                f"{free >> 20} MiB left; earlier checkpoints are intact"
             )
 
     def save(
         self,
         step: int,
-        parts: Mapping[str, PyTree],
+        arrays: Mapping[str, PyTree],
         perplexity: float | None,
-        notes: Mapping[str, Any],
+        metadata: Mapping[str, Any],
     ) -> None:
-        """Begin to write a checkpoint, after `make_ready`; then the arrays may be given away.
+        """Start to write a checkpoint; call `prepare_save` first.
+
+        When this method returns, the arrays may be donated. An error of the write in the background
+        is raised by the next call of `wait`, `prepare_save`, or `restore`.
 
         Args:
-            step: batches seen.
-            parts: the parameters, and what else training needs, by name.
-            perplexity: on the development set, for a scheduled step; else None.
-            notes: what else training needs, as plain data.
+            step: number of training steps done.
+            arrays: parameters and optimizer state, as trees by name.
+            perplexity: development perplexity if the step is scheduled, else None.
+            metadata: what training needs to resume besides arrays, as plain data.
 
         Raises:
-            StorageError: it could not be begun.
+            StorageError: the write could not be started.
         """
         temporary = self.folder / f".{step}"
-        record = CheckpointMetadata(perplexity, max(self.scores, default=None), dict(notes))
+        content = CheckpointMetadata(perplexity, max(self.scores, default=None), dict(metadata))
         with self._as_storage_error(step, temporary):
-            begun = array_store.save_async(temporary, parts)
-        self._records[step] = record
-        whole = {
-            s: r.perplexity for s, r in self._records.items() if isinstance(r, CheckpointMetadata)
-        }
-        doomed = whole.keys() - steps_to_keep(whole, self._keep or 1)
-        for old in doomed:
-            del self._records[old]
-        self._pending = self._writer.submit(self._finish, step, begun, record, doomed)
-
-    def _finish(self, step: int, begun: Any, record: CheckpointMetadata, doomed: set[int]) -> None:
-        """Wait for Orbax, and let the checkpoint appear; then older ones may go."""
-        temporary = self.folder / f".{step}"
-        with self._as_storage_error(step, temporary):
-            begun.result()
-            if not self._is_main:
-                return
-            record.write(temporary, step, self._identity)
-            checksums.write(temporary)
-            temporary.rename(self.folder / str(step))
-            checksums.sync(self.folder)
-            self._good -= doomed
-            for old in doomed:
-                # By rename first: whatever happens, a name that is a number is a whole checkpoint.
-                gone = (self.folder / str(old)).rename(self.folder / f".old-{old}")
-                shutil.rmtree(gone)
-
-    @contextlib.contextmanager
-    def _as_storage_error(self, step: int, temporary: Path) -> Any:
-        """Turn whatever goes wrong into one line, and leave nothing half written."""
-        try:
-            yield
-        # Orbax and its libraries raise what they please.
-        except Exception as error:
-            if self._is_main:
-                self._remove_partial(f"{temporary.name}*")
-            raise StorageError(
-                f"checkpoint {step} could not be written: {array_store.one_line(error)}; "
-                f"those before are untouched"
-            ) from error
+            write = array_store.save_async(temporary, arrays)
+        self._metadata[step] = content
+        scores = {s: m.perplexity for s, m in self._metadata.items()}
+        superseded = scores.keys() - steps_to_keep(scores, self._keep or 1)
+        for old in superseded:
+            del self._metadata[old]
+        self._pending = self._writer.submit(self._finish, step, write, content, superseded)
 
     def is_writing(self) -> bool:
-        """Tell whether one is being written."""
+        """Return whether a write is in progress."""
         return self._pending is not None and not self._pending.done()
 
     def has_failed(self) -> bool:
-        """Tell whether the last one could not be written: what comes next will say why."""
+        """Return whether the last write failed; the next `wait` raises its error."""
         pending = self._pending
         return pending is not None and pending.done() and pending.exception() is not None
 
     def wait(self) -> None:
-        """Wait until what was begun is on disk.
+        """Wait until the pending write is on disk.
 
         Raises:
-            StorageError: it could not be written.
+            StorageError: the write failed.
         """
         pending, self._pending = self._pending, None
         try:
             if pending is not None:
                 pending.result()
         except StorageError:
-            self._records = self._read_records()
+            self._read_metadata()
             raise
 
     def restore(self, step: int, targets: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        """Read parts of a checkpoint.
+        """Read some of the trees of a checkpoint.
 
         Args:
-            step: which.
-            targets: for each part, a tree of `jax.ShapeDtypeStruct` with shardings: what the
-                arrays must be and where they shall lie.
+            step: step of the checkpoint.
+            targets: for each tree, its expected arrays as `jax.ShapeDtypeStruct` with shardings.
 
         Raises:
-            StorageError: it cannot be read, is damaged, or holds something else.
+            StorageError: the checkpoint is damaged, cannot be read, or has other arrays.
         """
         self.wait()
-        if (fault := self._fault(step)) is not None:
-            raise StorageError(f"checkpoint {step} of {self._run} is damaged: {fault}")
+        if (reason := self.find_damage(step)) is not None:
+            raise self._damage_error(step, reason)
         return array_store.restore(self.folder / str(step), targets)
-
-    def select_steps(self, average: int = 1, step: int | None = None) -> list[int]:
-        """Return the steps of the checkpoints that are meant, oldest first.
-
-        Args:
-            average: how many. One may be of any step; more are scheduled ones.
-            step: the last of them; None for the newest there is.
-
-        Raises:
-            UsageError: there is none, none of this step, or there are not so many.
-            StorageError: the newest is meant, and all are damaged.
-        """
-        if not self.steps:
-            raise UsageError(f"{self._run} has no checkpoint yet")
-        if average == 1 and step is None and (newest := self.latest_valid()) is not None:
-            return [newest]
-        there = sorted(self.scores) if average > 1 else self.steps
-        if step not in (None, *there):
-            kind = "scheduled checkpoint" if average > 1 else "checkpoint"
-            told = ", ".join(map(str, there)) or "none"
-            raise UsageError(f"{self._run} has no {kind} of step {step}; there are: {told}")
-        steps = [s for s in there if step is None or s <= step]
-        if average > 1 and steps:
-            steps = self._in_a_row(steps[-1], average)
-            if step is not None and steps[-1:] != [step]:
-                raise StorageError(f"checkpoint {step} of {self._run} is damaged")
-        steps = steps[-average:]
-        if len(steps) < average:
-            until = "" if step is None else f" up to step {step}"
-            raise UsageError(
-                f"the mean of {average} checkpoints was asked for, but the run has "
-                f"{len(steps)} scheduled ones in a row{until}: `--average-checkpoints 1` takes the newest by "
-                f"itself"
-            )
-        return steps
-
-    def _in_a_row(self, last: int | None, most: int) -> list[int]:
-        """Return scheduled steps up to this one between which none is gone or damaged."""
-        row: list[int] = []
-        while last is not None and last in self.scores and len(row) < most:
-            if (fault := self._fault(last)) is None:
-                row.insert(0, last)
-            else:
-                self._say(f"checkpoint {last} is damaged, and no part of a mean: {fault}")
-                if row:
-                    break
-            record = self._records[last]
-            last = record.previous_step if isinstance(record, CheckpointMetadata) else None
-        return row
-
-    def mean_params(self, steps: Sequence[int], target: PyTree) -> PyTree:
-        """Return the mean of the parameters of these steps (section 6.1)."""
-        total = self.restore(steps[0], {"params": target})["params"]
-        for step in steps[1:]:
-            found = self.restore(step, {"params": target})["params"]
-            total = jax.tree.map(jnp.add, total, found)
-        return total if len(steps) == 1 else jax.tree.map(lambda x: x / len(steps), total)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.wait()
         finally:
             self._writer.shutdown()
+
+    def _read_metadata(self) -> None:
+        self._metadata.clear()
+        self._damage.clear()
+        for step in self.steps:
+            try:
+                path = self.folder / str(step)
+                self._metadata[step] = CheckpointMetadata.read(path, self._identity)
+            except CorruptionError as error:
+                self._damage[step] = str(error)
+
+    def _damage_error(self, step: int, reason: str) -> StorageError:
+        return StorageError(f"checkpoint {step} of {self.run} is damaged: {reason}")
+
+    def _finish(
+        self, step: int, write: PendingWrite, content: CheckpointMetadata, superseded: set[int]
+    ) -> None:
+        """Wait for Orbax, make the checkpoint visible, and then delete superseded ones."""
+        temporary = self.folder / f".{step}"
+        with self._as_storage_error(step, temporary):
+            write.result()
+            if not self._is_primary:
+                return
+            content.write(temporary, step, self._identity)
+            checksums.write(temporary)
+            temporary.rename(self.folder / str(step))
+            sync(self.folder)
+            self._verified -= superseded
+            for old in superseded:
+                # Rename before deleting, so that a numeric name always means a complete checkpoint.
+                hidden = (self.folder / str(old)).rename(self.folder / f".old-{old}")
+                shutil.rmtree(hidden)
+
+    @contextlib.contextmanager
+    def _as_storage_error(self, step: int, temporary: Path) -> Iterator[None]:
+        """Convert any error of a write into one line, and remove the partial checkpoint."""
+        try:
+            yield
+        # Orbax and its libraries raise undocumented types.
+        except Exception as error:
+            if self._is_primary:
+                array_store.remove_partial(self.folder, f"{temporary.name}*")
+            raise StorageError(
+                f"checkpoint {step} could not be written: {array_store.summarize_error(error)}; "
+                f"earlier checkpoints are intact"
+            ) from error
+
+    def _move_aside(self, step: int) -> str:
+        """Rename a damaged checkpoint; return what the message says about it."""
+        if self._keep is None or not self._is_primary:
+            return ""
+        name, count = f"bad-{step}", 1
+        while (self.folder / name).exists():
+            count += 1
+            name = f"bad-{step}-{count}"
+        (self.folder / str(step)).rename(self.folder / name)
+        self._metadata.pop(step, None)
+        self._damage.pop(step, None)
+        return f" and now called {name}"

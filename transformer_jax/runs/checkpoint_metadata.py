@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside arrays: its score, what training needs to go on, whose it is."""
+"""The part of a checkpoint that is not arrays: score, counters, and the identity of its run."""
 
 import json
 from collections.abc import Mapping
@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, Self
 
 from transformer_jax.config import Config
 from transformer_jax.errors import StorageError
-from transformer_jax.runs import checksums
+from transformer_jax.runs import FORMAT, checksums
 from transformer_jax.runs.checksums import CorruptionError
 
 NAME = "checkpoint.json"
-# What a field that is younger than a checkpoint had when that was written.
+# A config field that is newer than a checkpoint had its default value when that was written.
 DEFAULTS = {
     f"{section}.{key}": value
     for section, fields in Config().to_dict().items()
@@ -20,54 +20,65 @@ DEFAULTS = {
 
 
 class CheckpointMetadata(NamedTuple):
-    """Plain data, in a file of its own."""
+    """Metadata of one checkpoint, as plain data."""
 
     perplexity: float | None
-    """On the development set; None unless the step is a scheduled one."""
+    """Perplexity on the development set; None unless the step is scheduled."""
     previous_step: int | None
-    """The scheduled step before this one, whether it is still kept or not."""
-    notes: dict[str, Any]
-    """Whatever else training needs to go on."""
+    """The scheduled step before this one, whether or not its checkpoint still exists."""
+    custom_metadata: dict[str, Any]
+    """What training needs to resume, besides arrays."""
 
     @classmethod
-    def read(cls, checkpoint: Path, identity: Mapping[str, Any]) -> Self:
-        """Read the record of a checkpoint; its folder is named by its step.
+    def read(cls, checkpoint: Path, identity: Mapping[str, object]) -> Self:
+        """Read the metadata of a checkpoint, whose directory is named by its step.
+
+        Args:
+            checkpoint: directory of the checkpoint.
+            identity: expected identity of the run; see `RunDirectory.identity`.
 
         Raises:
-            DamagedError: it is not as it was written.
-            StorageError: it cannot be read, or is of another run than `identity` tells.
+            CorruptionError: the file differs from what was written.
+            StorageError: the file cannot be read, has another format, or belongs to another run.
         """
         step = int(checkpoint.name)
         try:
-            found = json.loads(checksums.read(checkpoint, NAME))
-            if found["step"] != step:
-                raise CorruptionError(f"it is of step {found['step']}")
-            _check_identity(checkpoint, dict(found["run"]), identity)
-            perplexity, after = found["perplexity"], found["after"]
+            content = json.loads(checksums.read(checkpoint, NAME))
+            if content.get("format") != FORMAT:
+                raise StorageError(
+                    f"{checkpoint} has format {content.get('format')}, but this version of "
+                    f"transformer-jax reads only format {FORMAT}"
+                )
+            if content["step"] != step:
+                raise CorruptionError(f"it belongs to step {content['step']}")
+            _check_identity(checkpoint, dict(content["run"]), identity)
+            perplexity, previous_step = content["perplexity"], content["previous_step"]
             return cls(
                 None if perplexity is None else float(perplexity),
-                None if after is None else int(after),
-                dict(found["notes"]),
+                None if previous_step is None else int(previous_step),
+                dict(content["custom_metadata"]),
             )
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StorageError(f"checkpoint {step} cannot be read: {error}") from error
 
-    def write(self, folder: Path, step: int, identity: Mapping[str, Any]) -> None:
-        """Write it to the folder of a checkpoint, with its step and whose it is."""
-        content = {"step": step, **self._asdict(), "run": dict(identity)}
+    def write(self, folder: Path, step: int, identity: Mapping[str, object]) -> None:
+        """Write the metadata, with its step and the identity of the run, to a directory."""
+        content = {"format": FORMAT, "step": step, **self._asdict(), "run": dict(identity)}
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         (folder / NAME).write_text(text, "utf-8")
 
 
-def _check_identity(checkpoint: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    theirs = {k: v for k, v in DEFAULTS.items() if k in ours} | dict(theirs)
-    differing = [
-        f"{name} {theirs.get(name)!r} -> {ours.get(name)!r}"
-        for name in sorted(theirs.keys() | ours.keys())
-        if theirs.get(name) != ours.get(name)
+def _check_identity(
+    checkpoint: Path, stored: Mapping[str, object], expected: Mapping[str, object]
+) -> None:
+    stored = {k: v for k, v in DEFAULTS.items() if k in expected} | dict(stored)
+    differences = [
+        f"{name} {stored.get(name)!r} -> {expected.get(name)!r}"
+        for name in sorted(stored.keys() | expected.keys())
+        if stored.get(name) != expected.get(name)
     ]
-    if differing:
+    if differences:
         raise StorageError(
-            f"checkpoint {checkpoint.name} of {checkpoint.parent.parent} is of another run: "
-            f"{', '.join(differing)}"
+            f"checkpoint {checkpoint.name} of {checkpoint.parent.parent} belongs to another run: "
+            f"{', '.join(differences)}"
         )

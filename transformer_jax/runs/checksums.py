@@ -1,7 +1,8 @@
-"""The list of a folder's files with their SHA-256, by which damage is noticed.
+"""SHA-256 digests of the files in a directory, which detect damage.
 
-Orbax keeps no digest of an array: one bit flipped in a file would be another model. The list is
-in the form of `sha256sum`, so that `sha256sum -c SHA256SUMS` can check a folder by hand.
+Orbax stores no digest of array data: one flipped bit would restore a different model without an
+error. The digests are stored in the format of `sha256sum`, so that `sha256sum -c SHA256SUMS`
+verifies a directory by hand.
 """
 
 import hashlib
@@ -10,74 +11,67 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from transformer_jax.runs.atomic_files import sync
+
 NAME = "SHA256SUMS"
-# A list that is longer is none of ours; nothing of it is read.
+# Limits in bytes, to reject a hostile file before it is read.
 MAX_BYTES = 16 << 20
-# The same of a file that is read whole: enough for the sums of 800,000 steps without a report.
+# Holds the pending metrics of 800,000 steps.
 MAX_FILE = 64 << 20
 LINE = re.compile(r"([0-9a-f]{64})  ([\w./=-]+)", re.ASCII)
 
 
 class CorruptionError(Exception):
-    """Files that are not as they were written: which one, and in what way."""
+    """A file differs from what was written; the message names the file and the difference."""
 
 
 def write(folder: Path) -> None:
-    """Write the list of all files of a folder, itself whole or not at all; all is on disk then."""
-    lines = [f"{_digest(folder / name, sync=True)}  {name}\n" for name in sorted(_files(folder))]
+    """Write the digests of all files in a directory, and wait until everything is on disk."""
+    lines = [f"{_digest(folder / name, flush=True)}  {name}\n" for name in sorted(_files(folder))]
     temporary = folder / f".{NAME}"
     with temporary.open("w", encoding="utf-8") as file:
         file.writelines(lines)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(folder / NAME)
-    for place in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        sync(place)
+    for directory in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        sync(directory)
 
 
 def check(folder: Path) -> None:
-    """Make sure that the folder's files are those of its list, bit for bit, and no others.
+    """Verify that a directory contains exactly the listed files, bit for bit.
 
     Raises:
-        DamagedError: one is not; or there is a link, or what is no plain file.
+        CorruptionError: a file differs, is missing, is not listed, or is not a regular file.
     """
-    listed = _listed(folder)
-    there = set(_files(folder)) - {NAME}
-    for name in sorted(listed.keys() ^ there):
-        raise CorruptionError(f"{name} is {'missing' if name in listed else 'not in its list'}")
-    for name, digest in listed.items():
+    digests = _read_digests(folder)
+    names = set(_files(folder)) - {NAME}
+    for name in sorted(digests.keys() ^ names):
+        raise CorruptionError(f"{name} is {'missing' if name in digests else 'not listed'}")
+    for name, digest in digests.items():
         if _digest(folder / name) != digest:
-            raise CorruptionError(f"{name} is not what was written")
+            raise CorruptionError(f"{name} differs from what was written")
 
 
 def read(folder: Path, name: str) -> bytes:
-    """Return the content of one file, after making sure of it.
+    """Return the content of one file after verifying its digest.
 
     Raises:
-        DamagedError: it is not what was written.
+        CorruptionError: the file differs, is missing, or is not listed.
     """
-    listed = _listed(folder)
-    if name not in listed or name not in set(_files(folder)):
+    digests = _read_digests(folder)
+    if name not in digests or name not in set(_files(folder)):
         raise CorruptionError(f"{name} is missing")
     if (folder / name).stat().st_size > MAX_FILE:
         raise CorruptionError(f"{name} is too long")
     content = (folder / name).read_bytes()
-    if hashlib.sha256(content).hexdigest() != listed[name]:
-        raise CorruptionError(f"{name} is not what was written")
+    if hashlib.sha256(content).hexdigest() != digests[name]:
+        raise CorruptionError(f"{name} differs from what was written")
     return content
 
 
-def sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _listed(folder: Path) -> dict[str, str]:
-    """Return each file's digest by name, as the list has them."""
+def _read_digests(folder: Path) -> dict[str, str]:
+    """Return the listed digest of each file, by name."""
     path = folder / NAME
     if folder.is_symlink():
         raise CorruptionError(f"{folder.name} is a link")
@@ -85,15 +79,15 @@ def _listed(folder: Path) -> dict[str, str]:
         raise CorruptionError(f"{NAME} is missing")
     if path.stat().st_size > MAX_BYTES:
         raise CorruptionError(f"{NAME} is too long")
-    # Latin-1 has a character for every byte; whatever is not as we write it fits no line.
+    # Latin-1 decodes any byte; the pattern then rejects every line that `write` cannot produce.
     lines = path.read_bytes().decode("latin-1").split("\n")
     if lines.pop() or not all(matches := [LINE.fullmatch(line) for line in lines]):
-        raise CorruptionError(f"{NAME} is not what was written")
+        raise CorruptionError(f"{NAME} differs from what was written")
     return {match[2]: match[1] for match in matches if match}
 
 
 def _files(folder: Path, prefix: str = "") -> Iterator[str]:
-    """Yield the names of all files, relative to the folder; links are not followed."""
+    """Yield the names of all files, relative to the directory, without following links."""
     with os.scandir(folder) as entries:
         for entry in entries:
             name = prefix + entry.name
@@ -102,11 +96,11 @@ def _files(folder: Path, prefix: str = "") -> Iterator[str]:
             elif entry.is_file(follow_symlinks=False):
                 yield name
             else:
-                raise CorruptionError(f"{name} is no plain file")
+                raise CorruptionError(f"{name} is not a regular file")
 
 
-def _digest(path: Path, *, sync: bool = False) -> str:
+def _digest(path: Path, *, flush: bool = False) -> str:
     with path.open("rb") as file:
-        if sync:
+        if flush:
             os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""One trainer for a run at a time."""
+"""A lock that lets only one process at a time train a run."""
 
 import contextlib
 import fcntl
@@ -13,65 +13,65 @@ from typing import IO
 from transformer_jax.errors import StorageError, UsageError
 
 NAME = "lock"
-# Characters: what is longer is none of ours.
+# In characters, to reject a hostile file.
 MAX_LENGTH = 4096
-# How often it is tried to take a lock that others only look at, and seconds between.
-TRIES, PAUSE = 100, 0.01
+# Attempts to take a lock that only readers hold, and seconds between them.
+ATTEMPTS, INTERVAL = 100, 0.01
 
 
 @contextlib.contextmanager
 def exclusive_lock(run: Path) -> Iterator[None]:
-    """Hold a run for this process alone; whoever dies, however, holds it no more.
+    """Lock a run for this process. The system releases the lock when the process dies.
 
     Raises:
-        UsageError: another process holds it.
-        StorageError: the folder cannot be written.
+        UsageError: another process holds the lock.
+        StorageError: the directory is not writable.
     """
     try:
         file = (run / NAME).open("a+", encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{run} cannot be written: {error.strerror}") from error
     with file:
-        if not _take(file):
-            raise UsageError(f"{run} is being trained {_holder(run)}")
-        me = {"pid": os.getpid(), "host": socket.gethostname(), "since": round(time.time())}
+        if not _lock_exclusively(file):
+            raise UsageError(f"{run} is being trained {_read_holder(run)}")
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": round(time.time())}
         file.truncate(0)
-        file.write(json.dumps(me) + "\n")
+        file.write(json.dumps(holder) + "\n")
         file.flush()
         yield
 
 
-def trainer(run: Path) -> str:
-    """Return by whom a run is being trained, and for how long; "" if it is not."""
+def describe_holder(run: Path) -> str:
+    """Return who trains a run: `by process 7 on host x, for 2 h 5 min`; "" if no one does."""
     try:
         with (run / NAME).open("r", encoding="utf-8") as file:
-            return "" if _lock(file, fcntl.LOCK_SH) else _holder(run)
+            return "" if _try_lock(file, fcntl.LOCK_SH) else _read_holder(run)
     except OSError:
         return ""
 
 
-def _take(file: IO[str]) -> bool:
-    """Take a lock, unless someone holds it; who only looks at it goes in a moment."""
-    for _ in range(TRIES):
-        if _lock(file, fcntl.LOCK_EX):
+def _lock_exclusively(file: IO[str]) -> bool:
+    """Take the exclusive lock, waiting for readers but not for another exclusive holder."""
+    for _ in range(ATTEMPTS):
+        if _try_lock(file, fcntl.LOCK_EX):
             return True
-        if not _lock(file, fcntl.LOCK_SH):
+        if not _try_lock(file, fcntl.LOCK_SH):
             return False
-        # Two that begin at once would else keep each other out.
+        # Release the shared lock: two processes that start together would block each other.
         fcntl.flock(file, fcntl.LOCK_UN)
-        time.sleep(PAUSE)
+        time.sleep(INTERVAL)
     return False
 
 
-def _lock(file: IO[str], how: int) -> bool:
+def _try_lock(file: IO[str], kind: int) -> bool:
     try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
-def _holder(run: Path) -> str:
+def _read_holder(run: Path) -> str:
     try:
         with (run / NAME).open(encoding="utf-8") as file:
             holder = json.loads(file.read(MAX_LENGTH))
@@ -80,5 +80,5 @@ def _holder(run: Path) -> str:
         age = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
         return f"by process {int(holder['pid'])} on {holder['host']!s}, for {age}"
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        # In the moment between taking the lock and writing the name.
-        return "by a process that has just begun"
+        # The holder has taken the lock but not yet written its name.
+        return "by a process that has just started"

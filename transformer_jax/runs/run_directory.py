@@ -1,60 +1,47 @@
-"""The folder of a run: self-contained, data only, never overwritten.
+"""The directory of a run: self-contained, data only, never overwritten.
 
-run.json        format, resolved config, vocabulary and data hashes, versions
-tokenizer.model the vocabulary, a SentencePiece file; tokenizer.source.model too, if separate
-checkpoints/    a folder for each step that is kept
-lock            who trains it, or did last
-metrics.jsonl   a line of JSON for each report
-tensorboard/    the same as events
-profile/        traces of some steps, where train.profile asks for them
-samples/        translations of development sentences, a file for each scored step
-evaluations/    hypotheses, references and scores, of each sentence and of all: a folder for each
+run.json        format, resolved config, digests of vocabulary and data, versions
+tokenizer.model the vocabulary, a SentencePiece file; tokenizer.source.model too if it is separate
+checkpoints/    one directory for each checkpoint
+lock            the process that trains the run, or trained it last
+metrics.jsonl   one line of JSON for each report
+tensorboard/    the same reports as TensorBoard events
+profile/        traces of some steps, if train.profile is positive
+samples/        translations of development sentences, one file for each scored step
+evaluations/    hypotheses, references, and scores: one directory for each evaluation
 """
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
-import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shlex import quote
-from typing import Any, Literal
+from typing import Any
 
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.console import shell_command
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
-from transformer_jax.errors import ConfigError, DataError, StorageError, UsageError
-from transformer_jax.runs.lock import trainer
+from transformer_jax.errors import ConfigError, DataError, Setting, StorageError, UsageError
+from transformer_jax.runs import FORMAT
+from transformer_jax.runs.atomic_files import write_json
+from transformer_jax.runs.lock import describe_holder
+from transformer_jax.runs.versions import installed_versions
 
-FORMAT = 2
-# In bytes: what claims to be longer is none of ours, and is not read.
+# Limits in bytes, to reject a hostile file before it is read.
 MAX_DESCRIPTION = 1 << 20
 MAX_TOKENIZER = 256 << 20
-MAX_LINE = 1 << 20
-VERSIONS = (
-    "flax",
-    "jax",
-    "jaxlib",
-    "num2words",
-    "numpy",
-    "optax",
-    "orbax-checkpoint",
-    "sentencepiece",
-    "transformer-jax",
-)
 TOKENIZERS = {"vocabulary": "tokenizer.model", "source_vocabulary": "tokenizer.source.model"}
-# What may change when a run goes on; all else would make it another experiment. (Micro-batches
-# draw their own dropout masks, and some ways of parallelism too: the same experiment, not the
-# same bits.)
+# Fields that may change when a run resumes; any other change would make it another experiment.
+# (Gradient accumulation and some kinds of parallelism draw different dropout masks: the same
+# experiment, but different bits.)
 MUTABLE_ON_RESUME = {
     "model": {"remat"},
-    # Wherever the text lies now, its fingerprint must be the same.
+    # The text may move, but its fingerprint must not change.
     "data": {"train", "dev", "test", "folder", "bleu_tokenizer"},
     "train": {
         "steps",
@@ -75,22 +62,22 @@ MUTABLE_ON_RESUME = {
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run on disk, read by `open` or made by `create`."""
+    """A run on disk: `open` reads one, and `create` makes one."""
 
     path: Path
     config: Config
     vocabulary: Vocabulary
     fingerprint: str
-    """Of the data that the run was trained on."""
+    """Digest of the text that the run was trained on."""
 
     @property
     def checkpoints(self) -> Path:
-        """Where the checkpoints lie."""
+        """Path of the directory of checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def metrics(self) -> Path:
-        """The file of reports."""
+        """Path of the file of reports."""
         return self.path / "metrics.jsonl"
 
     @classmethod
@@ -102,62 +89,67 @@ class RunDirectory:
         fingerprint: str,
         fill: Callable[["RunDirectory"], None] = lambda _: None,
     ) -> "RunDirectory":
-        """Make the folder, which appears at once with all that a run needs to go on.
+        """Make the directory, which appears at once with everything that training needs.
 
-        `fill` may write more into it before anyone sees it.
+        Args:
+            path: path of the new directory.
+            config: the experiment.
+            vocabulary: the tokenizers.
+            fingerprint: digest of the text.
+            fill: writes more files into the directory before it becomes visible.
 
         Raises:
-            UsageError: something is there already; nothing of it is touched.
-            StorageError: it cannot be written.
+            UsageError: the path already exists; nothing is changed.
+            StorageError: the directory cannot be written.
         """
         check_available(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
             try:
-                # mkdtemp's folders are private; a run is like any other folder.
+                # mkdtemp makes private directories; give a run the permissions of any other.
                 temporary.chmod(0o777 & ~_umask())
                 for name, tokenizer in vocabulary.tokenizers.items():
                     (temporary / TOKENIZERS[name]).write_bytes(tokenizer.model)
-                folder = cls(temporary, config, vocabulary, fingerprint)
-                folder._write_description()
-                fill(folder)
+                run = cls(temporary, config, vocabulary, fingerprint)
+                run._write_description()
+                fill(run)
                 temporary.rename(path)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
         except OSError as error:
-            # Someone else may have made it meanwhile.
+            # Another process may have created the run in the meantime.
             check_available(path)
             raise StorageError(f"the run {path} could not be written: {error}") from error
         return cls(path, config, vocabulary, fingerprint)
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """Read the description of a run. Nothing in the folder is executed.
+        """Read the description of a run. Nothing in the directory is executed.
 
         Raises:
-            UsageError: it is no run, or of a later format.
-            StorageError: it cannot be read, or its parts do not belong together.
+            UsageError: the path is not a run, or has another format.
+            StorageError: the run cannot be read, or its files do not belong together.
         """
         description = path / "run.json"
-        # Path's own raises where a name is too long to be one.
+        # Unlike Path.is_file, os.path.isfile accepts names that are too long.
         if not os.path.isfile(description):  # noqa: PTH113
-            raise UsageError(f"{path} is no run: it has no run.json")
+            raise UsageError(f"{path} is not a run: it has no run.json")
         try:
             _check_no_links(path)
             data = json.loads(_read(description, MAX_DESCRIPTION))
-            if data["format"] + 0 != FORMAT:
+            if int(data["format"]) != FORMAT:
                 raise UsageError(
-                    f"{path} has format {data['format']}, of another version of this program: "
-                    f"this one reads {FORMAT}"
+                    f"{path} has format {data['format']}, but this version of transformer-jax "
+                    f"reads only format {FORMAT}"
                 )
             config = Config.from_dict(data["config"])
-            target = _tokenizer(path, data, "vocabulary")
-            own = "source_vocabulary"
-            source = _tokenizer(path, data, own) if own in data else target
-            vocabulary = Vocabulary(source, target)
-            return cls(path, config, vocabulary, str(data["data"]["fingerprint"]))
+            target = _read_tokenizer(path, data, "vocabulary")
+            is_separate = "source_vocabulary" in data
+            source = _read_tokenizer(path, data, "source_vocabulary") if is_separate else target
+            fingerprint = str(data["data"]["fingerprint"])
+            return cls(path, config, Vocabulary(source, target), fingerprint)
         except KeyError as error:
             raise StorageError(f"{description} has no {error}") from error
         except (OSError, ValueError, TypeError, RecursionError, ConfigError, DataError) as error:
@@ -165,23 +157,23 @@ class RunDirectory:
 
     @property
     def steps_done(self) -> int:
-        """Steps of the newest checkpoint; 0 where there is none."""
+        """Step of the newest checkpoint; 0 if there is none."""
         names = [entry.name for entry in self.checkpoints.glob("*")]
-        # As a digit of ours: "²" is one to Python.
+        # A pattern instead of str.isdigit, which accepts characters such as "²".
         return max((int(name) for name in names if re.fullmatch("[0-9]+", name)), default=0)
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions that the run was begun with, the vocabulary and the data, by name."""
+        """Versions that the run was created with, and digests of its vocabulary and data."""
         stored = json.loads(_read(self.path / "run.json", MAX_DESCRIPTION)).get("versions")
         return {
             **({k: str(v) for k, v in stored.items()} if isinstance(stored, dict) else {}),
-            **self._data,
+            **self._digests,
         }
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """All that a checkpoint must have in common with its run, by name."""
+    def identity(self) -> dict[str, object]:
+        """What a checkpoint must have in common with its run: config fields and digests."""
         return {
             **{
                 f"{section}.{key}": value
@@ -189,20 +181,20 @@ class RunDirectory:
                 for key, value in fields.items()
                 if key not in MUTABLE_ON_RESUME[section]
             },
-            **self._data,
+            **self._digests,
         }
 
     @property
-    def _data(self) -> dict[str, str]:
-        parts = {name: part.digest for name, part in self.vocabulary.tokenizers.items()}
-        return {**parts, "data": self.fingerprint}
+    def _digests(self) -> dict[str, str]:
+        tokenizers = self.vocabulary.tokenizers.items()
+        return {**{name: t.digest for name, t in tokenizers}, "data": self.fingerprint}
 
     def with_config(self, config: Config) -> "RunDirectory":
-        """Return the run with another config; `store` keeps it.
+        """Return the run with another config; `store` writes it to disk.
 
         Raises:
-            ConfigError: a field would make it another experiment (all such are told), or its
-                steps are fewer than have been done.
+            ConfigError: a field would make it another experiment (the message names all such
+                fields), or the run has already done more steps.
         """
         changes = [
             f"{section}.{key} {before!r} -> {after!r}"
@@ -210,19 +202,19 @@ class RunDirectory:
             if key not in MUTABLE_ON_RESUME[section]
         ]
         if changes:
-            raise ConfigError(f"{self.path} cannot go on with another {', '.join(changes)}")
+            raise ConfigError(f"{self.path} cannot resume with changes in {', '.join(changes)}")
         if config.train.steps < self.steps_done:
             raise ConfigError(
-                f"train.steps must be at least {self.steps_done}, which {self.path} has done, "
-                f"got {config.train.steps}"
+                f"train.steps must be at least {self.steps_done}, the steps that {self.path} has "
+                f"done, got {config.train.steps}"
             )
         return replace(self, config=config)
 
     def store(self) -> None:
-        """Keep the config that the run goes on with.
+        """Write the config to disk if it has changed.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the description cannot be written.
         """
         try:
             if RunDirectory.open(self.path).config != self.config:
@@ -240,83 +232,55 @@ class RunDirectory:
         }
         write_json(self.path / "run.json", description)
 
-    def truncate_metrics(self, step: int, every: Mapping[str, int]) -> None:
-        """Forget reports of later steps, which will be made again, and an end's off schedule.
 
-        What is no report is forgotten too, where none that is kept follows: a power cut leaves
-        half a line, or zeros.
+def check_available(path: Path) -> None:
+    """Check that a run can be created at this path without overwriting anything.
 
-        Args:
-            step: the last one that counts.
-            every: how many steps lie between scheduled reports, by what they are of. A run's end
-                is reported whatever the schedule: where it goes on, that was no end.
-
-        Raises:
-            StorageError: the file cannot be read or written, or what is no report comes before
-                one that is kept.
-        """
-        try:
-            if not self.metrics.exists():
-                return
-            kept: list[str] = []
-            broken = 0
-            with self.metrics.open("rb") as file:
-                pieces = iter(lambda: file.readline(MAX_LINE), b"")
-                for number, line in enumerate(pieces, start=1):
-                    report = _report(line)
-                    if report is None:
-                        broken = broken or number
-                    elif report[0] > step:
-                        continue
-                    elif broken:
-                        raise StorageError(
-                            f"{self.metrics} has no report in line {broken}: take it out to go on"
-                        )
-                    elif report[0] < step or step % every[report[1]] == 0:
-                        kept.append(line.decode())
-            _replace(self.metrics, "".join(kept))
-        except OSError as error:
-            raise StorageError(f"{self.metrics} cannot be trimmed: {error}") from error
-
-
-def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that make a difference."""
-    return {
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in VERSIONS},
-    }
-
-
-def _report(line: bytes) -> tuple[int, Literal["train", "dev"]] | None:
-    """Return step and split of a line of metrics; None if it is not one of ours, or not whole."""
+    Raises:
+        UsageError: the path exists; the message suggests how to resume, and another path.
+        StorageError: the directory cannot be created there.
+    """
     try:
-        found = json.loads(line.decode())
-        step, split = found["step"], found["split"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    is_ours = type(step) is int and split in ("train", "dev") and line.endswith(b"\n")
-    return (step, split) if is_ours else None
+        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+            parent = next(parent for parent in path.absolute().parents if parent.exists())
+            if not (parent.is_dir() and os.access(parent, os.W_OK)):
+                raise StorageError(f"{path} cannot be created: {parent} is not writable")
+            return
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error}") from error
+    # "." and ".." have no name to append a number to.
+    base = path if path.name not in ("", "..") else path.resolve()
+    count = 2
+    while (other := base.with_name(f"{base.name}-{count}")).exists():
+        count += 1
+    advice = ""
+    if holder := describe_holder(path):
+        advice = f"it is being trained {holder}; "
+    elif (path / "run.json").exists():
+        advice = f"resume it with `{shell_command('resume', path)}`, or "
+    start = f"{path} already exists: {advice}start another run with `"
+    raise UsageError(start, Setting("out", str(other)), "`")
 
 
-def _tokenizer(folder: Path, description: dict[str, Any], name: str) -> Tokenizer:
-    """Read one that a run keeps, after making sure that it is the run's own."""
+def _read_tokenizer(folder: Path, description: dict[str, Any], name: str) -> Tokenizer:
+    """Read a tokenizer of a run and verify its digest."""
     path = folder / TOKENIZERS[name]
     model = _read(path, MAX_TOKENIZER)
     if hashlib.sha256(model).hexdigest() != description[name]["sha256"]:
-        raise StorageError(f"{path} is not the run's own vocabulary")
+        raise StorageError(f"{path} is not the vocabulary that the run was created with")
     return Tokenizer.load_untrusted(model, str(path))
 
 
-def _read(path: Path, most: int) -> bytes:
-    if path.stat().st_size > most:
-        raise StorageError(f"{path} cannot be right: it has more than {most >> 20} MiB")
+def _read(path: Path, max_bytes: int) -> bytes:
+    if path.stat().st_size > max_bytes:
+        raise StorageError(f"{path} cannot be right: it has more than {max_bytes >> 20} MiB")
     return path.read_bytes()
 
 
 def _check_no_links(folder: Path) -> None:
-    """Refuse what would have us read or write outside of a run that someone else made.
+    """Reject links and special files, through which a run could redirect reads and writes.
 
-    What is gone by the time it is looked at is no fault: a trainer may be at work.
+    Files that disappear during the check are fine, because the run may be training.
     """
     folders = [str(folder)]
     while folders:
@@ -326,60 +290,9 @@ def _check_no_links(folder: Path) -> None:
                     folders.append(entry.path)
                 elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
                     raise StorageError(
-                        f"{entry.path} is a link, or no plain file: a run has none (`cp -rL` "
-                        f"copies what links stand for)"
+                        f"{entry.path} is a link or a special file, which a run must not contain "
+                        f"(`cp -rL` copies the files that links point to)"
                     )
-
-
-def check_available(path: Path) -> None:
-    """Make sure, before any work, that a run's folder can be made and overwrites nothing.
-
-    Raises:
-        UsageError: something is there; the message says the two commands that may have been
-            meant.
-        StorageError: it cannot be written there.
-    """
-    try:
-        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-            home = next(parent for parent in path.absolute().parents if parent.exists())
-            if not (home.is_dir() and os.access(home, os.W_OK)):
-                raise StorageError(f"{path} cannot be made: {home} cannot be written to")
-            return
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error}") from error
-    count = 2
-    # "." and ".." have no name that a number could be added to.
-    place = path if path.name not in ("", "..") else path.resolve()
-    while (other := place.with_name(f"{place.name}-{count}")).exists():
-        count += 1
-    resume = (
-        f"go on with it by `{shell_command('resume', path)}`, or "
-        if (path / "run.json").exists()
-        else ""
-    )
-    if who := trainer(path):
-        resume = f"it is being trained {who}; "
-    raise UsageError(
-        f"{path} is there already: {resume}start another by `--out {quote(str(other))}`"
-    )
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON so that a reader finds the old content or the new, never half of it."""
-    _replace(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _umask() -> int:

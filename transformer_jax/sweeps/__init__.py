@@ -1,1 +1,1 @@
-"""Sweeps: many runs of one question, launched, watched and reported (Table 3)."""
+"""Sweeps train the rows of an ablation from several seeds and report the results (Table 3)."""

@@ -1,75 +1,69 @@
-"""Runs that were made by hand, as if a sweep had made them: for a report."""
+"""Treat runs that were trained by hand as a sweep, so that a report can compare them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from transformer_jax.config import Config, Row
-from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.console import shell_command
+from transformer_jax.errors import Setting, StorageError, UsageError
 from transformer_jax.runs.run_directory import RunDirectory
-from transformer_jax.sweeps.plan import PlannedRun, Sweep
+from transformer_jax.sweeps.plan import Sweep, SweepRun
+from transformer_jax.sweeps.status import RunStatus, with_results
 
 
-@dataclass(frozen=True)
-class FoundRun(PlannedRun):
-    """A run that lies somewhere."""
-
-    folder: Path
-    is_planned = False
-
-    @property
-    def name(self) -> str:
-        return str(self.folder)
-
-    @property
-    def path(self) -> Path:
-        return self.folder
-
-
-@dataclass(frozen=True)
-class Gathered(Sweep):
-    """Rows of runs that were found; `path` is where the report's folder will be."""
-
-    found: Sequence[FoundRun]
-
-    @property
-    def runs(self) -> list[PlannedRun]:
-        return list(self.found)
-
-
-def collect_runs(paths: Sequence[Path], out: Path) -> Gathered:
-    """Return these runs as rows: those that differ by seed alone are one row.
+def collect_runs(paths: Sequence[Path], out: Path) -> Sweep:
+    """Return a sweep of existing runs. Runs that differ only in their seed form one row.
 
     Args:
-        paths: the runs' folders; the first one's row is what the others are compared with.
-        out: where the report shall be: a folder of reports alone, or none yet.
+        paths: the run folders. The other rows are compared with the row of the first run.
+        out: the folder for the report. If it exists, it must contain a report.
 
     Raises:
-        UsageError: one is no run, or is named twice; two are the same experiment from the same
-            seed; or two were trained on other text or by another vocabulary, so that their
-            perplexities cannot be compared.
-        StorageError: something else is at `out`.
+        UsageError: a path is not a run or is listed twice, two runs have the same config and
+            seed, or the runs have different text or vocabularies, so that their perplexities
+            cannot be compared.
+        StorageError: `out` exists but does not contain a report.
     """
     if out.exists() and not (out / "report" / "table.csv").exists():
-        raise StorageError(f"{out} is there already, and is no report: name another by --out")
+        raise StorageError(
+            f"{out} exists but does not contain a report: choose another folder (",
+            Setting("out", "FOLDER"),
+            ")",
+        )
     if len({path.resolve() for path in paths}) < len(paths):
-        raise UsageError("a run is named twice")
-    names: dict[Config, str] = {}
-    found = []
+        raise UsageError("a run is listed twice")
+    row_names: dict[Config, str] = {}
+    runs: list[SweepRun] = []
     folders = [RunDirectory.open(path) for path in paths]
     for folder in folders:
         if folder.fingerprint != folders[0].fingerprint:
             raise UsageError(
-                f"{folder.path} was trained on other text than {folders[0].path}, or by another "
-                f"vocabulary: their perplexities cannot be compared"
+                f"{folder.path} and {folders[0].path} were trained on different text or with "
+                f"different vocabularies: their perplexities cannot be compared"
             )
-        config = folder.config
-        same = config.change(train={"seed": 0})
-        if same not in names:
+        config, seed = folder.config, folder.config.train.seed
+        seedless = config.change(train={"seed": 0})
+        if seedless not in row_names:
             path = folder.path.resolve()
-            names[same] = path.name if path.name not in names.values() else str(path)
-        if any((run.row, run.seed) == (names[same], config.train.seed) for run in found):
-            raise UsageError(f"{folder.path} is another run's experiment, from the same seed")
-        found.append(FoundRun(out, names[same], config.train.seed, config, folder.path))
-    rows = {names[config]: Row(config) for config in names}
-    return Gathered(out, rows, sorted({run.seed for run in found}), found)
+            is_taken = path.name in row_names.values()
+            row_names[seedless] = str(path) if is_taken else path.name
+        row = row_names[seedless]
+        if any((run.row, run.seed) == (row, seed) for run in runs):
+            raise UsageError(f"{folder.path} has the same config and seed as another run")
+        runs.append(SweepRun(folder.path, str(folder.path), row, seed, config))
+    return Sweep(out, {name: Row(config) for config, name in row_names.items()}, runs)
+
+
+def read_adhoc_status(run: SweepRun) -> RunStatus:
+    """Return the status of a run that was trained by hand: "done" if it has scores.
+
+    Scores count whatever search options they were made with.
+    """
+    status = with_results(RunStatus(run), any_search=True)
+    if not status.scores:
+        command = shell_command("evaluate", run.path, "--split", "dev")
+        return replace(status, status="stopped", note=f"not scored: {command}")
+    steps = run.config.train.steps
+    note = f"has finished {status.step:,} of {steps:,} steps" if status.step < steps else ""
+    return replace(status, status="done", note=note)

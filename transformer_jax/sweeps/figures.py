@@ -1,4 +1,4 @@
-"""Pictures of a sweep, as SVG: of the same runs the same bytes."""
+"""Draw the figures of a report as SVG. The same runs give the same bytes."""
 
 import io
 from collections.abc import Callable
@@ -10,23 +10,25 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
 from transformer_jax.sweeps.results import Results
-from transformer_jax.sweeps.status import read_reports
+from transformer_jax.sweeps.status import read_metrics
 
-DASHES = ("-", "--", ":", "-.")
+LINE_STYLES = ("-", "--", ":", "-.")
 
 
-def curves(results: Results) -> str:
-    """Draw perplexity of the development set by step: a line for each run, coloured by row."""
+def draw_curves(results: Results) -> str:
+    """Draw perplexity on the development set by step: one line per run, one color per row."""
 
     def draw(axes: Axes) -> None:
+        colors = mpl.colormaps["turbo"]
         for number, (name, row) in enumerate(results.rows.items()):
-            label: str | None = _plain(name)
-            for state in row.states:
-                if points := _dev_curve(state.run.path / "metrics.jsonl"):
+            # Only the first line of a row has a label, so that the legend lists each row once.
+            label: str | None = _escape_formula(name)
+            for status in row.statuses:
+                if points := _read_dev_perplexities(status.run.path / "metrics.jsonl"):
                     axes.plot(
                         *zip(*points, strict=True),
-                        color=mpl.colormaps["turbo"]((number + 0.5) / len(results.rows)),
-                        linestyle=DASHES[number % len(DASHES)],
+                        color=colors((number + 0.5) / len(results.rows)),
+                        linestyle=LINE_STYLES[number % len(LINE_STYLES)],
                         alpha=0.8,
                         linewidth=1.3,
                         label=label,
@@ -36,31 +38,34 @@ def curves(results: Results) -> str:
         axes.yaxis.set_major_formatter(LogFormatter())
         axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
 
-    return _svg(draw, height=5.0)
+    return _to_svg(draw, height=5.0)
 
 
-def ratios(results: Results) -> str:
-    """Draw how many times base's perplexity each row has: ours, a bar of one deviation, theirs."""
+def draw_ratios(results: Results) -> str:
+    """Draw each row's perplexity relative to the first row's, here and in the paper.
+
+    The bars are one standard deviation over seeds.
+    """
 
     def draw(axes: Axes) -> None:
         base = results.base.scores.get("perplexity")
-        paper = results.base.paper.perplexity
-        for place, row in enumerate(results.rows.values()):
-            ours = row.scores.get("perplexity")
+        paper_base = results.base.paper.perplexity
+        for y, row in enumerate(results.rows.values()):
+            ours, paper = row.scores.get("perplexity"), row.paper.perplexity
             if base is not None and ours is not None:
                 axes.errorbar(
                     ours.mean / base.mean,
-                    place,
+                    y,
                     xerr=(ours.deviation or 0.0) / base.mean,
                     color="#0072B2",
                     marker="o",
                     capsize=3,
                     label="ours" if row is results.base else None,
                 )
-            if paper is not None and row.paper.perplexity is not None:
+            if paper_base is not None and paper is not None:
                 axes.plot(
-                    row.paper.perplexity / paper,
-                    place,
+                    paper / paper_base,
+                    y,
                     color="#D55E00",
                     marker="D",
                     markerfacecolor="none",
@@ -70,17 +75,18 @@ def ratios(results: Results) -> str:
         axes.axvline(1.0, color="black", linewidth=0.8)
         axes.set_yticks(
             range(len(results.rows)),
-            [_plain(f"{row.name}  {row.change}") for row in results.rows.values()],
+            [_escape_formula(f"{row.name}  {row.change}") for row in results.rows.values()],
         )
         axes.invert_yaxis()
-        axes.set(xlabel=_plain(f"perplexity / perplexity of {results.base.name}"), xscale="log")
+        xlabel = _escape_formula(f"perplexity / perplexity of {results.base.name}")
+        axes.set(xlabel=xlabel, xscale="log")
         axes.xaxis.set_major_formatter(LogFormatter())
         axes.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
 
-    return _svg(draw, height=1.2 + 0.28 * len(results.rows))
+    return _to_svg(draw, height=1.2 + 0.28 * len(results.rows))
 
 
-def _svg(draw: Callable[[Axes], None], height: float) -> str:
+def _to_svg(draw: Callable[[Axes], None], height: float) -> str:
     with mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}):
         figure = Figure(figsize=(9, height), layout="constrained")
         axes = figure.subplots()
@@ -90,15 +96,16 @@ def _svg(draw: Callable[[Axes], None], height: float) -> str:
         if handles:
             figure.legend(loc="outside right upper", fontsize="small")
         out = io.StringIO()
-        # Without a date, the same runs give the same file.
+        # The file has no date, so that it depends on the runs alone.
         figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()
 
 
-def _plain(text: str) -> str:
-    """Return text that matplotlib does not take for a formula."""
+def _escape_formula(text: str) -> str:
+    """Escape dollar signs, between which matplotlib expects a formula."""
     return text.replace("$", r"\$")
 
 
-def _dev_curve(path: Path) -> list[tuple[int, float]]:
-    return [(x["step"], x["perplexity"]) for x in read_reports(path) if x.get("split") == "dev"]
+def _read_dev_perplexities(path: Path) -> list[tuple[int, float]]:
+    """Return (step, perplexity) pairs."""
+    return [(x["step"], x["perplexity"]) for x in read_metrics(path) if x.get("split") == "dev"]

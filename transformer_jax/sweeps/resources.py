@@ -1,4 +1,4 @@
-"""What a sweep asks of Slurm for each of its runs."""
+"""The resources that a sweep requests from Slurm."""
 
 import re
 from dataclasses import dataclass
@@ -10,49 +10,49 @@ TIME = re.compile(r"(\d+)|(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 
 @dataclass(frozen=True)
 class Resources:
-    """Options of `--launcher slurm`; where one is not said, Slurm's own default holds.
+    """Options of `--launcher slurm`. An option without a value takes Slurm's default.
 
     Raises:
-        UsageError: a value that cannot be.
+        UsageError: a value is out of range.
     """
 
     partition: str | None = None
+    """Slurm partition."""
     time: str = "12:00:00"
-    """Minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS:MINUTES:SECONDS, after which a run saves and
-    queues again: it may be shorter than the run."""
+    """Time limit: minutes, HOURS:MINUTES:SECONDS, or DAYS-HOURS:MINUTES:SECONDS. A run that reaches
+    it saves and queues itself again, so the limit may be shorter than the run."""
     max_parallel: int = 8
-    """How many runs at once, at most."""
+    """Maximum number of runs at the same time."""
     gpus: int = 1
-    """Of each run; 0 for a CPU alone."""
+    """GPUs per run; 0 trains on the CPU."""
     cpus: int | None = None
-    """Of each run."""
+    """CPU cores per run."""
     memory_gb: float | None = None
-    """Of each run."""
+    """Memory per run, in GiB."""
     account: str | None = None
+    """Slurm account."""
     qos: str | None = None
+    """Slurm quality of service."""
 
     def __post_init__(self) -> None:
         if not self.minutes:
             raise UsageError(
-                f"--slurm.time must be minutes, HOURS:MINUTES:SECONDS or "
-                f"DAYS-HOURS:MINUTES:SECONDS, got {self.time!r}"
+                f"slurm.time must be minutes, HOURS:MINUTES:SECONDS, or DAYS-HOURS:MINUTES:SECONDS "
+                f"and not zero, got {self.time!r}"
             )
-        for name, least in (("max_parallel", 1), ("gpus", 0), ("cpus", 1)):
+        for name, minimum in (("max_parallel", 1), ("gpus", 0), ("cpus", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(
-                    f"--slurm.{name.replace('_', '-')} must be at least {least}, got {value}"
-                )
-        # NaN is refused too.
+            if value is not None and value < minimum:
+                raise UsageError(f"slurm.{name} must be at least {minimum}, got {value}")
+        # The comparison is also false for NaN.
         if self.memory_gb is not None and not 0 < self.memory_gb < float("inf"):
-            raise UsageError(f"--slurm.memory-gb must be positive, got {self.memory_gb}")
+            raise UsageError(f"slurm.memory_gb must be positive, got {self.memory_gb}")
 
     @property
     def minutes(self) -> int:
-        """The limit of time, rounded up; 0 where it is none."""
+        """The time limit in minutes, rounded up; 0 if it is invalid."""
         match = TIME.fullmatch(self.time)
         if match is None:
             return 0
-        minutes, *clock = (int(part or 0) for part in match.groups())
-        days, hours, more, seconds = clock
-        return minutes + 60 * (24 * days + hours) + more + (seconds > 0)
+        only_minutes, days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
+        return only_minutes + 60 * (24 * days + hours) + minutes + (seconds > 0)

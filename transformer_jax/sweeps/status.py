@@ -1,220 +1,263 @@
-"""How each run of a sweep stands, from its files alone: so also from another machine."""
+"""Read and write the status of a sweep's runs.
+
+Files alone determine a run's status, so any machine that sees the sweep's folder can read it.
+"""
 
 import contextlib
 import json
 import os
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from transformer_jax.console import shell_command
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import StorageError
-from transformer_jax.runs.run_directory import write_json
-from transformer_jax.sweeps.plan import PlannedRun
+from transformer_jax.runs.atomic_files import write_json
+from transformer_jax.sweeps.plan import SweepRun
 
-Name = Literal["queued", "submitted", "running", "stopped", "failed", "done"]
-# Of another machine's process all that can be seen is that it writes, or does not.
+Status = Literal["queued", "submitted", "running", "stopped", "failed", "done"]
+# A process on another machine counts as lost if it writes nothing for this long.
 SILENT_SECONDS = 1800.0
-# In a worker's environment: where it was put, and on which cores of a CPU.
-SLOT = "TRANSFORMER_JAX_SLOT"
-CORES = "TRANSFORMER_JAX_CORES"
-# Of a file of reports, its end tells how a run stands.
+PROCESS_GONE = "its process is gone"
+# Environment variables of a worker: the name of its slot, and its CPU cores.
+SLOT_VARIABLE = "TRANSFORMER_JAX_SLOT"
+CORES_VARIABLE = "TRANSFORMER_JAX_CORES"
+# The tail of metrics.jsonl suffices for a run's status.
 TAIL_BYTES = 1 << 16
-MAX_REPORTS = 64 << 20
+MAX_METRICS_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How a run stands."""
+    """The status of a run and its results so far."""
 
-    run: PlannedRun
-    status: Name = "queued"
+    run: SweepRun
+    status: Status = "queued"
     phase: str = ""
-    """Of a run that is running, or that stopped or failed then: train, or the set it scores. Of one
-    that is submitted: its job."""
+    """The phase of a run that is running, stopped, or failed: "train" or the split that it scores.
+    For a submitted run, its Slurm job."""
     job: str = ""
-    """Of a run that Slurm has, or had: as `squeue` names it."""
+    """The last Slurm job of the run, as `squeue` names it."""
     slot: str = ""
-    """Of a run on this machine: the place of the launcher's that it was given."""
+    """The slot of the local launcher, if the run was started on this machine."""
     finished: tuple[str, ...] = ()
+    """The phases that are finished."""
     code: int | None = None
-    """Exit code of what failed or was stopped."""
+    """The exit code of a run that failed or stopped."""
     note: str = ""
-    """Why it failed, in one line."""
+    """One line that explains the status, such as the reason of a failure."""
     step: int = 0
+    """The last step in metrics.jsonl."""
     perplexity: float | None = None
-    """On the development set, the newest that is known."""
+    """The newest perplexity per token on the development set."""
     bleu: float | None = None
-    """The same."""
+    """The newest BLEU on the development set."""
     seconds_left: float | None = None
-    """Of training, if it goes on as in the last reports."""
-    scores: Mapping[str, Any] = field(default_factory=dict)
-    """What `evaluate` found, by set."""
+    """The estimated time until training ends, if the run is running."""
+    evaluations: Mapping[Split, Path] = field(default_factory=dict)
+    """The folder of the newest evaluation, by split."""
+    scores: Mapping[Split, Mapping[str, Any]] = field(default_factory=dict)
+    """The scores of the newest evaluation, by split."""
 
     @property
     def summary(self) -> str:
-        """The same in a few words."""
+        """The status in a few words."""
         if self.status == "failed":
             return f"failed, {self.phase}: {self.note}"
         if self.status == "done":
-            bleu = "" if self.bleu is None else f", BLEU {self.bleu:.1f}"
             perplexity = (
                 "" if self.perplexity is None else f": dev perplexity {self.perplexity:.3f}"
             )
+            bleu = "" if self.bleu is None else f", BLEU {self.bleu:.1f}"
             return f"done{perplexity}{bleu}"
         return f"{self.status}: {self.note}" if self.note else self.status
 
 
-def slurm_job() -> str:
-    """Return the job of Slurm's that this process is part of, as `squeue` names it, or ""."""
+def current_slurm_job() -> str:
+    """Return the Slurm job of this process, as `squeue` names it, or "" outside Slurm."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     if array:
         return f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
     return os.environ.get("SLURM_JOB_ID", "")
 
 
-def write_status(run: PlannedRun, name: Name, **details: Any) -> None:
-    """Keep how a run stands; what is not said stays as it was."""
-    known = _read_json(run.state)
-    here = {
-        "pid": os.getpid(),
+def write_status(
+    run: SweepRun,
+    status: Status,
+    *,
+    phase: str | None = None,
+    finished: Sequence[str] | None = None,
+    job: str | None = None,
+    code: int | None = None,
+    note: str = "",
+) -> None:
+    """Write the status of a run, and this process as the one that reports it.
+
+    Args:
+        run: the run.
+        status: its status.
+        phase: None keeps the phase.
+        finished: None keeps the finished phases.
+        job: None stands for the Slurm job of this process.
+        code: the exit code, if the run failed or stopped.
+        note: one line that explains the status.
+
+    Raises:
+        StorageError: the status cannot be written.
+    """
+    content = _read_json(run.status_file) | {
+        "status": status,
+        "job": current_slurm_job() if job is None else job,
+        "code": code,
+        "note": note,
+        "slot": os.environ.get(SLOT_VARIABLE, ""),
         "host": socket.gethostname(),
-        "began": _began(os.getpid()),
-        "slot": os.environ.get(SLOT, ""),
-        "job": slurm_job(),
+        "pid": os.getpid(),
+        "process_start": _process_start(os.getpid()),
         "time": time.time(),
     }
+    if phase is not None:
+        content["phase"] = phase
+    if finished is not None:
+        content["finished"] = list(finished)
     try:
-        write_json(run.state, {**known, "code": None, "note": "", **here, "name": name, **details})
+        write_json(run.status_file, content)
     except OSError as error:
-        raise StorageError(f"{run.state} cannot be written: {error.strerror}") from error
+        raise StorageError(f"{run.status_file} cannot be written: {error.strerror}") from error
 
 
-def read_status(run: PlannedRun) -> RunStatus:
-    """Return how a run stands."""
-    known = _read_json(run.state)
-    name: Name = known.get("name", "queued")
-    note = str(known.get("note", ""))
-    if name == "running" and (fault := _fault_of_worker(run, known)):
-        name, note = "stopped", fault
-    reports = read_reports(run.path / "metrics.jsonl", TAIL_BYTES)
-    train = [line for line in reports if line.get("split") == "train"]
-    dev = [line for line in reports if line.get("split") == "dev"]
-    bleus = [line["bleu"] for line in dev if "bleu" in line]
-    scores: dict[str, dict[str, Any]] = {
-        split: _read_json(folder / "scores.json")
-        for split in SPLITS
-        if (folder := newest_evaluation(run, split)) is not None
-    }
-    step = max((int(line["step"]) for line in reports), default=0)
-    if not run.is_planned:
-        # What counts is whether it was scored.
-        name = "done" if scores else "stopped"
-        note = (
-            "" if scores else f"not scored: {shell_command('evaluate', run.path, '--split', 'dev')}"
+def read_status(run: SweepRun) -> RunStatus:
+    """Return the status of a run of a sweep, with its results so far."""
+    stored = _read_json(run.status_file)
+    status: Status = stored.get("status", "queued")
+    note = str(stored.get("note", ""))
+    if status == "running" and (reason := _reason_if_lost(run, stored)):
+        status, note = "stopped", reason
+    is_local = stored.get("host") == socket.gethostname()
+    return with_results(
+        RunStatus(
+            run,
+            status,
+            phase=str(stored.get("phase", "")),
+            job=str(stored.get("job", "")),
+            slot=str(stored.get("slot", "")) if is_local else "",
+            finished=tuple(stored.get("finished", ())),
+            code=stored.get("code"),
+            note=note,
         )
-        if scores and step < run.config.train.steps:
-            note = f"has done {step:,} of {run.config.train.steps:,} steps"
-    best = scores.get("dev", {})
-    return RunStatus(
-        run,
-        name,
-        phase=str(known.get("doing", "")),
-        job=str(known.get("job", "")),
-        slot=str(known.get("slot", "")) if known.get("host") == socket.gethostname() else "",
-        finished=tuple(known.get("finished", ())),
-        code=known.get("code"),
-        note=note,
-        step=step,
-        perplexity=best.get("perplexity", dev[-1]["perplexity"] if dev else None),
-        bleu=best.get("bleu", bleus[-1] if bleus else None),
-        seconds_left=_seconds_left(train, run.config.train.steps) if name == "running" else None,
+    )
+
+
+def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
+    """Return the status with the results in the run's metrics and newest evaluations.
+
+    Args:
+        status: the status without results.
+        any_search: see `newest_evaluation`.
+    """
+    run = status.run
+    metrics = read_metrics(run.path / "metrics.jsonl", TAIL_BYTES)
+    train = [line for line in metrics if line.get("split") == "train"]
+    dev = [line for line in metrics if line.get("split") == "dev"]
+    dev_bleus = [line["bleu"] for line in dev if "bleu" in line]
+    evaluations = {
+        split: folder
+        for split in SPLITS
+        if (folder := newest_evaluation(run, split, any_search=any_search)) is not None
+    }
+    scores = {split: _read_json(folder / "scores.json") for split, folder in evaluations.items()}
+    dev_scores = scores.get("dev", {})
+    return replace(
+        status,
+        step=max((int(line["step"]) for line in metrics), default=0),
+        perplexity=dev_scores.get("perplexity", dev[-1]["perplexity"] if dev else None),
+        bleu=dev_scores.get("bleu", dev_bleus[-1] if dev_bleus else None),
+        seconds_left=(
+            _seconds_left(train, run.config.train.steps) if status.status == "running" else None
+        ),
+        evaluations=evaluations,
         scores=scores,
     )
 
 
-def newest_evaluation(run: PlannedRun, split: Split) -> Path | None:
-    """Return where the scores of a set are: of the latest step, and of these the last made.
+def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) -> Path | None:
+    """Return the folder of the newest evaluation on a split: the highest step, then the last made.
 
-    Of a sweep's run only those by its own search and average count: others are someone's trial.
+    Args:
+        run: the run.
+        split: the split.
+        any_search: whether to accept evaluations with other search options, or with another number
+            of averaged checkpoints, than the run's config has.
     """
-    found = []
+    decode = run.config.decode
+    own_search = (asdict(decode), decode.average_checkpoints)
+    candidates = []
     for path in run.path.glob(f"evaluations/{split}-step*/scores.json"):
         scores = _read_json(path)
-        decode = run.config.decode
-        is_own = (scores.get("decode"), scores.get("average_checkpoints")) == (
-            asdict(decode),
-            decode.average_checkpoints,
-        )
-        if is_own or not run.is_planned:
-            found.append((scores.get("step", 0), path.stat().st_mtime, path.parent))
-    return max(found)[-1] if found else None
+        search = (scores.get("decode"), scores.get("average_checkpoints"))
+        if any_search or search == own_search:
+            candidates.append((scores.get("step", 0), path.stat().st_mtime, path.parent))
+    return max(candidates)[-1] if candidates else None
 
 
-def _fault_of_worker(run: PlannedRun, known: Mapping[str, Any]) -> str:
-    """Return why what is said to be running is not, or ""."""
-    if known.get("host") == socket.gethostname():
+def _reason_if_lost(run: SweepRun, stored: Mapping[str, Any]) -> str:
+    """Return why the process of a run with status "running" counts as lost; "" if it does not."""
+    if stored.get("host") == socket.gethostname():
         try:
-            os.kill(int(known["pid"]), 0)
+            os.kill(int(stored["pid"]), 0)
         except (ProcessLookupError, KeyError, ValueError):
-            return "its process is gone"
+            return PROCESS_GONE
         except PermissionError:
             pass
-        # After a restart the number may be another's.
-        is_same = _began(int(known["pid"])) == known.get("began", "")
-        return "" if is_same or not known.get("began") else "its process is gone"
-    last = max(
-        (
-            path.stat().st_mtime
-            for path in (run.state, run.log, run.path / "metrics.jsonl")
-            if path.exists()
-        ),
-        default=0.0,
-    )
-    age = time.time() - last
+        # After a restart, another process may have the same id.
+        start = stored.get("process_start")
+        is_same = not start or start == _process_start(int(stored["pid"]))
+        return "" if is_same else PROCESS_GONE
+    files = (run.status_file, run.log_file, run.path / "metrics.jsonl")
+    last_write = max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
+    age = time.time() - last_write
     return "" if age < SILENT_SECONDS else f"nothing was written for {age / 60:.0f} minutes"
 
 
-def _began(pid: int) -> str:
-    """Return when a process began, in the system's own count; "" where it does not tell."""
+def _process_start(pid: int) -> str:
+    """Return the start time of a process in clock ticks since boot, or "" without /proc."""
     try:
-        # The name, in brackets, may have spaces.
+        # The second field, the name in parentheses, may contain spaces.
         return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[19]
     except (OSError, IndexError, UnicodeDecodeError):
         return ""
 
 
 def _seconds_left(train: list[dict[str, Any]], steps: int) -> float | None:
+    """Estimate the time that is left from the last ten training reports."""
     recent = train[-10:]
     if len(recent) < 2 or recent[-1]["step"] == recent[0]["step"]:
         return None
     first, last = recent[0], recent[-1]
-    pace = (last["time"] - first["time"]) / (last["step"] - first["step"])
-    return max(0.0, pace * (steps - last["step"]))
+    seconds_per_step = (last["time"] - first["time"]) / (last["step"] - first["step"])
+    return max(0.0, seconds_per_step * (steps - last["step"]))
 
 
-def read_reports(path: Path, most: int = MAX_REPORTS) -> list[dict[str, Any]]:
-    """Return the reports in the last so many bytes; what is no whole line is left out."""
+def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[dict[str, Any]]:
+    """Return the reports in the last `max_bytes` of a metrics.jsonl, without incomplete lines."""
+    reports = []
     with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - most))
-        lines = []
-        for line in file.read(most).splitlines():
+        file.seek(max(0, path.stat().st_size - max_bytes))
+        for line in file.read(max_bytes).splitlines():
             with contextlib.suppress(ValueError):
-                found = json.loads(line)
-                if isinstance(found, dict) and "step" in found:
-                    lines.append(found)
-        return lines
-    return []
+                report = json.loads(line)
+                if isinstance(report, dict) and "step" in report:
+                    reports.append(report)
+    return reports
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return an object, or none where there is no file, or it is being written."""
+    """Return the object in a JSON file, or {} if there is none or it is incomplete."""
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_text("utf-8"))
-        if isinstance(found, dict):
-            return found
+        content = json.loads(path.read_text("utf-8"))
+        if isinstance(content, dict):
+            return content
     return {}

@@ -1,6 +1,6 @@
-"""One run of a sweep, in a process of its own: it trains and scores what is not done yet.
+"""Train and score one run of a sweep, in a process that a launcher starts.
 
-python -m transformer_jax.sweeps.worker SWEEP ROW/seed-0 SECONDS
+python -m transformer_jax.sweeps.worker SWEEP ROW/seed-0 STEP_TIMEOUT
 """
 
 import os
@@ -11,52 +11,65 @@ from pathlib import Path
 
 from transformer_jax.data.splits import Split
 from transformer_jax.distributed.supervisor import supervise, train_command
-from transformer_jax.errors import LostProcessError, StorageError, TransformerJaxError
-from transformer_jax.sweeps.plan import PlannedRun, Sweep
+from transformer_jax.errors import (
+    LostProcessError,
+    RunInterrupted,
+    StorageError,
+    TransformerJaxError,
+)
+from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.status import (
-    CORES,
+    CORES_VARIABLE,
+    current_slurm_job,
     newest_evaluation,
     read_status,
-    slurm_job,
     write_status,
 )
 
 PHASE_TIMEOUT = 1800.0
-SCORING_SECONDS = 4 * 3600.0
-SAVED = 75
-# Of the log's last line, for a table.
-NOTE_LENGTH = 300
+SCORING_TIMEOUT = 4 * 3600.0
+# The length of a note that is taken from the log, in characters.
+MAX_NOTE_LENGTH = 300
 
 
-def run_worker(run: PlannedRun, step_timeout: float) -> int:
-    """Do what is left of a run; return the exit code of what failed, or 0.
+def run_worker(run: SweepRun, step_timeout: float) -> int:
+    """Train and score what is left of a run, and write its status.
 
-    Training that is silent for `hang_seconds` between two steps has failed.
+    Args:
+        run: the run.
+        step_timeout: see `supervise`.
+
+    Returns:
+        The exit code of the phase that failed, or 0.
     """
-    state = read_status(run)
-    # A job that Slurm has queued again is at work on its own run, whatever became of its node.
-    is_ours = bool(state.job) and state.job == slurm_job()
-    if state.status == "running" and not is_ours:
-        # Another sweep's worker was quicker.
+    status = read_status(run)
+    # A Slurm job that was queued again takes over its own run, even if the status still says that
+    # the run is running on the previous node.
+    is_own_job = bool(status.job) and status.job == current_slurm_job()
+    if status.status == "running" and not is_own_job:
+        # Another sweep's worker was faster.
         return 0
-    finished = list(state.finished)
-    for doing in jobs(run):
-        if doing in finished:
+    finished = list(status.finished)
+    signals: list[int] = []
+    for phase in list_phases(run):
+        if phase in finished:
             continue
-        write_status(run, "running", doing=doing, finished=finished)
-        code, note = _train(run, step_timeout) if doing == "train" else _evaluate(run, doing)
+        write_status(run, "running", phase=phase, finished=finished)
+        if phase == "train":
+            code, note = _train(run, step_timeout, signals)
+        else:
+            code, note = _evaluate(run, phase, signals)
         if code:
-            # Where a signal ended it, it came from whoever launched it.
-            name = "stopped" if received_signals else "failed"
-            write_status(run, name, code=code, note=note or _last_line(run.log))
+            note = note or _last_line(run.log_file)
+            write_status(run, "stopped" if signals else "failed", code=code, note=note)
             return code
-        finished.append(doing)
-    write_status(run, "done", doing="", finished=finished)
+        finished.append(phase)
+    write_status(run, "done", phase="", finished=finished)
     return 0
 
 
-def jobs(run: PlannedRun) -> list[Split]:
-    """Return what there is to do for a run: to train, and the sets to score."""
+def list_phases(run: SweepRun) -> list[Split]:
+    """Return the phases of a run: "train", and the splits to score."""
     data = run.config.data
     if data.corpus == "tfds":
         from transformer_jax.data.prepare import prepare
@@ -64,68 +77,71 @@ def jobs(run: PlannedRun) -> list[Split]:
         has_test = "test" in prepare(data).report
     else:
         has_test = data.corpus != "text" or data.test is not None
-    return ["train", "dev", *(["test"] if has_test else [])]
+    return ["train", "dev", "test"] if has_test else ["train", "dev"]
 
 
-received_signals: list[int] = []
-
-
-def _train(run: PlannedRun, step_timeout: float) -> tuple[int, str]:
+def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int, str]:
+    """Train under a supervisor; return the exit code and a note, and add signals to `signals`."""
     if (run.path / "run.json").exists():
-        command = ["resume", str(run.path), "--train.steps", str(run.config.train.steps)]
+        arguments = ["resume", str(run.path), "--train.steps", str(run.config.train.steps)]
     else:
-        command = ["train", str(run.config_file), "--out", str(run.path)]
+        arguments = ["train", str(run.config_file), "--out", str(run.path)]
     try:
         code = supervise(
-            train_command([*command, "--supervise"]),
+            train_command([*arguments, "--supervise"]),
             run.path,
             step_timeout=step_timeout,
             phase_timeout=PHASE_TIMEOUT,
-            passed_on=received_signals,
+            forwarded_signals=signals,
         )
     except LostProcessError as error:
-        print(error, flush=True)  # noqa: T201 - into the log
-        return SAVED, str(error)
-    if code == SAVED and not received_signals:
-        received_signals.append(signal.SIGTERM)
+        # Standard output is the run's log.
+        print(error, flush=True)  # noqa: T201
+        return error.exit_code, str(error)
+    if code == RunInterrupted.exit_code and not signals:
+        # The trainer itself received the signal.
+        signals.append(signal.SIGTERM)
     return code, ""
 
 
-def _evaluate(run: PlannedRun, split: Split) -> tuple[int, str]:
+def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str]:
+    """Score a split; return the exit code and a note, and add signals to `signals`."""
     command = train_command(["evaluate", str(run.path), "--split", split])
-    # Our own program.
-    with subprocess.Popen(command) as process:  # noqa: S603
-        before = {
-            number: signal.signal(
-                number, lambda n, _: (received_signals.append(n), process.terminate())
-            )
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+    with subprocess.Popen(command) as process:  # noqa: S603 - runs this package
+
+        def forward(number: int, _: object) -> None:
+            signals.append(number)
+            process.terminate()
+
+        previous = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
-            code = process.wait(SCORING_SECONDS)
+            code = process.wait(SCORING_TIMEOUT)
         except subprocess.TimeoutExpired:
             process.kill()
-            return SAVED, f"nothing came of it in {SCORING_SECONDS / 3600:.0f} hours"
+            note = f"scoring did not end within {SCORING_TIMEOUT / 3600:.0f} hours"
+            return RunInterrupted.exit_code, note
         finally:
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
+    if code < 0:
+        return RunInterrupted.exit_code, f"{signal.Signals(-code).name} ended it"
     if code == 0 and newest_evaluation(run, split) is None:
-        # What cannot be kept is a note of evaluate's, for a person has seen the scores.
-        return StorageError.exit_code, ""
-    return (code, "") if code >= 0 else (SAVED, f"{signal.Signals(-code).name} ended it")
+        # `evaluate` succeeds if it prints scores but cannot store them. A sweep needs the files.
+        code = StorageError.exit_code
+    return code, ""
 
 
 def _last_line(log: Path) -> str:
     lines = log.read_text("utf-8", "replace").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "")[-NOTE_LENGTH:]
+    return next((line for line in reversed(lines) if line.strip()), "")[-MAX_NOTE_LENGTH:]
 
 
-def main(sweep: str, name: str, step_timeout: str) -> int:
-    """Do what the module says."""
-    if cores := os.environ.pop(CORES, ""):
-        # Those that it starts stay on them too.
+def main(sweep_path: str, run_name: str, step_timeout: str) -> int:
+    """Run the worker with these command-line arguments; return its exit code."""
+    if cores := os.environ.pop(CORES_VARIABLE, ""):
+        # Child processes inherit the CPU affinity.
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    return run_worker(Sweep.open(Path(sweep)).run(name), float(step_timeout))
+    return run_worker(Sweep.open(Path(sweep_path)).find(run_name), float(step_timeout))
 
 
 if __name__ == "__main__":

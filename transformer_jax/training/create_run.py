@@ -1,22 +1,20 @@
-"""The beginning of a run: its text is prepared, its folder is made."""
+"""Creates a run: prepares its text and makes its folder."""
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import jax
 from rich.console import Console
 
-from transformer_jax.config import Config
+from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.encode import SIDES, Progress, ignore_progress
 from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.model.transformer import Transformer, abstract_params
+from transformer_jax.model.transformer import Params, Transformer, abstract_params
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory, check_available
-from transformer_jax.training.loop import checkpoint_metadata
+from transformer_jax.training.checkpointing import checkpoint_arrays, checkpoint_metadata
 from transformer_jax.training.step import init_state
 
 
@@ -30,72 +28,90 @@ def create_run(
 ) -> RunDirectory:
     """Prepare the text and make the folder of a new run.
 
+    The folder appears under its name only when it is complete.
+
     Args:
-        config: the experiment.
-        path: where the folder shall be.
-        console: where notes go.
-        init_from: a run whose newest parameters, and vocabulary, this one begins with.
-        progress: told of the preparation.
+        config: the experiment. The new run's config has the actual vocabulary sizes.
+        path: the new folder.
+        console: where notes are printed.
+        init_from: a run whose newest parameters, and vocabulary, the new run starts with.
+        progress: called with the progress of the preparation.
 
     Raises:
-        UsageError: the folder is taken, or the other run has parameters of other shapes.
+        UsageError: the folder exists, or the other run's parameters have other shapes.
         DataError: the text cannot be used.
+        StorageError: the folder cannot be written.
     """
     check_available(path)
 
-    def tell(doing: str, done: int, total: int) -> None:
-        heartbeat.busy(doing)
-        progress(doing, done, total)
+    def report_progress(phase: str, num_done: int, total: int) -> None:
+        heartbeat.busy(phase)
+        progress(phase, num_done, total)
 
     other = None if init_from is None else load(init_from, average_checkpoints=1)
     vocabulary = None if other is None else other.vocabulary
-    prepared = prepare(config.data, vocabulary, progress=tell)
+    prepared = prepare(config.data, vocabulary, progress=report_progress)
     sizes = prepared.vocabulary.sizes
-    for key, pieces in zip(("vocab_size", "source_vocab_size"), sizes, strict=True):
-        asked = getattr(config.data, key)
-        if pieces != asked:
-            console.print(f"note: data.{key} is {pieces}, not {asked}")
-            config = config.change(data={key: pieces})
-    _check_lengths(config, prepared)
+    for field, size in zip(("vocab_size", "source_vocab_size"), sizes, strict=True):
+        requested_size = getattr(config.data, field)
+        if size != requested_size:
+            console.print(f"note: data.{field} is {size}, not {requested_size}")
+            config = config.change(data={field: size})
+    _check_lengths(config.model, prepared)
     model = Transformer(config.model, *sizes)
     if other is not None:
-        _check_same_shapes(abstract_params(model), abstract_params(other.model), other)
+        _check_same_shapes(abstract_params(model), other)
 
-    def begin(folder: RunDirectory) -> None:
-        if other is not None:
-            state = init_state(model, config.train)
-            with CheckpointManager(folder.checkpoints, folder.identity, keep=1) as checkpoints:
-                arrays = {"params": other.params, "optimizer": state.optimizer}
-                checkpoints.prepare_save(0, arrays)
-                checkpoints.save(0, arrays, None, checkpoint_metadata(state, []))
+    def save_initial_params(folder: RunDirectory) -> None:
+        if other is None:
+            return
+        state = init_state(model, config.train)._replace(params=other.params)
+        with CheckpointManager(folder.checkpoints, folder.identity, keep=1) as manager:
+            arrays = checkpoint_arrays(state)
+            manager.prepare_save(0, arrays)
+            manager.save(0, arrays, None, checkpoint_metadata(state, []))
 
-    return RunDirectory.create(path, config, prepared.vocabulary, prepared.fingerprint, begin)
+    return RunDirectory.create(
+        path, config, prepared.vocabulary, prepared.fingerprint, save_initial_params
+    )
 
 
-def _check_lengths(config: Config, prepared: Prepared) -> None:
-    """Refuse sets that the model cannot read, before hours go by."""
-    limits = config.model.max_lengths
-    cure = "raise model.max_length"
-    if config.model.max_positions is not None:
-        cure += " and model.max_positions, or choose model.out_of_range_positions clamp"
+def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
+    """Check that the model can read the development and test sets, before training starts.
+
+    Raises:
+        DataError: a sentence is too long for the model.
+    """
+    advice = "raise model.max_length"
+    if config.max_positions is not None:
+        advice += " and model.max_positions, or set model.out_of_range_positions to clamp"
     for split in (split for split in ("dev", "test") if split in prepared.report):
-        for side, pieces, limit in zip(SIDES, prepared.tokens(split), limits, strict=True):
-            longest = int(pieces.lengths.max())
+        for side, tokens, limit in zip(
+            SIDES, prepared.tokens(split), config.max_lengths, strict=True
+        ):
+            longest = int(tokens.lengths.max())
             if limit is not None and longest > limit:
                 raise DataError(
-                    f"a {side} of {split} has {longest} pieces, and the model reads {limit}: {cure}"
+                    f"a {side} sentence of {split} has {longest} tokens, and the model reads at "
+                    f"most {limit}: {advice}"
                 )
 
 
-def _check_same_shapes(mine: Any, theirs: Any, other: Run) -> None:
-    def shapes(tree: Any) -> Iterable[tuple[str, tuple[int, ...]]]:
-        return (
-            (jax.tree_util.keystr(k), x.shape) for k, x in jax.tree_util.tree_leaves_with_path(tree)
-        )
+def _check_same_shapes(params: Params, other: Run) -> None:
+    """Check that the other run's parameters have the same names and shapes.
 
-    differing = dict(shapes(mine)).items() ^ dict(shapes(theirs)).items()
-    if differing:
+    Raises:
+        UsageError: they differ.
+    """
+    differences = _shapes(params).items() ^ _shapes(abstract_params(other.model)).items()
+    if differences:
         raise UsageError(
             f"the parameters of {other.folder.path} do not fit this model: "
-            f"they differ at {min(differing)[0]}"
+            f"they differ at {min(differences)[0]}"
         )
+
+
+def _shapes(params: Params) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each array by its path in the tree."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}

@@ -1,4 +1,4 @@
-"""How much arithmetic a step is, and how much the device could do: model-FLOPs utilisation."""
+"""FLOPs of a training step and peak FLOP/s of the devices, for model FLOPs utilization."""
 
 import time
 
@@ -10,9 +10,9 @@ from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.batches import Batch
 from transformer_jax.special_tokens import PAD
 
-# Dense bfloat16 peaks of the makers' data sheets, in FLOP/s, by the beginning of the name
-# that JAX gives the device. Of several that fit, the longest counts.
-PEAKS = {
+# Dense bfloat16 peak of each device in FLOP/s, from the vendors' data sheets. A key is a prefix
+# of JAX's `device_kind`; the longest matching key applies.
+PEAK_FLOPS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
     "NVIDIA H200": 989e12,
@@ -24,21 +24,21 @@ PEAKS = {
     "TPU v6 lite": 918e12,
 }
 
-# Pieces of a sentence, where none is at hand.
+# Tokens of a typical sentence, for estimates made without text.
 TYPICAL_LENGTH = 32
 
 
 def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
-    """Return the floating-point operations that a training step needs: three forward passes.
+    """Return the FLOPs of a training step: three times those of its forward pass.
 
-    Matrix products of tokens are counted, padding is not; attention is of each row's own
-    lengths. The sum of an additive score counts as the dot product that it replaces. What remat
-    computes twice counts once.
+    Only matrix products count, and padding does not: attention takes each row's real lengths. The
+    sum in an additive score counts as the dot product that it replaces. Operations that
+    `model.remat` repeats count once.
     """
     source, target = ((side != PAD).sum(axis=1).astype(float) for side in batch)
     d, heads = config.d_model, config.num_heads
-    keys_values = d * heads * (config.d_k + config.d_v)
-    queries_output = keys_values
+    # Projections of keys and values, and as much for queries and output, per token.
+    keys_values = queries_output = d * heads * (config.d_k + config.d_v)
     feed_forward = 2 * d * config.d_ff
     encoder = (keys_values + queries_output + feed_forward) * source.sum()
     decoder = (keys_values + 2 * queries_output + feed_forward) * target.sum()
@@ -51,14 +51,15 @@ def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
         vectors = 2 * config.max_relative_position + 1
         attention += heads * config.d_k * vectors * (source + target).sum()
         attention += heads * config.d_v * np.sum(source * source + target * target)
-    products = config.num_layers * (encoder + decoder + attention) + d * vocab_size * target.sum()
-    return float(3 * 2 * products)
+    forward = config.num_layers * (encoder + decoder + attention) + d * vocab_size * target.sum()
+    # Two operations, multiply and add, for each product of two numbers.
+    return float(3 * 2 * forward)
 
 
 def train_flops(config: Config) -> float:
-    """Return about how many floating-point operations a whole training takes.
+    """Estimate the FLOPs of a whole training run, without reading any text.
 
-    Counted for full batches of sentences of a usual length, without reading any text.
+    The estimate assumes full batches of sentences of `TYPICAL_LENGTH` tokens.
     """
     length = min(TYPICAL_LENGTH, config.data.max_length)
     side = np.ones((max(1, config.data.batch_tokens // length), length), np.int32)
@@ -67,16 +68,16 @@ def train_flops(config: Config) -> float:
 
 
 def peak_flops(dtype: str) -> float:
-    """Return what all local devices could do in a second.
+    """Return the peak FLOP/s of all local devices together.
 
-    The maker's figure for bfloat16 where it is known; else, as on a CPU or in float32, the
-    best of a few matrix products that are timed here.
+    For bfloat16 on a device in `PEAK_FLOPS`, this is the vendor's figure. Otherwise, as on a CPU
+    or in float32, it is the best rate of a few matrix products timed here.
     """
     devices = jax.local_devices()
     kind = devices[0].device_kind
-    known = [name for name in PEAKS if kind.startswith(name)]
-    if known and dtype == "bfloat16":
-        return len(devices) * PEAKS[max(known, key=len)]
+    prefixes = [prefix for prefix in PEAK_FLOPS if kind.startswith(prefix)]
+    if prefixes and dtype == "bfloat16":
+        return len(devices) * PEAK_FLOPS[max(prefixes, key=len)]
     size = 1024 if devices[0].platform == "cpu" else 8192
     matrix = jnp.ones((size, size), dtype)
     multiply = jax.jit(jnp.matmul)
@@ -86,6 +87,6 @@ def peak_flops(dtype: str) -> float:
         start = time.perf_counter()
         multiply(matrix, matrix).block_until_ready()
         seconds.append(time.perf_counter() - start)
-    # Simulated devices share one processor.
+    # Simulated CPU devices share one processor.
     count = 1 if devices[0].platform == "cpu" else len(devices)
     return count * 2 * size**3 / min(seconds)

@@ -1,330 +1,286 @@
-"""The life of a run: start or resume, step by step, with reports and checkpoints on the way."""
+"""The training loop: steps, and between them reports, evaluations, and checkpoints."""
 
 import contextlib
-import dataclasses
 import math
 import signal
-from typing import Any
+from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 from rich.console import Console
 
 from transformer_jax.cache import enable_compilation_cache
+from transformer_jax.config import Config
 from transformer_jax.console import shell_command
-from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.batches import Batches
+from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.distributed import heartbeat
-from transformer_jax.distributed.preemption import CheckpointTimer, GracefulShutdown
+from transformer_jax.distributed.preemption import GracefulShutdown
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup, StepConsensus
 from transformer_jax.errors import (
     DivergedError,
     OutOfMemoryError,
     RunInterrupted,
-    StorageError,
+    Setting,
     is_out_of_memory,
 )
-from transformer_jax.inference.evaluate import score
-from transformer_jax.inference.perplexity import perplexity, score_sentences
-from transformer_jax.inference.translate import Translator
-from transformer_jax.model.transformer import Params, Transformer, abstract_params
-from transformer_jax.runs.checkpoint_manager import CheckpointManager
+from transformer_jax.model.transformer import Transformer, abstract_params
+from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.lock import exclusive_lock
-from transformer_jax.runs.run_directory import RunDirectory, installed_versions, write_json
+from transformer_jax.runs.metrics_file import truncate_metrics
+from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.training.checkpointing import Checkpointer, open_checkpoints, restore_state
+from transformer_jax.training.evaluation import DIVERGENCE_ADVICE, DevEvaluator
 from transformer_jax.training.flops import peak_flops
 from transformer_jax.training.metric_writer import MetricWriter, NullWriter
 from transformer_jax.training.optimizer import learning_rate
-from transformer_jax.training.sharding import SHARDINGS, CompiledStep
+from transformer_jax.training.schedule import DueActions, Schedule
+from transformer_jax.training.sharding import SHARDINGS, CompiledStep, DataParallel
 from transformer_jax.training.step import TrainState, init_state, make_train_step
-from transformer_jax.training.throughput import Meter, Sums
+from transformer_jax.training.throughput import Meter
 from transformer_jax.training.tracing import StepTracer
 
-# Steps in a row without a finite gradient, after which a run ends.
+# A run ends after this many consecutive steps without a finite gradient.
 MAX_SKIPPED_STEPS = 10
-CURE = "Try a smaller --train.learning-rate-scale or a longer --train.warmup-steps"
 
 
 def run_training(
-    folder: RunDirectory, console: Console, hosts: ProcessGroup = SINGLE_PROCESS
+    folder: RunDirectory, console: Console, group: ProcessGroup = SINGLE_PROCESS
 ) -> int:
     """Train from the newest checkpoint, or from the start, to the config's last step.
 
     Args:
         folder: the run.
-        console: where the first process tells what it does.
-        hosts: the processes that train it together.
+        console: where progress is printed. Processes other than the primary pass a quiet one.
+        group: the processes that train the run together.
 
     Returns:
-        How many scheduled checkpoints the run has, for averaging.
+        The number of scheduled checkpoints on disk, which can be averaged.
 
     Raises:
-        InterruptedRunError: a signal asked for an end; the run is saved.
-        DivergedError: the loss is no number any more.
-        OutOfMemoryError: the device has no room.
+        RunInterrupted: a signal ended the run; its state is saved.
+        DivergedError: the loss is not finite.
+        OutOfMemoryError: the device does not have enough memory.
+        StorageError: the run cannot be read or written.
+        UsageError: another process trains the run.
     """
     enable_compilation_cache()
-    go_on = shell_command("resume", folder.path)
+    resume_hint = f"resume with `{shell_command('resume', folder.path)}`"
+    lock = exclusive_lock(folder.path) if group.is_primary else contextlib.nullcontext()
     try:
-        with GracefulShutdown(f"go on with `{go_on}`") as stop, contextlib.ExitStack() as stack:
-
-            def take() -> None:
-                stack.enter_context(exclusive_lock(folder.path))
+        with GracefulShutdown(resume_hint) as shutdown, lock:
+            if group.is_primary:
                 folder.store()
-
-            hosts.on_primary(take)
-            training = hosts.on_all(lambda: Training(folder, console, hosts))
-            return training.run(stop)
+            group.barrier()
+            run = build_components(folder, group)
+            _print_summary(run, console)
+            return _train(run, console, shutdown)
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        parts = 2 * folder.config.train.gradient_accumulation_steps
+        num_parts = 2 * folder.config.train.gradient_accumulation_steps
         raise OutOfMemoryError(
-            f"the device has no room for a step of this model: "
-            f"`{go_on} --train.gradient-accumulation-steps {parts}` computes "
-            f"each batch in {parts} parts; --model.remat saves memory too"
+            f"the device does not have enough memory for a training step; {resume_hint} and ",
+            Setting("train.gradient_accumulation_steps", num_parts),
+            f" to compute each batch in {num_parts} parts, or with ",
+            Setting("model.remat", True),
+            " to store fewer activations",
         ) from error
 
 
-def checkpoint_metadata(state: TrainState, unreported: Sums) -> dict[str, Any]:
-    """Return what a checkpoint keeps of a state beside its arrays."""
-    return {
-        "versions": installed_versions(),
-        "unreported": unreported,
-        "skipped": int(state.skipped),
-        "skipped_in_a_row": int(state.skipped_in_a_row),
-    }
+@dataclass(frozen=True)
+class Components:
+    """What a run is made of: everything that stays the same while it trains."""
+
+    folder: RunDirectory
+    group: ProcessGroup
+    prepared: Prepared
+    model: Transformer
+    batches: Batches
+    schedule: Schedule
+    sharding: DataParallel
 
 
-class Training:
-    """One process's part in the life of a run."""
+def build_components(folder: RunDirectory, group: ProcessGroup = SINGLE_PROCESS) -> Components:
+    """Prepare the text of a run, and build its model, batches, schedule, and sharding.
 
-    checkpoints: CheckpointManager
+    Raises:
+        DataError: the text is not the text that the run began with.
+    """
+    config = folder.config
+    prepared = find_prepared(
+        config.data,
+        folder.vocabulary,
+        folder.fingerprint,
+        progress=lambda phase, *_: heartbeat.busy(phase),
+    )
+    batches = prepared.batches(config.data.batch_tokens, config.train.seed)
+    components = Components(
+        folder=folder,
+        group=group,
+        prepared=prepared,
+        model=Transformer(config.model, *prepared.vocabulary.sizes),
+        batches=batches,
+        schedule=Schedule.from_config(config.train, batches.per_epoch),
+        sharding=SHARDINGS[config.train.parallelism](),
+    )
+    group.barrier()
+    return components
 
-    def __init__(
-        self, folder: RunDirectory, console: Console, hosts: ProcessGroup = SINGLE_PROCESS
-    ) -> None:
-        self.folder, self.console, self.hosts = folder, console, hosts
-        self.config = config = folder.config
-        self.prepared = prepared = prepare(
-            config.data,
-            folder.vocabulary,
-            folder.fingerprint,
-            progress=lambda doing, *_: heartbeat.busy(doing),
-        )
-        self.model = Transformer(config.model, *prepared.vocabulary.sizes)
-        self.batches = prepared.batches(config.data.batch_tokens, config.train.seed)
-        unit = self.batches.per_epoch if config.train.checkpoint_unit == "epoch" else 1
-        self.interval = config.train.checkpoint_every * unit
-        self.placement = SHARDINGS[config.train.parallelism]()
-        greedy = dataclasses.replace(config.decode, beam_size=1)
-        self.translator = Translator(self.model, prepared.vocabulary, greedy)
-        self.recovery = CheckpointTimer(config.train.max_minutes_between_checkpoints)
 
-    def run(self, stop: GracefulShutdown) -> int:
-        """Do what `run_training` says."""
-        train = self.config.train
-        self._introduce()
-        # Orbax would lose its way, were it interrupted.
-        stop.can_wait = True
-        latest = self._open_checkpoints()
-        with self.checkpoints:
-            state, earlier = self._state(latest)
-            stop.check()
-            first = self.saved_at = latest or 0
-            if first >= train.steps or self._is_out_of_patience(first):
-                self.console.print(f"{self.folder.path} is at step {first} already: nothing to do")
-                return len(self.checkpoints.scores)
-            every = {"train": train.log_every, "dev": self.interval}
-            self.hosts.on_primary(lambda: self.folder.truncate_metrics(first, every))
-            self.agreement = StepConsensus(self.hosts)
-            self.meter = Meter(self.model, peak_flops(self.config.model.dtype), earlier)
-            logbook = MetricWriter if self.hosts.is_primary else NullWriter
-            # Of several processes one is enough: all do the same.
-            profile = StepTracer(
-                self.folder.path / "profile",
-                after=first + train.log_every,
-                steps=train.profile if self.hosts.is_primary else 0,
-            )
-            with logbook(self.folder, self.console, step=first) as self.log, profile:
-                compiled = CompiledStep(
-                    make_train_step(self.model, train),
-                    self.placement,
-                    self.log.say,
-                    self.meter.paused,
-                )
-                for step in range(first + 1, train.steps + 1):
-                    batch = self.batches.local_batch(step - 1, self.placement.shard)
-                    state, metrics = compiled(state, batch)
-                    self._check_skipped(step - 2, self.meter.add(metrics, batch))
-                    heartbeat.beat(step)
-                    self.log.advance(step)
-                    self._after(step, state, stop)
-                    profile.after(step, state)
-                    if self._is_out_of_patience(step):
-                        self.log.say(f"no better perplexity in {train.patience} checkpoints: ended")
-                        break
-            # What the last one says of its checkpoint, all hear.
-            self.hosts.on_all(self.checkpoints.wait)
-            return len(self.checkpoints.scores)
-
-    def _is_out_of_patience(self, step: int) -> bool:
-        """Tell whether the checkpoints up to this step have long brought no better perplexity."""
-        patience = self.config.train.patience
-        if patience is None or step % self.interval:
-            return False
-        scores = self.checkpoints.scores
-        best = min(scores, key=lambda step: scores[step], default=step)
-        return step - best >= patience * self.interval
-
-    def _after(self, step: int, state: TrainState, stop: GracefulShutdown) -> None:
-        """Report, score and save when it is time to, and end where that was asked for."""
-        train = self.config.train
-        is_last = step == train.steps
-        is_scheduled = step % self.interval == 0
-        # Read once: a signal that comes while this goes on is for the next step.
-        noted = self.agreement.after(step, stop.signal or 0, self._wants_to_save())
-        number = noted.signal
-        is_due = noted.is_due and noted.step > self.saved_at
-        if step % train.log_every == 0 or is_scheduled or is_last or number:
-            self._check_skipped(step, int(self.meter.last.skipped_in_a_row))
-        # What the last step of all reports off schedule, a run that goes on reports on schedule.
-        owed = self.meter.pending_metrics() if is_last and step % train.log_every else None
-        if step % train.log_every == 0 or is_last:
-            self._report(step)
-        if is_scheduled or is_last or number or is_due:
-            with self.meter.paused():
-                dev = self._score(step, state) if is_scheduled or is_last else None
-                arrays = {"params": state.params, "optimizer": state.optimizer}
-                self.hosts.on_all(lambda: self.checkpoints.prepare_save(step, arrays))
-                self.checkpoints.save(
-                    step,
-                    arrays,
-                    dev if is_scheduled else None,
-                    checkpoint_metadata(
-                        state, self.meter.pending_metrics() if owed is None else owed
-                    ),
-                )
-                self.recovery.saved()
-                self.saved_at = step
-        if number and not is_last:
-            self.hosts.on_all(self.checkpoints.wait)
-            name = signal.Signals(number).name
-            raise RunInterrupted(f"{name}: saved at step {step}; {stop.how_to_go_on}")
-
-    def _wants_to_save(self) -> bool:
-        """Tell whether it is time for a checkpoint off schedule, by this process's clock."""
-        if not self.hosts.is_primary:
-            return False
-        # What could not be written is told by the attempt to write the next.
-        is_idle = not self.checkpoints.is_writing()
-        return self.checkpoints.has_failed() or (is_idle and self.recovery.is_due())
-
-    def _check_skipped(self, step: int, in_a_row: int) -> None:
-        """End a run of which so many steps, up to this one, were skipped, if these are too many."""
-        if in_a_row < MAX_SKIPPED_STEPS:
-            return
-        path = self.folder.path / "diverged.json"
-        pairs = {
-            n: self.batches.pairs(n - 1).tolist() for n in range(step - in_a_row + 1, step + 1)
-        }
-        content = {"about": "training pairs, of those kept, by step", "pairs": pairs}
-        self.hosts.on_primary(lambda: write_json(path, content))
-        raise DivergedError(
-            f"loss or gradient were no finite numbers in {in_a_row} steps in a row, up to "
-            f"{step}: {path.name} names the pairs. {CURE}; checkpoints have what was before"
-        )
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def _introduce(self) -> None:
-        devices = self.placement.devices
-        processes = f" in {self.hosts.count} processes" if self.hosts.count > 1 else ""
-        params = sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(self.model)))
-        for line in (
-            f"device  {devices[0].device_kind} x {len(devices)}{processes}, jax {jax.__version__}",
-            f"model   {self.config.model.num_layers}+{self.config.model.num_layers} layers, "
-            f"d_model {self.config.model.d_model}, {params:,} parameters",
-            f"data    {self.prepared.report['corpus']}: {self.prepared.report['train']['kept']:,} "
-            f"pairs, {self.model.vocab_size} pieces",
-            f"batches {self.batches.summary}",
-        ):
-            self._say(line)
-
-    def _open_checkpoints(self) -> int | None:
-        """Open them; return the newest good one: the first process finds it, then others look."""
-
-        def begin() -> None:
-            self.checkpoints = CheckpointManager(
-                self.folder.checkpoints,
-                self.folder.identity,
-                keep=self.config.train.keep_checkpoints,
-                say=self._say,
-            )
-
-        def choose() -> int | None:
-            begin()
-            return self.checkpoints.latest_valid()
-
-        latest = self.hosts.on_primary(choose)
-        self.hosts.on_all(lambda: None if self.hosts.is_primary else begin())
-        return latest
-
-    def _state(self, latest: int | None) -> tuple[TrainState, Sums]:
-        """Return this checkpoint's state, or a fresh one, placed.
-
-        Beside it what that checkpoint had not yet reported.
-        """
+def _train(run: Components, console: Console, shutdown: GracefulShutdown) -> int:
+    """Restore the state, train, and return the number of scheduled checkpoints on disk."""
+    folder, group, schedule = run.folder, run.group, run.schedule
+    train = folder.config.train
+    # An exception in the middle of an Orbax call would corrupt its state: signals wait from here.
+    shutdown.can_wait = True
+    manager, latest = open_checkpoints(folder, group, lambda line: _print_line(console, line))
+    with manager:
         if latest is None:
-            return self.placement.place_state(init_state(self.model, self.config.train)), []
-        shapes = jax.eval_shape(lambda: init_state(self.model, self.config.train))
-        parts = {"params": shapes.params, "optimizer": shapes.optimizer}
-        found = self.checkpoints.restore(latest, self.placement.abstract_state(parts))
-        notes = self.checkpoints.metadata(latest)
-        try:
-            unreported = [[float(x), float(y), float(z)] for x, y, z in notes["unreported"]]
-            counts = {name: jnp.int32(notes[name]) for name in ("skipped", "skipped_in_a_row")}
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise StorageError(f"checkpoint {latest} is not as we write them: {error!r}") from error
-        state = TrainState(jnp.int32(latest), jnp.int32(self.config.train.seed), **found, **counts)
-        return self.placement.place_state(state), unreported
+            state = run.sharding.place_state(init_state(run.model, train))
+            pending = list[list[float]]()
+        else:
+            state, pending = restore_state(manager, latest, run.model, train, run.sharding)
+        shutdown.check()
+        first = latest or 0
+        if first >= schedule.steps or schedule.is_out_of_patience(first, manager.scores):
+            _print_line(console, f"{folder.path} is already at step {first}: nothing to do")
+            return len(manager.scores)
+        if group.is_primary:
+            every = {"train": schedule.log_every, "dev": schedule.checkpoint_every}
+            truncate_metrics(folder.metrics, first, every)
+        group.barrier()
+        max_minutes = train.max_minutes_between_checkpoints
+        checkpointer = Checkpointer(manager, group, last_step=first, max_minutes=max_minutes)
+        meter = Meter(run.model, peak_flops(folder.config.model.dtype), pending)
+        writer_type = MetricWriter if group.is_primary else NullWriter
+        with writer_type(folder, console, step=first) as writer:
+            _run_steps(run, state, first, meter, checkpointer, writer, shutdown)
+        checkpointer.wait()
+        return len(manager.scores)
 
-    def _report(self, step: int) -> None:
-        updates = max(step - int(self.meter.last.skipped), 1)
-        values = self.meter.read()
-        train = self.config.train
-        values["learning_rate"] = float(
-            learning_rate(
-                updates,
-                d_model=self.config.model.d_model,
-                warmup_steps=train.warmup_steps,
-                scale=train.learning_rate_scale,
-            )
-        )
-        self.log.report(step, "train", values)
 
-    def _score(self, step: int, state: TrainState) -> float:
-        """Report scores on the development set; return its perplexity."""
-        params = self.placement.to_local_device(state.params)
-        # One computes it, so that it is one number whatever the machines.
-        return self.hosts.on_primary(lambda: self._score_here(step, params))
+def _run_steps(
+    run: Components,
+    state: TrainState,
+    first: int,
+    meter: Meter,
+    checkpointer: Checkpointer,
+    writer: MetricWriter,
+    shutdown: GracefulShutdown,
+) -> None:
+    """Train from the state after step `first` until the schedule, or a signal, ends the run."""
+    config, schedule = run.folder.config, run.schedule
+    train_step = CompiledStep(make_train_step(run.model, config.train), run.sharding)
+    evaluator = DevEvaluator(config, run.model, run.prepared)
+    consensus = StepConsensus(run.group)
+    # All processes run the same program, so the trace of one is enough.
+    num_traced = config.train.profile if run.group.is_primary else 0
+    trace_folder = run.folder.path / "profile"
+    with StepTracer(trace_folder, after=first + schedule.log_every, steps=num_traced) as tracer:
+        for step in range(first + 1, schedule.steps + 1):
+            batch = run.batches.local_batch(step - 1, run.sharding.shard)
+            if not train_step.is_compiled_for(batch):
+                with meter.paused():
+                    heartbeat.busy("compiling")
+                    compilation = train_step.compile(state, batch)
+                writer.say(str(compilation))
+            state, metrics = train_step(state, batch)
+            # `Meter.add` waits for step n - 2 and returns its count.
+            _check_divergence(run, step - 2, meter.add(metrics, batch))
+            heartbeat.beat(step)
+            writer.advance(step)
+            # Read the signal once: if another one arrives from here on, the next step handles it.
+            vote = consensus.vote(step, shutdown.signal or 0, checkpointer.is_due())
+            due = schedule.after(step, vote, checkpointer.last_step)
+            if due.waits_for_step:
+                _check_divergence(run, step, int(meter.last.skipped_in_a_row))
+            pending = meter.pending_metrics() if due.keep_pending_metrics else []
+            if due.report:
+                rate = _learning_rate(config, step - int(meter.last.skipped))
+                writer.report(step, "train", meter.read() | {"learning_rate": rate})
+            if due.save:
+                with meter.paused():
+                    heartbeat.busy("evaluating or saving")
+                    score = _evaluate(run, step, state, due, evaluator, writer)
+                    checkpointer.save(step, state, pending, score if due.is_scheduled else None)
+            if due.interrupt:
+                checkpointer.wait()
+                name = signal.Signals(vote.signal).name
+                raise RunInterrupted(f"{name}: saved at step {step}; {shutdown.resume_hint}")
+            tracer.after(step, state)
+            if schedule.is_out_of_patience(step, checkpointer.scores):
+                writer.say(f"no better perplexity in {schedule.patience} checkpoints: ended")
+                break
 
-    def _score_here(self, step: int, params: Params) -> float:
-        self.log.doing("scoring")
-        dev = perplexity(score_sentences(self.model, params, *self.prepared.tokens("dev")))
-        if not math.isfinite(dev):
-            raise DivergedError(
-                f"at step {step} the perplexity of the development set is {dev}, and nothing of "
-                f"it was saved. {CURE}; {self.folder.checkpoints} has what was before"
-            )
-        values = {"perplexity": dev}
-        is_last = step == self.config.train.steps
-        if is_last or step % (self.interval * self.config.train.bleu_every) == 0:
-            sources, references = self.prepared.lines("dev")
-            found = self.translator.translate(params, sources)
-            hypotheses = [best[0].text for best in found]
-            scores = score(hypotheses, references, tokenizer=bleu_tokenizer(self.config.data))
-            values |= {"bleu": scores.bleu, "exact": scores.exact}
-            self.log.sample(step, sources[:20], hypotheses[:20], references[:20])
-        self.log.report(step, "dev", values)
-        return dev
+
+def _evaluate(
+    run: Components,
+    step: int,
+    state: TrainState,
+    due: DueActions,
+    evaluator: DevEvaluator,
+    writer: MetricWriter,
+) -> float | None:
+    """Return the perplexity on the development set if it is due; the primary reports it."""
+    if not due.evaluate:
+        return None
+    params = run.sharding.to_local_device(state.params)
+    # One process computes the perplexity, so that all processes have the same bits.
+    if not run.group.is_primary:
+        return run.group.broadcast(math.nan)
+    return run.group.broadcast(evaluator.evaluate(step, params, writer, translate=due.translate))
+
+
+def _check_divergence(run: Components, step: int, num_skipped: int) -> None:
+    """End the run if too many consecutive steps, up to this one, were skipped.
+
+    The file diverged.json lists the training pairs of these steps.
+
+    Raises:
+        DivergedError: the number of skipped steps reached `MAX_SKIPPED_STEPS`.
+    """
+    if num_skipped < MAX_SKIPPED_STEPS:
+        return
+    path = run.folder.path / "diverged.json"
+    if run.group.is_primary:
+        skipped = range(step - num_skipped + 1, step + 1)
+        pairs = {n: run.batches.pairs(n - 1).tolist() for n in skipped}
+        write_json(path, {"about": "indices of the kept training pairs, by step", "pairs": pairs})
+    run.group.barrier()
+    raise DivergedError(
+        f"loss or gradient was not finite in {num_skipped} consecutive steps, up to step {step}; "
+        f"{path.name} lists their training pairs, earlier checkpoints are intact. "
+        f"{DIVERGENCE_ADVICE}"
+    )
+
+
+def _learning_rate(config: Config, num_updates: int) -> float:
+    """Return the learning rate of the last of some updates; skipped steps do not count."""
+    rate = learning_rate(
+        max(num_updates, 1),
+        d_model=config.model.d_model,
+        warmup_steps=config.train.warmup_steps,
+        scale=config.train.learning_rate_scale,
+    )
+    return float(rate)
+
+
+def _print_line(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_summary(run: Components, console: Console) -> None:
+    """Print the device, the model, and the data of a run."""
+    devices, layers = run.sharding.devices, run.model.config.num_layers
+    processes = f" in {run.group.count} processes" if run.group.count > 1 else ""
+    num_params = sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(run.model)))
+    report = run.prepared.report
+    for line in (
+        f"device  {devices[0].device_kind} x {len(devices)}{processes}, jax {jax.__version__}",
+        f"model   {layers}+{layers} layers, d_model {run.model.config.d_model}, "
+        f"{num_params:,} parameters",
+        f"data    {report['corpus']}: {report['train']['kept']:,} pairs, "
+        f"vocabulary of {run.model.vocab_size:,} tokens",
+        f"batches {run.batches.summary}",
+    ):
+        _print_line(console, line)

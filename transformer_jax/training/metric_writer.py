@@ -1,7 +1,8 @@
-"""What a run tells while it goes on: the screen, metrics.jsonl and TensorBoard, all the same.
+"""Metrics of a run on the terminal, in metrics.jsonl, and in TensorBoard.
 
-A line of metrics.jsonl is an object with "step", "split" ("train" or "dev"), the values named
-below and "time", seconds since 1970. All but "time" and rates are functions of the seed.
+A line of metrics.jsonl is a JSON object with "step", "split" ("train" or "dev"), "time" (seconds
+since 1970), and the reported values. Except for "time" and the rates, the values are functions of
+the seed.
 """
 
 import json
@@ -18,8 +19,8 @@ from tensorboard.summary import Writer
 from transformer_jax.errors import StorageError
 from transformer_jax.runs.run_directory import RunDirectory
 
-# How values are shown; what is not here goes to the files alone.
-SHOWN = {
+# Formats of the values on the terminal. All other values go to the files only.
+TERMINAL_FORMATS = {
     "loss": "loss {:.3f}",
     "perplexity": "ppl {:.3f}",
     "bleu": "BLEU {:.1f}",
@@ -31,9 +32,16 @@ SHOWN = {
 
 
 class MetricWriter:
-    """A context that reports a run; it goes on where an earlier one stopped."""
+    """A context that writes a run's metrics, after those that earlier processes wrote."""
 
     def __init__(self, folder: RunDirectory, console: Console, *, step: int) -> None:
+        """Set up a progress bar.
+
+        Args:
+            folder: the run.
+            console: prints the lines and the bar.
+            step: number of steps that are already done.
+        """
         self._folder = folder
         self.console = console
         self._progress = Progress(
@@ -41,81 +49,89 @@ class MetricWriter:
             MofNCompleteColumn(),
             BarColumn(),
             TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("{task.fields[doing]}"),
+            TextColumn("{task.fields[status]}"),
             console=console,
             transient=True,
-            # Where nobody looks, lines alone: no escape codes in files.
+            # Without a terminal, print only lines: no escape codes in files.
             disable=not console.is_terminal,
         )
         self._task = self._progress.add_task(
-            "", total=folder.config.train.steps, completed=step, doing=""
+            "", total=folder.config.train.steps, completed=step, status=""
         )
 
     def advance(self, step: int) -> None:
-        """Move the bar."""
+        """Move the progress bar."""
         self._progress.update(self._task, completed=step)
 
-    def doing(self, what: str) -> None:
-        """Say beside the bar what goes on, or how fast."""
-        self._progress.update(self._task, doing=what)
+    def set_status(self, status: str) -> None:
+        """Show a phase or the newest values next to the progress bar."""
+        self._progress.update(self._task, status=status)
 
     def report(self, step: int, split: str, values: dict[str, float]) -> None:
-        """Write values to every place.
+        """Write values to the terminal, metrics.jsonl, and TensorBoard.
 
         Raises:
             StorageError: a file cannot be written.
         """
-        shown = "  ".join(form.format(values[key]) for key, form in SHOWN.items() if key in values)
+        shown = "  ".join(
+            form.format(values[key]) for key, form in TERMINAL_FORMATS.items() if key in values
+        )
         total = self._folder.config.train.steps
         self.say(f"step {step:>{len(str(total))}}/{total}  {split:5}  {shown}")
         if split == "train":
-            self.doing(shown)
+            self.set_status(shown)
         line = {"step": step, "split": split, **values, "time": round(time.time(), 3)}
         try:
             self._metrics.write(json.dumps(line) + "\n")
             self._add_events(line)
         except OSError as error:
-            raise _unwritten("metrics", error) from error
+            raise _storage_error("metrics", error) from error
 
     def _add_events(self, line: dict[str, Any]) -> None:
+        """Add a line of metrics.jsonl to TensorBoard."""
         for key in line.keys() - {"step", "split", "time"}:
             self._events.add_scalar(f"{line['split']}/{key}", float(line[key]), int(line["step"]))
 
     def say(self, text: str) -> None:
-        """Print a line above the bar."""
+        """Print a line above the progress bar."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def sample(
+    def write_samples(
         self, step: int, sources: list[str], hypotheses: list[str], references: list[str]
     ) -> None:
-        """Show the first translations of a scored step, and keep all."""
-        rows = list(zip(sources, hypotheses, references, strict=True))
+        """Write translations to samples/step-N.txt, and print the first two.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        samples = list(zip(sources, hypotheses, references, strict=True))
         folder = self._folder.path / "samples"
-        text = "\n".join(f"{s}\n  = {h}\n  ~ {r}" for s, h, r in rows)
+        text = "\n".join(f"{s}\n  = {h}\n  ~ {r}" for s, h, r in samples)
         try:
             folder.mkdir(exist_ok=True)
             Path(folder / f"step-{step}.txt").write_text(text + "\n", "utf-8")
         except OSError as error:
-            raise _unwritten("samples", error) from error
-        for source, hypothesis, reference in rows[:2]:
-            self.say(f"    {_short(source)}\n      -> {_short(hypothesis)}")
+            raise _storage_error("samples", error) from error
+        for source, hypothesis, reference in samples[:2]:
+            self.say(f"    {_shorten(source)}\n      -> {_shorten(hypothesis)}")
             if hypothesis != reference:
-                self.say(f"       = {_short(reference)}")
+                self.say(f"       = {_shorten(reference)}")
 
     def __enter__(self) -> "MetricWriter":
         events = self._folder.path / "tensorboard"
         try:
-            # Made anew from the lines that count: whoever was killed wrote some twice.
+            # Rebuild the events from metrics.jsonl: a killed process may have written events for
+            # steps that this process repeats.
             shutil.rmtree(events, ignore_errors=True)
-            self._events: Any = Writer(str(events))
+            self._events = Writer(str(events))
             with self._folder.metrics.open("a+", encoding="utf-8") as earlier:
                 earlier.seek(0)
                 for line in earlier:
                     self._add_events(json.loads(line))
-            # A line at a time, so that a run that is killed has told what it did.
+            # Line buffering keeps the metrics of a process that is killed.
             self._metrics = self._folder.metrics.open("a", buffering=1, encoding="utf-8")
         except OSError as error:
-            raise _unwritten("metrics", error) from error
+            raise _storage_error("metrics", error) from error
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise StorageError(f"{self._folder.metrics} cannot be read: {error!r}") from error
         self._progress.start()
@@ -131,18 +147,14 @@ class MetricWriter:
         try:
             self._events.close()
             self._metrics.close()
-        except OSError as fault:
-            # What ended the run comes first.
+        except OSError as close_error:
+            # An error that ends the run takes precedence.
             if error is None:
-                raise _unwritten("metrics", fault) from fault
-
-
-def _unwritten(what: str, error: OSError) -> StorageError:
-    return StorageError(f"{what} could not be written: {error.strerror or error}")
+                raise _storage_error("metrics", close_error) from close_error
 
 
 class NullWriter(MetricWriter):
-    """The logbook of a process that reports nothing: another of the same run does."""
+    """A writer that writes nothing, for processes other than the primary one."""
 
     def report(self, step: int, split: str, values: dict[str, float]) -> None:
         """Do nothing."""
@@ -150,7 +162,7 @@ class NullWriter(MetricWriter):
     def say(self, text: str) -> None:
         """Do nothing."""
 
-    def sample(
+    def write_samples(
         self, step: int, sources: list[str], hypotheses: list[str], references: list[str]
     ) -> None:
         """Do nothing."""
@@ -167,5 +179,9 @@ class NullWriter(MetricWriter):
         pass
 
 
-def _short(text: str, width: int = 100) -> str:
+def _storage_error(what: str, error: OSError) -> StorageError:
+    return StorageError(f"{what} could not be written: {error.strerror or error}")
+
+
+def _shorten(text: str, width: int = 100) -> str:
     return text if len(text) <= width else f"{text[: width - 4]} ..."

@@ -1,6 +1,4 @@
-"""Adam and the learning rate that first grows, then falls (section 5.3)."""
-
-from typing import Any
+"""Adam and the learning rate that rises linearly, then decays (section 5.3)."""
 
 import jax
 import jax.numpy as jnp
@@ -13,35 +11,37 @@ from transformer_jax.config import TrainConfig
 def learning_rate(
     step: ArrayLike, *, d_model: int, warmup_steps: int, scale: float = 1.0
 ) -> Float[Array, ""]:
-    """Return factor * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (equation 3).
+    """Return scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (equation 3).
 
-    Linear growth up to step `warmup_steps`, where it peaks; inverse square root after.
-    `step` counts from 1.
+    The rate grows linearly up to step `warmup_steps`, its peak, and then decays with the inverse
+    square root of the step. `step` counts from 1.
     """
     step = jnp.asarray(step, jnp.float32)
     return scale * d_model**-0.5 * jnp.minimum(step**-0.5, step * warmup_steps**-1.5)
 
 
-def clip_by_known_norm(longest: float) -> optax.GradientTransformationExtraArgs:
-    """Return `optax.clip_by_global_norm`, but told the norm: a step has it already."""
+def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
+    """Return `optax.clip_by_global_norm` for callers that have the norm already.
+
+    Its update takes the gradient's global norm as the keyword argument `norm`.
+    """
 
     def update(
         updates: optax.Updates,
         state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra_args: Any,
+        params: optax.Params | None = None,  # noqa: ARG001 (Optax's protocol names it)
+        **extra_args: Float[Array, ""],
     ) -> tuple[optax.Updates, optax.OptState]:
-        del params
-        factor = jnp.minimum(1, longest / extra_args["norm"])
+        factor = jnp.minimum(1, max_norm / extra_args["norm"])
         return jax.tree.map(lambda g: g * factor, updates), state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
 def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransformationExtraArgs:
-    """Return Adam with the paper's learning rate, and clipping where the config asks for it.
+    """Return Adam with the paper's learning rate, after clipping if the config asks for it.
 
-    Its update also takes `norm`, of the gradient as a whole.
+    Its update takes the gradient's global norm as the keyword argument `norm`.
     """
 
     def schedule(count: ArrayLike) -> Float[Array, ""]:

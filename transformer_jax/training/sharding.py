@@ -1,19 +1,18 @@
-"""Where arrays lie: three ways to put one step on many devices, with one result.
+"""Placement of arrays: three ways to run one step on many devices, with one result.
 
-data    every device holds all parameters, and an equal share of each batch's rows
-fsdp    the same, but parameters and optimizer state are split over the devices too
-pmap    as data, by `jax.pmap`: each device adds up its rows, and the sums are added
+data    every device holds all parameters and an equal share of each batch's rows
+fsdp    as data, but parameters and optimizer state are split over the devices too
+pmap    as data, but by `jax.pmap`: each device sums over its rows, then `psum` adds the sums
 
-Under data and fsdp the step is one program over global arrays; XLA adds the communication, and a
-dropout mask is the same on any number of devices. Under pmap each device runs the program, and
-draws masks of its own. The state has the same global arrays under all of them, so a checkpoint of
-one opens under any other.
+Under data and fsdp the step is one program over global arrays, and XLA adds the communication. A
+dropout mask is the same on any number of devices. Under pmap each device runs the program and
+draws different masks. All three keep the state in the same global arrays, so a checkpoint written
+under one can be restored under another.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -26,47 +25,39 @@ Tree = TypeVar("Tree")
 
 
 class DataParallel:
-    """Every device holds the whole state, and an equal share of each batch's rows."""
+    """Every device holds the whole state and an equal share of each batch's rows."""
 
     axis = "data"
+    """Name of the only mesh axis."""
 
     def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
-        """Lay out the devices: all there are, of all processes, unless others are given."""
-        found = jax.devices() if devices is None else devices
-        # So that each process's rows lie side by side.
-        self.devices = sorted(found, key=lambda device: (device.process_index, device.id))
-        # Explicit axes would have Flax say where the result of each lookup lies.
-        mesh = Mesh(np.array(self.devices), (self.axis,), axis_types=(AxisType.Auto,))
-        self.mesh = mesh
-        self.replicated = NamedSharding(mesh, PartitionSpec())
-        self.batch_sharding = NamedSharding(mesh, PartitionSpec(self.axis))
-        mine = [i for i, d in enumerate(self.devices) if d.process_index == jax.process_index()]
-        self.shard = Shard(mine[0], mine[-1] + 1, len(self.devices))
-        """Which of each batch's rows this process has to bring."""
+        """Build a one-dimensional mesh, by default of all devices of all processes."""
+        devices = jax.devices() if devices is None else devices
+        # Sort by process, so that each process has consecutive rows of a batch.
+        self.devices = sorted(devices, key=lambda device: (device.process_index, device.id))
+        # With explicit axes, Flax would have to name the sharding of each embedding lookup.
+        self.mesh = Mesh(np.array(self.devices), (self.axis,), axis_types=(AxisType.Auto,))
+        self.replicated = NamedSharding(self.mesh, PartitionSpec())
+        self.batch_sharding = NamedSharding(self.mesh, PartitionSpec(self.axis))
+        process = jax.process_index()
+        local = [i for i, d in enumerate(self.devices) if d.process_index == process]
+        self.shard = Shard(local[0], local[-1] + 1, len(self.devices))
+        """The rows of each batch that this process provides."""
 
-    def sharding(self, leaf: Any) -> NamedSharding:
-        """Return where an array of the state lies, by its shape."""
-        del leaf
+    def sharding(self, _leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
+        """Return the sharding of an array of the state, which depends on its shape alone."""
         return self.replicated
 
     def abstract_state(self, tree: Tree) -> Tree:
-        """Describe arrays of these shapes that lie where the step wants them."""
+        """Return the shapes, types, and shardings that a step expects, without any values."""
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding(x)), tree
         )
 
-    def lowering_args(self, state: TrainState) -> TrainState:
-        """Return what a step is lowered for: one program, wherever the state was made.
-
-        In JAX an array's type includes where it lies, and of a fresh state that is told otherwise
-        than of one that a step gave back; compiled programs on disk would be found by one only.
-        """
-        return self.abstract_state(state)
-
     def place_state(self, state: TrainState) -> TrainState:
-        """Bring the state to where the step wants it: what is not there already."""
+        """Give each array of the state the sharding that a step expects."""
 
-        def place(leaf: Any) -> jax.Array:
+        def place(leaf: jax.Array) -> jax.Array:
             sharding = self.sharding(leaf)
             if leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
                 return leaf
@@ -76,13 +67,13 @@ class DataParallel:
         return jax.tree.map(place, state)
 
     def to_local_device(self, tree: Tree) -> Tree:
-        """Return arrays of the state as wholes on a device of this process; all must call it."""
+        """Gather arrays of the state on one device of this process. Every process must call it."""
         return jax.tree.map(
             lambda leaf: jax.device_put(leaf, self.replicated).addressable_data(0), tree
         )
 
     def place_batch(self, batch: Batch) -> Batch:
-        """Deal this process's `share` of a batch out to its devices."""
+        """Return the global batch of which `batch` has the rows of this process's `shard`."""
         first, last, total = self.shard
 
         def place(rows: np.ndarray) -> jax.Array:
@@ -91,64 +82,69 @@ class DataParallel:
 
         return Batch(*map(place, batch))
 
-    def compile(self, step: TrainStep, state: TrainState) -> Any:
-        """Return the step, to be lowered for such a state; the state it is given is used up."""
-        where = jax.tree.map(self.sharding, state)
+    def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
+        """Compile the step for the shapes of a state and of a placed batch.
 
-        # A function, for a program is called as it is, in traces and in messages.
+        The compiled step donates its state: the caller must not use that state again.
+        """
+        shardings = jax.tree.map(self.sharding, state)
+
+        # JAX names the program in traces and messages after this function.
         def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
             return step(state, batch)
 
-        return jax.jit(
+        jitted = jax.jit(
             train_step,
-            in_shardings=(where, self.batch_sharding),
-            out_shardings=(where, self.replicated),
+            in_shardings=(shardings, self.batch_sharding),
+            out_shardings=(shardings, self.replicated),
             donate_argnums=0,
         )
+        # JAX keys its cache of programs on the shardings of the inputs. A fresh state and a state
+        # that a step returned have different, though equivalent, shardings; abstract arrays give
+        # one cache entry for both.
+        return jitted.lower(self.abstract_state(state), batch).compile()
 
 
 class FSDP(DataParallel):
-    """State is split over the devices too: each leaf along its largest axis that divides."""
+    """Data parallelism that splits the state too, each array along its largest divisible axis."""
 
-    def sharding(self, leaf: Any) -> NamedSharding:
-        """Return where an array of the state lies: on every device, if no axis divides."""
-        dividing = [i for i, size in enumerate(leaf.shape) if size and size % self.mesh.size == 0]
-        if not dividing:
+    def sharding(self, leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
+        """Return the sharding of an array of the state: replicated if no axis is divisible."""
+        divisible = [i for i, size in enumerate(leaf.shape) if size and size % self.mesh.size == 0]
+        if not divisible:
             return self.replicated
-        largest = max(dividing, key=lambda axis: leaf.shape[axis])
+        largest = max(divisible, key=lambda axis: leaf.shape[axis])
         return NamedSharding(self.mesh, PartitionSpec(*[None] * largest, self.axis))
 
 
 class PmapDataParallel(DataParallel):
-    """`jax.pmap`: every device computes the sums of its own rows, and all add them up."""
+    """Data parallelism by `jax.pmap`: each device sums over its rows, then `psum` adds the sums."""
 
     def place_batch(self, batch: Batch) -> Batch:
-        """Deal this process's `share` out; the first axis counts devices then."""
+        """Return the global batch as [devices, rows of a device, length]."""
         devices = self.shard.last - self.shard.first
         return super().place_batch(Batch(*(x.reshape(devices, -1, x.shape[1]) for x in batch)))
 
-    def lowering_args(self, state: TrainState) -> TrainState:
-        """Return the state itself where there are several processes: `jax.pmap` wants arrays."""
-        return super().lowering_args(state) if jax.process_count() == 1 else state
+    def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
+        """Compile the step; as in `DataParallel`, it takes and returns global arrays."""
 
-    def compile(self, step: TrainStep, state: TrainState) -> Any:
-        """Return the step, to be lowered: compiled it takes and gives global arrays."""
-        del state
+        def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+            # Add sums and counts exactly once. A mean of the devices' means would weight tokens
+            # unequally, and a second `psum` would scale the gradient by the number of devices.
+            sums = step.compute_gradients(state, batch, jax.lax.axis_index(self.axis))
+            return step.apply_gradients(state, jax.lax.psum(sums, self.axis))
 
-        def on_each(state: TrainState, rows: Batch) -> tuple[TrainState, StepMetrics]:
-            # Sums and counts are added, once: a mean of the devices' means would be another
-            # step, and so would gradients that were added twice.
-            sums = step.sums(state, rows, jax.lax.axis_index(self.axis))
-            return step.update(state, jax.lax.psum(sums, self.axis))
-
-        return jax.pmap(
-            on_each,
+        mapped = jax.pmap(
+            train_step,
             axis_name=self.axis,
             in_axes=(None, 0),
             out_axes=None,
             donate_argnums=0,
             devices=self.devices,
         )
+        # With several processes, `jax.pmap` lowers for concrete arrays only.
+        is_alone = jax.process_count() == 1
+        return mapped.lower(self.abstract_state(state) if is_alone else state, batch).compile()
 
 
 SHARDINGS: dict[str, type[DataParallel]] = {
@@ -158,41 +154,54 @@ SHARDINGS: dict[str, type[DataParallel]] = {
 }
 
 
+class Compilation(NamedTuple):
+    """What `CompiledStep.compile` compiled: the shape of the global batch, and the time it took."""
+
+    rows: int
+    source_length: int
+    """Tokens of a source row, padding included."""
+    target_length: int
+    """Tokens of a target row, padding included."""
+    seconds: float
+
+    def __str__(self) -> str:
+        shape = f"{self.rows} x ({self.source_length} + {self.target_length})"
+        return f"compiled for {shape} tokens in {self.seconds:.1f} s"
+
+
 class CompiledStep:
-    """The train step on a placement, compiled ahead for each shape when the first batch comes."""
+    """A train step under a sharding, compiled ahead of time for each shape of a batch."""
 
-    def __init__(
-        self,
-        step: TrainStep,
-        placement: DataParallel,
-        say: Callable[[str], None],
-        paused: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        """Take the step.
+    def __init__(self, step: TrainStep, sharding: DataParallel) -> None:
+        self._step, self._sharding = step, sharding
+        self._compiled: dict[tuple[int, ...], jax.stages.Compiled] = {}
 
-        Args:
-            step: two pure functions.
-            placement: where state and batches lie.
-            say: told of each compilation.
-            paused: a context around it, so that rates are those of training.
-        """
-        self._placement, self._say, self._paused = placement, say, paused
-        self._step = step
-        self._compiled: dict[tuple[int, ...], Any] = {}
+    def is_compiled_for(self, batch: Batch) -> bool:
+        """Return whether a step with this batch starts at once."""
+        return _shape(batch) in self._compiled
+
+    def compile(self, state: TrainState, batch: Batch) -> Compilation:
+        """Compile the step for this process's rows of a batch. Neither argument is used up."""
+        placed = self._sharding.place_batch(batch)
+        start = time.perf_counter()
+        self._compiled[_shape(batch)] = self._sharding.compile(self._step, state, placed)
+        seconds = time.perf_counter() - start
+        first, last, total = self._sharding.shard
+        local_rows, source_length, target_length = _shape(batch)
+        return Compilation(
+            local_rows // (last - first) * total, source_length, target_length, seconds
+        )
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Do a step with this process's rows of a batch; the state is used up."""
-        placed = self._placement.place_batch(batch)
-        shape = (*batch.source.shape, *batch.target.shape)
-        if shape not in self._compiled:
-            with self._paused():
-                began = time.perf_counter()
-                step = self._placement.compile(self._step, state)
-                described = self._placement.lowering_args(state)
-                self._compiled[shape] = step.lower(described, placed).compile()
-                seconds = time.perf_counter() - began
-            mine, source, _, target = shape
-            first, last, total = self._placement.shard
-            rows = mine // (last - first) * total
-            self._say(f"compiled for {rows} x ({source} + {target}) pieces in {seconds:.1f} s")
-        return self._compiled[shape](state, placed)
+        """Do a step with this process's rows of a batch, compiling it first if necessary.
+
+        The step donates the state: the caller must not use it again.
+        """
+        if not self.is_compiled_for(batch):
+            self.compile(state, batch)
+        return self._compiled[_shape(batch)](state, self._sharding.place_batch(batch))
+
+
+def _shape(batch: Batch) -> tuple[int, int, int]:
+    """Return (rows, source length, target length)."""
+    return (*batch.source.shape, batch.target.shape[1])

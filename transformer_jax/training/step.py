@@ -1,11 +1,12 @@
 """One update of the parameters: a pure function of the state and a batch.
 
-The batch is the global one: nothing here knows on how many devices it lies.
-Shapes: B batch, S source positions, T target positions.
+The batch is global: nothing here depends on the number of devices that hold it.
+Shapes: B rows of the batch, T token positions, N micro-batches.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,139 +22,151 @@ from transformer_jax.training.optimizer import make_optimizer
 
 
 class TrainState(NamedTuple):
-    """All that a step needs beside its batch: with config and data it determines what follows."""
+    """The input and output of a step. With config and data, it determines all later steps."""
 
     step: Int[Array, ""]
-    """Batches that training has seen."""
+    """Number of batches that training has seen."""
     seed: Int[Array, ""]
-    """Of the run. It stays as it is, and is no constant of the step: runs of all seeds share one
-    compiled program."""
+    """The run's seed. It never changes, and is an array so that all seeds share one program."""
     params: Params
-    optimizer: Any
-    """As Optax keeps it."""
+    optimizer: optax.OptState
     skipped: Int[Array, ""]
-    """Of the steps, those that changed nothing since their gradient was not finite."""
+    """Number of steps skipped because of a gradient or loss that is not finite."""
     skipped_in_a_row: Int[Array, ""]
-    """The last so many were."""
+    """Length of the current streak of skipped steps."""
 
 
 class StepMetrics(NamedTuple):
-    """What one step reports."""
+    """The measurements of one step."""
 
     loss: Loss
-    """Zeros, of no tokens, where the step was skipped."""
+    """All zeros if the step was skipped."""
     gradient_norm: Float[Array, ""]
-    """Before clipping."""
+    """Global norm before clipping."""
     skipped: Int[Array, ""]
-    """As in the state after the step."""
+    """`TrainState.skipped` after the step."""
     skipped_in_a_row: Int[Array, ""]
+    """`TrainState.skipped_in_a_row` after the step."""
 
 
-Sums = tuple[Params, Loss]
-"""The gradient of the summed loss, and the sums."""
+GradientSum = tuple[Params, Loss]
+"""The gradient of the smoothed loss, summed over target tokens, and the loss sums themselves."""
 
 
 @dataclass(frozen=True)
 class TrainStep:
-    """One update in two pure functions, between which sums of several devices can be added."""
+    """One update as two pure functions. Several devices can add up their sums in between."""
 
-    sums: Callable[[TrainState, Batch, Array], Sums]
-    """Of a batch, or of a part of it. The last argument is the part's number: each has dropout
-    masks of its own."""
-    update: Callable[[TrainState, Sums], tuple[TrainState, StepMetrics]]
-    """The state after the step, of the sums of the whole batch."""
+    compute_gradients: Callable[[TrainState, Batch, Array], GradientSum]
+    """Sums over a batch or over a shard of it. The last argument is the shard's index, so that
+    each shard draws different dropout masks."""
+    apply_gradients: Callable[[TrainState, GradientSum], tuple[TrainState, StepMetrics]]
+    """Updates the state with the sums over the whole batch."""
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Do a step with a whole batch."""
-        return self.update(state, self.sums(state, batch, jnp.int32(0)))
+        """Update the state with a whole batch."""
+        return self.apply_gradients(state, self.compute_gradients(state, batch, jnp.int32(0)))
 
 
-def seed_key(seed: Int[Array, ""]) -> Array:
-    """Return the key of a run, of one generator whatever JAX is set to."""
+def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
+    """Return the step: the gradient of the mean loss per token, then Adam (sections 5.3, 5.4)."""
+    optimizer = make_optimizer(config, model.config.d_model)
+    return TrainStep(
+        compute_gradients=partial(compute_gradients, model, config),
+        apply_gradients=partial(apply_gradients, optimizer),
+    )
+
+
+def make_rng(seed: Int[Array, ""]) -> Array:
+    """Return a run's random key. The generator is fixed, whatever JAX's default is."""
     return jax.random.key(seed, impl="threefry2x32")
 
 
 def init_state(model: Transformer, config: TrainConfig) -> TrainState:
-    """Return the state before the first step: a function of the seed."""
+    """Return the state before the first step, a function of the seed."""
     seed = jnp.int32(config.seed)
-    params = init_params(model, seed_key(seed))
+    params = init_params(model, make_rng(seed))
     optimizer = make_optimizer(config, model.config.d_model).init(params)
-    # Three arrays, for the step may give the memory of each to another.
-    step, skipped, in_a_row = jnp.zeros(3, jnp.int32)
-    return TrainState(step, seed, params, optimizer, skipped, in_a_row)
+    # Three separate arrays, because a step donates the memory of each.
+    step, skipped, skipped_in_a_row = jnp.zeros(3, jnp.int32)
+    return TrainState(step, seed, params, optimizer, skipped, skipped_in_a_row)
 
 
-def split_rows(batch: Batch, parts: int) -> Batch:
-    """Deal a batch's rows out to `parts` gradient-accumulation-steps: [B, T] becomes [parts, B / parts, T].
+def compute_gradients(
+    model: Transformer,
+    config: TrainConfig,
+    state: TrainState,
+    batch: Batch,
+    shard_index: Int[Array, ""],
+) -> GradientSum:
+    """Sum gradient and loss over a batch, in `config.gradient_accumulation_steps` parts."""
+    # Dropout is a function of seed and step, so that a resumed run draws the same masks.
+    rng = jax.random.fold_in(jax.random.fold_in(make_rng(state.seed), state.step), shard_index)
+    num_micro_batches = config.gradient_accumulation_steps
+    sum_gradients = jax.grad(partial(_sum_loss, model, config.label_smoothing), has_aux=True)
+    if num_micro_batches == 1:
+        return sum_gradients(state.params, batch, rng)
 
-    Row i goes to part i % parts, so that rows stay on the device that holds them. Rows that
-    do not divide are filled up with empty ones, which count nothing.
+    def add(total: GradientSum, inputs: tuple[Batch, Array]) -> tuple[GradientSum, None]:
+        return jax.tree.map(jnp.add, total, sum_gradients(state.params, *inputs)), None
+
+    rngs = jax.random.split(rng, num_micro_batches)
+    micro_batches = split_rows(batch, num_micro_batches)
+    zeros = (jax.tree.map(jnp.zeros_like, state.params), Loss(*jnp.zeros(3)))
+    total, _ = jax.lax.scan(add, zeros, (micro_batches, rngs))
+    return total
+
+
+def _sum_loss(
+    model: Transformer, smoothing: float, params: Params, batch: Batch, rng: Array
+) -> tuple[Float[Array, ""], Loss]:
+    """Return the smoothed loss, summed over target tokens, and all sums."""
+    logits: Any = model.apply({"params": params}, *batch, train=True, rngs={"dropout": rng})
+    loss = cross_entropy(logits, batch.target, smoothing)
+    return loss.smoothed, loss
+
+
+def split_rows(batch: Batch, num_micro_batches: int) -> Batch:
+    """Split a batch into micro-batches: [B, T] becomes [N, ceil(B / N), T].
+
+    Row i goes to micro-batch i % N, so that rows stay on the device that holds them. If N does
+    not divide B, empty rows fill the micro-batches; they add nothing to any sum.
     """
 
-    def split(pieces: Int[Array, "B T"]) -> Int[Array, "parts rows T"]:
-        padded = jnp.pad(pieces, ((0, -len(pieces) % parts), (0, 0)))
-        return padded.reshape(-1, parts, pieces.shape[1]).swapaxes(0, 1)
+    def split(tokens: Int[Array, "B T"]) -> Int[Array, "N rows T"]:
+        padded = jnp.pad(tokens, ((0, -len(tokens) % num_micro_batches), (0, 0)))
+        return padded.reshape(-1, num_micro_batches, tokens.shape[1]).swapaxes(0, 1)
 
     return Batch(*map(split, batch))
 
 
-def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
-    """Return the step: gradient of the mean loss per token, then Adam (sections 5.3, 5.4).
+def apply_gradients(
+    optimizer: optax.GradientTransformationExtraArgs, state: TrainState, sums: GradientSum
+) -> tuple[TrainState, StepMetrics]:
+    """Update the parameters with the mean gradient per token.
 
-    A gradient that is not finite changes nothing but the count of such steps.
+    If the gradient or the loss is not finite, parameters and optimizer stay as they are: the
+    step counts as skipped.
     """
-    optimizer = make_optimizer(config, model.config.d_model)
+    gradients, loss = sums
+    gradients = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), gradients)
+    norm = optax.tree.norm(gradients)
+    is_finite = jnp.isfinite(norm) & jnp.isfinite(loss.smoothed)
 
-    def total_loss(params: Params, batch: Batch, rng: Array) -> tuple[Float[Array, ""], Loss]:
-        logits: Any = model.apply({"params": params}, *batch, train=True, rngs={"dropout": rng})
-        loss = cross_entropy(logits, batch.target, config.label_smoothing)
-        return loss.smoothed, loss
+    def update() -> tuple[optax.Params, optax.OptState]:
+        updates, adam = optimizer.update(gradients, state.optimizer, state.params, norm=norm)
+        return optax.apply_updates(state.params, updates), adam
 
-    def gradient_sum(params: Params, batch: Batch, rng: Array) -> Sums:
-        return jax.grad(total_loss, has_aux=True)(params, batch, rng)
-
-    def accumulated(params: Params, batch: Batch, rng: Array) -> Sums:
-        rngs = jax.random.split(rng, config.gradient_accumulation_steps)
-        parts = split_rows(batch, config.gradient_accumulation_steps)
-
-        def add(total: Sums, part: tuple[Batch, Array]) -> tuple[Sums, None]:
-            return jax.tree.map(jnp.add, total, gradient_sum(params, *part)), None
-
-        zero = (jax.tree.map(jnp.zeros_like, params), Loss(*jnp.zeros(3)))
-        total, _ = jax.lax.scan(add, zero, (parts, rngs))
-        return total
-
-    def sums(state: TrainState, batch: Batch, part: Array) -> Sums:
-        # Dropout is a function of (seed, step): a run that was resumed draws the same masks.
-        rng = jax.random.fold_in(jax.random.fold_in(seed_key(state.seed), state.step), part)
-        of_batch = gradient_sum if config.gradient_accumulation_steps == 1 else accumulated
-        return of_batch(state.params, batch, rng)
-
-    def update(state: TrainState, sums: Sums) -> tuple[TrainState, StepMetrics]:
-        gradients, loss = sums
-        gradients = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), gradients)
-        norm = optax.tree.norm(gradients)
-        is_finite = jnp.isfinite(norm) & jnp.isfinite(loss.smoothed)
-
-        def updated() -> tuple[Params, Any]:
-            updates, new = optimizer.update(gradients, state.optimizer, state.params, norm=norm)
-            params: Any = optax.apply_updates(state.params, updates)
-            return params, new
-
-        # `jnp.where` between old and new numbers would have XLA on a CPU copy Adam's moments: the
-        # new parameters would read the old ones after these are written over.
-        new_params, new_optimizer = jax.lax.cond(
-            is_finite, updated, lambda: (state.params, state.optimizer)
-        )
-        new = TrainState(
-            state.step + 1,
-            state.seed,
-            new_params,
-            new_optimizer,
-            state.skipped + ~is_finite,
-            jnp.where(is_finite, 0, state.skipped_in_a_row + 1),
-        )
-        loss = jax.tree.map(lambda x: jnp.where(is_finite, x, 0), loss)
-        return new, StepMetrics(loss, norm, new.skipped, new.skipped_in_a_row)
-
-    return TrainStep(sums, update)
+    # With `jnp.where` in place of `cond`, XLA on a CPU would copy Adam's moments: the new
+    # parameters would read the old moments after the new ones overwrite them.
+    params, adam = jax.lax.cond(is_finite, update, lambda: (state.params, state.optimizer))
+    new_state = TrainState(
+        state.step + 1,
+        state.seed,
+        params,
+        adam,
+        state.skipped + ~is_finite,
+        jnp.where(is_finite, 0, state.skipped_in_a_row + 1),
+    )
+    loss = jax.tree.map(lambda x: jnp.where(is_finite, x, 0), loss)
+    return new_state, StepMetrics(loss, norm, new_state.skipped, new_state.skipped_in_a_row)

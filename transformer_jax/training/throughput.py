@@ -1,4 +1,4 @@
-"""Sums and rates between two reports."""
+"""Training metrics between two reports: mean losses, tokens per second, and FLOP/s."""
 
 import math
 import time
@@ -8,41 +8,46 @@ from contextlib import contextmanager
 import jax
 
 from transformer_jax.data.batches import Batch
-from transformer_jax.distributed import heartbeat
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.training.flops import step_flops
 from transformer_jax.training.step import StepMetrics
 
-# For each step: smoothed loss, negative log-likelihood, tokens; all 0 where it was skipped.
 Sums = list[list[float]]
+"""For each step: smoothed loss, negative log-likelihood, and number of tokens, summed over the
+batch. All three are 0 if the step was skipped."""
 
 
 class Meter:
-    """Collects what steps report; time in `paused` is no time of training's."""
+    """Accumulates the metrics of steps until the next report."""
 
     def __init__(self, model: Transformer, peak: float, earlier: Sums) -> None:
-        """Begin to count.
+        """Start the clock.
 
         Args:
-            model: what is trained.
-            peak: FLOP/s that the devices could do.
-            earlier: `unreported` of the process that stopped before: so a report after an
-                interruption is the same as without one.
+            model: the model being trained.
+            peak: FLOP/s that the devices can reach.
+            earlier: `pending_metrics` of an interrupted process. They make the next report the
+                same as without the interruption.
         """
         self._model, self._peak = model, peak
-        self._clear(earlier)
+        self._reset(earlier)
 
-    def _clear(self, earlier: Sums) -> None:
+    def _reset(self, earlier: Sums) -> None:
         self._earlier = earlier
         self._metrics: list[StepMetrics] = []
-        self._flops = self._paused = 0.0
-        self._since = time.perf_counter()
+        self._flops = self._paused_seconds = 0.0
+        self._start = time.perf_counter()
 
     def add(self, metrics: StepMetrics, batch: Batch) -> int:
-        """Count a step; waits for the one before last, so that the host runs no further ahead.
+        """Count step n, and wait until the devices have finished step n - 2.
+
+        The wait bounds how far the host runs ahead of the devices, and it makes progress
+        observable: once `add` returns for step n, step n - 2 is done. `heartbeat.beat` relies on
+        this. The first two steps after a report do not wait.
 
         Returns:
-            How many steps in a row, up to the one before last, were skipped.
+            The length of the streak of skipped steps that ends with step n - 2; 0 if `add` did
+            not wait.
         """
         self._metrics.append(metrics)
         self._flops += step_flops(self._model.config, self._model.vocab_size, batch)
@@ -52,31 +57,42 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out the time of what is done in this context."""
+        """Wait for all steps so far; then exclude the time spent in this context from the rates."""
         jax.block_until_ready(self._metrics)
-        heartbeat.busy("compiling, scoring or saving")
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self._paused += time.perf_counter() - began
+            self._paused_seconds += time.perf_counter() - start
 
     @property
     def last(self) -> StepMetrics:
-        """What the newest step said."""
+        """The metrics of the newest step."""
         return self._metrics[-1]
 
     def pending_metrics(self) -> Sums:
-        """Return the sums of each step since the last reading."""
-        found = jax.device_get([metrics.loss for metrics in self._metrics])
-        return [*self._earlier, *([float(x) for x in loss] for loss in found)]
+        """Return the sums of each step since the last report, including the earlier ones."""
+        losses = jax.device_get([metrics.loss for metrics in self._metrics])
+        return [*self._earlier, *([float(x) for x in loss] for loss in losses)]
 
     def read(self) -> dict[str, float]:
-        """Return means and rates since the last reading, and begin anew."""
+        """Return means and rates since the last report, and reset.
+
+        The means include steps of the interrupted process; the rates do not.
+
+        Returns:
+            loss: mean smoothed cross-entropy per token, in nats; absent if all steps were skipped.
+            perplexity: exp of the mean negative log-likelihood per token; absent as `loss` is.
+            gradient_norm: the newest step's, before clipping; absent if it is not finite.
+            skipped: number of skipped steps; absent if 0.
+            tokens_per_second: target tokens.
+            flops: FLOPs of all steps, padding not counted.
+            utilization: fraction of the devices' peak.
+        """
         sums = self.pending_metrics()
-        seconds = time.perf_counter() - self._since - self._paused
+        seconds = time.perf_counter() - self._start - self._paused_seconds
         smoothed, nll, count = (math.fsum(column) for column in zip(*sums, strict=True))
-        now = math.fsum(tokens for _, _, tokens in sums[len(self._earlier) :])
+        tokens = math.fsum(tokens for _, _, tokens in sums[len(self._earlier) :])
         values: dict[str, float] = {}
         if count:
             values |= {"loss": smoothed / count, "perplexity": math.exp(min(nll / count, 700.0))}
@@ -84,8 +100,8 @@ class Meter:
             values["gradient_norm"] = norm
         if skipped := sum(tokens == 0 for _, _, tokens in sums):
             values["skipped"] = skipped
-        values["tokens_per_second"] = now / seconds
+        values["tokens_per_second"] = tokens / seconds
         values["flops"] = self._flops
         values["utilization"] = self._flops / seconds / self._peak
-        self._clear([])
+        self._reset([])
         return values

@@ -1,9 +1,7 @@
-"""A trace of some steps, for TensorBoard or Perfetto: where their time goes."""
+"""Profiler traces of some steps, for TensorBoard or Perfetto."""
 
-import contextlib
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import jax
 
@@ -11,28 +9,32 @@ from transformer_jax.errors import StorageError
 
 
 class StepTracer:
-    """A context in which some steps of a run are traced, into its folder `profile/`."""
+    """A context that traces some consecutive steps of a run."""
 
     def __init__(self, folder: Path, *, after: int, steps: int) -> None:
-        """Wait for the step to begin after.
+        """Choose the steps.
 
         Args:
-            folder: where traces go, each into a folder of its own.
-            after: the last step that is not traced; by then most shapes are compiled.
-            steps: how many are traced; 0 for none.
+            folder: where the profiler writes each trace into a new subfolder.
+            after: the last step before the trace. By then most shapes should be compiled.
+            steps: number of steps to trace; 0 for none.
         """
         self._folder, self._first, self._last = folder, after, after + steps
-        self._is_on = False
+        self._is_tracing = False
 
-    def after(self, step: int, state: Any) -> None:
-        """Begin or end, when this step was asked for; `state` is what it gives.
+    def after(self, step: int, state: object) -> None:
+        """Start or stop the trace if it is due after this step.
+
+        Args:
+            step: the step that was just dispatched.
+            state: the arrays that the step returns.
 
         Raises:
             StorageError: the trace cannot be written.
         """
         if step not in (self._first, self._last) or self._first == self._last:
             return
-        # So that the trace has these steps and no others.
+        # Wait for the devices, so that the trace contains exactly the chosen steps.
         jax.block_until_ready(state)
         if step == self._last:
             self._stop()
@@ -42,21 +44,19 @@ class StepTracer:
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be made: {error.strerror}") from error
         options = jax.profiler.ProfileOptions()
-        # Python's own calls would crowd out what the devices do.
+        # Traced Python calls would crowd out the operations of the devices.
         options.python_tracer_level = 0
         jax.profiler.start_trace(str(self._folder), profiler_options=options)
-        self._is_on = True
+        self._is_tracing = True
 
     def _stop(self) -> None:
-        if not self._is_on:
+        if not self._is_tracing:
             return
-        self._is_on = False
+        self._is_tracing = False
         try:
             jax.profiler.stop_trace()
         except (OSError, RuntimeError) as error:
-            raise StorageError(
-                f"a trace could not be written to {self._folder}: {error}"
-            ) from error
+            raise StorageError(f"a trace cannot be written to {self._folder}: {error}") from error
 
     def __enter__(self) -> "StepTracer":
         return self
@@ -67,7 +67,10 @@ class StepTracer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Keep what was traced of a run that ended before its time."""
-        # What ended the run comes first.
-        with contextlib.suppress(*[] if error is None else [StorageError]):
+        """Write the trace of a run that ends before the last step to trace."""
+        try:
             self._stop()
+        except StorageError:
+            # An error that ends the run takes precedence.
+            if error is None:
+                raise

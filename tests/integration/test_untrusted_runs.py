@@ -135,7 +135,7 @@ MEDDLING: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a pipe in a checkpoint": (lambda p: os.mkfifo(p / "checkpoints" / "8" / "x"), "no plain file"),
     "a pipe": (lambda p: os.mkfifo(p / "samples.txt"), "no plain file"),
     "an empty vocabulary": (model_of(b""), "tokenizer.model"),
-    "a vocabulary of junk": (model_of(b"\xff" * 99), "no SentencePiece model"),
+    "a vocabulary of junk": (model_of(b"\xff" * 99), "not a SentencePiece model"),
 }
 
 
@@ -181,7 +181,7 @@ def test_no_vocabulary_ends_this_process(tries: int) -> None:
         told = fault_of(bytes(model))
         refused += bool(told)
         assert "\n" not in told
-        kinds = ("is no SentencePiece model: ", "was not made here: ")
+        kinds = ("is not a SentencePiece model: ", "has other special tokens: ")
         assert not told or told.removeprefix("tokenizer.model ").startswith(kinds)
     assert refused > tries / 4
 
@@ -200,7 +200,7 @@ def test_a_vocabulary_that_ends_the_process_that_tries_it_is_refused(
     program = tokenizer.PROBE.replace("p = ", f"import os; {end} #")
     monkeypatch.setattr(tokenizer, "PROBE", program)
     for _ in range(2):
-        with pytest.raises(DataError, match="x is no SentencePiece model: "):
+        with pytest.raises(DataError, match="x is not a SentencePiece model: "):
             Tokenizer.load_untrusted(untried, "x")
 
 
@@ -222,7 +222,7 @@ def test_a_vocabulary_is_tried_with_the_packages_that_are_here(
     (tmp_path / "elsewhere.py").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
-    with pytest.raises(TransformerJaxError, match=r"x cannot be tried in .*No module") as told:
+    with pytest.raises(TransformerJaxError, match=r"x cannot be tested in .*No module") as told:
         Tokenizer.load_untrusted(untried, "x")
     assert not isinstance(told.value, DataError)
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,4 +1,4 @@
-"""The work that contestants do: sizes of models, and batches that all of them get alike."""
+"""Workloads: model sizes, and batches that are equal for all workers."""
 
 import dataclasses
 import itertools
@@ -18,7 +18,7 @@ from transformer_jax.special_tokens import EOS, PAD, UNKNOWN
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model, and one batch without padding."""
+    """Sizes of a model and of one batch without padding."""
 
     d_model: int = 512
     layers: int = 6
@@ -27,33 +27,33 @@ class Sizes:
     vocab: int = 32_000
     batch: int = 32
     src: int = 32
-    """Pieces of each source."""
+    """Tokens per source."""
     tgt: int = 32
-    """Pieces of each target."""
+    """Tokens per target."""
     dtype: str = "float32"
 
-    def but(self, changes: Sequence[str]) -> "Sizes":
-        """Return the same with some changed, each as "d_ff=1024".
+    def with_changes(self, changes: Sequence[str]) -> "Sizes":
+        """Return the sizes with some of them changed, such as "d_ff=1024".
 
         Raises:
-            UsageError: there is no such size, or this is none.
+            UsageError: the name is unknown, or the value is not a positive number.
         """
         known = [field.name for field in dataclasses.fields(self) if field.name != "dtype"]
-        found: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
         for change in changes:
             name, _, value = change.partition("=")
             if name not in known:
                 raise UsageError(
-                    f"--split takes NAME=NUMBER of {', '.join(known)}, got {change!r}"
+                    f"--set takes NAME=NUMBER of {', '.join(known)}, got {change!r}"
                     f"{did_you_mean(name, known)}"
                 )
             if not value.isascii() or not value.isdigit() or not 0 < int(value) < 1 << 31:
-                raise UsageError(f"--split {name} must be a positive number, got {value!r}")
-            found[name] = int(value)
-        return dataclasses.replace(self, **found)
+                raise UsageError(f"--set {name} must be a positive number, got {value!r}")
+            changed[name] = int(value)
+        return dataclasses.replace(self, **changed)
 
 
-# The first two are those by which this project compares itself with others on a CPU.
+# "base" and "tiny" are the standard sizes of the comparison on a CPU.
 SIZES = {
     "base": Sizes(),
     "tiny": Sizes(d_model=256, layers=3, heads=4, d_ff=1024, vocab=8000, batch=64, src=24, tgt=24),
@@ -62,51 +62,51 @@ SIZES = {
 }
 
 
-def sizes_of(name: str, changes: Sequence[str] = ()) -> Sizes:
-    """Return the sizes of this name, with changes as `Sizes.but` takes them.
+def load_sizes(name: str, changes: Sequence[str] = ()) -> Sizes:
+    """Return named sizes, changed as `Sizes.with_changes` describes.
 
     Raises:
-        UsageError: there are none of this name.
+        UsageError: the name is unknown.
     """
     if name not in SIZES:
         raise UsageError(
             f"no sizes {name!r}{did_you_mean(name, SIZES)} (there are {', '.join(SIZES)})"
         )
-    return SIZES[name].but(changes)
+    return SIZES[name].with_changes(changes)
 
 
-def pieces(rng: np.random.Generator, vocab: int, *shape: int) -> np.ndarray:
-    """Draw pieces that are neither padding nor another special one."""
+def random_tokens(rng: np.random.Generator, vocab: int, *shape: int) -> np.ndarray:
+    """Draw tokens that are not special tokens."""
     return rng.integers(UNKNOWN + 1, vocab, shape, dtype=np.int32)
 
 
 def full_batch(sizes: Sizes) -> Batch:
-    """Return a batch without padding, the same each time."""
+    """Return a batch without padding, equal in every call."""
     rng = np.random.default_rng(0)
-    source = pieces(rng, sizes.vocab, sizes.batch, sizes.src)
-    return Batch(source, pieces(rng, sizes.vocab, sizes.batch, sizes.tgt))
+    source = random_tokens(rng, sizes.vocab, sizes.batch, sizes.src)
+    return Batch(source, random_tokens(rng, sizes.vocab, sizes.batch, sizes.tgt))
 
 
-def target_tokens(batch: Batch) -> int:
-    """Return how many target tokens are learnt from: padding is none."""
+def count_target_tokens(batch: Batch) -> int:
+    """Return the number of target tokens without padding."""
     return int((batch.target != PAD).sum())
 
 
-def save(path: Path, batches: Sequence[Batch]) -> str:
-    """Keep batches for contestants to read; return the path."""
+def save_batches(path: Path, batches: Sequence[Batch]) -> str:
+    """Save batches for workers to read, and return the path."""
     arrays = {f"{i}.{side}": getattr(b, side) for i, b in enumerate(batches) for side in b._fields}
     np.savez(path, allow_pickle=False, **arrays)
     return str(path)
 
 
 def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> list[Batch]:
-    """Return real batches of the shapes that most of a text's tokens are in, as they come.
+    """Return real batches of the shapes that hold most of the tokens of a text.
 
     Args:
-        config: whose text.
-        tokens: target tokens that a batch has at least, on average, where there is so much text.
-        shapes: how many at most; each is compiled.
-        count: how many batches at most.
+        config: names the text.
+        tokens: target tokens per batch, at least, on average, if the text has that many.
+        shapes: the largest number of shapes; each is compiled.
+        count: the largest number of batches.
     """
     from transformer_jax.data.prepare import prepare
 
@@ -114,25 +114,25 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
     room = tokens
     while True:
         batches = Batches(*text, batch_tokens=room, seed=config.train.seed)
-        found = _commonest(batches, shapes, count)
-        mean = sum(map(target_tokens, found)) / len(found)
+        selected = _most_common(batches, shapes, count)
+        mean = sum(map(count_target_tokens, selected)) / len(selected)
         if mean >= tokens or batches.per_epoch == len(batches.buckets):
-            return found
-        # Batches are planned by positions, of which some are padding.
+            return selected
+        # Batches are planned by positions, and some positions are padding.
         room = round(room * min(2.0, 1.01 * tokens / mean)) + 1
 
 
-def _commonest(batches: Batches, shapes: int, count: int) -> list[Batch]:
-    """Return the first batches of an epoch that have one of the shapes with most positions."""
+def _most_common(batches: Batches, shapes: int, count: int) -> list[Batch]:
+    """Return the first batches of an epoch whose shape is among those with the most positions."""
     most = sorted(batches.buckets, key=lambda s: -s.batches * s.rows * (s.source + s.target))
     wanted = {shape[:3] for shape in most[:shapes]}
     every = (batches[step] for step in range(batches.per_epoch))
-    found = (b for b in every if (*b.source.shape, b.target.shape[1]) in wanted)
-    return list(itertools.islice(found, count))
+    matching = (b for b in every if (*b.source.shape, b.target.shape[1]) in wanted)
+    return list(itertools.islice(matching, count))
 
 
 def text_sources(config: Config, count: int) -> list[list[int]]:
-    """Return the pieces of so many sources of a text, each with its end."""
+    """Return the tokens of the first sources of a text, each with its end token."""
     from transformer_jax.data.prepare import prepare
 
     source, _ = prepare(config.data).tokens("train")
@@ -141,6 +141,6 @@ def text_sources(config: Config, count: int) -> list[list[int]]:
 
 
 def random_sources(sizes: Sizes, count: int, length: int) -> list[list[int]]:
-    """Return so many sources of one length, without their ends counted in it."""
-    rows = pieces(np.random.default_rng(0), sizes.vocab, count, length)
+    """Return random sources of `length` tokens, plus the end token."""
+    rows = random_tokens(np.random.default_rng(0), sizes.vocab, count, length)
     return [[*row, EOS] for row in rows.tolist()]

@@ -1,0 +1,289 @@
+"""The benchmarks: training, decoding, the input pipeline, and cost by length."""
+
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.benchmark.adapter import make_config
+from experiments.benchmark.results import Benchmark, summarize
+from experiments.benchmark.rounds import Rounds, WorkerSpec, quartiles, run_rounds
+from experiments.benchmark.workloads import (
+    Sizes,
+    count_target_tokens,
+    full_batch,
+    random_sources,
+    save_batches,
+)
+from transformer_jax.config import Config
+from transformer_jax.config.validation import did_you_mean
+from transformer_jax.data.batches import Batch
+from transformer_jax.errors import UsageError
+from transformer_jax.training.flops import step_flops
+
+TRAINERS = ("ours", "torch", "torch-compiled")
+DECODERS = ("ours", "ctranslate2", "hf")
+# Sentence lengths of equal work.
+LENGTHS = (128, 256, 512, 1024, 2048)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure any benchmark."""
+
+    rounds: int = 9
+    steps: int = 1
+    """Steps per round."""
+    torch_python: str = sys.executable
+    """Python interpreter of the other libraries."""
+    until: float = float("inf")
+    """Time limit on the clock of `time.monotonic`."""
+    at_once: bool = False
+    """Whether workers may start at the same time."""
+    environment: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    """Environment variables of this project's workers."""
+    say: Callable[[str], None] = lambda _: None
+
+    def run(self, specs: Sequence[WorkerSpec]) -> Rounds:
+        """Run workers with these settings."""
+        return run_rounds(
+            specs,
+            rounds=self.rounds,
+            steps=self.steps,
+            until=self.until,
+            at_once=self.at_once,
+            say=self.say,
+        )
+
+
+@contextmanager
+def isolated_cache(settings: Settings) -> Iterator[tuple[Settings, Path]]:
+    """Provide a temporary folder with an empty compilation cache."""
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        cache = {
+            # The settings of `transformer_jax.cache`, in an empty folder.
+            "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        yield replace(settings, environment={**settings.environment, **cache}), Path(folder)
+
+
+def select_names(only: str | None, known: Sequence[str], usual: Sequence[str]) -> list[str]:
+    """Return the workers in a comma-separated list.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    names = list(usual) if only is None else [name for name in only.split(",") if name]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"no worker {name!r}{did_you_mean(name, known)} (there are {', '.join(known)})"
+            )
+    return list(dict.fromkeys(names))
+
+
+def train(
+    name: str,
+    sizes: Sizes,
+    settings: Settings,
+    *,
+    only: str | None = None,
+    usual: Sequence[str] = TRAINERS[:2],
+    references: Sequence[str] = ("torch", "torch-compiled"),
+    batches: Sequence[Batch] = (),
+    again: bool = True,
+    work: Mapping[str, Any] | None = None,
+) -> Benchmark:
+    """Compare train steps.
+
+    Args:
+        name: the name of the benchmark.
+        sizes: of the model, and of the batch unless `batches` is given.
+        settings: how to measure.
+        only: workers, separated by commas.
+        usual: workers to run if `only` is None.
+        references: candidates for the reference; the first that ran is used.
+        batches: real batches; each round uses `settings.steps` of them.
+        again: start this project's worker a second time at the end, to measure what the
+            compilation cache saves.
+        work: a description of the batches.
+    """
+    batches = batches or [full_batch(sizes)]
+    config = make_config(dataclasses.asdict(sizes)).model
+    tokens = sum(map(count_target_tokens, batches))
+    flops = sum(step_flops(config, sizes.vocab, batch) for batch in batches) / tokens
+    with isolated_cache(settings) as (inside, folder):
+        task = {
+            "sizes": dataclasses.asdict(sizes),
+            "arrays": save_batches(folder / "work.npz", batches),
+        }
+        own = WorkerSpec("ours", {"maker": "adapter.train", **task}, environment=inside.environment)
+        specs = {
+            "ours": own,
+            **{
+                peer: WorkerSpec(
+                    peer,
+                    {"maker": "peers.train", "is_compiled": peer == "torch-compiled", **task},
+                    python=settings.torch_python,
+                )
+                for peer in TRAINERS[1:]
+            },
+        }
+        names = select_names(only, TRAINERS, usual)
+        result = summarize(
+            inside.run([specs[key] for key in names]),
+            name,
+            unit="target tokens",
+            work={"steps": settings.steps, **task["sizes"], **(work or {})},
+            references=references,
+            flops=flops,
+        )
+        if again and "ours" in result.measurements:
+            second = replace(inside, rounds=0).run([own]).workers
+            if "ours" in second:
+                seconds = second["ours"].startup.first_seconds
+                ours = replace(result.measurements["ours"], second_start_seconds=seconds)
+                return replace(result, measurements={**result.measurements, "ours": ours})
+    return result
+
+
+def decode(
+    name: str,
+    sizes: Sizes,
+    settings: Settings,
+    *,
+    beam_size: int,
+    sources: Sequence[Sequence[int]] = (),
+    extra: int = 19,
+    count: int = 64,
+    length: int = 20,
+    only: str | None = None,
+    usual: Sequence[str] = DECODERS,
+    references: Sequence[str] = ("ctranslate2", "hf"),
+) -> Benchmark:
+    """Compare decoding, with random parameters under which no translation ends early.
+
+    Args:
+        name: the name of the benchmark.
+        sizes: the sizes of the model.
+        settings: how to measure.
+        beam_size: 1 is greedy search.
+        sources: tokens of sentences with their end tokens. Default: random.
+        extra: the number of tokens by which a translation is longer than its source.
+        count: the number of random sentences.
+        length: the number of tokens per random sentence, without the end token.
+        only: workers, separated by commas.
+        usual: workers to run if `only` is None.
+        references: candidates for the reference; the first that ran is used.
+    """
+    sources = sources or random_sources(sizes, count, length)
+    task = {
+        "sizes": dataclasses.asdict(sizes),
+        "sources": [list(source) for source in sources],
+        "beam_size": beam_size,
+        "extra": extra,
+    }
+    makers = {"ctranslate2": "peers.ctranslate2", "hf": "peers.generate"}
+    with isolated_cache(settings) as (inside, _):
+        own = WorkerSpec(
+            "ours", {"maker": "adapter.translate", **task}, environment=inside.environment
+        )
+        specs = {
+            "ours": own,
+            **{
+                key: WorkerSpec(key, {"maker": maker, **task}, python=settings.torch_python)
+                for key, maker in makers.items()
+            },
+        }
+        rounds = inside.run([specs[key] for key in select_names(only, DECODERS, usual)])
+    lengths = [len(source) for source in sources]
+    return summarize(
+        rounds,
+        name,
+        unit="sentences",
+        work={
+            **{key: task["sizes"][key] for key in ("d_model", "layers", "heads", "d_ff", "vocab")},
+            "dtype": sizes.dtype,
+            "beam_size": beam_size,
+            "extra": extra,
+            "sentences": len(sources),
+            "source_tokens": sum(lengths),
+        },
+        references=references,
+        notes=["the last value is the mean length of the translations, ends counted"],
+    )
+
+
+def pipeline(config: Config, settings: Settings) -> Benchmark:
+    """Compare training on a config's text with training on preloaded full batches.
+
+    Both run the same compiled steps on the same shapes in the same order. The ratio shows the cost
+    of padding, gathering, and metering together. Divide it by the density to exclude padding.
+    """
+    with isolated_cache(settings) as (inside, _):
+        steps = settings.rounds * settings.steps
+        task = {"maker": "adapter.pipeline", "config": config.to_dict(), "steps": steps}
+        rounds = inside.run(
+            [
+                WorkerSpec(
+                    key,
+                    {**task, "is_preloaded": key == "preloaded"},
+                    environment=inside.environment,
+                )
+                for key in ("pipeline", "preloaded")
+            ]
+        )
+    work = {
+        "steps": settings.steps,
+        "rounds": settings.rounds,
+        **{f"model.{k}": v for k, v in config.to_dict()["model"].items()},
+        "data.corpus": config.data.corpus,
+        "data.batch_tokens": config.data.batch_tokens,
+    }
+    notes = list[str]()
+    if "pipeline" in rounds.workers:
+        facts = rounds.workers["pipeline"].startup.facts
+        notes.append(
+            f"{facts['shapes']} shapes, {facts['batches_per_epoch']} batches an epoch, "
+            f"{facts['density']:.1%} of positions are tokens; compiling all shapes took "
+            f"{facts['compile_seconds']:.1f} s, and the second process loaded them from the cache"
+        )
+    return summarize(
+        rounds, "input", unit="target tokens", work=work, references=("preloaded",), notes=notes
+    )
+
+
+def scaling(sizes: Sizes, settings: Settings, lengths: Sequence[int], tokens: int) -> Benchmark:
+    """Compare steps with the same number of tokens in longer and longer sentences."""
+    with isolated_cache(settings) as (inside, folder):
+        specs, flops = list[WorkerSpec](), dict[int, float]()
+        for length in lengths:
+            some = replace(sizes, batch=max(1, tokens // length), src=length, tgt=length)
+            batch = full_batch(some)
+            data = dataclasses.asdict(some)
+            flops[length] = step_flops(make_config(data).model, some.vocab, batch)
+            task = {"sizes": data, "arrays": save_batches(folder / f"{length}.npz", [batch])}
+            plan = WorkerSpec(
+                str(length), {"maker": "adapter.train", **task}, environment=inside.environment
+            )
+            specs.append(plan)
+        first = str(lengths[0])
+        result = summarize(
+            inside.run(specs),
+            "scaling",
+            unit="target tokens",
+            work={**dataclasses.asdict(sizes), "tokens": tokens},
+            references=(first,),
+        )
+    notes = [
+        f"length {length}: {1 / quartiles(result.ratios(str(length))).median:.2f} times the time "
+        f"of length {first}, {flops[length] / flops[lengths[0]]:.2f} times the model FLOPs"
+        for length in lengths[1:]
+        if result.reference == first and str(length) in result.measurements
+    ]
+    return replace(result, notes=notes)

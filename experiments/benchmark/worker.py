@@ -1,0 +1,120 @@
+"""A worker: a process that prepares one workload, and runs it on request.
+
+The worker reads its task as one line of JSON from standard input, and answers with one line when it
+is ready. After that, each input line holds a number of steps, and each output line holds a sample.
+This module imports only the standard library, because a worker may run in another environment.
+"""
+
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+PACKAGE = "experiments.benchmark"
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of some steps."""
+
+    units: float
+    """Number of target tokens or sentences."""
+    value: float
+    """Evidence of the work: the loss, or the mean length of the translations."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Work that is ready to run."""
+
+    run: Callable[[int], RunResult]
+    """Runs N steps, and waits for them."""
+    cycle: int = 1
+    """Steps that cover every shape once. The first call runs this many steps."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Facts to report next to the times, read after the first call."""
+    peak_bytes: Callable[[], int] = lambda: resident_bytes()
+    """Returns the peak memory so far."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The cost of one run."""
+
+    seconds: float
+    cpu_seconds: float
+    """CPU time of all threads. It is more robust than wall time next to other work."""
+    units: float
+    value: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Startup:
+    """The report of a worker that is ready."""
+
+    setup_seconds: float
+    first_seconds: float
+    """Duration of the first call, including compilation."""
+    facts: dict[str, Any]
+
+
+def resident_bytes() -> int:
+    """Return the peak resident memory of this process, in bytes."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        # Not Linux. macOS counts bytes, other systems count KiB.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak << 10
+
+
+def take_sample(workload: Workload, steps: int) -> Sample:
+    """Run some steps, and time them."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    result = workload.run(steps)
+    seconds, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return Sample(seconds, cpu, result.units, result.value, workload.peak_bytes())
+
+
+def serve(requests: TextIO, answers: TextIO) -> None:
+    """Prepare the workload of the first request, then serve the other requests."""
+
+    def answer(content: Mapping[str, Any]) -> None:
+        answers.write(json.dumps(content) + "\n")
+        answers.flush()
+
+    task = json.loads(requests.readline())
+    start = time.perf_counter()
+    try:
+        module, _, name = task["maker"].partition(".")
+        make = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
+        workload = make(task)
+        setup = time.perf_counter() - start
+        start = time.perf_counter()
+        workload.run(workload.cycle)
+        answer(asdict(Startup(setup, time.perf_counter() - start, workload.facts)))
+        for line in requests:
+            answer(asdict(take_sample(workload, int(line))))
+    # Report any failure, so that the other workers can continue.
+    except Exception as error:  # noqa: BLE001
+        answer({"failed": " ".join(f"{type(error).__name__}: {error}".split())[:200]})
+
+
+def main() -> None:
+    """Serve the process that started this one."""
+    # Redirect everything that libraries print to standard error.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    serve(sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""The commands in README and docs do what the pages claim."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import GUIDES, ROOT, Command, commands, name
+
+from transformer_jax.data.number_words import NumberWords
+from transformer_jax.data.splits import SPLITS
+
+LABELS = re.compile(r"\d+ (s|min)\b|needs (a GPU|a TPU|hours|Slurm|the network|minutes)\b")
+# These commands would run the tests again, or need an environment besides that of the tests.
+RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
+CHEAP = sorted({c.text for page in GUIDES for c in commands(page) if c.is_cheap} - {*RECURSIVE})
+
+
+def make_clone(folder: Path) -> Path:
+    """Copy the files under version control, and link this environment as the copy's own."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for path in listed.stdout.splitlines():
+        if (ROOT / path).is_file():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / path, folder / path)
+    (folder / ".venv").unlink(missing_ok=True)
+    (folder / ".venv").symlink_to(sys.prefix)
+    # The pages call a reader's own text train.en, train.de, and so on.
+    for split in SPLITS:
+        pairs = NumberWords(400).read(split)
+        for language, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+            text = "".join(f"{line}\n" for line in lines[: 400 if split == "train" else 40])
+            (folder / f"{split}.{language}").write_text(text, "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_clone(tmp_path_factory.mktemp("clone"))
+
+
+def run(command: Command, clone: Path) -> str:
+    if command.path is not None:
+        (clone / command.path).parent.mkdir(parents=True, exist_ok=True)
+        (clone / command.path).write_text(command.text, "utf-8")
+        return ""
+    # The shell of a user sets none of the tests' variables, except for the cache.
+    hidden = ("JAX_", "PYTEST_", "PYTHONPATH", "XLA_")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
+    if command.language == "python":
+        arguments = [str(clone / ".venv/bin/python"), "-c", command.text]
+    else:
+        arguments = ["bash", "-c", f"source .venv/bin/activate; {command.text}"]
+    done = subprocess.run(arguments, cwd=clone, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command.text}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name)
+def test_every_command_has_a_label(page: Path) -> None:
+    for command in commands(page):
+        assert LABELS.match(command.label), command
+
+
+def is_set_up_by_make() -> bool:
+    """Return whether `make` would leave this environment as it is."""
+    installed = Path(sys.prefix) / "installed"
+    project = ROOT / "pyproject.toml"
+    return installed.exists() and installed.stat().st_mtime >= project.stat().st_mtime
+
+
+needs_environment = pytest.mark.skipif(
+    not is_set_up_by_make(), reason="needs the environment that `make test` sets up"
+)
+
+
+@needs_environment
+@pytest.mark.parametrize("text", CHEAP)
+def test_a_cheap_command_works_in_a_fresh_clone(text: str, clone: Path) -> None:
+    run(Command(text, ""), clone)
+
+
+def remaining(page: Path) -> list[Command]:
+    """Return the commands of a page that no other test runs."""
+    return [c for c in commands(page) if c.is_tested and c.text not in {*RECURSIVE, *CHEAP}]
+
+
+# Pages that use the demo's run share one clone, so that it is trained once.
+USE_DEMO = tuple(page for page in GUIDES if "runs/demo" in page.read_text("utf-8"))
+ALONE = tuple((page,) for page in GUIDES if page not in USE_DEMO and remaining(page))
+
+
+@pytest.mark.slow
+@needs_environment
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("pages", [USE_DEMO, *ALONE], ids=lambda pages: name(pages[0]))
+def test_the_commands_of_a_page_work_one_after_the_other(
+    pages: tuple[Path, ...], tmp_path: Path
+) -> None:
+    folder = make_clone(tmp_path)
+    distinct = {command.text: command for page in pages for command in remaining(page)}
+    outputs = {text: run(command, folder) for text, command in distinct.items()}
+    if "make demo" in outputs:
+        # The last figure is the score of the held-out lines; those before it show progress.
+        *_, exact = re.findall(r"exact +([0-9.]+)%", outputs["make demo"])
+        assert float(exact) >= 98

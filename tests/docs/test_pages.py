@@ -1,0 +1,88 @@
+"""Every Markdown page renders on GitHub as it is meant to."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from pages import PAGES, ROOT, name
+
+GITHUB = MarkdownIt("gfm-like", {"linkify": False})
+SLUG_DROPS = re.compile(r"[^\w\- ]")
+CELL_BORDER = re.compile(r"(?<!\\)\|")
+MAX_COLUMNS = 100
+
+
+def parse(page: Path) -> list[Token]:
+    return GITHUB.parse(page.read_text("utf-8"))
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """Return the source lines of each table, without the line between header and body."""
+    lines = text.splitlines()
+    tables = [token.map for token in GITHUB.parse(text) if token.type == "table_open"]
+    return [
+        [line for number, line in enumerate(lines[start:end]) if number != 1]
+        for start, end in (span for span in tables if span is not None)
+    ]
+
+
+def cell_count(row: str) -> int:
+    """Count cells as GitHub does: a pipe ends a cell, also inside a code span, unless escaped."""
+    return len(CELL_BORDER.findall(row.strip().strip("|"))) + 1
+
+
+def links(tokens: list[Token]) -> list[str]:
+    inline = [child for token in tokens for child in token.children or []]
+    targets = [str(t.attrs.get("href", "")) for t in inline if t.type == "link_open"]
+    return targets + [str(t.attrs.get("src", "")) for t in inline if t.type == "image"]
+
+
+def anchors(tokens: list[Token]) -> set[str]:
+    """Return the anchors that GitHub gives to headings."""
+    found: set[str] = set()
+    for heading, content in pairwise(tokens):
+        if heading.type == "heading_open":
+            words = "".join(c.content for c in content.children or [] if c.type != "image")
+            slug = SLUG_DROPS.sub("", words.lower()).replace(" ", "-")
+            repeats = sum(re.fullmatch(rf"{re.escape(slug)}(-\d+)?", a) is not None for a in found)
+            found.add(f"{slug}-{repeats}" if repeats else slug)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_row_of_a_table_has_as_many_cells_as_its_header(page: Path) -> None:
+    for header, *rows in table_rows(page.read_text("utf-8")):
+        for row in rows:
+            assert cell_count(row) == cell_count(header), row
+
+
+def test_an_unescaped_pipe_in_a_code_span_counts_as_a_cell() -> None:
+    ((header, row),) = table_rows("| here | published |\n|---|---|\n| `a|b` | 41.02 |\n")
+    assert cell_count(header) == 2
+    assert cell_count(row) == 3
+    assert cell_count(r"| `a\|b` | 41.02 |") == 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_and_anchors_resolve(page: Path) -> None:
+    for link in links(parse(page)):
+        path, _, anchor = link.partition("#")
+        if re.match(r"[a-z]+:", path):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(parse(target)), link
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))], ids=name)
+def test_lines_and_tables_fit_a_screen(page: Path) -> None:
+    for line in page.read_text("utf-8").splitlines():
+        assert len(line) <= MAX_COLUMNS or line.startswith(("![", "[![")), line
+
+
+def test_the_readme_has_at_most_200_lines() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 200

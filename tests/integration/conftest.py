@@ -1,0 +1,20 @@
+"""Runs that several test modules compare with or copy. Tests must not change them."""
+
+from pathlib import Path
+
+import pytest
+from small import SMALL
+from training_runs import train
+
+
+@pytest.fixture(scope="session")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of eight steps without an interruption."""
+    return train(SMALL, tmp_path_factory.mktemp("runs") / "whole")
+
+
+@pytest.fixture(scope="session")
+def half_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the first four of these steps."""
+    config = SMALL.change(train={"steps": 4})
+    return train(config, tmp_path_factory.mktemp("runs") / "half")

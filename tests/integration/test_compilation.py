@@ -1,0 +1,113 @@
+"""Each batch shape is compiled once, and runs of all seeds share the compiled programs."""
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from small import SMALL
+from training_runs import QUIET, resume, train
+
+from transformer_jax.training.create_run import create_run
+from transformer_jax.training.loop import Components, build_components
+from transformer_jax.training.sharding import CompiledStep
+from transformer_jax.training.step import init_state, make_train_step
+from transformer_jax.training.throughput import Meter
+
+
+@pytest.fixture(scope="module")
+def components(tmp_path_factory: pytest.TempPathFactory) -> Components:
+    folder = create_run(SMALL, tmp_path_factory.mktemp("runs") / "run", QUIET)
+    return build_components(folder)
+
+
+def train_epochs(run: Components, seed: int = 0) -> Iterator[None]:
+    """Train one epoch at a time."""
+    config = SMALL.change(train={"seed": seed}).train
+    meter = Meter(run.model, 1e9, [])
+    step = CompiledStep(make_train_step(run.model, config), run.sharding)
+    state = run.sharding.place_state(init_state(run.model, config))
+    for index in range(2 * run.batches.per_epoch):
+        batch = run.batches.local_batch(index, run.sharding.shard)
+        state, metrics = step(state, batch)
+        meter.add(metrics, batch)
+        if (index + 1) % run.batches.per_epoch == 0:
+            yield
+
+
+def compiled_by(action: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the name of each program that JAX compiles during an action."""
+    caplog.clear()
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, logger="jax"):
+        action()
+    matches = [re.match(r"Compiling (\S+) with", record.getMessage()) for record in caplog.records]
+    return [match[1] for match in matches if match]
+
+
+def test_a_step_is_compiled_once_for_each_shape_and_later_epochs_compile_nothing(
+    components: Components, caplog: pytest.LogCaptureFixture
+) -> None:
+    num_shapes = len(components.batches.buckets)
+    assert num_shapes > 1
+    epochs = train_epochs(components)
+    compiled = compiled_by(lambda: next(epochs), caplog)
+    assert compiled.count("jit(train_step)") == num_shapes, compiled
+    # From here on no shape is new. Between two steps nothing else may be compiled either, and
+    # nothing may move between host and device unless the code asks for it.
+    with jax.transfer_guard("disallow"):
+        assert compiled_by(lambda: next(epochs), caplog) == []
+        # The guard works.
+        with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device"):
+            jax.jit(jnp.negative)(np.ones(3))
+    # The log shows compilations.
+    assert compiled_by(lambda: jax.jit(lambda x: x + 3)(1), caplog)
+
+
+@pytest.fixture
+def cached_programs(tmp_path: Path) -> Iterator[Callable[[], set[str]]]:
+    """An empty compilation cache; the fixture is a function that lists its programs."""
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path / "programs"),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield lambda: {path.name for path in (tmp_path / "programs").glob("*-cache")}
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_runs_of_all_seeds_share_their_train_steps(
+    components: Components, cached_programs: Callable[[], set[str]]
+) -> None:
+    next(train_epochs(components, seed=0))
+    first = cached_programs()
+    assert sum("train_step" in name for name in first) == len(components.batches.buckets)
+    next(train_epochs(components, seed=1))
+    assert cached_programs() == first
+
+
+@pytest.mark.slow
+def test_whole_and_resumed_runs_of_all_seeds_share_their_programs(
+    tmp_path: Path, cached_programs: Callable[[], set[str]]
+) -> None:
+    # Train one epoch, so that each run meets each shape.
+    config = SMALL.change(train={"steps": 4})
+    train(config, tmp_path / "one")
+    first = cached_programs()
+    assert sum("train_step" in name for name in first) > 1
+    train(config.change(train={"seed": 1}), tmp_path / "two")
+    assert cached_programs() == first
+    train(config.change(train={"seed": 2, "steps": 1}), tmp_path / "three")
+    # To restore a state takes other programs than to initialize it, but the steps are the same.
+    resume(tmp_path / "three", train={"steps": 4})
+    assert {name for name in cached_programs() - first if "train_step" in name} == set()

@@ -1,0 +1,46 @@
+"""A trace of some steps changes no result, and a failure to write it ends the run."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from small import SMALL, metrics_of
+from training_runs import QUIET, assert_same, resume, state_of, train
+
+from transformer_jax.errors import StorageError
+from transformer_jax.training.create_run import create_run
+from transformer_jax.training.loop import run_training
+
+
+def test_a_trace_changes_no_bit(whole_run: Path, tmp_path: Path) -> None:
+    path = train(SMALL.change(train={"profile": 3}), tmp_path / "run")
+    assert_same(state_of(path), state_of(whole_run))
+    assert metrics_of(path) == metrics_of(whole_run)
+    assert not (whole_run / "profile").exists()
+    # The first file is for TensorBoard, the second for Perfetto.
+    assert list(path.glob("profile/plugins/profile/*/*.xplane.pb"))
+    [trace] = path.glob("profile/plugins/profile/*/*.trace.json.gz")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    names = " ".join(event.get("name", "") for event in events)
+    # The trace shows the step, and the device's operations in it.
+    assert "train_step" in names
+    assert "fusion" in names
+
+
+@pytest.mark.slow
+def test_a_resumed_run_adds_a_trace_and_keeps_it_if_the_run_ends_first(
+    half_run: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(half_run, tmp_path / "run"))
+    resume(path, train={"steps": 8, "profile": 1})
+    resume(path, train={"steps": 12, "profile": 100})
+    assert len(list(path.glob("profile/plugins/profile/*"))) == 2
+
+
+def test_a_trace_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    folder = create_run(SMALL.change(train={"profile": 1}), tmp_path / "run", QUIET)
+    (folder.path / "profile").touch()
+    with pytest.raises(StorageError, match="profile"):
+        run_training(folder, QUIET)

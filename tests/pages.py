@@ -1,0 +1,70 @@
+"""The Markdown pages of the repository, and the commands in them."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+# These pages contain commands that readers run, in the order in which they read them.
+GUIDES = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(path for path in sorted((ROOT / "docs").glob("**/*.md")) if path.is_file()),
+)
+PAGES = (
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("**/*.md")),
+    *sorted((ROOT / "experiments").glob("**/*.md")),
+)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"# (\S+\.py)\n")
+TIME = re.compile(r"(\d+) (s|min)\b")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A shell command of a page, or a block of Python, with its label.
+
+    A label is a time (`5 s`, `3 min`) or what the command needs (`needs a GPU`).
+    """
+
+    text: str
+    label: str
+    language: str = "sh"
+    path: str | None = None
+    """The file that a block of Python is, relative to the clone; None for code to run."""
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether the tests run the command."""
+        return TIME.match(self.label) is not None
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether the command takes seconds and needs no earlier command of the page."""
+        time = TIME.match(self.label)
+        is_short = time is not None and time.group(2) == "s"
+        needs_output = re.search(r"\b(runs|sweeps|reports|activate|digits|my_\w+)\b", self.text)
+        return self.language == "sh" and is_short and not needs_output
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def commands(page: Path) -> list[Command]:
+    """Return the commands of a page in order.
+
+    The label of a shell command follows `  # ` at the end of its last line. A block of Python is
+    left out if it begins with `# sketch`, and is a file if it begins with `# PATH.py`.
+    """
+    found = []
+    for language, body in FENCE.findall(page.read_text("utf-8")):
+        if language == "sh":
+            for line in body.replace("\\\n", " ").splitlines():
+                text, _, label = line.partition("  # ")
+                found.append(Command(re.sub(r"\s+", " ", text).strip(), label.strip()))
+        elif language == "python" and not body.startswith("# sketch"):
+            file = FILE.match(body)
+            found.append(Command(body, "5 s", "python", file and file[1]))
+    return found

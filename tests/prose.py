@@ -1,0 +1,111 @@
+"""The prose of the repository: docstrings, comments, messages, and Markdown."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pages import PAGES, ROOT
+
+FOLDERS = ("transformer_jax", "configs", "experiments", "tests", "docs")
+# The log keeps what was written at the time, and the test of prose lists banned words.
+SKIPPED = {ROOT / "experiments/LOG.md", ROOT / "tests/docs/test_prose.py"}
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
+# A list item, a table row, a heading, or an entry of `Args:` begins a passage.
+ITEM = re.compile(r"\s*(?:(?:[-*|]|\d+\.|#+) |\w+:(?: |$))")
+CODE = re.compile(r"`+[^`]*`+")
+
+
+class Passage(NamedTuple):
+    """Some consecutive prose of a file."""
+
+    path: Path
+    line: int
+    text: str
+    is_message: bool = False
+    """Whether the passage is a string other than a docstring, such as an error message."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def sentences(self) -> list[str]:
+        text = re.sub(r"^[-*] |^\d+\. ", "", re.sub(r"\s+", " ", self.text).strip())
+        return SENTENCE_END.split(text)
+
+
+def passages() -> Iterator[Passage]:
+    """Yield the prose of each file: Python first, then Markdown."""
+    for folder in FOLDERS:
+        for path in sorted(ROOT.glob(f"{folder}/**/*.py")):
+            if path not in SKIPPED:
+                yield from _strings(path)
+                yield from _comments(path)
+    for path in PAGES:
+        if path not in SKIPPED:
+            yield from _paragraphs(path)
+
+
+def _strings(path: Path) -> Iterator[Passage]:
+    tree = ast.parse(path.read_text("utf-8"))
+    docstrings = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            is_docstring = id(node) in docstrings
+            if is_docstring or " " in node.value.strip():
+                for offset, text in _split_paragraphs(node.value):
+                    yield Passage(path, node.lineno + offset, text, not is_docstring)
+
+
+def _comments(path: Path) -> Iterator[Passage]:
+    """Yield comments, with those on consecutive lines joined."""
+    block: list[tokenize.TokenInfo] = []
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
+        if token.type != tokenize.COMMENT or re.match(
+            r"# (type|noqa|fmt|pyrefly|sketch)", token[1]
+        ):
+            continue
+        if block and token.start[0] != block[-1].start[0] + 1:
+            yield _joined(path, block)
+            block.clear()
+        block.append(token)
+    if block:
+        yield _joined(path, block)
+
+
+def _joined(path: Path, comments: list[tokenize.TokenInfo]) -> Passage:
+    text = " ".join(comment.string.lstrip("# ") for comment in comments)
+    return Passage(path, comments[0].start[0], text)
+
+
+def _paragraphs(path: Path) -> Iterator[Passage]:
+    """Yield the paragraphs and list items of a page, and the cells of its tables."""
+    text = re.sub(
+        r"^```.*?^```$",
+        lambda fence: "\n" * fence[0].count("\n"),
+        path.read_text("utf-8"),
+        flags=re.DOTALL | re.MULTILINE,
+    )
+    for offset, paragraph in _split_paragraphs(text):
+        yield Passage(path, 1 + offset, paragraph)
+
+
+def _split_paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each paragraph or item with the number of lines before it."""
+    block: list[str] = []
+    start = 0
+    for number, line in enumerate([*text.splitlines(), ""]):
+        if block and (not line.strip() or ITEM.match(line)):
+            yield start, "\n".join(block)
+            block.clear()
+        if line.strip():
+            start = start if block else number
+            block.append(line)

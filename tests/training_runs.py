@@ -1,0 +1,68 @@
+"""Helpers for tests that train small runs and compare them bit for bit."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+import transformer_jax
+from transformer_jax.config import Config
+from transformer_jax.distributed import heartbeat
+from transformer_jax.runs.array_store import on_device
+from transformer_jax.runs.checkpoint_manager import CheckpointManager
+from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.training.create_run import create_run
+from transformer_jax.training.loop import run_training
+from transformer_jax.training.step import init_state
+
+QUIET = Console(quiet=True)
+
+
+def train(config: Config, path: Path, **options: Any) -> Path:
+    """Create and train a run; return its path."""
+    run_training(create_run(config, path, QUIET, **options), QUIET)
+    return path
+
+
+def resume(path: Path, **sections: dict[str, Any]) -> Path:
+    """Resume a run with changed sections of its config; return its path."""
+    folder = RunDirectory.open(path)
+    run_training(folder.with_config(folder.config.change(**sections)), QUIET)
+    return path
+
+
+def state_of(path: Path) -> tuple[int, Any]:
+    """Return the step, and the parameters and optimizer state, of the newest checkpoint."""
+    run = transformer_jax.load(path, average_checkpoints=1)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.eval_shape(lambda: init_state(run.model, run.config.train))
+    arrays = on_device({"params": shapes.params, "optimizer": shapes.optimizer}, device)
+    with CheckpointManager(path / "checkpoints", run.folder.identity) as checkpoints:
+        return run.step, checkpoints.restore(run.step, arrays)
+
+
+def scores_of(path: Path) -> dict[int, float]:
+    """Return the perplexity of each scheduled checkpoint."""
+    with CheckpointManager(path / "checkpoints", RunDirectory.open(path).identity) as checkpoints:
+        return checkpoints.scores
+
+
+def assert_same(left: Any, right: Any) -> None:
+    """Check that two trees of arrays have the same bits."""
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+def signal_at_step(patch: pytest.MonkeyPatch, step: int, number: int) -> None:
+    """Send a signal to this process while it trains the given step."""
+    beat = heartbeat.beat
+
+    def beat_and_signal(current: int) -> None:
+        beat(current)
+        if current == step:
+            signal.raise_signal(number)
+
+    patch.setattr(heartbeat, "beat", beat_and_signal)

@@ -1,0 +1,100 @@
+"""A report can compare runs that were trained by hand."""
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+from finished_runs import write_results
+from small import SMALL
+
+from transformer_jax.cli import main
+from transformer_jax.config import Config
+from transformer_jax.data.prepare import prepare
+from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_status
+from transformer_jax.sweeps.plan import SweepRun
+
+
+def make_run(path: Path, config: Config = SMALL, perplexity: float | None = None) -> Path:
+    """Make a run folder without training; write scores if there is a perplexity."""
+    prepared = prepare(config.data)
+    RunDirectory.create(path, config, prepared.vocabulary, prepared.fingerprint)
+    if perplexity is not None:
+        run = SweepRun(path, path.name, path.name, config.train.seed, config)
+        write_results(run, perplexity, 5, splits=["dev"])
+    return path
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """Two rows, of which the first has two seeds."""
+    return [
+        make_run(tmp_path / "narrow", SMALL, 5.0),
+        make_run(tmp_path / "wide", SMALL.change(model={"d_ff": 48}), 4.0),
+        make_run(tmp_path / "narrow-again", SMALL.change(train={"seed": 7}), 5.5),
+    ]
+
+
+def test_runs_that_differ_only_in_their_seed_form_one_row(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["report", *map(str, runs), "--out", str(out)]
+    assert main(command) == 0
+    assert "paper to base" not in (out / "report" / "table.md").read_text()
+    with (out / "report" / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["row"], row["seeds"], row["change"]) for row in rows] == [
+        ("narrow", "2", "base"),
+        ("wide", "1", "d_ff 48"),
+    ]
+    assert rows[0]["dev perplexity"] == "5.25 ± 0.35"
+    printed = capsys.readouterr().out
+    assert "Rows with only one seed prove nothing alone: wide." in printed
+    assert f"Command: transformer-jax {' '.join(command)}" in printed
+    # The command may write its own report again, and then reports that a run has no scores.
+    shutil.rmtree(runs[1] / "evaluations")
+    assert main(command) == 0
+    assert "not scored: transformer-jax evaluate" in capsys.readouterr().out
+
+
+def test_runs_that_cannot_be_compared_are_rejected_in_one_line(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def error_of(*arguments: str | Path, code: int = 2) -> str:
+        assert main(["report", *map(str, arguments)]) == code
+        [line] = capsys.readouterr().err.splitlines()
+        return line
+
+    out = tmp_path / "out"
+    (tmp_path / "mine").mkdir()
+    line = error_of(*runs, "--out", tmp_path / "mine", code=74)
+    assert "exists but does not contain a report: choose another folder (--out FOLDER)" in line
+    assert "a report of runs needs a folder: --out FOLDER" in error_of(*runs)
+    assert "report begins with a sweep, or runs" in error_of("--out", out)
+    assert "a run is listed twice" in error_of(runs[0], runs[0], "--out", out)
+    error_of(runs[0], tmp_path, "--out", out)
+    shutil.copytree(runs[0], tmp_path / "copy")
+    line = error_of(*runs, tmp_path / "copy", "--out", out)
+    assert "has the same config and seed as another run" in line
+    other = make_run(tmp_path / "other", SMALL.change(data={"num_pairs": 150}))
+    assert "were trained on different text" in error_of(runs[0], other, "--out", out)
+    assert not out.exists()
+
+
+def test_rows_of_folders_with_the_same_name_have_different_names(tmp_path: Path) -> None:
+    paths = [
+        make_run(tmp_path / parent / "demo", SMALL.change(model={"d_ff": 32 + number}))
+        for number, parent in enumerate("abc")
+    ]
+    sweep = collect_runs(paths, tmp_path / "out")
+    assert len(sweep.rows) == 3
+    assert [run.path for run in sweep.runs] == paths
+
+
+def test_a_run_with_scores_counts_as_done(runs: list[Path], tmp_path: Path) -> None:
+    [run] = collect_runs(runs[:1], tmp_path / "out").runs
+    assert (read_adhoc_status(run).status, read_adhoc_status(run).note) == ("done", "")
+    (run.path / "metrics.jsonl").write_text('{"split": "train", "step": 4}\n')
+    assert read_adhoc_status(run).note == "has finished 4 of 8 steps"

@@ -1,0 +1,51 @@
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checkpoint_helpers import params_of, target_like
+
+from transformer_jax.errors import StorageError
+from transformer_jax.runs import array_store
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of checkpoint 1."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "1"
+    array_store.save_async(folder, {"params": params_of(1)}).result()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("other", "path"),
+    [
+        ({"layer": {"kernel": jnp.zeros((3, 9)), "bias": jnp.zeros(2)}}, "layer.kernel"),
+        ({"layer": {"kernel": jnp.zeros((3, 2))}, "more": jnp.zeros(1)}, "layer.bias"),
+        (
+            {"layer": {"kernel": jnp.zeros((3, 2), jnp.bfloat16), "bias": jnp.zeros(2)}},
+            "layer.kernel",
+        ),
+    ],
+    ids=["shape", "names", "dtype"],
+)
+def test_arrays_that_do_not_match_are_rejected_in_one_line(
+    stored: Path, other: dict[str, Any], path: str
+) -> None:
+    with pytest.raises(StorageError, match=f"checkpoint 1 does not match .*: {path} is") as caught:
+        array_store.restore(stored, target_like(other))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_implausibly_large_array_is_rejected_before_memory_is_allocated(stored: Path) -> None:
+    huge = target_like({"x": jax.ShapeDtypeStruct((10**6, 10**6), jnp.float32)})
+    message = "its params would take 3814697 MiB, but its files have 0 MiB"
+    with pytest.raises(StorageError, match=message):
+        array_store.restore(stored, huge)
+
+
+def test_an_error_of_orbax_is_one_line(stored: Path) -> None:
+    with pytest.raises(StorageError, match=r"checkpoint 2 cannot be read: ") as caught:
+        array_store.restore(stored.with_name("2"), target_like(params_of(0)))
+    assert "\n" not in str(caught.value)

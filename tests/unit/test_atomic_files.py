@@ -1,0 +1,24 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from transformer_jax.runs.atomic_files import write_json, write_text
+
+
+def test_a_full_disk_leaves_the_old_content_and_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_json(path, {"größe": 1})
+    assert json.loads(path.read_text("utf-8")) == {"größe": 1}
+
+    def no_space(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_text(path, "new")
+    assert json.loads(path.read_text("utf-8")) == {"größe": 1}
+    assert list(tmp_path.iterdir()) == [path]

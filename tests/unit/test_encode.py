@@ -1,0 +1,193 @@
+"""Encoding keeps or counts every pair, drops none that is scored, and needs little memory."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from in_memory_corpus import TOKENIZER, VOCABULARY, WORDS, InMemoryCorpus, Pairs, sequences
+
+from transformer_jax.config import DataConfig
+from transformer_jax.data import encode
+from transformer_jax.data.encode import CONTROL, SplitWriter, ignore_progress
+from transformer_jax.data.prepare import Prepared
+from transformer_jax.data.splits import Split
+from transformer_jax.data.text_files import MAX_LINE_BYTES
+from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
+from transformer_jax.errors import DataError
+from transformer_jax.special_tokens import EOS
+
+CONFIG = DataConfig(vocab_size=100)
+
+
+def encode_pairs(
+    folder: Path,
+    pairs: Pairs,
+    split: Split = "train",
+    config: DataConfig = CONFIG,
+    vocabulary: Vocabulary = VOCABULARY,
+) -> Prepared:
+    corpus, folder = InMemoryCorpus(pairs, pairs), Path(mkdtemp(dir=folder))
+    outcome = SplitWriter(folder, corpus, split, vocabulary, config).write(ignore_progress)
+    return Prepared(folder, vocabulary, {split: outcome})
+
+
+def expected_outcome(pair: tuple[str, str], config: DataConfig) -> str:
+    """Return "kept" or the reason to drop a training pair, as README documents them."""
+    source, target = pair
+    if not source.strip() or not target.strip():
+        return "empty"
+    if any(len(line.encode()) > MAX_LINE_BYTES for line in pair):
+        return "too long"
+    special = {"\ufeff", "\u2028", "\u2029", "\u2581", "\u2585"}
+    is_control = [ord(c) < 32 or 127 <= ord(c) < 160 or c in special for c in source + target]
+    marks = ["<pad>", "<s>", "</s>", "<unk>"]
+    if sum(is_control) > (source + target).count("\t") or any(
+        mark in line for mark in marks for line in pair
+    ):
+        return "control symbols"
+    lengths = [len(tokens) for tokens in TOKENIZER.encode(pair)]
+    if min(lengths) == 1:
+        return "empty"
+    if max(lengths) > config.max_length:
+        return "too long"
+    if max(lengths) - 1 > config.max_ratio * (min(lengths) - 1):
+        return "ratio"
+    return "kept"
+
+
+NUMBERS = st.sampled_from([word for pair in WORDS[:9] for word in pair])
+LINES = (
+    st.lists(
+        NUMBERS
+        | st.text(st.characters(exclude_characters="\n", codec="utf-8"), max_size=5)
+        | st.sampled_from(["", " ", "\t", "\xa0", "\0", "\x85", "\u2028", "\u2581", "\ufeff"])
+        | st.sampled_from(["<s>", "</s>", "<pad>", "<unk>", "x" * 99, "日" * 22_000]),
+        max_size=4,
+    )
+    .map(" ".join)
+    .filter(lambda line: "\n" not in line)
+)
+
+
+@given(
+    st.lists(st.tuples(LINES | NUMBERS, LINES | NUMBERS), max_size=30),
+    st.integers(8, 60),
+    st.floats(1, 5),
+)
+@settings(deadline=None, derandomize=True, max_examples=100)
+def test_every_training_pair_is_kept_or_counted_with_a_reason(
+    pairs: Pairs, max_length: int, max_ratio: float
+) -> None:
+    config = replace(CONFIG, max_length=max_length, max_ratio=max_ratio)
+    pairs = [("one", "one"), *pairs]
+    with TemporaryDirectory() as folder:
+        prepared = encode_pairs(Path(folder), pairs, config=config)
+        outcome = prepared.report["train"]
+        assert outcome.pop("pairs") == len(pairs) == sum(outcome.values())
+        outcomes = [expected_outcome(pair, config) for pair in pairs]
+        assert outcome == Counter(outcomes)
+        kept = [pair for pair, x in zip(pairs, outcomes, strict=True) if x == "kept"]
+        encoded = [TOKENIZER.encode(side) for side in zip(*kept, strict=True)]
+        assert sequences(prepared, "train") == encoded
+
+
+def test_dev_and_test_keep_every_pair_and_its_exact_lines(tmp_path: Path) -> None:
+    odd = [
+        ("", ""),
+        (" ", "x"),
+        ("<s>", "</s>"),
+        ("a\0b", "a\x1bb"),
+        ("one " * 400, "eins"),
+        ("a\u2028b", "a\u0085b"),
+        ("a\x0cb", "a\x1cb"),
+        ("a\u2029", "\u2029b"),
+        ("\ufeffone", "\u2581eins"),
+    ]
+    prepared = encode_pairs(tmp_path, odd, "dev", replace(CONFIG, max_length=12))
+    assert list(zip(*prepared.lines("dev"), strict=True)) == odd
+    assert prepared.report["dev"] == {"pairs": len(odd), "kept": len(odd)}
+    encoded = [TOKENIZER.encode(side) for side in prepared.lines("dev")]
+    assert sequences(prepared, "dev") == encoded
+    assert encoded[0][0] == [EOS]
+
+
+def test_a_line_that_is_too_long_to_score_is_refused(tmp_path: Path) -> None:
+    longest, longer = "x" * MAX_LINE_BYTES, "é" * (MAX_LINE_BYTES // 2) + "x"
+    assert encode_pairs(tmp_path, [("one", longest)], "dev").report["dev"]["kept"] == 1
+    with pytest.raises(DataError, match=r"dev of lines has a line of more than 65536 bytes, which"):
+        encode_pairs(tmp_path, [("one", longer)], "dev")
+
+
+def test_control_symbols_are_all_symbols_that_no_sentence_contains() -> None:
+    matches = {chr(code) for code in range(0x110000) if CONTROL.search(chr(code))}
+    expected = {chr(code) for code in (*range(32), *range(127, 160))} - {"\t"}
+    assert matches == expected | set("\u2028\u2029\ufeff\u2581\u2585")
+    assert not any(CONTROL.search(text) for text in ("<b>", "< s >", "a < b > c", "pad", "\u2047"))
+
+
+def test_a_maximum_ratio_of_one_keeps_only_pairs_of_equal_length(tmp_path: Path) -> None:
+    pairs = [*WORDS, *((source, source) for source, _ in WORDS)]
+    prepared = encode_pairs(tmp_path, pairs, config=replace(CONFIG, max_ratio=1.0))
+    source, target = (side.lengths for side in prepared.tokens("train"))
+    np.testing.assert_array_equal(source, target)
+    assert prepared.report["train"]["ratio"] > 0
+
+
+def test_a_training_split_without_a_fit_pair_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        encode_pairs(tmp_path, WORDS, config=replace(CONFIG, max_length=1))
+    assert str(caught.value) == (
+        "lines: none of the 50 pairs is fit for training: 50 too long "
+        "(data.max_length 1, data.max_ratio 9)"
+    )
+
+
+def test_token_ids_above_65535_are_stored_exactly(tmp_path: Path) -> None:
+    class LargeTokenizer(Tokenizer):
+        def __len__(self) -> int:
+            return 2**16 + 1
+
+        def encode(self, lines: Sequence[str]) -> list[list[int]]:
+            return [[2**16, EOS] for _ in lines]
+
+    vocabulary = Vocabulary.shared(LargeTokenizer(TOKENIZER.model))
+    prepared = encode_pairs(tmp_path, WORDS, "dev", vocabulary=vocabulary)
+    assert sequences(prepared, "dev")[0] == [[2**16, EOS]] * len(WORDS)
+
+
+def test_a_chunk_is_limited_in_characters_and_does_not_change_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs: Pairs = [("one " * 100, "eins " * 80)] * 50
+    config = replace(CONFIG, max_length=2000)
+    whole = sequences(encode_pairs(tmp_path, pairs, config=config), "train")
+    characters: list[int] = []
+
+    class CountingTokenizer(Tokenizer):
+        def encode(self, lines: Sequence[str]) -> list[list[int]]:
+            characters.append(sum(map(len, lines)))
+            return super().encode(lines)
+
+    monkeypatch.setattr(encode, "CHUNK_CHARACTERS", 2000)
+    counting = Vocabulary.shared(CountingTokenizer(TOKENIZER.model))
+    in_chunks = encode_pairs(tmp_path, pairs, config=config, vocabulary=counting)
+    assert sequences(in_chunks, "train") == whole
+    assert max(characters) <= 2000
+
+
+def test_progress_is_reported_after_each_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "CHUNK_PAIRS", 20)
+    reports: list[tuple[str, int, int]] = []
+    corpus = InMemoryCorpus(WORDS, WORDS)
+    SplitWriter(tmp_path, corpus, "train", VOCABULARY, CONFIG).write(
+        lambda *report: reports.append(report)
+    )
+    assert reports == [("encoding train", done, 50) for done in (20, 40, 50)]

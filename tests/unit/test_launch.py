@@ -1,0 +1,154 @@
+"""The launcher runs each unfinished run once, and a failure does not affect other runs.
+
+The workers here are small programs, not trainers: `tests/integration/test_sweeps.py` trains.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from finished_runs import set_status
+from small import SMALL
+
+from transformer_jax.config import Row
+from transformer_jax.errors import RunInterrupted
+from transformer_jax.sweeps import launch as launcher
+from transformer_jax.sweeps.launch import launch
+from transformer_jax.sweeps.plan import Sweep, plan_sweep
+from transformer_jax.sweeps.slots import Slot
+from transformer_jax.sweeps.status import CORES_VARIABLE, read_status
+
+SLOTS = [Slot("cpu 0", cores=frozenset({0})), Slot("cpu 1", {"DEVICE": "1"})]
+# What a worker does: it writes a status, unless it is killed before it can.
+WORKER = """
+import json, os, signal, sys, time
+folder, name = sys.argv[1:3]
+def write(status, **details):
+    details |= {"slot": os.environ["TRANSFORMER_JAX_SLOT"], "host": os.uname().nodename}
+    details |= {"pid": os.getpid(), "cores": os.environ.get("TRANSFORMER_JAX_CORES")}
+    with open(f"{folder}/{name}.state", "w") as file:
+        json.dump({"status": status, **details}, file)
+def save(*_):
+    write("stopped", code=75, note="saved")
+    os._exit(75)
+signal.signal(signal.SIGTERM, save)
+print("output of", name, flush=True)
+mode = "done" if os.path.exists(f"{folder}/mended") else name.split("/")[0]
+if mode == "fails":
+    write("failed", code=70, note="diverged")
+    sys.exit(70)
+if mode == "dies":
+    os.kill(os.getpid(), signal.SIGKILL)
+if mode == "waits":
+    write("running")
+    time.sleep(600)
+if mode == "ignores":
+    os.kill(os.getpid(), signal.SIGUSR2)
+write("done")
+"""
+
+
+def make_sweep(path: Path, *rows: str, seeds: int = 1) -> Sweep:
+    sweep = plan_sweep(path / "s", {name: Row(SMALL) for name in rows}, seeds)
+    sweep.store()
+    return sweep
+
+
+@pytest.fixture(autouse=True)
+def worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start the small program in place of the worker."""
+    monkeypatch.setattr(
+        launcher, "train_command", lambda arguments, _: [sys.executable, "-c", WORKER, *arguments]
+    )
+    monkeypatch.setattr(launcher, "POLL_SECONDS", 0.02)
+
+
+def test_a_failed_run_does_not_affect_the_others(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, "works", "fails", "dies", "ignores")
+    lines: list[str] = []
+    statuses = {s.run.row: s for s in launch(sweep, SLOTS, lines.append)}
+    assert {row: status.status for row, status in statuses.items()} == {
+        "works": "done",
+        "fails": "failed",
+        "dies": "failed",
+        # Slurm sends SIGUSR2 to all processes, and a worker must survive it.
+        "ignores": "done",
+    }
+    assert "its worker ended with exit code -9: see " in statuses["dies"].note
+    assert statuses["works"].run.log_file.read_text() == "output of works/seed-0\n"
+    assert any(line.startswith("works/seed-0: on cpu ") for line in lines)
+    assert "fails/seed-0: failed, : diverged" in lines
+
+
+def test_only_failed_runs_are_repeated_and_only_on_request(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, "works", "fails")
+    launch(sweep, SLOTS, lambda _: None)
+    contents = [run.status_file.read_text() for run in sweep.runs]
+    (sweep.path / "mended").touch()
+    launch(sweep, SLOTS, lambda _: None)
+    assert contents == [run.status_file.read_text() for run in sweep.runs]
+    works, fails = launch(sweep, SLOTS, lambda _: None, retry_failed=True)
+    assert (works.status, fails.status) == ("done", "done")
+    assert works.run.status_file.read_text() == contents[0]
+
+
+def test_runs_of_other_launchers_are_left_alone(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, "works", "submitted", "elsewhere")
+    set_status(sweep.runs[1], "submitted", job="7_0")
+    set_status(sweep.runs[2], "running", host="another machine")
+    statuses = launch(sweep, SLOTS[:1], lambda _: None)
+    assert [status.status for status in statuses] == ["done", "submitted", "running"]
+
+
+def test_a_worker_has_the_device_and_cores_of_its_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(CORES_VARIABLE, raising=False)
+    sweep = make_sweep(tmp_path, "works")
+    launch(sweep, SLOTS[:1], lambda _: None)
+    assert '"cores": "0"' in sweep.runs[0].status_file.read_text()
+
+
+def test_a_signal_stops_all_workers_after_they_save(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, "waits", "works", seeds=2)
+    waiting = sweep.find("waits/seed-0")
+
+    def interrupt() -> None:
+        while read_status(waiting).status != "running":
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(RunInterrupted, match="SIGTERM: all runs are saved; the same command"):
+        launch(sweep, SLOTS[:1], lambda _: None)
+    thread.join()
+    assert signal.getsignal(signal.SIGTERM) == handler
+    assert (read_status(waiting).status, read_status(waiting).note) == ("stopped", "saved")
+    assert read_status(sweep.find("works/seed-1")).status == "queued"
+
+
+def test_a_worker_of_a_killed_launcher_keeps_its_slot_until_it_ends(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, "waits", "works")
+    orphan = launcher.start_worker(sweep, sweep.runs[0], SLOTS[0], 60.0)
+    while read_status(sweep.runs[0]).status != "running":
+        time.sleep(0.02)
+    events: list[str] = []
+    threading.Timer(0.5, lambda: (events.append("orphan ends"), orphan.terminate())).start()
+    reaper = threading.Thread(target=orphan.wait)
+    reaper.start()
+    launch(sweep, SLOTS[:1], events.append)
+    reaper.join()
+    assert events[:2] == ["orphan ends", "works/seed-0: on cpu 0"]
+    assert [read_status(run).status for run in sweep.runs] == ["stopped", "done"]
+
+
+def test_the_launcher_does_not_import_jax() -> None:
+    code = "import sys, transformer_jax.sweeps.launch; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,103 @@
+"""Metrics are the same in metrics.jsonl and TensorBoard, also after a process was killed."""
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from small import SMALL
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from transformer_jax.errors import StorageError
+from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.training.metric_writer import MetricWriter, NullWriter
+
+VALUES = {"loss": 2.5, "learning_rate": 1e-3, "flops": 4e9}
+
+
+def directory(path: Path) -> RunDirectory:
+    # A writer needs neither the vocabulary nor the fingerprint.
+    vocabulary: Any = None
+    return RunDirectory(path, SMALL, vocabulary, "")
+
+
+def write(path: Path, *reports: tuple[int, str, dict[str, float]]) -> str:
+    """Write reports; return what the terminal shows."""
+    out = StringIO()
+    with MetricWriter(directory(path), Console(file=out), step=0) as writer:
+        for report in reports:
+            writer.report(*report)
+    return out.getvalue()
+
+
+def events_of(path: Path) -> dict[tuple[str, int], float]:
+    events: Any = EventAccumulator(str(path / "tensorboard"), size_guidance={"tensors": 0})
+    events.Reload()
+    return {
+        (tag, event.step): event.tensor_proto.float_val[0]
+        for tag in events.Tags()["tensors"]
+        for event in events.Tensors(tag)
+    }
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_all_places_get_the_same_values(tmp_path: Path) -> None:
+    shown = write(tmp_path, (2, "train", VALUES), (4, "dev", {"perplexity": 12.0}))
+    first, second = lines_of(tmp_path)
+    assert {k: v for k, v in first.items() if k != "time"} == VALUES | {"step": 2, "split": "train"}
+    assert (second["step"], second["split"], second["perplexity"]) == (4, "dev", 12.0)
+    events = events_of(tmp_path)
+    assert set(events) == {(f"train/{k}", 2) for k in VALUES} | {("dev/perplexity", 4)}
+    for name, value in VALUES.items():
+        np.testing.assert_allclose(events[f"train/{name}", 2], value, rtol=1e-6)
+    # The files alone have the FLOPs.
+    assert shown == ("step 2/8  train  loss 2.500  lr 1.00e-03\nstep 4/8  dev    ppl 12.000\n")
+
+
+def test_events_of_steps_that_are_repeated_do_not_appear_twice(tmp_path: Path) -> None:
+    write(tmp_path, (2, "train", VALUES), (4, "train", VALUES))
+    # Resuming a killed run removes the lines of the steps that it repeats.
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().splitlines()[0] + "\n")
+    write(tmp_path, (4, "train", {"loss": 2.0}))
+    assert [line["step"] for line in lines_of(tmp_path)] == [2, 4]
+    assert set(events_of(tmp_path)) == {(f"train/{k}", 2) for k in VALUES} | {("train/loss", 4)}
+
+
+def test_samples_have_source_hypothesis_and_reference(tmp_path: Path) -> None:
+    out = StringIO()
+    with MetricWriter(directory(tmp_path), Console(file=out), step=0) as writer:
+        writer.write_samples(8, ["one", "two"], ["eins", "drei"], ["eins", "zwei"])
+    text = (tmp_path / "samples" / "step-8.txt").read_text("utf-8")
+    assert text == "one\n  = eins\n  ~ eins\ntwo\n  = drei\n  ~ zwei\n"
+    # The terminal shows a reference only if the hypothesis differs from it.
+    assert out.getvalue() == "    one\n      -> eins\n    two\n      -> drei\n       = zwei\n"
+
+
+def test_a_file_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    with MetricWriter(directory(tmp_path), Console(quiet=True), step=0) as writer:
+        (tmp_path / "samples").touch()
+        with pytest.raises(StorageError, match="samples could not be written: "):
+            writer.write_samples(8, ["one"], ["eins"], ["eins"])
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "metrics.jsonl").mkdir()
+    with pytest.raises(StorageError, match="metrics could not be written: "):
+        write(tmp_path / "taken")
+
+
+def test_a_null_writer_writes_nothing(tmp_path: Path) -> None:
+    out = StringIO()
+    with NullWriter(directory(tmp_path), Console(file=out), step=0) as writer:
+        writer.advance(2)
+        writer.set_status("scoring")
+        writer.say("a line")
+        writer.report(2, "train", VALUES)
+        writer.write_samples(2, ["one"], ["eins"], ["eins"])
+    assert list(tmp_path.iterdir()) == []
+    assert out.getvalue() == ""

@@ -1,0 +1,73 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from transformer_jax.errors import StorageError
+from transformer_jax.runs.metrics_file import MAX_LINE, truncate_metrics
+
+EVERY_STEP = {"train": 1, "dev": 1}
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def test_reports_of_later_steps_and_an_incomplete_line_are_removed(metrics: Path) -> None:
+    reports = [{"step": step, "split": "train", "loss": 0.5} for step in (10, 20, 20)]
+    lines = [json.dumps(line) + "\n" for line in [*reports, {"step": 30, "split": "dev"}]]
+    metrics.write_text("".join(lines) + '{"step": 1', "utf-8")
+    truncate_metrics(metrics, 20, EVERY_STEP)
+    text = metrics.read_text("utf-8")
+    assert text.endswith("\n")
+    assert [json.loads(line) for line in text.split("\n")[:-1]] == reports
+    truncate_metrics(metrics, 0, EVERY_STEP)
+    assert metrics.read_text("utf-8") == ""
+    assert list(metrics.parent.iterdir()) == [metrics]
+
+
+def test_unscheduled_reports_of_the_last_step_are_removed(metrics: Path) -> None:
+    reports = [{"step": step, "split": split} for step in (4, 6) for split in ("train", "dev")]
+    metrics.write_text("".join(json.dumps(report) + "\n" for report in reports), "utf-8")
+    # Step 6 was the end of training: its train report was scheduled, its dev report was not.
+    truncate_metrics(metrics, 6, {"train": 2, "dev": 4})
+    lines = metrics.read_text("utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == reports[:3]
+
+
+# What a power failure leaves, or what a hostile run contains.
+INVALID_LINES = {
+    "zeros": bytes(64) + b"\n",
+    "zeros without a newline": bytes(64),
+    "half a line, then zeros": b'{"step": 20, "spl' + bytes(64) + b"\n\n",
+    "a long line": b"0" * (MAX_LINE + 9) + b"\n",
+    "invalid UTF-8": b'{"step": 20, "\xff": 1}\n',
+    "deep nesting": b"[" * 10**5 + b"\n",
+    "a list": b"[20]\n",
+    "no step": b"{}\n",
+    "infinite step": b'{"step": -Infinity, "split": "dev"}\n',
+    "no split": b'{"step": 20}\n',
+}
+
+
+@pytest.mark.parametrize("name", INVALID_LINES)
+def test_an_invalid_line_is_removed_at_the_end_and_an_error_before_a_report(
+    name: str, metrics: Path
+) -> None:
+    ten, twenty, thirty = (b'{"step": %d, "split": "dev"}\n' % step for step in (10, 20, 30))
+    for later in (b"", thirty):
+        metrics.write_bytes(ten + twenty + INVALID_LINES[name] + later)
+        truncate_metrics(metrics, 20, EVERY_STEP)
+        assert metrics.read_bytes() == ten + twenty
+    if name != "zeros without a newline":
+        before = ten + INVALID_LINES[name] + twenty
+        metrics.write_bytes(before)
+        with pytest.raises(StorageError, match=r"metrics.jsonl line 2 is not a report: remove"):
+            truncate_metrics(metrics, 20, EVERY_STEP)
+        assert metrics.read_bytes() == before
+
+
+def test_a_run_without_reports_stays_without_reports(metrics: Path) -> None:
+    truncate_metrics(metrics, 3, EVERY_STEP)
+    assert not metrics.exists()

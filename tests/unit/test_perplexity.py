@@ -1,0 +1,43 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from oracles import floats
+from untrained import write_untrained_run
+
+from transformer_jax.data.prepare import prepare
+from transformer_jax.inference.perplexity import SentenceScore, perplexity, score_sentences
+from transformer_jax.inference.trained_run import load
+
+
+def test_each_sentence_has_the_score_that_it_has_alone(tmp_path: Path) -> None:
+    run = load(write_untrained_run(tmp_path / "run", steps=(8,)).path, average_checkpoints=1)
+    sides = prepare(run.config.data, run.vocabulary).tokens("dev")
+    source, target = (type(side)(side.flat, side.offsets[:21]) for side in sides)
+    model: Any = jax.jit(lambda s, t: run.model.apply({"params": run.params}, s, t))
+    expected: list[SentenceScore] = []
+    for i in range(20):
+        s, t = (side.padded(np.array([i]), 1, 40) for side in (source, target))
+        logits = floats(model(s, t))[0]
+        length = int(target.lengths[i])
+        nll = sum(
+            float(np.log(np.exp(logits[position]).sum()) - logits[position, token])
+            for position, token in enumerate(t[0][:length])
+        )
+        expected.append(SentenceScore(int(source.lengths[i]), length, nll))
+    assert len({score.target_tokens for score in expected}) > 3
+    actual = score_sentences(run.model, run.params, source, target)
+    assert [score[:2] for score in actual] == [score[:2] for score in expected]
+    np.testing.assert_allclose(
+        [score.nll for score in actual], [score.nll for score in expected], rtol=1e-5
+    )
+
+
+def test_perplexity_is_per_token_over_all_sentences() -> None:
+    sentences = [SentenceScore(3, 2, 1.5), SentenceScore(9, 8, 8.5)]
+    assert perplexity(sentences) == pytest.approx(math.exp(10 / 10))
+    # Finite, even if the model is arbitrarily wrong.
+    assert math.isfinite(perplexity([SentenceScore(1, 1, 1e9)]))

@@ -1,0 +1,83 @@
+"""A sweep's plan is stored, may grow, and does not change."""
+
+import json
+from pathlib import Path
+
+import pytest
+from small import SMALL
+
+from transformer_jax.config import Paper, Row
+from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.sweeps.plan import FORMAT, Sweep, plan_sweep
+
+ROWS = {
+    "base": Row(SMALL, Paper(4.92, 25.8, 65)),
+    "wide": Row(SMALL.change(model={"num_heads": 1, "d_k": 16, "d_v": 16})),
+    "E": Row(SMALL.change(model={"positions": "learned"})),
+}
+
+
+def test_one_seed_of_every_row_comes_before_the_next_seed(tmp_path: Path) -> None:
+    sweep = plan_sweep(tmp_path / "s", ROWS, 2)
+    assert [run.name for run in sweep.runs] == [
+        *("base/seed-0", "wide/seed-0", "E/seed-0"),
+        *("base/seed-1", "wide/seed-1", "E/seed-1"),
+    ]
+    assert [run.config.train.seed for run in sweep.runs] == [0, 0, 0, 1, 1, 1]
+
+
+def test_selected_rows_include_the_first_row() -> None:
+    assert list(plan_sweep(Path("s"), ROWS, 1, only=["E"]).rows) == ["base", "E"]
+    with pytest.raises(UsageError, match="no row 'F' \\(there are base, wide, E\\)"):
+        plan_sweep(Path("s"), ROWS, 1, only=["F"])
+
+
+def test_a_sweep_needs_a_seed() -> None:
+    with pytest.raises(UsageError, match="seeds must be positive, got 0"):
+        plan_sweep(Path("s"), ROWS, 0)
+
+
+def test_a_row_name_must_be_valid_as_a_folder_name() -> None:
+    for name in ("..", "a/b", " ", ".hidden", "a b", "-x"):
+        with pytest.raises(UsageError, match="a row's name consists of"):
+            plan_sweep(Path("s"), {"base": ROWS["base"], name: ROWS["E"]}, 1)
+
+
+def test_a_run_is_found_by_its_name() -> None:
+    sweep = plan_sweep(Path("s"), ROWS, 2)
+    assert sweep.find("E/seed-1") == sweep.runs[-1]
+    with pytest.raises(UsageError, match="s has no run 'E/seed-2'"):
+        sweep.find("E/seed-2")
+
+
+def test_a_stored_plan_may_grow_but_not_change(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    two = {name: ROWS[name] for name in ("base", "wide")}
+    plan_sweep(path, two, 1).store()
+    assert Sweep.open(path).rows == two
+    plan_sweep(path, {"base": ROWS["base"], "E": ROWS["E"]}, 2).store()
+    grown = Sweep.open(path)
+    assert grown.rows == ROWS
+    assert grown.seeds == [0, 1]
+    changed = {"base": Row(SMALL.change(model={"d_ff": 48}))}
+    with pytest.raises(UsageError) as error:
+        plan_sweep(path, changed, 1).store()
+    assert "row base with another config (model.d_ff 32 -> 48)" in str(error.value)
+    assert "--out FOLDER" in error.value.for_shell()
+    assert Sweep.open(path) == grown
+
+
+def test_a_folder_without_a_valid_plan_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is not a sweep: it has no sweep\.json"):
+        Sweep.open(tmp_path)
+    invalid_row = json.dumps({"format": FORMAT, "rows": {"..": {}}})
+    for content in ("", "[]", "{}", invalid_row):
+        (tmp_path / "sweep.json").write_text(content)
+        with pytest.raises((StorageError, UsageError), match=r"sweep\.json|a row's name"):
+            Sweep.open(tmp_path)
+
+
+def test_a_plan_in_an_older_format_is_rejected_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text('{"format": 1, "rows": {}, "seeds": [0]}')
+    with pytest.raises(StorageError, match=r"sweep\.json has format 1, but .* reads format 2$"):
+        Sweep.open(tmp_path)

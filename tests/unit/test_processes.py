@@ -1,0 +1,111 @@
+"""Barriers, broadcasts, and votes of processes, which are threads here."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import jax
+import pytest
+from small import SMALL
+
+from transformer_jax.distributed import processes
+from transformer_jax.distributed.processes import ProcessGroup, StepConsensus, Vote
+from transformer_jax.errors import UsageError
+
+T = TypeVar("T")
+
+
+class Store:
+    """A key-value store that threads share, in place of the one of `jax.distributed`."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def key_value_set(self, key: str, value: str) -> None:
+        with self._changed:
+            assert key not in self._values
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
+        with self._changed:
+            # Report a timeout once in a while, as JAX does.
+            if not self._changed.wait_for(lambda: key in self._values, timeout_in_ms / 1e5):
+                raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out")
+            return self._values[key]
+
+
+def run_in_each(
+    action: Callable[[ProcessGroup], T], monkeypatch: pytest.MonkeyPatch, count: int = 3
+) -> list[T]:
+    """Call a function in each of some processes; return the results in order."""
+    store = Store()
+    monkeypatch.setattr(processes, "key_value_store", lambda: store)
+    with ThreadPoolExecutor(count) as executor:
+        return list(executor.map(action, (ProcessGroup(count, i) for i in range(count))))
+
+
+def test_a_broadcast_gives_all_processes_the_value_of_the_primary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broadcast_twice(group: ProcessGroup) -> list[object]:
+        first = group.broadcast({"index": group.index})
+        group.barrier()
+        return [first, group.broadcast([group.index, None, 0.1])]
+
+    results = run_in_each(broadcast_twice, monkeypatch)
+    assert results == [[{"index": 0}, [0, None, 0.1]]] * 3
+
+
+def test_no_process_passes_a_barrier_before_the_last_one_arrives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arrived = list[int]()
+
+    def arrive(group: ProcessGroup) -> int:
+        arrived.append(group.index)
+        group.barrier()
+        return len(arrived)
+
+    assert run_in_each(arrive, monkeypatch) == [3, 3, 3]
+
+
+def test_a_process_with_another_config_names_the_fields_but_may_have_its_own_data_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def check(group: ProcessGroup) -> str:
+        config = SMALL.change(data={"folder": f"/data/{group.index}"})
+        if group.index == 2:
+            config = config.change(train={"steps": 9})
+        try:
+            group.check_same_config(config)
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    message = "process 2 has other options than process 0: train.steps 8 there, 9 here"
+    assert run_in_each(check, monkeypatch) == ["", "", message]
+
+
+def test_a_single_process_waits_for_nobody() -> None:
+    group = ProcessGroup()
+    group.barrier()
+    assert group.is_primary
+    value = object()
+    assert group.broadcast(value) is value
+    assert StepConsensus(group).vote(3, 15, True) == Vote(3, 15, True)
+
+
+def test_several_processes_learn_a_vote_two_steps_later() -> None:
+    # The devices of this process stand for those of both.
+    consensus = StepConsensus(ProcessGroup(2, 0))
+    votes = [(1, 0, False), (2, 15, False), (3, 0, True), (4, 0, False), (5, 0, False)]
+    assert [consensus.vote(*vote) for vote in votes] == [
+        Vote(0, 0, False),
+        Vote(0, 0, False),
+        Vote(1, 0, False),
+        Vote(2, 15, False),
+        Vote(3, 0, True),
+    ]

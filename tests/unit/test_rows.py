@@ -1,0 +1,42 @@
+"""Rows can change their corpus, budget, and size without losing what defines them."""
+
+import pytest
+
+from transformer_jax.config import Config, Row
+from transformer_jax.config.loading import load_rows
+from transformer_jax.sweeps.rows import DIVISORS, Scale, scale_rows, with_sections
+
+
+def test_rows_keep_their_differences_on_another_corpus_and_budget() -> None:
+    other = Config().change(
+        data={"vocab_size": 99, "batch_tokens": 77},
+        train={"steps": 5, "label_smoothing": 0.3, "warmup_steps": 2},
+    )
+    rows = with_sections(load_rows("table3"), {"data": other, "train": other})
+    assert {row.config.data for row in rows.values()} == {other.data}
+    assert {row.config.train.warmup_steps for row in rows.values()} == {2}
+    assert rows["A1"].config.train == other.train
+    assert rows["D3"].config.train.label_smoothing == 0.0
+    assert rows["D4"].config.train.label_smoothing == 0.2
+    # The row trains three times longer than base, whatever the budget.
+    assert rows["big"].config.train.steps == 15
+
+
+def test_sections_that_depend_on_each_other_change_together() -> None:
+    # Either change alone is invalid.
+    other = Config().change(train={"keep_checkpoints": 1}, decode={"average_checkpoints": 1})
+    row = Row(Config().change(decode={"average_checkpoints": 10}))
+    config = with_sections({"base": row}, {"train": other, "decode": other})["base"].config
+    assert config.decode.average_checkpoints == config.train.keep_checkpoints == 1
+
+
+@pytest.mark.parametrize("scale", DIVISORS)
+def test_smaller_rows_keep_their_ratios_to_the_first_row(scale: Scale) -> None:
+    rows = load_rows("table3")
+    smaller = scale_rows(rows, scale)
+    base, small_base = rows["base"].config.model, smaller["base"].config.model
+    for name in rows:
+        for key in ("d_model", "d_ff", "d_k", "d_v", "num_heads", "num_layers"):
+            ratio = getattr(rows[name].config.model, key) / getattr(base, key)
+            small_ratio = getattr(smaller[name].config.model, key) / getattr(small_base, key)
+            assert small_ratio == ratio, (name, key)

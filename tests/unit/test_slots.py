@@ -1,0 +1,37 @@
+"""Each slot has a device, or CPU cores, that no other slot has."""
+
+import os
+
+import pytest
+
+from transformer_jax.errors import UsageError
+from transformer_jax.sweeps.slots import find_slots, make_slots
+
+
+def test_cpu_slots_share_all_cores_without_overlap() -> None:
+    cores = [slot.cores for slot in make_slots("cpu", 1) if slot.cores is not None]
+    assert sum(map(len, cores)) == len(frozenset().union(*cores)) > 0
+    [slot] = make_slots("cpu", 1, limit=1)
+    assert slot.cores == frozenset().union(*cores) == os.sched_getaffinity(0)
+
+
+def test_each_accelerator_slot_sees_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpus = make_slots("gpu", 2)
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in gpus] == ["0", "1"]
+    tpus = make_slots("tpu", 2, limit=1)
+    assert [slot.environment["TPU_VISIBLE_CHIPS"] for slot in tpus] == ["0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    gpus = make_slots("gpu", 2)
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in gpus] == ["3", "5"]
+
+
+def test_the_number_of_slots_is_limited_by_the_devices() -> None:
+    for limit in (-1, 0, 3):
+        with pytest.raises(UsageError, match=f"devices must be from 1 to 2, or all, got {limit}"):
+            make_slots("gpu", 2, limit)
+
+
+def test_a_child_process_counts_the_devices() -> None:
+    [slot] = find_slots(1)
+    assert slot.name

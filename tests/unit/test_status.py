@@ -1,0 +1,88 @@
+"""Files alone determine the status of a run."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from finished_runs import make_finished_sweep, set_status
+from small import SMALL
+
+from transformer_jax.config import Row
+from transformer_jax.sweeps.plan import SweepRun, plan_sweep
+from transformer_jax.sweeps.status import read_metrics, read_status, write_status
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> SweepRun:
+    sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL)}, 1)
+    sweep.store()
+    return sweep.runs[0]
+
+
+def test_a_run_without_files_is_queued(run: SweepRun) -> None:
+    assert read_status(run).status == read_status(run).summary == "queued"
+
+
+def test_a_run_keeps_phase_and_finished_phases_until_they_change(run: SweepRun) -> None:
+    write_status(run, "running", phase="dev", finished=["train"])
+    assert read_status(run).status == "running"
+    write_status(run, "failed", code=74, note="disk full")
+    status = read_status(run)
+    assert (status.phase, status.finished, status.code) == ("dev", ("train",), 74)
+    assert status.summary == "failed, dev: disk full"
+    write_status(run, "running")
+    assert (read_status(run).code, read_status(run).note) == (None, "")
+
+
+def test_a_run_whose_process_is_gone_is_not_running(run: SweepRun) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    host = os.uname().nodename
+    set_status(run, "running", pid=child.pid, host=host)
+    assert (read_status(run).status, read_status(run).note) == ("stopped", "its process is gone")
+    # The process id exists, but its process is not the one that wrote the status.
+    set_status(run, "running", pid=os.getpid(), host=host, process_start="1")
+    assert read_status(run).note == "its process is gone"
+
+
+def test_a_run_on_another_machine_is_running_while_it_writes(run: SweepRun) -> None:
+    set_status(run, "running", pid=1, host="elsewhere", slot="cpu 0")
+    assert read_status(run).status == "running"
+    assert read_status(run).slot == ""
+    os.utime(run.status_file, (1, 1))
+    assert read_status(run).status == "stopped"
+    assert read_status(run).note.startswith("nothing was written for ")
+
+
+def test_a_running_run_reports_its_progress(run: SweepRun) -> None:
+    write_status(run, "running", phase="train")
+    run.path.mkdir()
+    reports = [
+        *({"split": "train", "step": step, "time": 10.0 * step} for step in (2, 4)),
+        {"split": "dev", "step": 4, "perplexity": 7.0, "bleu": 3.0},
+        {"split": "dev", "step": 6, "perplexity": 6.0},
+    ]
+    lines = [json.dumps(report) for report in reports]
+    (run.path / "metrics.jsonl").write_text("\n".join([*lines, '{"split": "train", "st']))
+    assert read_metrics(run.path / "metrics.jsonl") == reports
+    status = read_status(run)
+    assert (status.step, status.perplexity, status.bleu) == (6, 6.0, 3.0)
+    assert status.seconds_left == pytest.approx(10.0 * (SMALL.train.steps - 4))
+
+
+def test_scores_with_other_search_options_do_not_count(tmp_path: Path) -> None:
+    run = make_finished_sweep(tmp_path / "s", rows=["base"]).runs[0]
+    before = read_status(run).scores
+    assert set(before) == {"dev", "test"}
+    for split in ("dev", "test"):
+        [folder] = run.path.glob(f"evaluations/{split}-*")
+        other = folder.with_name(f"{split}-step8-average1-beam1-alpha0.6")
+        shutil.copytree(folder, other)
+        scores = json.loads((folder / "scores.json").read_text())
+        scores["decode"]["beam_size"], scores["bleu"], scores["perplexity"] = 1, 3.0, 99.0
+        (other / "scores.json").write_text(json.dumps(scores))
+    assert read_status(run).scores == before

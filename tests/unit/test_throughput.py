@@ -1,0 +1,94 @@
+"""The meter bounds how far the host runs ahead, and reports the same after an interruption."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import SMALL
+
+from transformer_jax.data.batches import Batch
+from transformer_jax.model.losses import Loss
+from transformer_jax.model.transformer import Transformer
+from transformer_jax.training import throughput
+from transformer_jax.training.flops import step_flops
+from transformer_jax.training.step import StepMetrics
+from transformer_jax.training.throughput import Meter
+
+MODEL = Transformer(SMALL.model, 20)
+BATCH = Batch(np.full((2, 5), 4), np.full((2, 4), 4))
+
+
+def metrics(smoothed: float, nll: float, count: int, norm: float = 1.0) -> StepMetrics:
+    loss = Loss(jnp.float32(smoothed), jnp.float32(nll), jnp.float32(count))
+    return StepMetrics(loss, jnp.float32(norm), jnp.int32(0), jnp.int32(0))
+
+
+STEPS = [metrics(30, 20, 8), metrics(0, 0, 0), metrics(50, 40, 8, norm=math.inf)]
+
+
+class RecordingArray:
+    """A scalar that records when the host reads it."""
+
+    def __init__(self, step: int, reads: list[int]) -> None:
+        self._step, self._reads = step, reads
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        self._reads.append(self._step)
+        return np.asarray(10 * self._step)
+
+
+def test_adding_a_step_waits_for_the_step_two_before_it_and_no_other() -> None:
+    meter, reads = Meter(MODEL, 1e9, []), list[int]()
+    for step in range(1, 6):
+        array: Any = RecordingArray(step, reads)
+        skipped = meter.add(StepMetrics(array, array, array, array), BATCH)
+        # The count of skipped steps is that of step n - 2.
+        assert skipped == (10 * (step - 2) if step > 2 else 0)
+        assert reads == list(range(1, step - 1))
+
+
+def test_a_report_has_means_per_token_and_counts_skipped_steps() -> None:
+    meter = Meter(MODEL, 1e9, [])
+    for step in STEPS:
+        meter.add(step, BATCH)
+    values = meter.read()
+    assert values["loss"] == pytest.approx(80 / 16)
+    assert values["perplexity"] == pytest.approx(math.exp(60 / 16))
+    assert values["skipped"] == 1
+    assert values["flops"] == 3 * step_flops(MODEL.config, 20, BATCH)
+    # The newest gradient is not finite, and JSON has no infinity.
+    assert "gradient_norm" not in values
+    meter.add(STEPS[0], BATCH)
+    again = meter.read()
+    assert again["gradient_norm"] == 1
+    assert "skipped" not in again
+
+
+def test_a_report_after_an_interruption_is_the_same_apart_from_rates() -> None:
+    whole, before = Meter(MODEL, 1e9, []), Meter(MODEL, 1e9, [])
+    for step in STEPS:
+        whole.add(step, BATCH)
+    for step in STEPS[:2]:
+        before.add(step, BATCH)
+    after = Meter(MODEL, 1e9, before.pending_metrics())
+    after.add(STEPS[2], BATCH)
+    assert after.pending_metrics() == whole.pending_metrics()
+    expected, values = whole.read(), after.read()
+    for name in ("loss", "perplexity", "skipped"):
+        assert values[name] == expected[name]
+    assert values["flops"] == expected["flops"] / 3
+    assert after.pending_metrics() == []
+
+
+def test_paused_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    meter = Meter(MODEL, 1e9, [])
+    meter.add(STEPS[0], BATCH)
+    clock.now += 2
+    with meter.paused():
+        clock.now += 100
+    assert meter.read()["tokens_per_second"] == 8 / 2

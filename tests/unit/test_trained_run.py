@@ -1,0 +1,130 @@
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from untrained import write_untrained_run
+
+import transformer_jax
+from transformer_jax.errors import ConfigError, DataError, StorageError, UsageError
+from transformer_jax.inference import trained_run
+from transformer_jax.inference.trained_run import Run, load, read_params
+from transformer_jax.runs.checkpoint_averaging import select_steps
+from transformer_jax.runs.checkpoint_manager import CheckpointManager
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return load(write_untrained_run(tmp_path_factory.mktemp("runs") / "run").path)
+
+
+@pytest.fixture
+def copy(run: Run, tmp_path: Path) -> Path:
+    """A copy of the run, which a test may change."""
+    return Path(shutil.copytree(run.folder.path, tmp_path / "copy with a space"))
+
+
+def largest_difference(one: Run, other: Run) -> float:
+    differences = jax.tree.map(lambda a, b: float(abs(a - b).max()), one.params, other.params)
+    return max(jax.tree.leaves(differences))
+
+
+def test_loading_a_copy_gives_the_same_run_and_changes_no_file(run: Run, copy: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    loaded = transformer_jax.load(copy)
+    assert largest_difference(loaded, run) == 0
+    assert loaded.config == run.config
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
+
+
+def test_the_repr_is_short(run: Run) -> None:
+    count = sum(x.size for x in jax.tree.leaves(run.params))
+    assert repr(run) == f"Run({str(run.folder.path)!r}, step=8, {count:,} parameters)"
+
+
+def test_an_average_is_loaded_on_request(run: Run) -> None:
+    mean = load(run.folder.path, average_checkpoints=2)
+    assert (mean.average_checkpoints, mean.steps, mean.step) == (2, (4, 8), 8)
+    assert largest_difference(mean, run) > 0
+    with pytest.raises(UsageError, match="cannot average 3 checkpoints"):
+        load(run.folder.path, average_checkpoints=3)
+    for average in (0, -1):
+        with pytest.raises(UsageError, match=f"cannot average {average} checkpoints") as caught:
+            load(run.folder.path, average_checkpoints=average)
+        assert caught.value.for_shell().endswith("pass --average-checkpoints 1")
+
+
+def test_a_run_is_loaded_as_it_was_at_a_step(run: Run) -> None:
+    earlier = load(run.folder.path, step=4)
+    assert earlier.steps == (4,)
+    assert largest_difference(earlier, run) > 0
+    assert largest_difference(load(run.folder.path, step=8), run) == 0
+    params = read_params(run.folder, run.model, [4])
+    assert largest_difference(earlier, dataclasses.replace(run, params=params)) == 0
+    with pytest.raises(UsageError, match=r"has no checkpoint of step 6; available steps: 4, 8$"):
+        load(run.folder.path, step=6)
+
+
+def test_a_run_whose_description_names_other_text_is_rejected(copy: Path) -> None:
+    description = json.loads((copy / "run.json").read_text())
+    description["data"]["fingerprint"] = "0" * 64
+    (copy / "run.json").write_text(json.dumps(description))
+    with pytest.raises(StorageError, match=r"belongs to another run: data '\w+' -> '0{64}'"):
+        load(copy)
+
+
+def test_a_checkpoint_that_disappears_while_loading_is_replaced_by_a_new_selection(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selections: list[list[int]] = []
+
+    def select_and_delete(
+        checkpoints: CheckpointManager, average: int = 1, step: int | None = None
+    ) -> list[int]:
+        selections.append(select_steps(checkpoints, average, step))
+        if selections[-1] == [8]:
+            shutil.rmtree(checkpoints.folder / "8")
+        return selections[-1]
+
+    monkeypatch.setattr(trained_run, "select_steps", select_and_delete)
+    assert load(copy, average_checkpoints=1).step == 4
+    assert selections == [[8], [4]]
+
+
+def test_a_damaged_checkpoint_is_an_error_and_is_not_read_again(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (copy / "checkpoints" / "8" / "checkpoint.json").write_text("{}")
+    selections: list[list[int]] = []
+
+    def record(*arguments: Any) -> list[int]:
+        selections.append(select_steps(*arguments))
+        return selections[-1]
+
+    monkeypatch.setattr(trained_run, "select_steps", record)
+    with pytest.raises(StorageError, match=r"checkpoint 8 .* is damaged"):
+        load(copy, step=8, average_checkpoints=1)
+    assert selections == [[8]]
+
+
+def test_one_line_comes_out_for_each_line_even_if_it_is_blank(run: Run) -> None:
+    translations = run.translate(["", "one", "   ", "two", ""], beam_size=1)
+    assert [bool(text) for text in translations] == [False, True, False, True, False]
+    assert translations[1::2] == run.translate(["one", "two"], beam_size=1)
+    assert run.translate([], beam_size=1) == []
+
+
+def test_invalid_options_of_a_translation_are_errors(run: Run) -> None:
+    with pytest.raises(UsageError, match="a beam of 4 cannot return the 5 best") as caught:
+        run.translate_best(["one"], 5)
+    assert caught.value.for_shell().endswith("pass --beam-size 5")
+    with pytest.raises(UsageError, match="number of translations must be positive, got 0"):
+        run.translate_best(["one"], 0)
+    with pytest.raises(ConfigError, match=r"decode.beam_size must be positive"):
+        run.translate(["one"], beam_size=0)
+    with pytest.raises(DataError, match=r"pass truncate=True$") as too_long:
+        run.translate(["one", " ".join(["one"] * 200)])
+    assert too_long.value.for_shell().endswith("pass --truncate")

@@ -1,0 +1,52 @@
+"""A worker trains and scores what is left of its run."""
+
+from pathlib import Path
+
+import pytest
+from finished_runs import TEXT
+from small import SMALL
+
+from transformer_jax.config import Row
+from transformer_jax.sweeps import worker
+from transformer_jax.sweeps.plan import SweepRun, plan_sweep
+from transformer_jax.sweeps.status import read_status, write_status
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> SweepRun:
+    sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL)}, 1)
+    sweep.store()
+    return sweep.runs[0]
+
+
+def test_a_run_is_scored_on_the_splits_that_its_corpus_has(tmp_path: Path) -> None:
+    text = SMALL.change(data=TEXT)
+    rows = {
+        "words": Row(SMALL),
+        "text": Row(text),
+        "no-test": Row(text.change(data={"test": None})),
+    }
+    runs = {run.row: run for run in plan_sweep(tmp_path, rows, 1).runs}
+    assert worker.list_phases(runs["words"]) == ["train", "dev", "test"]
+    assert worker.list_phases(runs["text"]) == ["train", "dev", "test"]
+    assert worker.list_phases(runs["no-test"]) == ["train", "dev"]
+
+
+def test_finished_phases_are_not_repeated(run: SweepRun) -> None:
+    write_status(run, "stopped", finished=["train", "dev", "test"])
+    assert worker.main(str(run.path.parents[1]), run.name, "60") == 0
+    assert read_status(run).status == "done"
+
+
+@pytest.mark.parametrize(
+    ("job", "status"), [("7_0", "done"), ("8_0", "running")], ids=["own job", "another job"]
+)
+def test_a_job_that_is_queued_again_takes_over_its_own_run_only(
+    job: str, status: str, run: SweepRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    # The previous node still counts as running.
+    write_status(run, "running", job=job, finished=["train", "dev", "test"])
+    assert worker.run_worker(run, 60.0) == 0
+    assert read_status(run).status == status

@@ -1,0 +1,27 @@
+"""A run with checkpoints but without training, for tests that need any model."""
+
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from small import SMALL
+
+from transformer_jax.config import Config
+from transformer_jax.model.transformer import Transformer, init_params
+from transformer_jax.runs.checkpoint_manager import CheckpointManager
+from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.training.create_run import create_run
+
+
+def write_untrained_run(
+    path: Path, config: Config = SMALL, *, steps: tuple[int, ...] = (4, 8)
+) -> RunDirectory:
+    """Make a run whose scheduled checkpoints have random parameters, different at each step."""
+    run = create_run(config, path, Console(quiet=True))
+    model = Transformer(run.config.model, *run.vocabulary.sizes)
+    with CheckpointManager(run.checkpoints, run.identity, keep=len(steps)) as checkpoints:
+        for step in steps:
+            arrays = {"params": init_params(model, jax.random.key(step))}
+            checkpoints.prepare_save(step, arrays)
+            checkpoints.save(step, arrays, 10.0 / step, {})
+    return run

@@ -1,0 +1,132 @@
+"""Search for a few bucket sizes that need little padding.
+
+XLA compiles one program for each batch shape, so sentence pairs are grouped into a few buckets.
+A bucket of size (S, T) holds pairs of at most S source tokens and T target tokens, and pads each
+of them to S + T positions. The search minimizes the total number of positions in three steps:
+
+1. Greedy: begin with one bucket that has room for every pair. Add the bucket that saves the most
+   positions until enough positions hold tokens.
+2. Local search: take each bucket out in turn and put back the best one given the others, until
+   the total no longer falls.
+3. Restarts: repeat the local search from random buckets and keep the best result. The random
+   generator has a fixed seed, so the same lengths always give the same buckets.
+"""
+
+import numpy as np
+
+MAX_BUCKETS = 12
+
+Size = tuple[int, int]
+"""Source width and target width of a bucket."""
+
+
+def choose_bucket_sizes(
+    lengths: np.ndarray, *, target_density: float = 0.92, starts: int = 16
+) -> np.ndarray:
+    """Return the source width and target width of each bucket, smallest first.
+
+    The search stops at the fewest buckets, at most `MAX_BUCKETS`, with which the greedy step
+    reaches the target density: another compilation would save little padding.
+
+    Args:
+        lengths: int[pairs, 2], the source length and target length of each pair.
+        target_density: the share of positions that hold tokens at which no bucket is added.
+        starts: the number of local searches.
+
+    Returns:
+        int[buckets, 2].
+    """
+    padding = PaddingCost(lengths)
+    sizes = padding.greedy_search(target_density)
+    if len(sizes) == 1:
+        return np.asarray(sizes)
+    rng = np.random.Generator(np.random.Philox(key=[0, 0]))
+    best = padding.local_search(sizes)
+    for _ in range(starts - 1):
+        candidate = padding.local_search([sizes[0], *padding.random_start(rng, len(sizes) - 1)])
+        best = min(best, candidate, key=padding.cost)
+    ordered = np.asarray(sorted(set(best), key=lambda size: (sum(size), size)))
+    # Drop buckets that no pair needs, often the largest: all pairs may fit in smaller ones.
+    return ordered[np.unique(assign_buckets(lengths, ordered))]
+
+
+def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return the index of the first bucket that has room for each pair.
+
+    Args:
+        lengths: int[pairs, 2], the source length and target length of each pair.
+        sizes: int[buckets, 2], smallest first. Each pair must fit in at least one bucket.
+    """
+    bucket = np.full(len(lengths), len(sizes) - 1)
+    for i in reversed(range(len(sizes))):
+        bucket[(lengths <= sizes[i]).all(axis=1)] = i
+    return bucket
+
+
+class PaddingCost:
+    """Counts the positions that a set of buckets needs, and searches for a set that needs few.
+
+    In each list of sizes, the first bucket has room for all pairs.
+    """
+
+    def __init__(self, lengths: np.ndarray) -> None:
+        """Count the pairs of each combination of lengths: int[pairs, 2]."""
+        # A side with many different lengths is rounded up to a few quantiles, which are denser
+        # among the longest sentences. The search considers only these lengths as bucket widths.
+        levels = np.union1d(np.linspace(0, 1, 129), 1 - 0.5 ** np.arange(4, 24, 0.5))
+        self.widths = [np.unique(np.quantile(side, levels, method="higher")) for side in lengths.T]
+        indices = [np.searchsorted(w, side) for w, side in zip(self.widths, lengths.T, strict=True)]
+        self.counts = np.zeros([len(w) for w in self.widths], np.int64)
+        np.add.at(self.counts, tuple(indices), 1)
+        # Positions that a pair occupies in a bucket of each candidate size.
+        self.positions = self.widths[0][:, None] + self.widths[1][None, :]
+        self.tokens = int(lengths.sum())
+
+    def cost(self, sizes: list[Size]) -> int:
+        """Return the number of positions that all pairs occupy, padding included."""
+        return int((self._positions_per_pair(sizes) * self.counts).sum())
+
+    def _positions_per_pair(self, sizes: list[Size]) -> np.ndarray:
+        """Return, for each combination of lengths, the positions in its cheapest bucket."""
+        cheapest = np.full(self.counts.shape, self.positions[-1, -1])
+        for source, target in sizes:
+            fits = np.ix_(self.widths[0] <= source, self.widths[1] <= target)
+            cheapest[fits] = np.minimum(cheapest[fits], source + target)
+        return cheapest
+
+    def _find_best_addition(self, sizes: list[Size]) -> Size:
+        """Return the bucket that saves the most positions if it is added to `sizes`."""
+        current = self._positions_per_pair(sizes)
+        saved = np.zeros(self.counts.shape)
+        # Pairs with the same current cost save the same in a candidate bucket, so a cumulative
+        # sum that counts those that fit in each candidate gives the savings of all candidates.
+        for positions in np.unique(current):
+            counts = np.where(current == positions, self.counts, 0)
+            fitting = counts.cumsum(axis=0).cumsum(axis=1)
+            saved += fitting * np.maximum(positions - self.positions, 0)
+        i, j = np.unravel_index(saved.argmax(), saved.shape)
+        return int(self.widths[0][i]), int(self.widths[1][j])
+
+    def greedy_search(self, target_density: float) -> list[Size]:
+        """Return a bucket for all pairs, and further ones until enough positions hold tokens."""
+        sizes: list[Size] = [(int(self.widths[0][-1]), int(self.widths[1][-1]))]
+        most = min(MAX_BUCKETS, np.count_nonzero(self.counts))
+        while len(sizes) < most and self.tokens < target_density * self.cost(sizes):
+            sizes.append(self._find_best_addition(sizes))
+        return sizes
+
+    def random_start(self, rng: np.random.Generator, count: int) -> list[Size]:
+        """Return `count` random sizes, distributed as the lengths of the pairs."""
+        i, j = np.nonzero(self.counts)
+        drawn = rng.choice(len(i), count, p=self.counts[i, j] / self.counts.sum())
+        return [(int(self.widths[0][i[k]]), int(self.widths[1][j[k]])) for k in drawn]
+
+    def local_search(self, sizes: list[Size]) -> list[Size]:
+        """Replace each bucket but the first by the best one until the cost no longer falls."""
+        sizes = list(sizes)
+        while True:
+            cost_before = self.cost(sizes)
+            for i in range(1, len(sizes)):
+                sizes[i] = self._find_best_addition([*sizes[:i], *sizes[i + 1 :]])
+            if self.cost(sizes) >= cost_before:
+                return sizes

@@ -1,0 +1,126 @@
+"""If one process of a run fails, all processes end with the same message and exit code.
+
+A process that waits in a collective runs no Python on its main thread. Therefore each process
+listens for failures on a thread, over connections of its own.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from transformer_jax.console import message_and_exit_code, stderr
+from transformer_jax.errors import LostProcessError, is_lost_peer
+
+# The longest time, in seconds, that process 0 waits for the other processes to end first.
+GRACE_SECONDS = 10.0
+GOODBYE = "goodbye"
+
+
+class FailurePropagation:
+    """Connections between process 0 and each other process, open for the whole run.
+
+    A process that fails sends its message and its exit code, and all others end with them at once.
+    A process that is killed sends nothing, but its operating system closes the connection.
+    """
+
+    def __init__(
+        self, connections: dict[int, socket.socket], run: Path, *, is_primary: bool
+    ) -> None:
+        """Start to listen.
+
+        Args:
+            connections: a connection to each other process; except in process 0, only to that one.
+            run: the run's folder, for the message about a lost process.
+            is_primary: whether this is process 0, which relays the messages of all others.
+        """
+        self._connections = connections
+        self._run = run
+        self._is_primary = is_primary
+        self._departed = set[int]()
+        self._is_closed = False
+        self._ending = threading.Lock()
+        threading.Thread(target=self._listen, name="failure-propagation", daemon=True).start()
+
+    def leave(self) -> None:
+        """Announce that this process ends successfully, so that the others do not miss it."""
+        self._send(GOODBYE)
+
+    def close(self) -> None:
+        """Ignore connections that close from here on: all processes have left."""
+        self._is_closed = True
+
+    def end(self, error: BaseException) -> NoReturn:
+        """End all processes because of an error in this one."""
+        message, is_lost = message_and_exit_code(error), is_lost_peer(error)
+        if message is None or is_lost:
+            # JAX reports a lost peer before the cause is known here. The peer's own message, or
+            # its closed connection, arrives within moments and ends this process first.
+            time.sleep(GRACE_SECONDS / 2)
+        if is_lost:
+            reason = str(error).splitlines()[0]
+            message = message_and_exit_code(
+                LostProcessError(f"another process is gone or stuck: {reason}", self._run)
+            )
+        if message is None:
+            traceback.print_exception(error)
+            message = f"transformer-jax: {type(error).__name__} in a process of this run", 1
+        self._end(*message)
+
+    def _listen(self) -> None:
+        selector = selectors.DefaultSelector()
+        buffers: dict[int, bytes] = {}
+        for index, connection in self._connections.items():
+            buffers[index] = b""
+            selector.register(connection, selectors.EVENT_READ, index)
+        while selector.get_map():
+            for key, _ in selector.select():
+                index = key.data
+                try:
+                    received = self._connections[index].recv(1 << 16)
+                except OSError:
+                    received = b""
+                *lines, buffers[index] = (buffers[index] + received).split(b"\n")
+                for message in map(json.loads, lines):
+                    if message != GOODBYE:
+                        self._end(*message)
+                    self._departed.add(index)
+                if received:
+                    continue
+                selector.unregister(key.fileobj)
+                if not self._is_closed and index not in self._departed:
+                    self.end(LostProcessError(f"process {index} of this run is gone", self._run))
+
+    def _send(self, message: str | tuple[str, int]) -> None:
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):
+                connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def _end(self, line: str, exit_code: int) -> NoReturn:
+        # Never release the lock: only the first failure of this process is reported.
+        self._ending.acquire()
+        if line:
+            stderr.print(line)
+        self._send((line, exit_code))
+        if self._is_primary:
+            # JAX's coordination service runs in this process. Without it JAX aborts the others.
+            self._wait_for_others(time.monotonic() + GRACE_SECONDS)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # A regular exit would wait for the other processes: in JAX, in Orbax, in their threads.
+        os._exit(exit_code)
+
+    def _wait_for_others(self, deadline: float) -> None:
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):
+                while (seconds_left := deadline - time.monotonic()) > 0:
+                    connection.settimeout(seconds_left)
+                    if not connection.recv(1 << 16):
+                        break

@@ -1,0 +1,41 @@
+"""Files that are replaced atomically: a reader sees the old content or the new, never a mixture."""
+
+import json
+import os
+from pathlib import Path
+
+
+def write_json(path: Path, content: object) -> None:
+    """Replace a file with JSON, atomically and durably.
+
+    Raises:
+        OSError: the file could not be written; the old content is unchanged.
+    """
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file with text, atomically and durably.
+
+    Raises:
+        OSError: the file could not be written; the old content is unchanged.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a directory, are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,87 @@
+"""Select checkpoints and average their parameters (section 6.1)."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.errors import Setting, StorageError, UsageError
+from transformer_jax.runs.array_store import PyTree
+from transformer_jax.runs.checkpoint_manager import CheckpointManager
+
+
+def select_steps(
+    checkpoints: CheckpointManager, average: int = 1, step: int | None = None
+) -> list[int]:
+    """Return the steps of the checkpoints to average, oldest first.
+
+    Args:
+        checkpoints: the checkpoints of a run.
+        average: number of checkpoints. If it is more than 1, only consecutive scheduled
+            checkpoints count.
+        step: step of the last checkpoint; None selects the newest one.
+
+    Raises:
+        UsageError: there is no such checkpoint, or there are fewer than `average`.
+        StorageError: the checkpoint of `step` is damaged, or all checkpoints are.
+    """
+    run = checkpoints.run
+    if not checkpoints.steps:
+        raise UsageError(f"{run} has no checkpoint yet")
+    if average == 1 and step is None and (newest := checkpoints.latest_valid()) is not None:
+        return [newest]
+    available = sorted(checkpoints.scores) if average > 1 else checkpoints.steps
+    if step not in (None, *available):
+        kind = "scheduled checkpoint" if average > 1 else "checkpoint"
+        names = ", ".join(map(str, available)) or "none"
+        raise UsageError(f"{run} has no {kind} of step {step}; available steps: {names}")
+    steps = [s for s in available if step is None or s <= step]
+    if average > 1 and steps:
+        steps = _consecutive_steps(checkpoints, steps[-1], average)
+        if step is not None and steps[-1:] != [step]:
+            raise StorageError(f"checkpoint {step} of {run} is damaged")
+    steps = steps[-average:]
+    if len(steps) < average:
+        until = "" if step is None else f" up to step {step}"
+        raise UsageError(
+            f"cannot average {average} checkpoints: {run} has {len(steps)} consecutive scheduled "
+            f"checkpoints{until}; to use the newest checkpoint alone, pass ",
+            Setting("average_checkpoints", 1),
+        )
+    return steps
+
+
+def average_params(checkpoints: CheckpointManager, steps: Sequence[int], target: PyTree) -> PyTree:
+    """Return the mean of the parameters of these steps.
+
+    Args:
+        checkpoints: the checkpoints of a run.
+        steps: steps to average, at least one.
+        target: the parameters as `jax.ShapeDtypeStruct` with shardings.
+
+    Raises:
+        StorageError: a checkpoint is damaged, cannot be read, or has other arrays.
+    """
+    total = checkpoints.restore(steps[0], {"params": target})["params"]
+    for step in steps[1:]:
+        params = checkpoints.restore(step, {"params": target})["params"]
+        total = jax.tree.map(jnp.add, total, params)
+    return total if len(steps) == 1 else jax.tree.map(lambda x: x / len(steps), total)
+
+
+def _consecutive_steps(checkpoints: CheckpointManager, last: int, limit: int) -> list[int]:
+    """Return up to `limit` scheduled steps that end at `last`, without a gap between them.
+
+    Damaged checkpoints at the end are skipped; a damaged or missing one further back is a gap.
+    """
+    steps: list[int] = []
+    step: int | None = last
+    while step is not None and step in checkpoints.scores and len(steps) < limit:
+        if (reason := checkpoints.find_damage(step)) is None:
+            steps.insert(0, step)
+        else:
+            checkpoints.say(f"checkpoint {step} is damaged and not averaged: {reason}")
+            if steps:
+                break
+        step = checkpoints.previous_step(step)
+    return steps

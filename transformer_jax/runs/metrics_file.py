@@ -1,0 +1,63 @@
+"""The file of reports, metrics.jsonl: one line of JSON for each report."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from transformer_jax.errors import StorageError
+from transformer_jax.runs.atomic_files import write_text
+
+# In bytes: a longer line is not a report.
+MAX_LINE = 1 << 20
+
+
+def truncate_metrics(path: Path, step: int, intervals: Mapping[str, int]) -> None:
+    """Remove reports that a run resumed at `step` writes again.
+
+    These are the reports of later steps, and the unscheduled report at the end of training, which
+    is not the end if the run is extended. A damaged end of the file is removed too: a power
+    failure leaves half a line, or zeros.
+
+    Args:
+        path: the file; nothing happens if it does not exist.
+        step: the last step whose reports stay.
+        intervals: number of steps between scheduled reports, by split ("train", "dev").
+
+    Raises:
+        StorageError: the file cannot be read or written, or a line before the last report that
+            stays is not a report.
+    """
+    try:
+        if not path.exists():
+            return
+        reports: list[str] = []
+        first_bad = 0
+        with path.open("rb") as file:
+            lines = iter(lambda: file.readline(MAX_LINE), b"")
+            for number, line in enumerate(lines, start=1):
+                report = _parse_report(line)
+                if report is None:
+                    first_bad = first_bad or number
+                elif report[0] > step:
+                    continue
+                elif first_bad:
+                    raise StorageError(
+                        f"{path} line {first_bad} is not a report: remove the line to resume"
+                    )
+                elif report[0] < step or step % intervals[report[1]] == 0:
+                    reports.append(line.decode())
+        write_text(path, "".join(reports))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be truncated: {error}") from error
+
+
+def _parse_report(line: bytes) -> tuple[int, Literal["train", "dev"]] | None:
+    """Return step and split of a report; None if the line is not a complete report."""
+    try:
+        report = json.loads(line.decode())
+        step, split = report["step"], report["split"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    is_report = type(step) is int and split in ("train", "dev") and line.endswith(b"\n")
+    return (step, split) if is_report else None

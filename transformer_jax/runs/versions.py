@@ -1,0 +1,24 @@
+"""Versions of the software that a run was made with."""
+
+import importlib.metadata
+import platform
+
+PACKAGES = (
+    "flax",
+    "jax",
+    "jaxlib",
+    "num2words",
+    "numpy",
+    "optax",
+    "orbax-checkpoint",
+    "sentencepiece",
+    "transformer-jax",
+)
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that can change a result."""
+    return {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+    }

@@ -1,0 +1,70 @@
+"""Change the rows of an ablation without changing what defines each row.
+
+This module needs only configs, so the command line can import it without delay.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from transformer_jax.config import Config, Row
+
+Section = Literal["data", "train", "decode"]
+SECTIONS: tuple[Section, ...] = get_args(Section)
+Scale = Literal["full", "half", "small", "tiny"]
+# The divisors of width and depth.
+DIVISORS: dict[Scale, tuple[int, int]] = {
+    "full": (1, 1),
+    "half": (2, 1),
+    "small": (4, 2),
+    "tiny": (8, 2),
+}
+WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
+
+
+def with_sections(rows: Mapping[str, Row], sections: Mapping[Section, Config]) -> dict[str, Row]:
+    """Return the rows with config sections of other experiments.
+
+    Each row keeps the fields in which it differs from the first row.
+
+    Args:
+        rows: by name; the first row is the one that defines the differences.
+        sections: by section, the config that supplies the section.
+
+    Raises:
+        ConfigError: a row is invalid with the new sections.
+    """
+    base = next(iter(rows.values())).config
+
+    def replace_sections(row: Row) -> Row:
+        differences = base.differences(row.config)
+        fields = {
+            section: {
+                **other.to_dict()[section],
+                **{key: value for (s, key), (_, value) in differences.items() if s == section},
+            }
+            for section, other in sections.items()
+        }
+        if "train" in fields:
+            # A row keeps its number of steps relative to the first row.
+            ratio = row.config.train.steps / base.train.steps
+            fields["train"]["steps"] = max(1, round(ratio * sections["train"].train.steps))
+        return dataclasses.replace(row, config=row.config.change(**fields))
+
+    return {name: replace_sections(row) for name, row in rows.items()}
+
+
+def scale_rows(rows: Mapping[str, Row], scale: Scale) -> dict[str, Row]:
+    """Return the rows with smaller models that keep their ratios to each other.
+
+    Widths and depth are divided and rounded up; the number of heads does not change.
+    """
+    width_divisor, depth_divisor = DIVISORS[scale]
+
+    def shrink(row: Row) -> Row:
+        model = row.config.to_dict()["model"]
+        smaller = {key: -(-model[key] // width_divisor) for key in WIDTHS}
+        smaller["num_layers"] = -(-model["num_layers"] // depth_divisor)
+        return dataclasses.replace(row, config=row.config.change(model=smaller))
+
+    return {name: shrink(row) for name, row in rows.items()}

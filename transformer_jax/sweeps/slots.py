@@ -1,0 +1,98 @@
+"""Split this machine into slots, each of which takes one run at a time."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformer_jax.errors import StorageError, UsageError
+
+COUNT_DEVICES = (
+    "import jax, json; print(json.dumps([jax.default_backend(), jax.local_device_count()]))"
+)
+# The memory that a run on a CPU is assumed to need.
+CPU_RUN_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one run at a time."""
+
+    name: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that select the slot's device."""
+    cores: frozenset[int] | None = None
+    """The CPU cores of the slot, or None for all cores."""
+
+
+def find_slots(limit: int | None = None) -> list[Slot]:
+    """Return one slot per accelerator, or split the CPU into as many as cores and memory allow.
+
+    Args:
+        limit: the number of slots; None for all.
+
+    Raises:
+        UsageError: `limit` is not between 1 and the number of slots.
+        StorageError: JAX finds no device.
+    """
+    # A child process counts the devices, because JAX would reserve their memory in this one.
+    child = subprocess.run(  # noqa: S603 - the command is constant
+        [sys.executable, "-c", COUNT_DEVICES], capture_output=True, text=True, check=False
+    )
+    if child.returncode:
+        reason = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        raise StorageError(f"JAX finds no device: {reason}")
+    backend, num_devices = json.loads(child.stdout.splitlines()[-1])
+    return make_slots(backend, num_devices, limit)
+
+
+def make_slots(backend: str, num_devices: int, limit: int | None = None) -> list[Slot]:
+    """Return the slots of a JAX backend; see `find_slots`.
+
+    Raises:
+        UsageError: `limit` is not between 1 and the number of slots.
+    """
+    if backend == "cpu":
+        slots = _make_cpu_slots(limit)
+    else:
+        slots = _make_accelerator_slots(backend, num_devices)
+    if limit is not None and not 1 <= limit <= len(slots):
+        raise UsageError(f"devices must be from 1 to {len(slots)}, or all, got {limit}")
+    return slots[:limit]
+
+
+def _make_accelerator_slots(backend: str, num_devices: int) -> list[Slot]:
+    if backend == "tpu":
+        # Each process sees one chip, and does not connect to the processes of other chips.
+        single = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
+        return [
+            Slot(f"tpu {i}", {"TPU_VISIBLE_CHIPS": str(i), **single}) for i in range(num_devices)
+        ]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",") if visible else [str(i) for i in range(num_devices)]
+    return [
+        Slot(f"{backend} {device}", {"CUDA_VISIBLE_DEVICES": device})
+        for device in devices[:num_devices]
+    ]
+
+
+def _make_cpu_slots(limit: int | None) -> list[Slot]:
+    if not hasattr(os, "sched_getaffinity"):
+        return [Slot("cpu")]
+    cores = sorted(os.sched_getaffinity(0))
+    # Without a limit, memory decides.
+    wanted = limit or max(1, _available_bytes() // CPU_RUN_BYTES)
+    count = max(1, min(wanted, len(cores)))
+    return [Slot(f"cpu {i}", cores=frozenset(cores[i::count])) for i in range(count)]
+
+
+def _available_bytes() -> int:
+    """Return the available memory, including the kernel's disk cache if that is known."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+        return 1024 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

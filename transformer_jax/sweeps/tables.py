@@ -1,0 +1,110 @@
+"""Write tables as Markdown, LaTeX, CSV, and HTML.
+
+A table is a sequence of rows of text cells. The first row has the headings.
+"""
+
+import csv
+import html
+import io
+from collections.abc import Sequence
+from typing import NamedTuple
+from urllib.parse import quote
+
+Table = Sequence[Sequence[str]]
+MISSING = "-"
+MARKDOWN_ESCAPES = str.maketrans({c: f"\\{c}" for c in r"\|*_`<>[]"})
+LATEX_ESCAPES = str.maketrans(
+    {
+        **{c: rf"\{c}" for c in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "\\": r"\textbackslash{}",
+        "±": r"$\pm$",
+    }
+)
+
+
+class Link(NamedTuple):
+    """A hyperlink with a tooltip."""
+
+    path: str
+    """The target, relative to the page."""
+    tooltip: str
+
+
+def escape_markdown(text: str) -> str:
+    """Return Markdown that renders as this text."""
+    return text.translate(MARKDOWN_ESCAPES)
+
+
+def to_markdown(table: Table, *, align: bool = False) -> str:
+    """Return a Markdown table. Cells are escaped, so they render as they are.
+
+    Args:
+        table: the table.
+        align: whether to pad the cells, and to align all columns but the first to the right.
+    """
+    head, *body = [[escape_markdown(cell) for cell in row] for row in table]
+    rule = ["---"] * len(head)
+    if align:
+        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+        rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+        head, *body = [
+            [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in (head, *body)
+        ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
+
+
+def to_latex(table: Table) -> str:
+    """Return a LaTeX table that needs the package booktabs; the first two columns are text."""
+    head, *body = [
+        " & ".join(cell.translate(LATEX_ESCAPES) for cell in row) + r" \\" for row in table
+    ]
+    columns = "ll" + "r" * (len(table[0]) - 2)
+    return "\n".join(
+        [
+            r"% \usepackage{booktabs}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            head,
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+def to_csv(table: Table) -> str:
+    """Return a table as CSV.
+
+    A quote precedes text that a spreadsheet would execute as a formula.
+    """
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(map(_escape_formula, row) for row in table)
+    return out.getvalue()
+
+
+def _escape_formula(cell: str) -> str:
+    is_number = cell.lstrip("+-").replace(".", "", 1).isdecimal()
+    is_formula = cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{cell}" if is_formula and not is_number and cell != MISSING else cell
+
+
+def to_html(table: Table, links: Sequence[Link]) -> str:
+    """Return an HTML table in which the first cell of each row after the headings is a link.
+
+    Args:
+        table: the table.
+        links: one for each row after the headings.
+    """
+    head, *body = table
+    lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
+    for (first, *others), link in zip(body, links, strict=True):
+        href = html.escape(quote(link.path), quote=True)
+        title = html.escape(link.tooltip, quote=True)
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in others)
+        lines.append(f'<td><a href="{href}" title="{title}">{html.escape(first)}</a></td>{cells}')
+    rows = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<div class=wide><table>\n{rows}\n</table></div>"
