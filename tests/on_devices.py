@@ -15,7 +15,7 @@ from small import SMALL
 
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
-from transformer_jax.model.transformer import Transformer
+from transformer_jax.model.build import build_transformer
 from transformer_jax.training.sharding import SHARDINGS
 from transformer_jax.training.step import TrainState, init_state, make_train_step
 
@@ -40,7 +40,7 @@ def pad_rows(batch: Batch, devices: int) -> Batch:
 
 
 def use_double_precision(config: Config) -> Config:
-    """Compute in float64 whatever the package computes in float32."""
+    """Compute in float64 in place of float32."""
     jax.config.update("jax_enable_x64", True)
     # The package asks for float32 by name, and the config does not allow float64.
     jnp.float32 = jnp.float64
@@ -52,7 +52,7 @@ def train(
     name: str, devices: int, config: Config, steps: int, dtype: str
 ) -> tuple[TrainState, list[list[float]]]:
     """Return the last state, and for each step the sums of the loss and the gradient's norm."""
-    model = Transformer(config.model, VOCAB)
+    model = build_transformer(config.model, VOCAB)
     sharding = SHARDINGS[name](jax.devices()[:devices])
     state = init_state(model, config.train)
     state = jax.tree.map(lambda x: x.astype(dtype) if x.dtype == "float32" else x, state)

@@ -7,21 +7,31 @@ from rich.console import Console
 from small import SMALL
 
 from transformer_jax.config import Config
-from transformer_jax.model.transformer import Transformer, init_params
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.transformer import init_params
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.training.create_run import create_run
 
 
 def write_untrained_run(
-    path: Path, config: Config = SMALL, *, steps: tuple[int, ...] = (4, 8)
+    path: Path, config: Config = SMALL, *, steps: tuple[int, ...] = (4, 8), scale: float = 1.0
 ) -> RunDirectory:
-    """Make a run whose scheduled checkpoints have random parameters, different at each step."""
+    """Make a run whose scheduled checkpoints have random parameters, different at each step.
+
+    Args:
+        path: path of the run.
+        config: the experiment.
+        steps: steps of the checkpoints.
+        scale: factor for all weights; with 3, translations differ in tokens and length.
+    """
     run = create_run(config, path, Console(quiet=True))
-    model = Transformer(run.config.model, *run.vocabulary.sizes)
+    model = build_transformer(run.config.model, **run.vocabulary.sizes)
     with CheckpointManager(run.checkpoints, run.identity, keep=len(steps)) as checkpoints:
         for step in steps:
-            arrays = {"params": init_params(model, jax.random.key(step))}
+            params = init_params(model, jax.random.key(step))
+            params = jax.tree.map(lambda x: x * scale if x.ndim > 1 else x, params)
+            arrays = {"params": params}
             checkpoints.prepare_save(step, arrays)
             checkpoints.save(step, arrays, 10.0 / step, {})
     return run

@@ -1,4 +1,4 @@
-"""Draw how translations fare by length, from the runs of a sweep that is done.
+"""Plot and tabulate the scores of a finished sweep by sentence length.
 
 python -m experiments.positions SWEEP [--out FOLDER]
 """
@@ -9,26 +9,26 @@ from pathlib import Path
 
 import tyro
 
-from experiments.positions.report import comma_separated, drawn, markdown
-from experiments.positions.study import study
+from experiments.positions.report import render_figure, to_csv, to_markdown
+from experiments.positions.study import score_by_length
 from transformer_jax.console import run_and_report, stdout
 from transformer_jax.errors import StorageError
 from transformer_jax.sweeps.plan import Sweep
 
 
-def write(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> None:
-    """Draw scores by length, and tell them in tables.
+def write_report(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> None:
+    """Write a figure and tables of scores by sentence length.
 
     Args:
-        sweep: a sweep's folder.
-        out: where the files go; SWEEP/extrapolation where it is not said.
+        sweep: the folder of a sweep.
+        out: the folder for the files. Default: SWEEP/extrapolation.
     """
     folder = out or sweep / "extrapolation"
-    found = study(Sweep.open(sweep))
+    study = score_by_length(Sweep.open(sweep))
     contents = {
-        "table.md": markdown(found).encode(),
-        "table.csv": comma_separated(found).encode(),
-        **{f"extrapolation.{form}": drawn(found, form) for form in ("svg", "png")},
+        "table.md": to_markdown(study).encode(),
+        "table.csv": to_csv(study).encode(),
+        **{f"extrapolation.{form}": render_figure(study, form) for form in ("svg", "png")},
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,13 +37,13 @@ def write(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> None:
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
     stdout.print(contents["table.md"].decode())
-    stdout.print(f"kept in {folder}")
+    stdout.print(f"saved in {folder}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code. A mistake or a fault is one line."""
+    """Run the command and return its exit code. An error is reported in one line."""
     return run_and_report(
-        lambda: tyro.cli(write, prog="python -m experiments.positions", args=arguments)
+        lambda: tyro.cli(write_report, prog="python -m experiments.positions", args=arguments)
     )
 
 

@@ -1,10 +1,10 @@
-"""Number words: trained on one or two numbers in a line, scored on up to eight.
+"""Number words: train on one or two numbers per line, and score up to eight.
 
     transformer-jax sweep experiments/positions/number_words.py --seeds 3
     python -m experiments.positions sweeps/number_words
 
-A run takes two to three minutes of one CPU core, scores included. A line of k numbers has at most
-15 k pieces, so L = 30 is two numbers, and 4 L eight.
+A run takes two to three minutes on one CPU core, scores included. A line of k numbers has at most
+15 k tokens, so L = 30 is two numbers and 4 L is eight.
 """
 
 from configs.tiny import CONFIG as TINY
@@ -13,7 +13,7 @@ from transformer_jax.config import Row
 L = 30
 BASE = TINY.change(
     model={"d_model": 64, "d_ff": 256, "d_k": 16, "d_v": 16, "max_length": 4 * L},
-    # A quarter of these pairs is short enough to train on.
+    # A quarter of these pairs are short enough to train on.
     data={"num_pairs": 40_000, "max_numbers_per_line": 8, "max_length": L},
     train={"steps": 600, "warmup_steps": 200, "checkpoint_every": 100, "bleu_every": 6},
     decode={"beam_size": 1},
@@ -23,7 +23,7 @@ LEARNED = BASE.change(model={"positions": "learned"})
 SWEEP = {
     "sinusoidal": Row(BASE),
     "clamped": Row(LEARNED.change(model={"max_positions": L, "out_of_range_positions": "clamp"})),
-    # A table for 4 L, of which training never sees the rest.
+    # The table has 4 L positions. Training never updates those past L.
     "untrained": Row(LEARNED),
     "concatenated": Row(BASE.change(model={"positions": "concatenated_sinusoidal"})),
     "alibi": Row(BASE.change(model={"positions": "alibi"})),

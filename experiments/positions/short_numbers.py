@@ -1,11 +1,11 @@
-"""Numbers of every length: trained on lines that are short, with up to eight numbers in them.
+"""Number words of one to six digits: train on short lines with up to eight numbers.
 
     transformer-jax sweep experiments/positions/short_numbers.py --seeds 3
     python -m experiments.positions sweeps/short_numbers
 
-As number_words, but each number is drawn with one to six digits, so that training sees lines of up
-to eight numbers within L = 30 pieces, if few: what is new in most longer lines is their length, and
-not their count.
+Like number_words, but each number has one to six digits. Training therefore sees a few lines with
+up to eight numbers within L = 30 tokens, so most longer lines differ from training in their length
+and not in their count of numbers.
 """
 
 from experiments.positions.number_words import SWEEP as NUMBER_WORDS

@@ -1,7 +1,8 @@
-"""Scores by length: what a sweep's runs make of sentences longer than they were trained on.
+"""Scores by sentence length: how do the runs of a sweep translate longer sentences than they saw?
 
-All of it comes from what `evaluate` kept: `sentences.csv`, `hypothesis.txt`, `reference.txt`.
-L is the longest sentence of training, in pieces with its end (data.max_length).
+The scores come from the files that `evaluate` saved: `sentences.csv`, `hypothesis.txt`, and
+`reference.txt`. L is the longest training sentence in tokens, EOS included (data.max_length). Each
+row of the sweep is a scheme of positions.
 """
 
 import csv
@@ -21,183 +22,193 @@ from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.results import SeedStatistics
 from transformer_jax.sweeps.status import read_status
 
-# Fewer sentences than these have no score of their own.
-FEWEST = 20
-# Buckets end at so many L.
+# A bucket with fewer sentences has no scores.
+MIN_SENTENCES = 20
+# The upper ends of the buckets, in multiples of L.
 ENDS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
 Score = Literal["perplexity", "exact", "bleu"]
 
 
-class Line(NamedTuple):
-    """A sentence of a set, and what one run made of it."""
+class Sentence(NamedTuple):
+    """A sentence of dev or test with the translation of one run."""
 
-    source_pieces: int
-    target_pieces: int
+    source_tokens: int
+    target_tokens: int
     nll: float
+    """Negative log-likelihood of the reference, in nats."""
     hypothesis: str
     reference: str
 
     @property
     def length(self) -> int:
-        """In pieces with its end: of source or target, whichever is longer."""
-        return max(self.source_pieces, self.target_pieces)
+        """The length of the longer side in tokens, EOS included."""
+        return max(self.source_tokens, self.target_tokens)
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The sentences of more than `above` pieces and at most `end`, by their places."""
+    """The sentences with more than `above` tokens and at most `end`."""
 
     above: float
     end: float
-    places: np.ndarray
+    indices: np.ndarray
+    """int[sentences]."""
 
     @property
     def name(self) -> str:
-        """As an interval."""
+        """The range of lengths as an interval."""
         return f"({self.above:g}, {self.end:g}]"
+
+
+Curve = Sequence[Mapping[Score, SeedStatistics]]
+"""The scores of a scheme in each bucket."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """Scores by row and bucket, over seeds."""
+    """The scores of all schemes by length, with statistics over seeds."""
 
     sweep: Sweep
-    limit: int
+    max_training_length: int
     """L."""
     buckets: Sequence[Bucket]
     metric: Score
-    """Beside perplexity: exact of number words, bleu of text."""
-    signature: str
-    """Of BLEU."""
-    scores: Mapping[str, Sequence[Mapping[Score, SeedStatistics]]]
-    """By row, for each bucket; none of a row of which no run is done."""
+    """The score next to perplexity: exact for number words, bleu for other text."""
+    bleu_signature: str
+    curves: Mapping[str, Curve]
+    """By scheme; schemes without a finished run are left out."""
     missing: Sequence[str]
-    """What has no score, and why."""
+    """The runs and the sentences without scores, each with the reason."""
 
 
-def study(sweep: Sweep) -> Study:
-    """Read what the runs of a sweep made of sentences of every length.
+def score_by_length(sweep: Sweep) -> Study:
+    """Score the translations of the finished runs of a sweep in buckets of length.
 
     Raises:
-        UsageError: no run is done, or two were scored on other sentences.
-        StorageError: what a run kept cannot be read.
+        UsageError: no run is finished, or the runs were scored on different sentences.
+        StorageError: the evaluation of a run cannot be read.
     """
-    base = next(iter(sweep.rows.values())).config
+    config = next(iter(sweep.rows.values())).config
     missing: list[str] = []
-    by_row: dict[str, list[list[Line]]] = {name: [] for name in sweep.rows}
+    runs_by_scheme: dict[str, list[list[Sentence]]] = {name: [] for name in sweep.rows}
     for run in sweep.runs:
-        state = read_status(run)
-        if state.status == "done":
-            sets = [name for name in state.finished if name != "train"]
-            by_row[run.row].append([line for name in sets for line in _lines(run, name)])
+        status = read_status(run)
+        if status.status == "done":
+            splits = [name for name in status.finished if name != "train"]
+            sentences = [sentence for split in splits for sentence in _read_sentences(run, split)]
+            runs_by_scheme[run.row].append(sentences)
         else:
-            missing.append(f"{run.name}: {state.summary}")
-    done = [found for rows in by_row.values() for found in rows]
-    if not done:
+            missing.append(f"{run.name}: {status.summary}")
+    finished = [sentences for runs in runs_by_scheme.values() for sentences in runs]
+    if not finished:
         raise UsageError(f"no run of {sweep.path} is done: there is nothing to compare")
-    wanted = _asked(done[0])
-    if any(_asked(found) != wanted for found in done):
-        raise UsageError(f"runs of {sweep.path} were scored on other sentences than one another")
-    lengths = np.array([line.length for line in done[0]])
-    limit = base.data.max_length
-    found, why = buckets(lengths, limit)
-    metric: Score = "exact" if base.data.corpus == "number_words" else "bleu"
-    tokenizer = bleu_tokenizer(base.data)
-    scores = {
-        name: [
-            _spreads([_scores([run[i] for i in bucket.places], metric, tokenizer) for run in runs])
-            for bucket in found
+    if any(_references(sentences) != _references(finished[0]) for sentences in finished):
+        raise UsageError(f"the runs of {sweep.path} were scored on different sentences")
+    lengths = np.array([sentence.length for sentence in finished[0]])
+    limit = config.data.max_length
+    buckets, excluded = split_by_length(lengths, limit)
+    metric: Score = "exact" if config.data.corpus == "number_words" else "bleu"
+    tokenizer = bleu_tokenizer(config.data)
+    curves = {
+        scheme: [
+            _seed_statistics(
+                [_compute_scores([run[i] for i in b.indices], metric, tokenizer) for run in runs]
+            )
+            for b in buckets
         ]
-        for name, runs in by_row.items()
+        for scheme, runs in runs_by_scheme.items()
         if runs
     }
-    some = [line.reference for line in done[0][:1]]
-    signature = score(some, some, tokenizer=tokenizer).bleu_signature
-    return Study(sweep, limit, found, metric, signature, scores, [*missing, *why])
+    reference = [finished[0][0].reference]
+    signature = score(reference, reference, tokenizer=tokenizer).bleu_signature
+    return Study(sweep, limit, buckets, metric, signature, curves, [*missing, *excluded])
 
 
-def buckets(lengths: np.ndarray, limit: int) -> tuple[list[Bucket], list[str]]:
-    """Part sentences by length, in steps of half of L up to 4 L, and at L.
+def split_by_length(lengths: np.ndarray, limit: int) -> tuple[list[Bucket], list[str]]:
+    """Split sentences into buckets that end at multiples of L / 2, up to 4 L.
 
-    A part with fewer sentences than `FEWEST` is joined with the next longer one, or, where there
-    is none on its side of L, with the one before.
+    A bucket of fewer than `MIN_SENTENCES` sentences is merged with the next one, or with the one
+    before if it is the last. No bucket extends across L.
 
     Args:
-        lengths: in pieces, int[sentences].
+        lengths: int[sentences], in tokens.
         limit: L.
 
     Returns:
-        The buckets, shortest first; and, in words, the sentences that are in none.
+        The buckets, shortest first, and descriptions of the sentences that are in no bucket.
     """
-    found: list[Bucket] = []
-    why: list[str] = []
-    for side in ([e for e in ENDS if e <= 1], [e for e in ENDS if e > 1]):
-        first = above = limit if side[0] > 1 else 0
-        parts: list[Bucket] = []
-        for end in side:
-            places = _between(lengths, above, limit * end)
-            if len(places) >= FEWEST:
-                parts.append(Bucket(above, limit * end, places))
+    buckets: list[Bucket] = []
+    excluded: list[str] = []
+    for start, ends in ((0, [x for x in ENDS if x <= 1]), (limit, [x for x in ENDS if x > 1])):
+        above: float = start
+        side: list[Bucket] = []
+        for end in ends:
+            indices = _find_between(lengths, above, limit * end)
+            if len(indices) >= MIN_SENTENCES:
+                side.append(Bucket(above, limit * end, indices))
                 above = limit * end
-        last = limit * side[-1]
-        if above < last and parts:
-            start = parts.pop().above
-            parts.append(Bucket(start, last, _between(lengths, start, last)))
+        last = limit * ends[-1]
+        if above < last and side:
+            merged_above = side.pop().above
+            side.append(Bucket(merged_above, last, _find_between(lengths, merged_above, last)))
         elif above < last:
-            count = len(_between(lengths, first, last))
-            why.append(f"({first:g}, {last:g}]: {count} sentences, fewer than {FEWEST}")
-        found += parts
-    if beyond := int(np.sum(lengths > limit * ENDS[-1])):
-        why.append(f"longer than {limit * ENDS[-1]:g}: {beyond} sentences, left out")
-    return found, why
+            count = len(_find_between(lengths, start, last))
+            excluded.append(f"({start:g}, {last:g}]: {count} sentences, fewer than {MIN_SENTENCES}")
+        buckets += side
+    if longer := int(np.sum(lengths > limit * ENDS[-1])):
+        excluded.append(f"longer than {limit * ENDS[-1]:g}: {longer} sentences, left out")
+    return buckets, excluded
 
 
-def _between(lengths: np.ndarray, above: float, end: float) -> np.ndarray:
+def _find_between(lengths: np.ndarray, above: float, end: float) -> np.ndarray:
     return np.flatnonzero((lengths > above) & (lengths <= end))
 
 
-def _asked(found: Sequence[Line]) -> list[tuple[int, int, str]]:
-    return [(line.source_pieces, line.target_pieces, line.reference) for line in found]
+def _references(sentences: Sequence[Sentence]) -> list[tuple[int, int, str]]:
+    return [(x.source_tokens, x.target_tokens, x.reference) for x in sentences]
 
 
-def _scores(found: Sequence[Line], metric: Score, tokenizer: str) -> dict[Score, float]:
-    """Return the scores of some sentences: BLEU and exact matches in percent."""
-    nll = math.fsum(line.nll for line in found) / sum(line.target_pieces for line in found)
+def _compute_scores(
+    sentences: Sequence[Sentence], metric: Score, tokenizer: str
+) -> dict[Score, float]:
+    """Return perplexity, and BLEU or the share of exact matches in percent."""
+    nll = math.fsum(x.nll for x in sentences) / sum(x.target_tokens for x in sentences)
     scores: dict[Score, float] = {"perplexity": math.exp(min(nll, 700.0))}
     if metric == "exact":
-        scores["exact"] = 100 * float(np.mean([x.hypothesis == x.reference for x in found]))
+        scores["exact"] = 100 * float(np.mean([x.hypothesis == x.reference for x in sentences]))
     else:
         bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
-        references = [[line.reference for line in found]]
-        scores["bleu"] = bleu.corpus_score([line.hypothesis for line in found], references).score
+        hypotheses = [x.hypothesis for x in sentences]
+        references = [[x.reference for x in sentences]]
+        scores["bleu"] = bleu.corpus_score(hypotheses, references).score
     return scores
 
 
-def _spreads(found: Sequence[Mapping[Score, float]]) -> dict[Score, SeedStatistics]:
-    return {name: SeedStatistics(tuple(scores[name] for scores in found)) for name in found[0]}
+def _seed_statistics(runs: Sequence[Mapping[Score, float]]) -> dict[Score, SeedStatistics]:
+    return {name: SeedStatistics(tuple(scores[name] for scores in runs)) for name in runs[0]}
 
 
-def _lines(run: SweepRun, name: str) -> Iterator[Line]:
-    """Yield what a run made of a set, by its newest evaluation.
+def _read_sentences(run: SweepRun, split: str) -> Iterator[Sentence]:
+    """Yield the sentences of a split from the newest evaluation of a run.
 
     Raises:
-        StorageError: there is none, or none with sentences.csv, or a file is not as we write it.
+        StorageError: the run has no evaluation of the split, or a file is missing or invalid.
     """
-    again = f"run `{shell_command('evaluate', run.path, '--split', name)}`"
-    folders = [path.parent for path in run.path.glob(f"evaluations/{name}-*/scores.json")]
+    advice = f"run `{shell_command('evaluate', run.path, '--split', split)}`"
+    folders = [path.parent for path in run.path.glob(f"evaluations/{split}-*/scores.json")]
     if not folders:
-        raise StorageError(f"{run.path} has no scores of its {name} set: {again}")
+        raise StorageError(f"{run.path} has no scores of its {split} split: {advice}")
     newest = max(folders, key=lambda folder: (folder / "scores.json").stat().st_mtime)
     try:
         with (newest / "sentences.csv").open(encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-        texts = (_read(newest / f"{kind}.txt") for kind in ("hypothesis", "reference"))
+        texts = (_read_lines(newest / f"{kind}.txt") for kind in ("hypothesis", "reference"))
         for row, hypothesis, reference in zip(rows, *texts, strict=True):
-            numbers = int(row["source_pieces"]), int(row["target_pieces"]), float(row["nll"])
-            yield Line(*numbers, hypothesis, reference)
+            lengths = int(row["source_tokens"]), int(row["target_tokens"])
+            yield Sentence(*lengths, float(row["nll"]), hypothesis, reference)
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise StorageError(f"{newest} cannot be read: {error}; {again}") from error
+        raise StorageError(f"{newest} cannot be read: {error}; {advice}") from error
 
 
-def _read(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     return path.read_text("utf-8").split("\n")[:-1]

@@ -113,8 +113,8 @@ def test_a_run_keeps_sample_translations_of_each_evaluation(whole_run: Path) -> 
     assert len(text.splitlines()) == 3 * 20
 
 
-def make_gradients_nan(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
-    """Replace the gradients of these steps, counted from 1, by NaN."""
+def make_gradients_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the gradients of step 3, and of step 6 and later, by NaN."""
     make_train_step = loop.make_train_step
 
     def make_nan_step(*arguments: Any) -> TrainStep:
@@ -122,7 +122,7 @@ def make_gradients_nan(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
 
         def compute_gradients(state: TrainState, batch: Any, part: Any) -> Any:
             gradients, loss = step.compute_gradients(state, batch, part)
-            is_nan = jnp.isin(state.step + 1, jnp.asarray(steps))
+            is_nan = (state.step == 2) | (state.step >= 5)
             return jax.tree.map(lambda g: jnp.where(is_nan, jnp.nan, g), gradients), loss
 
         return dataclasses.replace(step, compute_gradients=compute_gradients)
@@ -133,15 +133,15 @@ def make_gradients_nan(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
 def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
     whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_gradients_nan(monkeypatch, 3, 5)
+    make_gradients_nan(monkeypatch)
     path = train(SMALL, tmp_path / "run")
     reports, usual = (
         [line for line in metrics_of(run) if line["split"] == "train"] for run in (path, whole_run)
     )
-    assert [report.get("skipped") for report in reports] == [None, 1, 1, None]
+    assert [report.get("skipped") for report in reports] == [None, 1, 1, 2]
     # Nothing differs before the first skipped step.
     assert reports[0] == usual[0]
-    assert reports[-1]["perplexity"] != usual[-1]["perplexity"]
+    assert reports[2]["perplexity"] != usual[2]["perplexity"]
     # A skipped step is no update, so the learning rate grows later.
     assert reports[1]["learning_rate"] < usual[1]["learning_rate"]
     # Resume from step 4, as if the newest checkpoint had never been written.
@@ -159,7 +159,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
 def test_ten_skipped_steps_in_a_row_end_the_run_and_their_pairs_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_every: int, last: int
 ) -> None:
-    make_gradients_nan(monkeypatch, 3, *range(6, 100))
+    make_gradients_nan(monkeypatch)
     config = SMALL.change(train={"steps": 50, "checkpoint_every": 4, "log_every": log_every})
     path = tmp_path / "run"
     with pytest.raises(DivergedError, match=rf"up to step {last};.*train\.learning_rate_scale"):

@@ -1,4 +1,4 @@
-"""A run is data from a stranger: nothing in it is executed, followed outside, or believed."""
+"""Nothing in a run is executed, followed to the outside, or trusted without a check."""
 
 import hashlib
 import io
@@ -22,6 +22,7 @@ from transformer_jax.cli import main
 from transformer_jax.data import tokenizer
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import DataError, StorageError, TransformerJaxError
+from transformer_jax.runs.metrics_file import truncate_metrics
 from transformer_jax.runs.run_directory import MAX_DESCRIPTION, RunDirectory
 from transformer_jax.training import loop
 from transformer_jax.training.create_run import create_run
@@ -29,23 +30,23 @@ from transformer_jax.training.metric_writer import MetricWriter
 
 PACKAGE = Path(transformer_jax.__file__).parent
 QUIET = Console(quiet=True)
-UNTOLD = "hunter2-and-more"
+PRIVATE = "hunter2-and-more"
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained run, made where there are secrets around."""
+    """A trained run, made while the environment contains secrets."""
     path = tmp_path_factory.mktemp("runs") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EXAMPLE_API_KEY", UNTOLD)
-        patch.setenv("https_proxy", f"http://user:{UNTOLD}@localhost:1")
+        patch.setenv("EXAMPLE_API_KEY", PRIVATE)
+        patch.setenv("https_proxy", f"http://user:{PRIVATE}@localhost:1")
         loop.run_training(create_run(SMALL, path, QUIET), QUIET)
     return path
 
 
 @pytest.fixture
 def copy(run: Path, tmp_path: Path) -> Path:
-    """The run once more, to be meddled with."""
+    """A copy of the run, which a test may change."""
     subprocess.run(["cp", "-r", str(run), str(tmp_path / "copy")], check=True)
     return tmp_path / "copy"
 
@@ -57,43 +58,45 @@ def test_nothing_in_the_package_executes_data() -> None:
         r"|shell=True|allow_pickle=True|os\.system\(",
         re.MULTILINE,
     )
-    found = {
+    offenders = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
         if forbidden.search(path.read_text("utf-8"))
     }
-    assert not found
+    assert not offenders
 
 
-def test_neither_secrets_nor_homes_are_stored_with_a_run(run: Path) -> None:
-    unwelcome = {UNTOLD.encode(), str(Path.home()).encode() + b"/", str(Path.cwd()).encode()}
+def test_a_run_contains_neither_secrets_nor_machine_paths(run: Path) -> None:
+    forbidden = {PRIVATE.encode(), str(Path.home()).encode() + b"/", str(Path.cwd()).encode()}
     files = [path for path in run.rglob("*") if path.is_file()]
     assert len(files) > 20
     for path in files:
         content = path.read_bytes()
-        assert not [word for word in unwelcome if word in content], path
+        assert not [word for word in forbidden if word in content], path
 
 
-def deep(path: Path) -> None:
+def nest_deeply(path: Path) -> None:
     (path / "run.json").write_text('{"config":' * 100_000)
 
 
-def payload(path: Path) -> None:
+def write_pickle(path: Path) -> None:
     (path / "run.json").write_bytes(b"cos\nsystem\n(S'touch owned'\ntR.")
 
 
-def claim(section: str, **fields: Any) -> Callable[[Path], None]:
-    """Return what makes a run claim something."""
+def change_config(section: str, **fields: Any) -> Callable[[Path], None]:
+    """Return a function that changes fields of the stored config."""
 
     def change(path: Path) -> None:
-        told = json.loads((path / "run.json").read_text())
-        told["config"][section].update(fields)
-        (path / "run.json").write_text(json.dumps(told))
+        description = json.loads((path / "run.json").read_text())
+        description["config"][section].update(fields)
+        (path / "run.json").write_text(json.dumps(description))
 
     return change
 
 
 def link(name: str, to: str) -> Callable[[Path], None]:
+    """Return a function that replaces a file by a link."""
+
     def change(path: Path) -> None:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).unlink(missing_ok=True)
@@ -102,26 +105,32 @@ def link(name: str, to: str) -> Callable[[Path], None]:
     return change
 
 
-def model_of(content: bytes) -> Callable[[Path], None]:
-    """Return what gives a run another vocabulary, with the digest that belongs to it."""
+def replace_vocabulary(content: bytes) -> Callable[[Path], None]:
+    """Return a function that replaces the vocabulary, with a matching digest."""
 
     def change(path: Path) -> None:
         (path / "tokenizer.model").write_bytes(content)
-        told = json.loads((path / "run.json").read_text())
-        told["vocabulary"]["sha256"] = hashlib.sha256(content).hexdigest()
-        (path / "run.json").write_text(json.dumps(told))
+        description = json.loads((path / "run.json").read_text())
+        description["vocabulary"]["sha256"] = hashlib.sha256(content).hexdigest()
+        (path / "run.json").write_text(json.dumps(description))
 
     return change
 
 
-MEDDLING: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a payload": (payload, "cannot be read"),
-    "a deep one": (deep, "cannot be read"),
-    "a long one": (lambda p: os.truncate(p / "run.json", MAX_DESCRIPTION + 1), "more than 1 MiB"),
-    "a huge width": (claim("model", d_ff=10**12), "d_ff must be from 1 to"),
-    "a large width": (claim("model", d_ff=10**6), "of another run: model.d_ff 32 -> 1000000"),
-    "a tower": (claim("model", num_layers=10**6), "num_layers must be from 1 to"),
-    "no number": (claim("model", dropout=float("nan")), "dropout must be"),
+MANIPULATIONS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a pickle": (write_pickle, "cannot be read"),
+    "deep nesting": (nest_deeply, "cannot be read"),
+    "a long description": (
+        lambda p: os.truncate(p / "run.json", MAX_DESCRIPTION + 1),
+        "more than 1 MiB",
+    ),
+    "a huge width": (change_config("model", d_ff=10**12), "d_ff must be from 1 to"),
+    "a large width": (
+        change_config("model", d_ff=10**6),
+        "belongs to another run: model.d_ff 32 -> 1000000",
+    ),
+    "a huge depth": (change_config("model", num_layers=10**6), "num_layers must be from 1 to"),
+    "NaN": (change_config("model", dropout=float("nan")), "dropout must be"),
     "a linked lock": (link("lock", "/etc/passwd"), "lock is a link"),
     "linked reports": (link("metrics.jsonl", "/etc/passwd"), "metrics.jsonl is a link"),
     "a linked vocabulary": (link("tokenizer.model", "/dev/zero"), "tokenizer.model is a link"),
@@ -132,33 +141,36 @@ MEDDLING: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a linked checkpoint": (link("checkpoints/12", "8"), "checkpoints/12 is a link"),
     "a link to nowhere": (link("checkpoints/8/params/x", "/nowhere"), "params/x is a link"),
-    "a pipe in a checkpoint": (lambda p: os.mkfifo(p / "checkpoints" / "8" / "x"), "no plain file"),
-    "a pipe": (lambda p: os.mkfifo(p / "samples.txt"), "no plain file"),
-    "an empty vocabulary": (model_of(b""), "tokenizer.model"),
-    "a vocabulary of junk": (model_of(b"\xff" * 99), "not a SentencePiece model"),
+    "a pipe in a checkpoint": (
+        lambda p: os.mkfifo(p / "checkpoints" / "8" / "x"),
+        "or a special file",
+    ),
+    "a pipe": (lambda p: os.mkfifo(p / "samples.txt"), "or a special file"),
+    "an empty vocabulary": (replace_vocabulary(b""), "tokenizer.model"),
+    "a vocabulary of junk": (replace_vocabulary(b"\xff" * 99), "not a SentencePiece model"),
 }
 
 
-@pytest.mark.parametrize("name", MEDDLING)
-def test_what_was_meddled_with_is_refused_in_one_line(
+@pytest.mark.parametrize("name", MANIPULATIONS)
+def test_a_manipulated_run_is_rejected_in_one_line(
     name: str, copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(copy)
-    meddle, told = MEDDLING[name]
-    meddle(copy)
+    manipulate, message = MANIPULATIONS[name]
+    manipulate(copy)
     before = Path("/etc/passwd").read_bytes()
-    for verb in ("translate", "evaluate", "resume"):
-        assert main([verb, str(copy)]) in (2, 74)
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        assert told in said
-        assert "Traceback" not in said
+    for command in ("translate", "evaluate", "resume"):
+        assert main([command, str(copy)]) in (2, 74)
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert message in error
+        assert "Traceback" not in error
     assert not (copy / "owned").exists()
     assert Path("/etc/passwd").read_bytes() == before
 
 
-def fault_of(model: bytes) -> str:
-    """Return why a vocabulary is refused; "" if it is not."""
+def rejection_of(model: bytes) -> str:
+    """Return why a vocabulary is rejected; "" if it is accepted."""
     try:
         Tokenizer.load_untrusted(model, "tokenizer.model")
     except DataError as error:
@@ -167,75 +179,74 @@ def fault_of(model: bytes) -> str:
 
 
 @pytest.mark.parametrize("tries", [12, pytest.param(2000, marks=pytest.mark.slow)])
-def test_no_vocabulary_ends_this_process(tries: int) -> None:
+def test_no_vocabulary_crashes_the_process(tries: int) -> None:
     rng = random.Random(tries)
-    whole = Tokenizer.train(["one two three", "eins zwei drei"], 24).model
-    refused = 0
+    valid = Tokenizer.train(["one two three", "eins zwei drei"], 24).model
+    rejected = 0
     for number in range(tries):
-        model = bytearray(whole)
+        model = bytearray(valid)
         for _ in range(rng.choice([1, 1, 5, 50])):
             model[rng.randrange(len(model))] = rng.randrange(256)
         if number % 4 == 0:
-            # A piece that claims to be longer than the file, or is.
+            # A SentencePiece entry whose length exceeds the file, or is huge.
             model += b"\x0a\xff\xff\xff\x0f" + bytes(rng.choice([0, 10_000]))
-        told = fault_of(bytes(model))
-        refused += bool(told)
-        assert "\n" not in told
+        message = rejection_of(bytes(model))
+        rejected += bool(message)
+        assert "\n" not in message
         kinds = ("is not a SentencePiece model: ", "has other special tokens: ")
-        assert not told or told.removeprefix("tokenizer.model ").startswith(kinds)
-    assert refused > tries / 4
+        assert not message or message.removeprefix("tokenizer.model ").startswith(kinds)
+    assert rejected > tries / 4
 
 
 @pytest.fixture
-def untried(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """A vocabulary that is tried, whatever was tried before."""
+def unverified(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """A vocabulary that must be verified, although an earlier test may have done so."""
     monkeypatch.setattr(tokenizer, "TRIED", set())
     return Tokenizer.train(["one two three"], 20).model
 
 
 @pytest.mark.parametrize("end", ["os.abort()", "bytearray(8 << 30)", "os._exit(3)"])
-def test_a_vocabulary_that_ends_the_process_that_tries_it_is_refused(
-    untried: bytes, end: str, monkeypatch: pytest.MonkeyPatch
+def test_a_vocabulary_that_crashes_the_verifying_process_is_rejected(
+    unverified: bytes, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tokenizer.PROBE.replace("p = ", f"import os; {end} #")
     monkeypatch.setattr(tokenizer, "PROBE", program)
     for _ in range(2):
         with pytest.raises(DataError, match="x is not a SentencePiece model: "):
-            Tokenizer.load_untrusted(untried, "x")
+            Tokenizer.load_untrusted(unverified, "x")
 
 
-def test_a_vocabulary_is_tried_once(untried: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    Tokenizer.load_untrusted(untried, "x")
+def test_a_vocabulary_is_verified_once(unverified: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    Tokenizer.load_untrusted(unverified, "x")
     monkeypatch.setattr(tokenizer, "PROBE", "raise SystemExit(1)")
-    assert Tokenizer.load_untrusted(untried, "y").model == untried
+    assert Tokenizer.load_untrusted(unverified, "y").model == unverified
     other = Tokenizer.train(["one two three"], 19).model
     with pytest.raises(TransformerJaxError):
         Tokenizer.load_untrusted(other, "x")
 
 
-def test_a_vocabulary_is_tried_with_the_packages_that_are_here(
-    untried: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_vocabulary_is_verified_with_the_packages_of_this_process(
+    unverified: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tokenizer.PROBE.replace("import sentencepiece", "import sentencepiece, elsewhere")
     monkeypatch.setattr(tokenizer, "PROBE", program)
-    # In a working directory that may be a stranger's they do not lie.
+    # The working directory may be untrusted, so packages are not imported from it.
     (tmp_path / "elsewhere.py").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
     with pytest.raises(TransformerJaxError, match=r"x cannot be tested in .*No module") as told:
-        Tokenizer.load_untrusted(untried, "x")
+        Tokenizer.load_untrusted(unverified, "x")
     assert not isinstance(told.value, DataError)
     monkeypatch.syspath_prepend(tmp_path)
-    Tokenizer.load_untrusted(untried, "x")
+    Tokenizer.load_untrusted(unverified, "x")
 
 
-def test_terminals_are_shown_text_and_obey_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminals_show_control_sequences_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     hostile = "runs/\x1b]0;owned\x07\x1b[2J\u202efdp\r[red]x[/red]"
     assert main(["translate", hostile]) == 2
-    said = capsys.readouterr().err
-    assert said == (
-        "transformer-jax: runs/\\x1b]0;owned\\x07\\x1b[2J\\u202efdp\\r[red]x[/red] is no run: it "
-        "has no run.json\n"
+    assert capsys.readouterr().err == (
+        "transformer-jax: runs/\\x1b]0;owned\\x07\\x1b[2J\\u202efdp\\r[red]x[/red] is not a run: "
+        "it has no run.json\n"
     )
     out = io.StringIO()
     shown = console.PlainConsole()
@@ -246,7 +257,7 @@ def test_terminals_are_shown_text_and_obey_none(capsys: pytest.CaptureFixture[st
     assert "größe 日本 ½" in out.getvalue()
 
 
-def test_a_name_that_is_too_long_is_told(
+def test_a_name_that_is_too_long_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments in (["train", "tiny", "--out"], ["resume"], ["translate"]):
@@ -266,25 +277,27 @@ def test_a_name_that_is_too_long_is_told(
         "[]",
     ],
 )
-def test_a_report_that_is_not_as_ours_is_refused(report: str, copy: Path) -> None:
+def test_an_invalid_report_is_rejected(report: str, copy: Path) -> None:
     folder = RunDirectory.open(copy)
     before = folder.metrics.read_text("utf-8")
     folder.metrics.write_text(f"{report}\n{before}", "utf-8")
 
-    def begin() -> None:
-        folder.truncate_metrics(8, {"train": 1, "dev": 1})
+    def resume() -> None:
+        truncate_metrics(folder.metrics, 8, {"train": 1, "dev": 1})
         MetricWriter(folder, QUIET, step=8).__enter__()
 
-    with pytest.raises(StorageError, match=r"metrics.jsonl (has no report|cannot be read)"):
-        begin()
+    with pytest.raises(
+        StorageError, match=r"metrics.jsonl (line 1 is not a report|cannot be read)"
+    ):
+        resume()
 
 
-def test_opening_a_run_imports_nothing_from_it(copy: Path) -> None:
+def test_loading_a_run_imports_nothing_from_its_directory(copy: Path) -> None:
     (copy / "sitecustomize.py").write_text("raise SystemExit(9)")
     (copy / "sentencepiece.py").write_text("raise SystemExit(9)")
     program = f"import transformer_jax; print(transformer_jax.load({str(copy)!r}).step)"
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
-    done = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-P", "-c", program],
         cwd=copy,
         env=environment,
@@ -292,4 +305,4 @@ def test_opening_a_run_imports_nothing_from_it(copy: Path) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout == "8\n"
+    assert ended.stdout == "8\n"

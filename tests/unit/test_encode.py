@@ -188,6 +188,6 @@ def test_progress_is_reported_after_each_chunk(
     reports: list[tuple[str, int, int]] = []
     corpus = InMemoryCorpus(WORDS, WORDS)
     SplitWriter(tmp_path, corpus, "train", VOCABULARY, CONFIG).write(
-        lambda *report: reports.append(report)
+        lambda activity, done, total: reports.append((activity, done, total))
     )
     assert reports == [("encoding train", done, 50) for done in (20, 40, 50)]

@@ -15,7 +15,8 @@ from oracles import Floats
 
 from transformer_jax.config import Config, ModelConfig, TrainConfig
 from transformer_jax.config.loading import load_rows
-from transformer_jax.model.transformer import Transformer, parameter_counts
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.training.optimizer import learning_rate, make_optimizer
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -68,7 +69,7 @@ EXPECTED = {
 @functools.cache
 def total(config: ModelConfig) -> int:
     """Return the number of parameters of the actual model."""
-    return parameter_counts(Transformer(config, VOCABULARY))["total"]
+    return parameter_counts(build_transformer(config, VOCABULARY))["total"]
 
 
 def check_equations(config: ModelConfig) -> None:

@@ -20,7 +20,7 @@ def test_each_sentence_has_the_score_that_it_has_alone(tmp_path: Path) -> None:
     model: Any = jax.jit(lambda s, t: run.model.apply({"params": run.params}, s, t))
     expected: list[SentenceScore] = []
     for i in range(20):
-        s, t = (side.padded(np.array([i]), 1, 40) for side in (source, target))
+        s, t = (side.pad(np.array([i]), 1, 40) for side in (source, target))
         logits = floats(model(s, t))[0]
         length = int(target.lengths[i])
         nll = sum(

@@ -204,6 +204,9 @@ LINES = 2 * (49 + 20 + 20)
 class Encoder:
     """Counts the calls of `Tokenizer.encode` and their lines, and raises at a chosen call."""
 
+    fails_at: int | None
+    error: BaseException
+
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reset()
         encode_lines = Tokenizer.encode

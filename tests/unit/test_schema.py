@@ -112,6 +112,10 @@ def configs(draw: st.DrawFn) -> Config:
     model, data, train, decode = (drawn[kind] for kind in SECTIONS)
     for key in ("d_model", "d_k"):
         model[key] += model[key] % 2
+    if model["attention_implementation"] != "full":
+        model |= {"positions": "sinusoidal", "attention_score": "dot_product"}
+    if model["attention_implementation"] == "cudnn":
+        model |= {"dtype": "bfloat16", "attention_dropout": 0.0, "d_k": 8, "d_v": 8}
     if model["positions"] in ("rotary", "relative"):
         model["attention_score"] = "scaled_dot_product"
     if model["positions"] != "learned":

@@ -1,4 +1,4 @@
-"""TFDS sets: TFDS's own builders and files, on made-up downloads and without TensorFlow."""
+"""Datasets of TFDS: its real builders and files, on synthetic downloads, without TensorFlow."""
 
 import itertools
 import json
@@ -18,39 +18,37 @@ from tensorflow_datasets.core.download.download_manager import NonMatchingChecks
 
 from transformer_jax.cli import main
 from transformer_jax.data import tf_datasets
-from transformer_jax.data.tf_datasets import CHUNK, TranslationDataset
+from transformer_jax.data.tf_datasets import CHUNK_PAIRS, TranslationDataset
 from transformer_jax.errors import DataError, StorageError, TransformerJaxError, UsageError
 
 WMT14 = "wmt14_translate/de-en"
 Pairs = list[tuple[str, str]]
 
 
-def made_up(name: str, count: int) -> Pairs:
+def synthetic(name: str, count: int) -> Pairs:
+    """Return English and German lines of different lengths."""
     rng = random.Random(name)
     return [
-        (
-            f"{name} {i}: as {'so ' * rng.randrange(9)}on",
-            f"{name} {i}: wie {'ß' * rng.randrange(9)}",
-        )
+        (f"{name} {i}: a{' b' * rng.randrange(9)}", f"{name} {i}: {'ß' * rng.randrange(9)}c")
         for i in range(count)
     ]
 
 
-# English and German; between them more than one chunk to train on.
+# The training split is longer than one chunk.
 EUROPARL = [
-    *made_up("Europarl", CHUNK),
+    *synthetic("Europarl", CHUNK_PAIRS),
     (" a\u2028b\u00a0", "c\rd"),
-    ("", "left out"),
+    ("", "dropped"),
     ("x\r", "y"),
 ]
-COMMON_CRAWL = made_up("Common Crawl", 20)
-NEWS_COMMENTARY = made_up("News Commentary", 10)
-NEWSTEST2013 = made_up("newstest2013", 7)
-NEWSTEST2014 = made_up("newstest2014", 5)
+COMMON_CRAWL = synthetic("Common Crawl", 20)
+NEWS_COMMENTARY = synthetic("News Commentary", 10)
+NEWSTEST2013 = synthetic("newstest2013", 7)
+NEWSTEST2014 = synthetic("newstest2014", 5)
 
 
 def write_downloads(folder: Path) -> None:
-    """Lay out what the archives of WMT 2014 hold, as far as TFDS reads it."""
+    """Write the files of the WMT 2014 archives that TFDS reads."""
     (folder / "training").mkdir(parents=True)
     (folder / "dev").mkdir()
     texts = {
@@ -71,7 +69,7 @@ def write_downloads(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """TFDS's folder with WMT 2014 in it, made by TFDS from these downloads."""
+    """A TFDS data folder with WMT 2014, which TFDS built from the synthetic downloads."""
     downloads, folder = (tmp_path_factory.mktemp(name) for name in ("downloads", "tfds"))
     write_downloads(downloads)
 
@@ -88,19 +86,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise socket.gaierror("no network in this test")
 
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    monkeypatch.setattr(socket.socket, "connect", fail)
     monkeypatch.setattr(tf_datasets, "RETRIES", 0)
 
 
 class Small(tfds.core.GeneratorBasedBuilder):
-    """A set of one's own, changed by each test as it needs."""
+    """A dataset whose attributes a test can change."""
 
     VERSION = tfds.core.Version("1.0.0")
-    made: Any = ("train", "validation")
+    splits_to_make: Any = ("train", "validation")
     pairs: Any = (("one", "eins"), ("two", "zwei"))
 
     def _info(self) -> Any:
@@ -108,39 +106,39 @@ class Small(tfds.core.GeneratorBasedBuilder):
         return tfds.core.DatasetInfo(builder=self, features=features)
 
     def _split_generators(self, dl_manager: Any) -> Any:  # noqa: ARG002
-        return {name: self._generate_examples() for name in self.made}
+        return {name: self._generate_examples() for name in self.splits_to_make}
 
     def _generate_examples(self) -> Any:
         for i, (english, german) in enumerate(self.pairs):
             yield i, {"en": english, "de": german}
 
 
-def small(folder: Path, **changed: Any) -> TranslationDataset:
-    for key, value in changed.items():
+def small(folder: Path, **attributes: Any) -> TranslationDataset:
+    for key, value in attributes.items():
         setattr(Small, key, value)
     return TranslationDataset("small", folder=folder)
 
 
 @pytest.fixture(autouse=True)
 def restore_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for key in ("VERSION", "made", "pairs", "_split_generators"):
+    for key in ("VERSION", "splits_to_make", "pairs", "_split_generators"):
         monkeypatch.setattr(Small, key, getattr(Small, key))
 
 
-def failure(kind: type[TransformerJaxError], ask: Callable[[], object]) -> str:
-    """Return the one line that is told."""
+def failure(kind: type[TransformerJaxError], call: Callable[[], object]) -> str:
+    """Return the message, one line, of the error that the call raises."""
     with pytest.raises(kind) as caught:
-        ask()
+        call()
     message = str(caught.value)
     assert "\n" not in message
     return message
 
 
-def test_wmt14_comes_through_tfds_as_the_paper_has_it(folder: Path) -> None:
+def test_wmt14_has_the_splits_of_the_paper_and_all_their_pairs(folder: Path) -> None:
     corpus = TranslationDataset(folder=folder)
     assert corpus.name == "wmt14_translate/de-en 1.0.0, en-de"
     assert corpus.splits == ("train", "dev", "test")
-    # Left out by TFDS: an empty side. Mended by us: a line end around or inside.
+    # TFDS drops the pair with an empty side. Line ends are removed or become spaces.
     europarl = [*EUROPARL[:-3], (" a\u2028b\u00a0", "c d"), ("x", "y")]
     train = [*europarl, *COMMON_CRAWL, *NEWS_COMMENTARY]
     assert Counter(corpus.read("train")) == Counter(train)
@@ -151,26 +149,27 @@ def test_wmt14_comes_through_tfds_as_the_paper_has_it(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_network")
-def test_the_papers_experiment_goes_from_files_to_bleu(
+def test_wmt14_can_be_trained_and_scored_end_to_end(
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    small = "--model.num-layers 1 --model.d-model 16 --model.d-ff 32 --data.batch-tokens 512"
-    short = "--train.steps 2 --train.checkpoint-every 1 --decode.average_checkpoints 2"
+    small = "--model.num-layers 1 --model.d-model 16 --model.d-ff 32 --model.num-heads 2"
+    small += " --model.d-k 8 --model.d-v 8 --data.batch-tokens 512 --decode.beam-size 1"
+    short = "--train.steps 1 --train.checkpoint-every 1 --decode.average-checkpoints 1"
     options = f"--data.folder {folder} --data.vocab-size 200 {small} {short}"
     assert main(["train", "wmt14", *options.split()]) == 0
     assert "wmt14_translate/de-en 1.0.0, en-de" in capsys.readouterr().out
     assert main(["evaluate", "runs/wmt14", "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)
-    assert (scores["split"], scores["average_checkpoints"]) == ("test", 2)
+    assert (scores["split"], scores["average_checkpoints"]) == ("test", 1)
     assert scores["sentences"] == len(NEWSTEST2014)
     assert "tok:13a" in scores["bleu_signature"]
 
 
-def test_no_training_text_but_the_papers_is_in_wmt14(folder: Path) -> None:
+def test_wmt14_is_built_from_the_corpora_of_the_paper_only(folder: Path) -> None:
     builder: Any = tfds.builder(WMT14, data_dir=folder, file_format="array_record")
     assert {str(split): names for split, names in builder.subsets.items()} == {
         "train": ["europarl_v7", "commoncrawl", "newscommentary_v9"],
@@ -179,36 +178,36 @@ def test_no_training_text_but_the_papers_is_in_wmt14(folder: Path) -> None:
     }
 
 
-def test_languages_say_the_direction(folder: Path) -> None:
-    there = TranslationDataset(WMT14, ("en", "de"), folder)
-    back = TranslationDataset(WMT14, ("de", "en"), folder)
-    for split in there.splits:
-        swapped = [(german, english) for english, german in back.read(split)]
-        assert list(there.read(split)) == swapped
-    assert back.name == "wmt14_translate/de-en 1.0.0, de-en"
-    assert back.identity != there.identity
+def test_languages_choose_the_direction(folder: Path) -> None:
+    forward = TranslationDataset(WMT14, ("en", "de"), folder)
+    backward = TranslationDataset(WMT14, ("de", "en"), folder)
+    for split in forward.splits:
+        swapped = [(english, german) for german, english in backward.read(split)]
+        assert list(forward.read(split)) == swapped
+    assert backward.name == "wmt14_translate/de-en 1.0.0, de-en"
+    assert backward.identity != forward.identity
 
 
-def test_reading_begins_at_any_pair_and_repeats(folder: Path) -> None:
+def test_pairs_can_be_read_repeatedly_from_any_start(folder: Path) -> None:
     corpus = TranslationDataset(WMT14, folder=folder)
-    whole = list(corpus.read("train"))
-    assert whole == list(TranslationDataset(WMT14, folder=folder).read("train"))
-    for start in (1, CHUNK - 1, CHUNK, len(whole) - 1, len(whole), len(whole) + 1):
-        assert list(corpus.read("train", start)) == whole[start:]
-    assert list(itertools.islice(corpus.read("train", 3), 2)) == whole[3:5]
+    pairs = list(corpus.read("train"))
+    assert pairs == list(TranslationDataset(WMT14, folder=folder).read("train"))
+    for start in (1, CHUNK_PAIRS - 1, CHUNK_PAIRS, len(pairs) - 1, len(pairs), len(pairs) + 1):
+        assert list(corpus.read("train", start)) == pairs[start:]
+    assert list(itertools.islice(corpus.read("train", 3), 2)) == pairs[3:5]
 
 
 @pytest.mark.usefixtures("no_network")
-def test_what_is_on_disk_needs_no_network(folder: Path) -> None:
+def test_a_stored_dataset_needs_no_network(folder: Path) -> None:
     corpus = TranslationDataset(WMT14, folder=folder)
     assert len(list(corpus.read("train"))) == corpus.count("train")
-    # A version that is named is read from its files alone.
+    # A dataset named with its version is read from its files alone.
     named = TranslationDataset(f"{WMT14}:1.0.0", folder=folder)
     assert named.identity == corpus.identity
     assert list(named.read("test")) == list(corpus.read("test"))
 
 
-def test_another_process_reads_the_same_lines_and_no_tensorflow(folder: Path) -> None:
+def test_another_process_reads_the_same_lines_without_tensorflow(folder: Path) -> None:
     code = (
         "import json, pathlib, sys\n"
         "from transformer_jax.data.tf_datasets import TranslationDataset\n"
@@ -228,32 +227,32 @@ def test_another_process_reads_the_same_lines_and_no_tensorflow(folder: Path) ->
     assert ended.stderr == ""
 
 
-def test_preparing_leaves_standard_output_and_the_libraries_alone(
+def test_building_a_dataset_writes_only_to_standard_error_and_restores_tfds(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    patience = downloader.MAX_RETRIES
+    retries = downloader.MAX_RETRIES
     assert small(tmp_path).count("train") == 2
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert "small/1.0.0" in said.err
-    assert "WARNING" not in said.err
-    assert patience == downloader.MAX_RETRIES
+    output = capfd.readouterr()
+    assert output.out == ""
+    assert "small/1.0.0" in output.err
+    assert "WARNING" not in output.err
+    assert retries == downloader.MAX_RETRIES
 
 
-def test_a_set_may_be_without_a_test_split(tmp_path: Path) -> None:
+def test_a_dataset_may_lack_a_test_split(tmp_path: Path) -> None:
     corpus = small(tmp_path)
     assert corpus.splits == ("train", "dev")
     assert Counter(corpus.read("dev")) == Counter([("one", "eins"), ("two", "zwei")])
 
 
-def test_a_set_must_have_a_split_for_dev(tmp_path: Path) -> None:
-    message = failure(DataError, lambda: small(tmp_path, made=("train", "test")).identity)
+def test_a_dataset_without_a_validation_split_is_refused(tmp_path: Path) -> None:
+    message = failure(DataError, lambda: small(tmp_path, splits_to_make=("train", "test")).identity)
     assert message == (
-        "small 1.0.0, en-de has no split 'validation', which training needs; there are train, test"
+        "small 1.0.0, en-de has no split 'validation', which training needs; it has train, test"
     )
 
 
-def test_an_identity_tells_one_text_from_another(tmp_path: Path) -> None:
+def test_different_datasets_have_different_identities(tmp_path: Path) -> None:
     first = small(tmp_path / "a").identity
     assert small(tmp_path / "b").identity == first
     version = small(tmp_path / "c", VERSION=tfds.core.Version("1.0.1")).identity
@@ -262,9 +261,7 @@ def test_an_identity_tells_one_text_from_another(tmp_path: Path) -> None:
     assert len({first, version, longer, more}) == 4
 
 
-def test_lines_are_the_same_from_bytes_and_str(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_may_be_bytes_or_str(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Mocked(list[Any]):
         def __getitems__(self, keys: Any) -> list[Any]:
             return [self[key] for key in keys]
@@ -282,17 +279,18 @@ def test_lines_are_the_same_from_bytes_and_str(
         (
             "wmt14_translat/de-en",
             ("en", "de"),
-            "TFDS has no set 'wmt14_translat'; did you mean 'wmt14_translate'?",
+            "TFDS has no dataset 'wmt14_translat'; did you mean 'wmt14_translate'?",
         ),
         (
             "wmt14_translate/en-de",
             ("en", "de"),
-            "TFDS's wmt14_translate has no 'en-de'; there are cs-en, de-en, fr-en, hi-en, ru-en",
+            "wmt14_translate has no configuration 'en-de'; "
+            "it has cs-en, de-en, fr-en, hi-en, ru-en",
         ),
         (
             "wmt14_translate/de-en:2.0.0",
             ("en", "de"),
-            "wmt14_translate/de-en:2.0.0 cannot be had from TFDS: Dataset wmt14_translate cannot "
+            "TFDS cannot provide wmt14_translate/de-en:2.0.0: Dataset wmt14_translate cannot "
             "be loaded at version 2.0.0, only: 1.0.0.",
         ),
         (
@@ -314,15 +312,15 @@ def test_lines_are_the_same_from_bytes_and_str(
             (
                 name,
                 ("en", "de"),
-                f"data.dataset must be TFDS's name of a set, as wmt14_translate/de-en, "
-                f"got {name!r}",
+                "data.dataset must be the name of a TFDS dataset, for example "
+                f"wmt14_translate/de-en, got {name!r}",
             )
             for name in ("huggingface:wmt14", "wmt14 de-en", "small/x/try_gcs=True", "../x", "")
         ),
     ],
 )
 @pytest.mark.usefixtures("no_network")
-def test_a_mistaken_name_is_told_before_any_download(
+def test_a_wrong_name_is_refused_before_any_download(
     tmp_path: Path, dataset: str, languages: tuple[str, str], expected: str
 ) -> None:
     message = failure(UsageError, lambda: TranslationDataset(dataset, languages, tmp_path).identity)
@@ -331,13 +329,13 @@ def test_a_mistaken_name_is_told_before_any_download(
 
 
 @pytest.mark.usefixtures("no_network")
-def test_a_server_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_reported_with_its_url(tmp_path: Path) -> None:
     message = failure(StorageError, lambda: TranslationDataset(folder=tmp_path).identity)
     assert message == (
         "wmt14_translate/de-en 1.0.0 could not be downloaded from "
         "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz: no network in this test; "
-        "try again, which goes on with what has arrived, "
-        "or bring the files yourself by configs/text.py (--data.train ...)"
+        "try again, which keeps the finished downloads, "
+        "or download the text yourself and train with configs/text.py"
     )
 
 
@@ -345,24 +343,24 @@ def test_a_server_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     ("raised", "kind", "beginning"),
     [
         (
-            NonMatchingChecksumError("Artifact http://x/y.tgz, downloaded to /z, is bad:\n* this"),
+            NonMatchingChecksumError("Artifact http://x/y.tgz, stored in /z, is bad:\n* this"),
             DataError,
-            "small 1.0.0 could not be made: Artifact http://x/y.tgz, downloaded to /z, is bad; or ",
+            "small 1.0.0 could not be built: Artifact http://x/y.tgz, stored in /z, is bad; or ",
         ),
         (
             AssertionError("you must download x by hand"),
             DataError,
-            "small 1.0.0 could not be made: you must download x by hand; or bring ",
+            "small 1.0.0 could not be built: you must download x by hand; or download ",
         ),
         (
             PermissionError(13, "Permission denied", "/x"),
             StorageError,
-            "small 1.0.0 could not be kept: [Errno 13] Permission denied: '/x'; try again, ",
+            "small 1.0.0 could not be stored: [Errno 13] Permission denied: '/x'; try again, ",
         ),
-        (KeyError(), DataError, "small 1.0.0 could not be made: KeyError; or bring the files "),
+        (KeyError(), DataError, "small 1.0.0 could not be built: KeyError; or download the text "),
     ],
 )
-def test_a_failing_builder_is_one_line(
+def test_a_failing_builder_is_reported_in_one_line(
     tmp_path: Path, raised: Exception, kind: type[TransformerJaxError], beginning: str
 ) -> None:
     def fail(*_: Any) -> None:
@@ -372,16 +370,16 @@ def test_a_failing_builder_is_one_line(
     assert message.startswith(beginning)
 
 
-def test_damaged_files_are_one_line(tmp_path: Path) -> None:
+def test_damaged_files_are_reported_in_one_line(tmp_path: Path) -> None:
     corpus = small(tmp_path)
     assert corpus.count("train") == 2
     file = next(tmp_path.rglob("*train*array_record*"))
-    whole = file.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", bytes(len(whole))):
+    data = file.read_bytes()
+    for damaged in (data[: len(data) // 2], b"", bytes(len(data))):
         file.write_bytes(damaged)
         message = failure(DataError, lambda: list(small(tmp_path).read("train")))
         assert message.startswith("small 1.0.0, en-de cannot be read (")
-        assert message.endswith(f"): remove {file.parent}, and it is made anew")
+        assert message.endswith(f"): remove {file.parent}, and it is downloaded again")
     file.unlink()
     message = failure(DataError, lambda: list(small(tmp_path).read("train")))
     assert message.startswith("small 1.0.0, en-de cannot be read (")
@@ -391,23 +389,23 @@ def test_damaged_files_are_one_line(tmp_path: Path) -> None:
     assert message.startswith(f"small cannot be read from {tmp_path}: Expecting property name")
     info.unlink()
     assert failure(DataError, lambda: small(tmp_path).identity) == (
-        f"small 1.0.0, en-de is not whole: remove {file.parent}, and it is made anew"
+        f"small 1.0.0, en-de is incomplete: remove {file.parent}, and it is downloaded again"
     )
 
 
-def test_files_that_only_tensorflow_reads_are_one_line(tmp_path: Path) -> None:
+def test_files_in_tfrecord_format_are_refused(tmp_path: Path) -> None:
     assert small(tmp_path).count("train") == 2
     info = tmp_path / "small/1.0.0/dataset_info.json"
     info.write_text(info.read_text("utf-8").replace('"array_record"', '"tfrecord"'), "utf-8")
     message = failure(DataError, lambda: small(tmp_path).identity)
     assert message == (
-        f"small lies in {tmp_path} as TFRecord, which only TensorFlow reads: "
-        f"name another folder by --data.folder"
+        f"small in {tmp_path} is in TFRecord format, which only TensorFlow reads: "
+        "use another folder with data.folder='FOLDER'"
     )
 
 
 @pytest.mark.parametrize("missing", ["tensorflow_datasets", "array_record", "importlib_resources"])
-def test_a_library_that_is_missing_is_named(
+def test_a_missing_library_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     for module in [name for name in sys.modules if name.split(".")[0] == missing]:
@@ -416,5 +414,5 @@ def test_a_library_that_is_missing_is_named(
     message = failure(UsageError, lambda: TranslationDataset(folder=tmp_path).name)
     assert message == (
         f"data.corpus tfds needs {missing}: "
-        f"pip install tensorflow-datasets array_record importlib_resources"
+        "pip install tensorflow-datasets array_record importlib_resources"
     )

@@ -7,19 +7,17 @@ from typing import Any, cast
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
 from small import SMALL
+from untrained import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.errors import DataError
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.inference.translate import ROWS, Hypothesis, Translator, search
-from transformer_jax.model.positions import POSITIONS
-from transformer_jax.model.transformer import Transformer, init_params
+from transformer_jax.model.build import POSITION_SCHEMES, build_transformer
+from transformer_jax.model.transformer import init_params
 from transformer_jax.special_tokens import EOS
-from transformer_jax.training.create_run import create_run
-from transformer_jax.training.loop import run_training
 
 Translate = Callable[..., list[list[Hypothesis]]]
 WIDTH = 32
@@ -28,15 +26,9 @@ LONG_LINE = " ".join(["one"] * 200)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run that has learned a little: its translations are wrong, but they differ."""
+    """A run whose translations are wrong, but differ from each other."""
     path = tmp_path_factory.mktemp("runs") / "run"
-    quiet = Console(quiet=True)
-    config = SMALL.change(
-        model={"d_model": 32},
-        train={"steps": 200, "warmup_steps": 100, "checkpoint_every": 200, "log_every": 100},
-    )
-    run_training(create_run(config, path, quiet), quiet)
-    return load(path)
+    return load(write_untrained_run(path, steps=(8,), scale=3.0).path, average_checkpoints=1)
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +82,8 @@ def test_the_best_translations_come_first_and_their_number_changes_none(
 
 
 def test_a_wider_beam_finds_better_scores(run: Run, lines: list[str]) -> None:
-    narrow = [best[0].score for best in run.translate_best(lines[:30], 1, beam_size=2)]
-    wide = [best[0].score for best in run.translate_best(lines[:30], 1, beam_size=4)]
+    narrow = [best[0].score for best in run.translate_best(lines, 1, beam_size=4)]
+    wide = [best[0].score for best in run.translate_best(lines, 1, beam_size=12)]
     assert np.mean(wide) > np.mean(narrow)
 
 
@@ -102,9 +94,10 @@ def test_scores_are_the_log_probabilities_of_the_model(run: Run, lines: list[str
         row[: len(sentence)] = sentence
     limit = np.array([len(sentence) + 50 for sentence in tokens])
     best = search(run.model, run.config.decode, 4, run.params, source, limit)
+    model: Any = jax.jit(lambda s, t: run.model.apply({"params": run.params}, s, t))
     for rank in (0, 1):
         target = best.tokens[:, rank]
-        logits: Any = run.model.apply({"params": run.params}, jax.numpy.asarray(source), target)
+        logits = model(jax.numpy.asarray(source), target)
         log_probs = jax.nn.log_softmax(logits)
         chosen = np.take_along_axis(np.asarray(log_probs), np.asarray(target)[..., None], 2)[..., 0]
         lengths = np.sum(target != 0, axis=1)
@@ -142,29 +135,33 @@ def test_a_width_is_compiled_once(run: Run, lines: list[str]) -> None:
     assert cache_size() - before == 2
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("positions", POSITION_SCHEMES)
 def test_every_kind_of_position_reads_the_longest_source(run: Run, positions: str) -> None:
     config = SMALL.change(
         model={"positions": positions, "max_length": 40},
         data={"max_length": 40},
         decode={"beam_size": 1},
     )
-    model = Transformer(config.model, len(run.vocabulary.target))
+    model = build_transformer(config.model, len(run.vocabulary.target))
     params = init_params(model, jax.random.key(0))
     translator = Translator(model, run.vocabulary, config.decode)
     [[best]] = translator.translate(params, [LONG_LINE], truncate=True)
     assert np.isfinite(best.score)
 
 
-def with_table(run: Run, out_of_range_positions: str, **decode: Any) -> Translate:
+def with_table(run: Run, out_of_range_positions: str, extra: int = 40) -> Translate:
     """Return greedy search by a model that never ends and learns vectors of 20 positions."""
     learned = {
         "positions": "learned",
         "max_positions": 20,
         "out_of_range_positions": out_of_range_positions,
     }
-    config = SMALL.change(model=learned, data={"max_length": 20}, decode={"beam_size": 1, **decode})
-    model = Transformer(config.model, len(run.vocabulary.target))
+    config = SMALL.change(
+        model=learned,
+        data={"max_length": 20},
+        decode={"beam_size": 1, "max_extra_length": extra},
+    )
+    model = build_transformer(config.model, len(run.vocabulary.target))
     params = init_params(model, jax.random.key(1))
     # The logit of `EOS` becomes 0, and the largest logit is positive.
     table = params["embedding"]["table"]
@@ -190,7 +187,7 @@ def test_a_translation_ends_at_the_last_learned_position_unless_positions_are_cl
     run: Run,
 ) -> None:
     def translation(out_of_range_positions: str, extra: int) -> Hypothesis:
-        [[best]] = with_table(run, out_of_range_positions, max_extra_length=extra)(["one"])
+        [[best]] = with_table(run, out_of_range_positions, extra)(["one"])
         return best
 
     # With this extra length, a translation has exactly as many tokens as the table has positions.

@@ -189,7 +189,7 @@ def _choices(plain: Any) -> tuple[str, ...]:
 def _describe(plain: Any) -> str:
     """Return a description of the values of a type that is not a union."""
     if choices := _choices(plain):
-        return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
+        return " or ".join(choices) if len(choices) < 3 else f"one of {', '.join(choices)}"
     return DESCRIPTIONS.get(plain, "two strings")
 
 

@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 
 from transformer_jax.config import Config, Row, loading
 from transformer_jax.console import shell_command
-from transformer_jax.sweeps.rows import Section, with_sections
+from transformer_jax.sweeps.rows import with_sections
 
 if TYPE_CHECKING:
     from transformer_jax.runs.run_directory import RunDirectory
@@ -72,11 +72,7 @@ class ConfigCommand(abc.ABC):
         Raises:
             ConfigError: a config does not exist, or a row breaks a rule with its new sections.
         """
-        specs: dict[Section, str | None] = {
-            "data": self.data_from,
-            "train": self.train_from,
-            "decode": self.decode_from,
-        }
+        specs = {"data": self.data_from, "train": self.train_from, "decode": self.decode_from}
         sections = {key: loading.load_config(spec) for key, spec in specs.items() if spec}
         return with_sections(rows, sections)
 

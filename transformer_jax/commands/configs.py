@@ -37,12 +37,13 @@ class Params(ConfigCommand):
         return dict.fromkeys(rows, self.load_row(self.file))
 
     def run(self, rows: dict[str, Row]) -> None:
-        from transformer_jax.model.transformer import Transformer, parameter_counts
+        from transformer_jax.model.build import build_transformer
+        from transformer_jax.model.inspect import parameter_counts
 
         counts: dict[str, dict[str, int]] = {}
         for name, row in rows.items():
             vocab_sizes = row.config.data.vocab_size, row.config.data.source_vocab_size
-            counts[name] = parameter_counts(Transformer(row.config.model, *vocab_sizes))
+            counts[name] = parameter_counts(build_transformer(row.config.model, *vocab_sizes))
         first = next(iter(counts.values()))
         if self.json:
             stdout.print(json.dumps(first if len(counts) == 1 else counts))

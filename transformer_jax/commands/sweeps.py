@@ -33,26 +33,29 @@ class Sweep(ConfigCommand):
             tuple[str, ...], arg(metavar="CONFIG...", help_behavior_hint="(required, and first)")
         ]
     ] = ()
-    """Config files, or names of shipped configs such as table3, whose rows
-    are joined. The other rows are compared with the first."""
+    """Config files, FILE:ROW, or names of shipped configs such as table3.
+    The sweep has the rows of all of them; a report compares the rows with
+    the first one."""
     scale: Scale = "full"
-    """Divide the widths of all models by 2 (half), 4 (small), or 8 (tiny),
-    and the depth by 1, 2, or 2."""
+    """Divide the width and depth of all models: half by 2 and 1, small by
+    4 and 2, tiny by 8 and 2."""
     rows: tuple[str, ...] = ()
     """Train only these rows, and the first row."""
     seeds: int = 3
-    """Number of random seeds per row. With only one, differences between rows prove nothing."""
+    """Number of random seeds per row. With only one, differences between
+    rows prove nothing."""
     out: Path | None = None
     """The sweep's folder. Default: sweeps/NAME."""
     launcher: Literal["local", "slurm"] = "local"
-    """Train on the devices of this machine while this command waits, or submit to Slurm."""
+    """Train on the devices of this machine while this command waits, or
+    submit to Slurm."""
     slurm: Resources = field(default_factory=Resources)
-    devices: int | Literal["all"] = "all"
-    """Number of accelerators, each of which trains one run at a time. On a CPU: number of runs that
-    train at the same time."""
+    devices: int | None = None
+    """Number of accelerators, each with one run at a time; on a CPU,
+    number of runs at the same time. Default: all."""
     step_timeout: float = 60.0
-    """Shortest silence between two steps, in seconds, after which a run counts as stuck and is
-    ended."""
+    """Shortest silence between two steps, in seconds, after which a run
+    counts as stuck and is ended."""
     dry_run: FlagCreatePairsOff[bool] = False
     """Print what would be trained and what it needs; train nothing."""
     retry_failed: FlagCreatePairsOff[bool] = False
@@ -88,7 +91,7 @@ class Sweep(ConfigCommand):
         folder = self.out or Path("sweeps") / loading.run_name(self.files[0])
         sweep = plan_sweep(folder, rows, self.seeds, only=self.rows or None)
         if self.launcher == "slurm":
-            if self.devices != "all":
+            if self.devices is not None:
                 raise UsageError(
                     "--launcher slurm takes --slurm.max-parallel in place of --devices"
                 )
@@ -104,7 +107,7 @@ class Sweep(ConfigCommand):
         from transformer_jax.sweeps.slots import find_slots
         from transformer_jax.sweeps.status import read_status
 
-        slots = find_slots(None if self.devices == "all" else self.devices)
+        slots = find_slots(self.devices)
         stdout.print(f"{_describe_size(sweep)}, {len(slots)} at a time")
         if self.dry_run:
             _print_estimates(sweep, len(slots))
@@ -182,8 +185,9 @@ class Report(PathCommand):
     """Write a sweep's report: its results next to the paper's, with spread and significance."""
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="SWEEP|RUN...")]] = ()
-    """A sweep's folder, or the folders of runs that were trained by hand. The other runs are
-    compared with the first. Runs that differ only in their seed form one row."""
+    """A sweep's folder, or the folders of runs that were trained by hand,
+    which are compared with the first one. Runs that differ only in their
+    seed form one row."""
     out: Path | None = None
     """The folder for the report of runs that were trained by hand."""
     argument_name = "a sweep, or runs"

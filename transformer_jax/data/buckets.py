@@ -7,7 +7,7 @@ of them to S + T positions. The search minimizes the total number of positions i
 1. Greedy: begin with one bucket that has room for every pair. Add the bucket that saves the most
    positions until enough positions hold tokens.
 2. Local search: take each bucket out in turn and put back the best one given the others, until
-   the total no longer falls.
+   the total stops falling.
 3. Restarts: repeat the local search from random buckets and keep the best result. The random
    generator has a fixed seed, so the same lengths always give the same buckets.
 """
@@ -122,7 +122,7 @@ class PaddingCost:
         return [(int(self.widths[0][i[k]]), int(self.widths[1][j[k]])) for k in drawn]
 
     def local_search(self, sizes: list[Size]) -> list[Size]:
-        """Replace each bucket but the first by the best one until the cost no longer falls."""
+        """Replace each bucket except the first with the best one until the cost stops falling."""
         sizes = list(sizes)
         while True:
             cost_before = self.cost(sizes)

@@ -37,7 +37,7 @@ from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError, UsageError
 
-# Part of every digest: increase it when the stored files change, and old caches are not read.
+# Part of every digest. Increase it when the stored files change, so that old caches are ignored.
 FORMAT = 6
 # Limits on the sample that a tokenizer is trained on, which SentencePiece holds in memory. The
 # sample is spread evenly over the text.
@@ -149,8 +149,9 @@ def find_prepared(
         progress: called while text is read and encoded.
 
     Raises:
-        DataError: the text cannot be used, or its fingerprint is another one.
-        UsageError, StorageError: as `prepare` raises them.
+        UsageError: the config does not say where the text is.
+        DataError: the text cannot be used, or has a different fingerprint.
+        StorageError: the cache cannot be written.
     """
     if not verify_text:
         with _storage_errors():
@@ -193,7 +194,7 @@ def _read_report(folder: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def _exclusive(folder: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock, so that one process at a time writes; the lock of a dead process is free."""
+    """Hold a lock so that one process at a time writes; the lock ends with its process."""
     with folder.with_suffix(".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -226,11 +227,8 @@ def _train_tokenizer(
             tokenizer = _load_cached_tokenizer(path)
             if tokenizer is None:
                 tokenizer = Tokenizer.train(_sample(corpus, sides, progress), vocab_size)
-                for file, content in (
-                    (path, tokenizer.model),
-                    (path.with_suffix(".sha256"), tokenizer.digest.encode()),
-                ):
-                    temporary = path.with_suffix(".tmp")
+                temporary, digest = path.with_suffix(".tmp"), path.with_suffix(".sha256")
+                for file, content in ((path, tokenizer.model), (digest, tokenizer.digest.encode())):
                     temporary.write_bytes(content)
                     temporary.replace(file)
     return tokenizer

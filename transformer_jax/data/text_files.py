@@ -109,7 +109,7 @@ class TextFiles:
         """Yield the source line and the target line of each pair, from pair `start` on.
 
         Raises:
-            DataError: as `count` raises it, or a file changes meanwhile.
+            DataError: the files are invalid, or a file changes while it is read.
         """
         # Both files have equally many lines from here on, unless they change.
         self.count(split)
@@ -165,7 +165,7 @@ def _count(path: Path, split: Split) -> int:
     """Return the number of lines.
 
     Raises:
-        DataError: as `_lines` raises it, or a line of dev or test is too long.
+        DataError: the file cannot be read, or a line of dev or test is too long.
     """
     number = 0
     for number, line in enumerate(_lines(path), start=1):

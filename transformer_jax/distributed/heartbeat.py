@@ -53,8 +53,7 @@ def beat(step: int) -> None:
 def busy(phase: str) -> None:
     """Report a phase that may take long, such as compilation.
 
-    The phase lasts until a step that starts after it is done, not only until this process is
-    done with it, because that step waits for the slowest process.
+    The phase ends only when a later step is done, because that step waits for the slowest process.
     """
     global _beats
     _beats = 0

@@ -77,7 +77,7 @@ class CheckpointTimer:
         self._last_save = 0.0
 
     def is_due(self) -> bool:
-        """Return whether to save now. The first call starts the clock, and its answer is yes."""
+        """Return whether to save now. The first call starts the clock and returns True."""
         now = time.monotonic()
         if self._start is None:
             self._start = now

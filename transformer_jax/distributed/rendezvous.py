@@ -14,7 +14,7 @@ from transformer_jax.errors import ConnectionFailedError, Setting, UsageError
 RENDEZVOUS_SECONDS = 300.0
 # A machine that dies silently is noticed after 10 + 3 * 5 seconds.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-# Sent by process 0 once all processes are connected.
+# Process 0 sends this line once all processes are connected.
 READY = b"ready\n"
 # How long a connection may take to identify itself, in seconds.
 HANDSHAKE_SECONDS = 5.0

@@ -19,8 +19,9 @@ class Resources:
     partition: str | None = None
     """Slurm partition."""
     time: str = "12:00:00"
-    """Time limit: minutes, HOURS:MINUTES:SECONDS, or DAYS-HOURS:MINUTES:SECONDS. A run that reaches
-    it saves and queues itself again, so the limit may be shorter than the run."""
+    """Time limit: minutes, HOURS:MINUTES:SECONDS, or
+    DAYS-HOURS:MINUTES:SECONDS. A run that reaches it saves and queues
+    itself again, so the limit may be shorter than the run."""
     max_parallel: int = 8
     """Maximum number of runs at the same time."""
     gpus: int = 1

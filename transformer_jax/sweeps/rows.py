@@ -5,12 +5,10 @@ This module needs only configs, so the command line can import it without delay.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 from transformer_jax.config import Config, Row
 
-Section = Literal["data", "train", "decode"]
-SECTIONS: tuple[Section, ...] = get_args(Section)
 Scale = Literal["full", "half", "small", "tiny"]
 # The divisors of width and depth.
 DIVISORS: dict[Scale, tuple[int, int]] = {
@@ -22,14 +20,14 @@ DIVISORS: dict[Scale, tuple[int, int]] = {
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 
 
-def with_sections(rows: Mapping[str, Row], sections: Mapping[Section, Config]) -> dict[str, Row]:
+def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> dict[str, Row]:
     """Return the rows with config sections of other experiments.
 
     Each row keeps the fields in which it differs from the first row.
 
     Args:
         rows: by name; the first row is the one that defines the differences.
-        sections: by section, the config that supplies the section.
+        sections: by name, such as "data", the config that supplies the section.
 
     Raises:
         ConfigError: a row is invalid with the new sections.

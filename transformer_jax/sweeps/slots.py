@@ -61,7 +61,7 @@ def make_slots(backend: str, num_devices: int, limit: int | None = None) -> list
     else:
         slots = _make_accelerator_slots(backend, num_devices)
     if limit is not None and not 1 <= limit <= len(slots):
-        raise UsageError(f"devices must be from 1 to {len(slots)}, or all, got {limit}")
+        raise UsageError(f"devices must be from 1 to {len(slots)}, got {limit}")
     return slots[:limit]
 
 

@@ -23,7 +23,9 @@ from transformer_jax.errors import (
     Setting,
     is_out_of_memory,
 )
-from transformer_jax.model.transformer import Transformer, abstract_params
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import abstract_params
+from transformer_jax.model.transformer import Transformer
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.lock import exclusive_lock
 from transformer_jax.runs.metrics_file import truncate_metrics
@@ -118,7 +120,7 @@ def build_components(folder: RunDirectory, group: ProcessGroup = SINGLE_PROCESS)
         folder=folder,
         group=group,
         prepared=prepared,
-        model=Transformer(config.model, *prepared.vocabulary.sizes),
+        model=build_transformer(config.model, **prepared.vocabulary.sizes),
         batches=batches,
         schedule=Schedule.from_config(config.train, batches.per_epoch),
         sharding=SHARDINGS[config.train.parallelism](),

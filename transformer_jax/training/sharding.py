@@ -5,7 +5,7 @@ fsdp    as data, but parameters and optimizer state are split over the devices t
 pmap    as data, but by `jax.pmap`: each device sums over its rows, then `psum` adds the sums
 
 Under data and fsdp the step is one program over global arrays, and XLA adds the communication. A
-dropout mask is the same on any number of devices. Under pmap each device runs the program and
+dropout mask is the same on any number of devices. Under pmap each device runs its own program and
 draws different masks. All three keep the state in the same global arrays, so a checkpoint written
 under one can be restored under another.
 """
@@ -177,11 +177,11 @@ class CompiledStep:
         self._compiled: dict[tuple[int, ...], jax.stages.Compiled] = {}
 
     def is_compiled_for(self, batch: Batch) -> bool:
-        """Return whether a step with this batch starts at once."""
+        """Return whether the step is compiled for the shape of this batch."""
         return _shape(batch) in self._compiled
 
     def compile(self, state: TrainState, batch: Batch) -> Compilation:
-        """Compile the step for this process's rows of a batch. Neither argument is used up."""
+        """Compile the step for this process's rows of a batch. Both arguments remain valid."""
         placed = self._sharding.place_batch(batch)
         start = time.perf_counter()
         self._compiled[_shape(batch)] = self._sharding.compile(self._step, state, placed)

@@ -78,7 +78,7 @@ def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
 
 
 def make_rng(seed: Int[Array, ""]) -> Array:
-    """Return a run's random key. The generator is fixed, whatever JAX's default is."""
+    """Return a run's random key. Its generator does not depend on JAX's settings."""
     return jax.random.key(seed, impl="threefry2x32")
 
 

@@ -1,0 +1,259 @@
+"""The study of positions reports what the evaluations of a sweep contain, on synthetic runs."""
+
+import csv
+import json
+import math
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sacrebleu
+from small import SMALL
+
+from experiments.positions.__main__ import main
+from experiments.positions.report import COLORS, MARKERS
+from experiments.positions.study import MIN_SENTENCES, score_by_length, split_by_length
+from transformer_jax.config import Row
+from transformer_jax.config.loading import load_rows
+from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.sweeps.plan import SweepRun, Sweep, plan_sweep
+
+CONFIGS = Path(__file__).parents[2] / "experiments" / "positions"
+LIMIT = 8
+SCHEMES: dict[str, dict[str, Any]] = {
+    "base": {},
+    "clamped": {"positions": "learned", "max_positions": LIMIT, "out_of_range_positions": "clamp"},
+    "none": {"positions": "none"},
+}
+TEXT = {
+    "corpus": "text",
+    **dict.fromkeys(("train", "dev", "test"), ("a", "b")),
+    "bleu_tokenizer": "none",
+}
+# Source lengths. Every fourth target has one more token, and is the longer side.
+LENGTHS = {"dev": [2 + i % 14 for i in range(90)], "test": [3 + i % 20 for i in range(120)]}
+
+Sentence = tuple[int, int, float, str, str]
+"""Source length, target length, negative log-likelihood, hypothesis, and reference."""
+
+
+def synthesize(run: SweepRun, split: str) -> list[Sentence]:
+    """Return the sentences of a split with translations that get worse with length."""
+    rng = np.random.default_rng([run.seed, *run.row.encode(), *split.encode()])
+    sentences: list[Sentence] = []
+    for i, source in enumerate(LENGTHS[split]):
+        target = source + (i % 4 == 0)
+        reference = [f"word{(i * 7 + position) % 50}" for position in range(target)]
+        hypothesis = ["?" if rng.random() < 0.01 * source else word for word in reference]
+        nll = float(rng.random() * source**1.3)
+        sentences.append((source, target, nll, " ".join(hypothesis), " ".join(reference)))
+    return sentences
+
+
+def finish(run: SweepRun) -> None:
+    """Write the files of a finished run."""
+    for split in LENGTHS:
+        folder = run.path / "evaluations" / f"{split}-step8-average1-beam4-alpha0.6"
+        folder.mkdir(parents=True)
+        sentences = synthesize(run, split)
+        header = "source_tokens,target_tokens,nll\n"
+        rows = "".join(f"{s},{t},{nll!r}\n" for s, t, nll, *_ in sentences)
+        (folder / "sentences.csv").write_text(header + rows)
+        for kind, column in (("hypothesis", 3), ("reference", 4)):
+            (folder / f"{kind}.txt").write_text("".join(f"{x[column]}\n" for x in sentences))
+        (folder / "scores.json").write_text(json.dumps({"split": split, "perplexity": 2.0}))
+    run.status_file.write_text(json.dumps({"status": "done", "finished": ["train", *LENGTHS]}))
+
+
+def make_sweep(path: Path, data: dict[str, Any]) -> Sweep:
+    """Make a sweep of three schemes and two seeds, with one failed run."""
+    config = SMALL.change(data={**data, "max_length": LIMIT})
+    rows = {name: Row(config.change(model=model)) for name, model in SCHEMES.items()}
+    sweep = plan_sweep(path, rows, 2)
+    sweep.store()
+    for run in sweep.runs:
+        finish(run)
+    failed = sweep.runs[-1]
+    failed.status_file.write_text(
+        json.dumps({"status": "failed", "phase": "train", "note": "full disk"})
+    )
+    return sweep
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    return make_sweep(tmp_path / "numbers", {})
+
+
+def sentences_between(run: SweepRun, above: float, end: float) -> list[Sentence]:
+    sentences = [sentence for split in LENGTHS for sentence in synthesize(run, split)]
+    return [sentence for sentence in sentences if above < max(sentence[:2]) <= end]
+
+
+def test_the_scores_of_a_bucket_are_those_of_its_sentences(sweep: Sweep) -> None:
+    study = score_by_length(sweep)
+    assert study.max_training_length == LIMIT
+    for scheme in SCHEMES:
+        runs = [run for run in sweep.runs if run.row == scheme and run != sweep.runs[-1]]
+        for bucket, scores in zip(study.buckets, study.curves[scheme], strict=True):
+            by_run = [sentences_between(run, bucket.above, bucket.end) for run in runs]
+            assert {len(sentences) for sentences in by_run} == {len(bucket.indices)}
+            expected = {
+                "perplexity": [
+                    math.exp(sum(x[2] for x in sentences) / sum(x[1] for x in sentences))
+                    for sentences in by_run
+                ],
+                "exact": [
+                    100 * statistics.fmean(x[3] == x[4] for x in sentences) for sentences in by_run
+                ],
+            }
+            for name, found in scores.items():
+                assert found.values == pytest.approx(expected[name], rel=1e-12)
+                assert found.mean == pytest.approx(statistics.fmean(expected[name]))
+    assert len({scores["exact"].mean for scores in study.curves["base"]}) > 3
+
+
+def test_text_is_scored_by_sacrebleu_with_the_tokenizer_of_the_runs(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path / "text", TEXT)
+    study = score_by_length(sweep)
+    assert "tok:none" in study.bleu_signature
+    bleu = sacrebleu.BLEU(tokenize="none", force=True)
+    runs = [run for run in sweep.runs if run.row == "clamped"]
+    for bucket, scores in zip(study.buckets, study.curves["clamped"], strict=True):
+        for run, value in zip(runs, scores["bleu"].values, strict=True):
+            sentences = sentences_between(run, bucket.above, bucket.end)
+            expected = bleu.corpus_score([x[3] for x in sentences], [[x[4] for x in sentences]])
+            assert value == expected.score
+            assert 1 < value < 99
+
+
+def test_each_sentence_is_in_one_bucket_and_no_bucket_extends_across_the_training_length() -> None:
+    rng = np.random.default_rng(0)
+    for limit, count in ((8, 1000), (30, 300), (14, 200), (7, 250)):
+        lengths = rng.integers(2, 4 * limit + 5, count)
+        buckets, _ = split_by_length(lengths, limit)
+        edges = [(bucket.above, bucket.end) for bucket in buckets]
+        assert edges == sorted(edges)
+        assert all(end <= limit or above >= limit for above, end in edges)
+        for bucket in buckets:
+            within = (lengths > bucket.above) & (lengths <= bucket.end)
+            np.testing.assert_array_equal(bucket.indices, np.flatnonzero(within))
+            assert len(bucket.indices) >= MIN_SENTENCES
+        assert sum(len(bucket.indices) for bucket in buckets) == np.sum(lengths <= 4 * limit)
+
+
+def test_a_small_bucket_is_merged_with_a_neighbor_or_reported() -> None:
+    counts = {3: 5, 7: 50, 11: 40, 15: 2, 19: 19, 31: 3, 40: 4}
+    buckets, excluded = split_by_length(np.repeat(list(counts), list(counts.values())), 8)
+    sizes = {bucket.name: len(bucket.indices) for bucket in buckets}
+    assert sizes == {"(0, 8]": 55, "(8, 12]": 40, "(12, 32]": 24}
+    assert excluded == ["longer than 32: 4 sentences, left out"]
+    buckets, excluded = split_by_length(np.repeat([7, 9], [50, MIN_SENTENCES - 1]), 8)
+    assert [bucket.name for bucket in buckets] == ["(0, 8]"]
+    assert excluded == ["(8, 32]: 19 sentences, fewer than 20"]
+
+
+def test_the_command_writes_the_same_figure_and_tables_each_time(
+    sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(sweep.path)]) == 0
+    folder = sweep.path / "extrapolation"
+    output = capsys.readouterr().out
+    text = (folder / "table.md").read_text()
+    assert text.strip() in output
+    assert "Missing: none/seed-1: failed, train: full disk" in text
+    study = score_by_length(sweep)
+    exact = study.curves["base"][0]["exact"]
+    assert f"| {exact.mean:.1f} ± {exact.deviation:.1f} |" in text
+    assert text.count("| none |") == text.count("| clamped |") == 2
+    with (folder / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    # Two runs of two schemes and one of the third, with two scores each.
+    assert len(rows) == 5 * 2 * len(study.buckets)
+    value = next(r["value"] for r in rows if r["row"] == "base" and r["score"] == "exact")
+    assert float(value) == pytest.approx(exact.values[0], rel=1e-5)
+    assert (folder / "extrapolation.png").read_bytes().startswith(b"\x89PNG")
+    drawing = (folder / "extrapolation.svg").read_text()
+    assert drawing.count("<svg") == 1
+    assert f"L = {LIMIT}" in drawing
+    assert all(f">{name}<" in drawing for name in SCHEMES)
+    assert main([str(sweep.path), "--out", str(tmp_path / "again")]) == 0
+    for file in folder.iterdir():
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_scheme_without_a_finished_run_has_no_scores(sweep: Sweep) -> None:
+    for run in sweep.runs:
+        if run.row == "none":
+            run.status_file.unlink()
+    assert main([str(sweep.path)]) == 0
+    text = (sweep.path / "extrapolation" / "table.md").read_text()
+    assert re.search(r"\| none( \| -)+ \|", text)
+    assert "Missing: none/seed-0: queued" in text
+
+
+def test_unreadable_input_is_reported_in_one_line(
+    sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def report(path: Path, *options: str) -> tuple[int, str]:
+        code = main([str(path), *options])
+        output = capsys.readouterr()
+        assert (output.out, output.err.count("\n")) == ("", 1)
+        return code, output.err
+
+    assert report(tmp_path)[0] == UsageError.exit_code
+    (tmp_path / "file").touch()
+    code, line = report(sweep.path, "--out", str(tmp_path / "file"))
+    assert code == StorageError.exit_code
+    assert "cannot be written" in line
+    run = sweep.runs[0]
+    file = next(run.path.glob("evaluations/test-*/sentences.csv"))
+    longer = file.read_text() + "3,3,1.0\n"
+    for content in (longer, "source_tokens,target_tokens,nll\n1,2,x\n", "", None):
+        if content is None:
+            file.unlink()
+        else:
+            file.write_text(content)
+        code, line = report(sweep.path)
+        assert code == StorageError.exit_code
+        assert f"run `transformer-jax evaluate {run.path} --split test`" in line
+    for run in sweep.runs:
+        run.status_file.unlink()
+    code, line = report(sweep.path)
+    assert code == UsageError.exit_code
+    assert "no run" in line
+
+
+def test_runs_with_different_references_are_not_compared(sweep: Sweep) -> None:
+    file = next(sweep.runs[1].path.glob("evaluations/dev-*/reference.txt"))
+    file.write_text(file.read_text().replace("word3", "word4", 1))
+    with pytest.raises(UsageError, match="scored on different sentences"):
+        score_by_length(sweep)
+
+
+@pytest.mark.parametrize("name", ["number_words", "short_numbers", "multi30k"])
+def test_the_rows_of_a_study_differ_in_positions_alone(name: str) -> None:
+    rows = load_rows(str(CONFIGS / f"{name}.py"))
+    base = next(iter(rows.values())).config
+    limit = base.data.max_length
+    assert base.model.positions == "sinusoidal"
+    assert base.model.max_length == 4 * limit
+    assert len(rows) <= min(len(COLORS), len(MARKERS))
+    schemes = {}
+    for scheme, row in rows.items():
+        changes = {key: value for (_, key), (_, value) in base.differences(row.config).items()}
+        assert changes.keys() <= {"positions", "max_positions", "out_of_range_positions"}
+        schemes[scheme] = changes
+    assert schemes["clamped"] == {
+        "positions": "learned",
+        "max_positions": limit,
+        "out_of_range_positions": "clamp",
+    }
+    assert schemes["untrained"] == {"positions": "learned"}
+    assert {changes.get("positions", "sinusoidal") for changes in schemes.values()} == {
+        *("sinusoidal", "concatenated_sinusoidal", "learned", "none"),
+        *("alibi", "rotary", "relative"),
+    }

@@ -1,0 +1,9 @@
+"""The list of splits and the type of a split agree."""
+
+from typing import get_args
+
+from transformer_jax.data.splits import SPLITS, Split
+
+
+def test_splits_lists_every_split() -> None:
+    assert get_args(Split) == SPLITS
