@@ -1,10 +1,10 @@
-"""Table 3, rows (B): does a narrower comparison of queries and keys hurt?
+"""Table 3, rows (B): do narrower queries and keys reduce quality?
 
     transformer-jax params configs/d_k.py
     transformer-jax train configs/d_k.py:B1
 
-The paper: yes, so "a more sophisticated compatibility function than dot product may be
-beneficial". The values keep their width.
+Paper: yes; "a more sophisticated compatibility function than dot product may be beneficial". The
+width of the values does not change.
 """
 
 from configs.table3 import SWEEP as TABLE3

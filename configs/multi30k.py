@@ -1,14 +1,16 @@
-"""The published Multi30k recipe: image captions, English to German, lowercased and tokenised.
+"""The published Multi30k recipe: image captions, English to German, lowercased and tokenized.
 
     transformer-jax train configs/multi30k.py --data.folder FOLDER
 
-FOLDER (or $TRANSFORMER_JAX_DATA) holds multi30k/tok/, with the files that data/task1/tok of
-github.com/multi30k/dataset has, and val for dev. Published (Wu et al., ACL 2021, Transformer-Tiny,
-text only): 41.02 tokenised lowercased BLEU on test_2016_flickr. Here so far: 40.01 after 4,992 of
-at most 8,000 steps, two hours on two CPU cores (experiments/LOG.md).
+FOLDER (or $TRANSFORMER_JAX_DATA) must contain multi30k/tok/ with the files of data/task1/tok in
+github.com/multi30k/dataset.
 
-Differs from the paper: attention biases, dropout 0.3, another peak rate and warm-up, Adam's
-epsilon, clipping, an end when the development set gets no better, beam 5, length^1 penalty.
+Published (Wu et al., ACL 2021, Transformer-Tiny, text only): 41.02 tokenized lowercased BLEU on
+test_2016_flickr. Result so far: 40.01 after 4,992 of at most 8,000 steps, in two hours on two CPU
+cores (experiments/LOG.md).
+
+Differs from the paper: attention biases, dropout 0.3, another peak learning rate and warmup,
+another epsilon in Adam, gradient clipping, early stopping, beam size 5, and a length^1 penalty.
 """
 
 from transformer_jax.config import Config
@@ -36,7 +38,7 @@ CONFIG = Config().change(
             "multi30k/tok/test_2016_flickr.lc.norm.tok.en.gz",
             "multi30k/tok/test_2016_flickr.lc.norm.tok.de.gz",
         ),
-        # 10,000 merges gave the published dictionary so many entries.
+        # The size of the published vocabulary, which has 10,000 BPE merges.
         "vocab_size": 9712,
         "bleu_tokenizer": "none",
         "batch_tokens": 8192,
@@ -44,7 +46,7 @@ CONFIG = Config().change(
     train={
         "steps": 8000,
         "warmup_steps": 2000,
-        # The rate peaks at 0.005: the paper's would at 1 / sqrt(d_model warmup_steps).
+        # The learning rate peaks at 0.005 instead of the paper's 1 / sqrt(d_model warmup_steps).
         "learning_rate_scale": 0.005 * (128 * 2000) ** 0.5,
         "adam_epsilon": 1e-8,
         "clip_norm": 25.0,

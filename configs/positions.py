@@ -1,9 +1,9 @@
-"""Table 3, row (E), and what came before and after: how is a token's place told?
+"""Table 3, row (E), and other encodings of positions, earlier and later than the paper.
 
     transformer-jax params configs/positions.py
     transformer-jax train configs/positions.py:E
 
-The paper: learned positions are "nearly identical" to sinusoids. It did not try the others.
+Paper: learned positions give "nearly identical results" to sinusoids. It did not try the others.
 """
 
 from configs.base import CONFIG as BASE

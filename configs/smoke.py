@@ -1,10 +1,10 @@
-"""All of Table 3 in miniature, on the embedded corpus: does everything work, from rows to report?
+"""All rows of Table 3 in miniature on number words: does everything work, from rows to report?
 
-    transformer-jax sweep table3 --data smoke --train smoke --scale tiny --seeds 2
+    transformer-jax sweep table3 --data-from smoke --train-from smoke --scale tiny --seeds 2
     transformer-jax report sweeps/table3
 
-19 minutes on two CPU cores, the report included. The models are too small, and learn for too short a
-time, for the paper's differences to show.
+19 minutes on two CPU cores, including the report. The models are too small and train for too few
+steps to show the paper's differences.
 """
 
 from configs.tiny import CONFIG as TINY

@@ -1,9 +1,10 @@
-"""The paper's base model on parallel text of your own: a template.
+"""The paper's base model on your own parallel text: a template.
 
     transformer-jax train configs/text.py \
         --data.train train.en train.de --data.dev dev.en dev.de --data.test test.en test.de
 
-Line n of one file belongs to line n of the other; UTF-8, plain or gzip. A GPU, and hours.
+The files are UTF-8, plain or gzip; line n of one file translates line n of the other. Training
+needs a GPU and hours.
 """
 
 from transformer_jax.config import Config
@@ -11,9 +12,9 @@ from transformer_jax.config import Config
 CONFIG = Config().change(
     data={
         "corpus": "text",
-        # The paper's 37,000 are for 4.5 million pairs; about 8,000 suit 100,000.
+        # The paper has 37,000 tokens for 4.5 million pairs. For 100,000 pairs, 8,000 are enough.
         "vocab_size": 16_000,
     },
-    # Without hurry on a corpus of some 100,000 pairs: an end when dev gets no better.
+    # Ample for 100,000 pairs; training stops when the development set no longer improves.
     train={"steps": 50_000, "patience": 10},
 )

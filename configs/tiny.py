@@ -1,10 +1,10 @@
-"""The paper's model in small, on the embedded corpus: minutes on a laptop.
+"""A small version of the paper's model on number words: minutes on a laptop.
 
     make demo
     transformer-jax train configs/tiny.py
 
-About two minutes on two CPU cores; the mean of the last three checkpoints gets 99.8 % of 1,000
-held-out numbers exactly right.
+About two minutes on two CPU cores. The average of the last three checkpoints translates at least
+98 % of the test lines (1,000 held-out numbers) exactly, for any seed.
 """
 
 from transformer_jax.config import Config

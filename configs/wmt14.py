@@ -4,11 +4,12 @@
     transformer-jax train configs/wmt14.py
     transformer-jax evaluate runs/wmt14
 
-The paper: 100,000 steps in 12 hours on 8 P100; 27.3 BLEU on newstest2014 with the mean of the
-last 5 checkpoints (Table 2), 25.8 on newstest2013 without (Table 3). Not yet run here.
+Paper: 100,000 steps in 12 hours on 8 P100 GPUs; 27.3 BLEU on newstest2014 with an average of the
+last 5 checkpoints (Table 2), and 25.8 on newstest2013 without averaging (Table 3). Not yet run with
+this code.
 
-The first command downloads 1.7 GB by TFDS: Europarl v7, Common Crawl and News Commentary v9, 4.5
-million pairs; newstest2013 is the development set, newstest2014 the test set.
+The first command downloads 1.7 GB with TensorFlow Datasets: Europarl v7, Common Crawl, and News
+Commentary v9, 4.5 million pairs. newstest2013 is the development set; newstest2014 is the test set.
 """
 
 from configs.base import CONFIG as BASE
@@ -21,7 +22,7 @@ CONFIG = BASE.change(
         "vocab_size": 37_000,
         "batch_tokens": 25_000,
     },
-    # Ten minutes of the paper's 0.4 s a step.
+    # Every ten minutes at the paper's 0.4 s per step.
     train={"checkpoint_every": 1500},
     decode={"average_checkpoints": 5, "beam_size": 4, "length_penalty_alpha": 0.6},
 )

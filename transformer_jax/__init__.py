@@ -1,20 +1,85 @@
-"""The Transformer of "Attention Is All You Need", in JAX and Flax.
+"""The Transformer of "Attention Is All You Need" in JAX and Flax, exact to the paper.
 
-`transformer_jax.load("runs/x")` opens a trained run on any device. JAX is imported when it is
-first asked for, not before.
+Translate with a trained run, on any device:
+
+    >>> import transformer_jax
+    >>> run = transformer_jax.load("runs/tiny")
+    >>> run.translate(["forty-two"], beam_size=4)
+    ['zweiundvierzig']
+
+Describe an experiment. The defaults are the paper's base model, and an ablation is its difference
+from them (here row A of Table 3, one attention head):
+
+    >>> from transformer_jax import Config
+    >>> config = Config().change(model={"num_heads": 1, "d_k": 512, "d_v": 512})
+
+Build the model of a config, a Flax module, for a shared vocabulary of 37,000 tokens:
+
+    >>> from transformer_jax import build_transformer
+    >>> model = build_transformer(config.model, vocab_size=37_000)
+
+Train, evaluate, and compare runs with the command `transformer-jax`; `transformer-jax --help` lists
+its commands.
+
+The subpackages follow the paper: `model` (section 3), `data` (5.1), `training` (5.2 to 5.4), and
+`inference` (6.1). They can be imported, but only the names in this module are a stable interface.
+JAX is imported when a name that needs it is first used.
 """
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from transformer_jax.config import (
+        Config,
+        DataConfig,
+        DecodeConfig,
+        ModelConfig,
+        TrainConfig,
+    )
+    from transformer_jax.errors import ConfigError, TransformerJaxError
     from transformer_jax.inference.trained_run import Run, load
+    from transformer_jax.inference.translate import Translator
+    from transformer_jax.model.build import build_transformer
+    from transformer_jax.model.transformer import Transformer
 
-__all__ = ["Run", "load"]
+__all__ = [
+    "Config",
+    "ConfigError",
+    "DataConfig",
+    "DecodeConfig",
+    "ModelConfig",
+    "Run",
+    "TrainConfig",
+    "Transformer",
+    "TransformerJaxError",
+    "Translator",
+    "build_transformer",
+    "load",
+]
+
+# The module of each public name, imported on first use.
+_MODULES = {
+    "Config": "config",
+    "ConfigError": "errors",
+    "DataConfig": "config",
+    "DecodeConfig": "config",
+    "ModelConfig": "config",
+    "Run": "inference.trained_run",
+    "TrainConfig": "config",
+    "Transformer": "model.transformer",
+    "TransformerJaxError": "errors",
+    "Translator": "inference.translate",
+    "build_transformer": "model.build",
+    "load": "inference.trained_run",
+}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
         raise AttributeError(f"module 'transformer_jax' has no attribute {name!r}")
-    from transformer_jax.inference import trained_run
+    return getattr(importlib.import_module(f"transformer_jax.{_MODULES[name]}"), name)
 
-    return getattr(trained_run, name)
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,4 +1,4 @@
-"""`python -m transformer_jax` is `transformer-jax`."""
+"""`python -m transformer_jax` runs the command `transformer-jax`."""
 
 import sys
 

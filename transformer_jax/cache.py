@@ -1,4 +1,4 @@
-"""The folder for what can be made again: prepared text and compiled programs."""
+"""The user's cache: prepared text and compiled programs, which can be deleted at any time."""
 
 import os
 import tempfile
@@ -8,18 +8,22 @@ from transformer_jax.errors import StorageError
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder of the user's cache, made if it is not there.
+    """Return the folder `name` in the user's cache, and create it if needed.
 
-    It lies in `$TRANSFORMER_JAX_CACHE`, or `transformer_jax` in `$XDG_CACHE_HOME` or
-    `~/.cache`; where none of them can be written, among the system's temporary files.
+    The cache is `$TRANSFORMER_JAX_CACHE` if set. Otherwise it is `transformer_jax` in
+    `$XDG_CACHE_HOME` or `~/.cache`, or, if that is not writable, a folder among the system's
+    temporary files.
+
+    Raises:
+        StorageError: the folder cannot be created.
     """
-    named = os.environ.get("TRANSFORMER_JAX_CACHE")
-    if named:
-        return _make_directory(Path(named) / name)
+    root = os.environ.get("TRANSFORMER_JAX_CACHE")
+    if root:
+        return _make_directory(Path(root) / name)
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     folder = Path(home) / "transformer_jax" / name
     try:
-        # Without a home, "~" stays as it is: no folder of that name is wanted.
+        # Without a home folder, expanduser returns "~" unchanged: do not create a folder "~".
         if folder.is_absolute() and os.access(_make_directory(folder), os.W_OK):
             return folder
     except StorageError:
@@ -29,21 +33,24 @@ def cache_folder(name: str) -> Path:
     return _make_directory(temporary / name)
 
 
-def _make_directory(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"the cache {folder} cannot be made: {error.strerror}") from error
-    return folder
-
-
 def enable_compilation_cache() -> None:
-    """Let JAX keep compiled programs on disk: a second start need not compile again.
+    """Make JAX cache compiled programs on disk, so that a second start does not compile again.
 
-    A folder that the user named, by `JAX_COMPILATION_CACHE_DIR`, stays.
+    A folder that the user has set by `JAX_COMPILATION_CACHE_DIR` stays in use.
+
+    Raises:
+        StorageError: the folder cannot be created.
     """
     import jax
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder("programs")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _make_directory(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"the cache folder {folder} cannot be made: {error.strerror}") from error
+    return folder

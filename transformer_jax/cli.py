@@ -1,16 +1,17 @@
-"""The command line: `transformer-jax VERB ...`; every mistake is one line and an exit code."""
+"""The command line `transformer-jax COMMAND ...`: every mistake is one line and an exit code."""
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import io
-import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import tyro
 
 from transformer_jax.commands import COMMANDS
+from transformer_jax.commands.arguments import Words, check_positional, split_words
 from transformer_jax.commands.base import ConfigCommand, PathCommand
 from transformer_jax.commands.training import TrainingCommand
 from transformer_jax.config import Config, Row
@@ -19,14 +20,17 @@ from transformer_jax.console import run_and_report, stderr, stdout
 from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import UsageError
 
+T = TypeVar("T")
+HELP = {"-h", "--help"}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit code. A mistake or a fault is one line."""
+    """Run a command and return its exit code; print an error as one line."""
     return run_and_report(lambda: _dispatch(list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def _dispatch(arguments: list[str]) -> None:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP:
         stdout.print(_usage())
         return
     if arguments == ["--version"]:
@@ -35,81 +39,65 @@ def _dispatch(arguments: list[str]) -> None:
     name, *rest = arguments
     if name not in COMMANDS:
         raise UsageError(
-            f"no verb {name!r}{did_you_mean(name, COMMANDS)} (there are {', '.join(COMMANDS)})"
+            f"no command {name!r}{did_you_mean(name, COMMANDS)} (there are {', '.join(COMMANDS)})"
         )
-    verb = COMMANDS[name]
-    if issubclass(verb, PathCommand) and rest:
-        _parse(name, verb, rest).run()
-    elif issubclass(verb, ConfigCommand) and rest and not rest[0].startswith("-"):
-        begun, rest = verb.parse_configs(rest)
-        rows = {
-            key: (_parse(name, verb, rest, verb().with_config(row.config)), row.paper)
-            for key, row in begun.items()
-        }
-        first = next(iter(rows.values()))[0]
-        # The trainer is the same command again, which finds that it is listened to.
-        if isinstance(first, TrainingCommand) and first.supervise and not heartbeat.connect():
-            sys.exit(first.under_supervisor(arguments))
-        first.run({key: Row(_config(key, row), paper) for key, (row, paper) in rows.items()})
-    elif "-h" in rest or "--help" in rest:
-        _parse(name, verb, rest)
+    kind = COMMANDS[name]
+    words = split_words([word for word in rest if word not in HELP], kind)
+    if not HELP.isdisjoint(rest):
+        _print_help(name, kind, words)
+    check_positional(name, kind, kind.argument_name, words.positional)
+    if issubclass(kind, PathCommand):
+        _create(kind, words.as_list()).run()
     else:
-        raise UsageError(
-            f"{name} begins with {verb.argument_name}: transformer-jax {name} "
-            f"{verb.argument_name.split()[-1].upper()} [OPTIONS]"
-        )
-
-
-def _config(key: str, verb: ConfigCommand) -> Config:
-    """Return the config that a verb ended up with; tell what is allowed but may not be meant."""
-    config = Config(verb.model, verb.data, verb.train, verb.decode)
-    for note in config.warnings():
-        stderr.print(f"{key}: {note}" if key else note)
-    return config
-
-
-def _parse(name: str, verb: type[Any], arguments: list[str], default: Any = None) -> Any:
-    """Let tyro read a verb's arguments; what it says of a mistake becomes one line."""
-    said = io.StringIO()
-    chosen = {} if default is None else {"default": default}
-    try:
-        with contextlib.redirect_stderr(said):
-            return tyro.cli(verb, prog=f"transformer-jax {name}", args=arguments, **chosen)
-    except SystemExit as end:
-        if end.code == 0:
-            raise
-        raise UsageError(_one_line(said.getvalue())) from None
-
-
-def _one_line(box: str) -> str:
-    """Return the message of a box that tyro drew, with the nearest right name."""
-    text = re.sub(r"[╭╮╰╯│]|^.*╭─ ", " ", box)
-    parts = [" ".join(part.split()) for part in re.split(r"[─-]{3,}", text)]
-    _, message, *more = [*filter(None, parts), "", ""]
-    advice = " ".join(more)
-    if proposed := re.search(r"Perhaps you meant: (--[\w.-]+)", advice):
-        return f"{message}; did you mean {proposed[1]}?"
-    if choice := re.match(r"invalid choice '(.*)' for argument '(\S+)'.*\((.*)\)", message):
-        given, option, choices = choice.groups()
-        hint = did_you_mean(given, re.findall(r"'(.*?)'", choices))
-        return f"{option} must be one of {choices}, got {given!r}{hint}"
-    if value := re.match(r"Error parsing (--\S+): .*?\[?'(.*?)'", message):
-        # Of an option with two names, advice has the kind after each: --beam INT, --beam-size INT.
-        kind = re.search(rf"{re.escape(value[1].split('/')[0])} (\S+?),?(?:\s|$)", advice)
-        wanted = kind[1] if kind else "something else"
-        # tyro's way to write a pair, or none.
-        wanted = "two strings" if "{STR" in wanted or wanted == "STR" else wanted
-        return f"{value[1]} must be {wanted}, got {value[2]!r}"
-    return message
+        _run_config_command(kind, words, arguments)
 
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    verbs = "\n".join(
-        f"  {name:{width}}  {(verb.__doc__ or '').splitlines()[0]}"
-        for name, verb in COMMANDS.items()
+    commands = "\n".join(
+        f"  {name:{width}}  {(command.__doc__ or '').splitlines()[0]}"
+        for name, command in COMMANDS.items()
     )
     return (
-        f"usage: transformer-jax VERB ...\n\n{verbs}\n\n"
-        f"transformer-jax VERB --help tells the options of a verb."
+        f"usage: transformer-jax COMMAND ...\n\n{commands}\n\n"
+        f"transformer-jax COMMAND --help lists the options of a command."
     )
+
+
+def _print_help(name: str, kind: type[ConfigCommand] | type[PathCommand], words: Words) -> NoReturn:
+    """Print the help of a command; with a config, its values are the defaults."""
+    options: dict[str, Any] = {}
+    if words.positional and issubclass(kind, ConfigCommand):
+        command = _create(kind, words.split_config_options()[0].as_list())
+        config = next(iter(command.load_rows().values())).config
+        options = {"default": dataclasses.replace(command, config=config)}
+    tyro.cli(kind, prog=f"transformer-jax {name}", args=["--help"], **options)
+    raise SystemExit
+
+
+def _run_config_command(kind: type[ConfigCommand], words: Words, arguments: Sequence[str]) -> None:
+    """Load the configs that a command names, change the fields that options give, and run it."""
+    own, of_config = words.split_config_options()
+    command = _create(kind, own.as_list())
+    rows = {
+        name: Row(_create(Config, of_config.as_list(), row.config), row.paper)
+        for name, row in command.load_rows().items()
+    }
+    for name, row in rows.items():
+        for warning in row.config.warnings():
+            stderr.print(f"{name}: {warning}" if name else warning)
+    # The supervisor runs the same command again; in that process, the heartbeat connects.
+    if isinstance(command, TrainingCommand) and command.supervise and not heartbeat.connect():
+        sys.exit(command.under_supervisor(arguments))
+    config = next(iter(rows.values())).config
+    dataclasses.replace(command, config=config).run(rows)
+
+
+def _create(kind: type[T], words: Sequence[str], default: T | None = None) -> T:
+    """Return the dataclass that tyro creates from words that `split_words` has checked."""
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return tyro.cli(kind, args=words, console_outputs=False, **options)
+    except SystemExit as end:
+        raise UsageError(f"invalid arguments: {' '.join(words)}") from end

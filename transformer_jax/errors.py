@@ -1,8 +1,10 @@
-"""What can go wrong outside the config, each with the exit code that scripts can rely on.
+"""Errors that end a command with one line and an exit code.
 
-Every one is told in one line: what, where, what to do.
+The message says what is wrong, where, and what to do. The exit codes are those of BSD's
+sysexits.h (`os.EX_*`), except 1 (failure) and 2 (usage), which are the shell's conventions.
 """
 
+import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Setting:
-    """An argument that avoids an error: `average_checkpoints=1` in Python."""
+    """An argument that a message recommends: `average_checkpoints=1` in Python."""
 
     name: str
     value: object
@@ -19,7 +21,7 @@ class Setting:
         return f"{self.name}={self.value!r}"
 
     def as_option(self) -> str:
-        """Return the setting as the shell takes it: `--average-checkpoints 1`."""
+        """Return the setting as a command-line option: `--average-checkpoints 1`."""
         option = f"--{self.name.replace('_', '-')}"
         return option if self.value is True else f"{option} {shlex.quote(str(self.value))}"
 
@@ -43,7 +45,7 @@ class TransformerJaxError(Exception):
 
 
 class UsageError(TransformerJaxError):
-    """A command that cannot be carried out as it was given."""
+    """A command or a call with arguments that cannot be carried out."""
 
     exit_code = 2
 
@@ -53,69 +55,69 @@ class ConfigError(UsageError):
 
 
 class SweepFailedError(TransformerJaxError):
-    """A sweep of which some runs failed."""
+    """Some runs of a sweep failed."""
 
 
 class DataError(TransformerJaxError):
     """Text that cannot be used."""
 
-    exit_code = 65
+    exit_code = os.EX_DATAERR
 
 
 class ConnectionFailedError(TransformerJaxError):
-    """Processes of one run that do not find one another, or a Slurm that is not to be found."""
+    """The processes of a run could not connect, or Slurm is not available."""
 
-    exit_code = 69
+    exit_code = os.EX_UNAVAILABLE
 
 
 class DivergedError(TransformerJaxError):
-    """A loss that is no finite number."""
+    """The loss is not finite."""
 
-    exit_code = 70
+    exit_code = os.EX_SOFTWARE
 
 
 class OutOfMemoryError(TransformerJaxError):
-    """A device without room for the model and its batch."""
+    """A device does not have enough memory for the model and its batch."""
 
-    exit_code = 71
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether this error of JAX's says that a device has no room."""
-    return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)
+    exit_code = os.EX_OSERR
 
 
 class StorageError(TransformerJaxError):
-    """A file or folder that cannot be read or written."""
+    """A file or folder cannot be read or written."""
 
-    exit_code = 74
+    exit_code = os.EX_IOERR
 
 
 class RunInterrupted(BaseException):
-    """A run that was asked to stop, and was saved: it can be resumed.
+    """A run that was asked to stop and was saved: it can be resumed.
 
-    A signal raises it, in the middle of whatever is done. So it is no `Exception`: a library that
-    catches those would take it for a failure of its own.
+    A signal handler raises it at any point of the program. It is not an `Exception`, because a
+    library that catches every `Exception` would treat it as a failure of its own operation.
     """
 
-    exit_code = 75
+    exit_code = os.EX_TEMPFAIL
 
 
 class LostProcessError(TransformerJaxError):
-    """A process of a run that is gone or stuck: the run goes on from its last checkpoint."""
+    """A process of a run ended unexpectedly or is stuck: resume from the last checkpoint."""
 
-    exit_code = 75
+    exit_code = os.EX_TEMPFAIL
 
-    def __init__(self, what: str, run: Path) -> None:
+    def __init__(self, reason: str, run: Path) -> None:
         if (run / "run.json").exists():
-            how = f"go on with `transformer-jax resume {shlex.quote(str(run))}`"
+            advice = f"resume with `transformer-jax resume {shlex.quote(str(run))}`"
         else:
-            how = "there is no run yet: begin again with the same command"
-        super().__init__(f"{what}; {how}")
+            advice = "the run does not exist yet: start again with the same command"
+        super().__init__(f"{reason}; {advice}")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an error of JAX says that a device is out of memory."""
+    return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Tell whether this error, of one of several processes, says that another is gone."""
+    """Return whether an error in one of several processes says that another process is gone."""
     signs = (
         *("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED"),
         *("Connection reset", "heartbeat", "barrier", "Barrier"),

@@ -1,7 +1,7 @@
-"""The four pieces that every vocabulary begins with.
+"""The four special tokens that begin every vocabulary.
 
-The paper names none. Padding is 0, so that `pieces != PAD` says which places hold tokens; a
-sentence ends in EOS on both sides; the decoder begins with BOS.
+The paper does not define them. PAD is 0, so `tokens != PAD` is True at real tokens. Sources and
+targets end with EOS, and the input of the decoder begins with BOS.
 """
 
 PAD, BOS, EOS, UNKNOWN = 0, 1, 2, 3

@@ -187,7 +187,7 @@ def test_the_local_launcher_trains_only_runs_that_slurm_no_longer_has(
     ("options", "message", "code"),
     [
         (["--slurm.time", "soon"], "slurm.time must be minutes, HOURS:MINUTES:SECONDS, or", 2),
-        (["--slurm.gpus", "some"], "--slurm.gpus must be INT, got 'some'", 2),
+        (["--slurm.gpus", "some"], "--slurm.gpus must be an integer, got 'some'", 2),
         (["--slurm.partitoin", "x"], "did you mean --slurm.partition?", 2),
         (["--devices", "2"], "takes --slurm.max-parallel in place of --devices", 2),
         (["--launcher", "local", "--slurm.gpus", "0"], "need --launcher slurm", 2),

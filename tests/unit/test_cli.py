@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,13 @@ from small import SMALL
 import transformer_jax
 from transformer_jax.cli import main
 from transformer_jax.commands import COMMANDS
-from transformer_jax.commands.inference import _read_lines
-from transformer_jax.config import DataConfig, DecodeConfig, ModelConfig, TrainConfig
-from transformer_jax.config.loading import load_rows
+from transformer_jax.commands.configs import Params
+from transformer_jax.commands.inference import _decode_lines
+from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
+from transformer_jax.config.loading import load_config
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_directory import FORMAT, RunDirectory
 
 SECTIONS = (ModelConfig, DataConfig, TrainConfig, DecodeConfig)
 OPTIONS = [
@@ -32,53 +32,64 @@ OPTIONS = [
     for kind in SECTIONS
     for field in dataclasses.fields(kind)
 ]
+SLOW_IMPORTS = ("jax", "flax", "optax", "orbax", "tensorflow_datasets", "matplotlib", "scipy")
 
-# Commands that cannot be meant, and words of the line that says why.
+# Commands that cannot be carried out, and a part of the line that says why.
 MISTAKES: dict[tuple[str, ...], str] = {
-    ("trian", "tiny"): "no verb 'trian'; did you mean 'train'?",
-    ("--verbose",): "no verb '--verbose'",
-    ("train",): "train begins with a config",
+    ("trian", "tiny"): "no command 'trian'; did you mean 'train'?",
+    ("--verbose",): "no command '--verbose'",
+    ("train",): "train begins with a config: transformer-jax train CONFIG [OPTIONS]",
     ("prepare", "--data.vocab-size", "9"): "prepare begins with a config",
     ("resume",): "resume begins with a run",
-    ("evaluate",): "evaluate begins with a run",
+    ("evaluate",): "evaluate begins with a run: transformer-jax evaluate RUN [OPTIONS]",
+    ("diff", "tiny"): "diff begins with two configs or runs",
+    ("sweep", "--seeds", "2"): "sweep begins with",
     ("train", "tinny"): "no config file tinny; did you mean 'tiny'?",
     ("prepare", "nowhere/x.py"): "no config file nowhere/x.py",
+    ("train", "big", "--data-from", "tinny"): "no config file tinny; did you mean 'tiny'?",
     ("train", "table3"): "name one: table3:base",
     ("params", "table3:A11"): "did you mean 'A1'?",
     ("resume", "nowhere"): "nowhere is not a run",
-    ("train", "tiny", "extra"): "extra",
+    ("train", "tiny", "extra"): "train got an unexpected argument 'extra'",
     ("train", "tiny", "--model.num-haeds", "4"): "did you mean --model.num-heads?",
+    ("train", "tiny", "--model.num_haeds=4"): "did you mean --model.num-heads?",
     ("train", "tiny", "--num-heads", "4"): "did you mean --model.num-heads?",
-    ("train", "tiny", "--train.steps"): "--train.steps",
-    ("train", "tiny", "--model.d-model", "wide"): "'wide'",
-    ("train", "tiny", "--model.dropout", "much"): "'much'",
-    ("train", "tiny", "--train.steps", "1.5"): "'1.5'",
-    ("train", "tiny", "--model.remat", "perhaps"): "perhaps",
-    ("train", "tiny", "--model.positions", "sinus"): "'sinus'",
-    ("train", "tiny", "--model.dtype", "float16"): "'float16'",
+    ("sweep", "tiny", "--data", "smoke"): "unknown option --data; did you mean --data-from?",
+    ("train", "tiny", "-x"): "unknown option -x",
+    ("train", "tiny", "--train.steps"): "--train.steps needs a value",
+    ("train", "tiny", "--train.steps", "--supervise"): "--train.steps needs a value",
+    ("train", "tiny", "--model.d-model", "wide"): "--model.d-model must be an integer, got 'wide'",
+    ("train", "tiny", "--model.dropout", "much"): "--model.dropout must be a number, got 'much'",
+    ("train", "tiny", "--train.steps", "1.5"): "--train.steps must be an integer, got '1.5'",
+    ("train", "tiny", "--model.remat", "perhaps"): "unexpected argument 'perhaps'",
+    ("train", "tiny", "--model.remat=perhaps"): "--model.remat takes no value, got 'perhaps'",
+    ("train", "tiny", "--model.positions", "sinus"): "got 'sinus'; did you mean 'sinusoidal'?",
+    (
+        "train",
+        "tiny",
+        "--model.dtype",
+        "float16",
+    ): "must be float32 or bfloat16, got 'float16'",
     ("evaluate", "runs/x", "--split", "tset"): "got 'tset'; did you mean 'test'?",
     (
-        "evaluate",
-        "runs/x",
-        "--average-checkpoints",
-        "0",
+        *("evaluate", "runs/x", "--average-checkpoints", "0"),
     ): "--average-checkpoints must be positive, got 0",
-    ("translate", "runs/x", "--beam-size", "wide"): "--beam-size must be {None}|INT, got 'wide'",
-    ("evaluate", "runs/x", "--beam", "wide"): "--beam-size must be {None}|INT, got 'wide'",
-    ("evaluate", "runs/x", "--step", "last"): "--step must be {None}|INT, got 'last'",
-    ("prepare", "text", "--data.train", "a.en"): "--data.train must be two strings, got 'a.en'",
-    ("evaluate", "runs/x", "--baseline"): "--baseline",
-    ("evaluate", "runs/x", "--singels"): "--singels",
+    (
+        *("translate", "runs/x", "--beam-size", "wide"),
+    ): "--beam-size must be an integer or None, got 'wide'",
+    ("evaluate", "runs/x", "--beam", "wide"): "--beam must be an integer or None, got 'wide'",
+    ("evaluate", "runs/x", "--step", "last"): "--step must be an integer or None, got 'last'",
+    ("prepare", "text", "--data.train", "a.en"): "--data.train must be two strings or None, got",
+    ("evaluate", "runs/x", "--baseline"): "--baseline needs a value",
+    ("evaluate", "runs/x", "--singels"): "unknown option --singels",
     ("train", "tiny", "--model.d-model", "129"): "model.d_model must be even",
     ("train", "tiny", "--model.d-k", "0"): "model.d_k must be from 1 to 1000000",
+    ("train", "tiny", "--model.d-k", "-1"): "model.d_k must be from 1 to 1000000, got -1",
     ("train", "tiny", "--model.dropout", "1.0"): "model.dropout must be",
     ("train", "tiny", "--data.max-length", "65"): "data.max_length must be at most",
     ("train", "tiny", "--model.max-length", "63"): "data.max_length must be at most",
     (
-        "train",
-        "tiny",
-        "--decode.average_checkpoints",
-        "21",
+        *("train", "tiny", "--decode.average_checkpoints", "21"),
     ): "decode.average_checkpoints must be at most",
     (
         *("params", "tiny", "--model.positions", "learned"),
@@ -90,7 +101,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
 def run_python(
     code: str, *arguments: str, cwd: Path, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run code in a Python of its own, without the test's checks of shapes."""
+    """Run code in a separate Python process, without the shape checks of the tests."""
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         cwd=cwd,
@@ -103,7 +114,7 @@ def run_python(
 
 
 def mistake(capsys: pytest.CaptureFixture[str], arguments: Sequence[str], code: int = 2) -> str:
-    """Run a command that fails; return the one line that it says."""
+    """Run a command that fails, and return the one line that it prints."""
     assert main(arguments) == code
     out, err = capsys.readouterr()
     assert out == ""
@@ -113,30 +124,51 @@ def mistake(capsys: pytest.CaptureFixture[str], arguments: Sequence[str], code: 
     return err
 
 
-@pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
+def counts(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """Return what `params --json` prints."""
+    assert main(["params", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+# Mistakes
+
+
 def test_a_mistake_is_one_line_that_says_why(
-    arguments: tuple[str, ...],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for columns in ("200", "20"):  # of the terminal
-        monkeypatch.setenv("COLUMNS", columns)
-        assert MISTAKES[arguments] in mistake(capsys, arguments)
+    # A narrow terminal must not wrap the line.
+    monkeypatch.setenv("COLUMNS", "20")
+    for arguments, reason in MISTAKES.items():
+        assert reason in mistake(capsys, arguments), arguments
 
 
-def test_a_mistake_comes_before_jax_and_leaves_nothing_on_disk(tmp_path: Path) -> None:
+def test_a_misspelled_option_is_reported_with_the_closest_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for option in OPTIONS:
+        line = mistake(capsys, ["params", "tiny", option + option[-1], "1"])
+        assert line.endswith(f"; did you mean {option}?\n")
+
+
+def test_help_and_mistakes_need_no_slow_import_and_write_no_file(tmp_path: Path) -> None:
     code = (
         "import json, sys\n"
         "from transformer_jax.cli import main\n"
-        "for arguments in json.loads(sys.argv[1]):\n"
-        "    assert main(arguments) == 2, arguments\n"
-        "    assert 'jax' not in sys.modules, arguments\n"
+        "mistakes, helps, slow = map(json.loads, sys.argv[1:])\n"
+        "for code, commands in ((2, mistakes), (0, helps)):\n"
+        "    for arguments in commands:\n"
+        "        assert main(arguments) == code, arguments\n"
+        "        assert not {*slow} & {*sys.modules}, arguments\n"
     )
+    helps: list[list[str]] = [
+        [],
+        ["train", "tiny", "--help"],
+        *([name, "--help"] for name in COMMANDS),
+    ]
     ended = run_python(
         code,
-        json.dumps(list(MISTAKES)),
+        *map(json.dumps, (list(MISTAKES), helps, SLOW_IMPORTS)),
         cwd=tmp_path,
         TRANSFORMER_JAX_CACHE=str(tmp_path / "cache"),
     )
@@ -146,7 +178,7 @@ def test_a_mistake_comes_before_jax_and_leaves_nothing_on_disk(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
-def test_a_mistake_is_told_whatever_the_terminals_encoding(encoding: str, tmp_path: Path) -> None:
+def test_a_mistake_is_printed_in_any_encoding(encoding: str, tmp_path: Path) -> None:
     ended = run_python(
         "import sys; from transformer_jax.cli import main; sys.exit(main())",
         *("train", "tiny", "--model.num-haeds", "4"),
@@ -157,95 +189,94 @@ def test_a_mistake_is_told_whatever_the_terminals_encoding(encoding: str, tmp_pa
     assert "did you mean --model.num-heads?" in ended.stderr
 
 
-def test_a_run_is_not_begun_where_something_lies(
+def test_train_does_not_write_to_a_path_that_exists(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)
     assert "--out mine-2" in mistake(capsys, ["train", "tiny", "--out", "mine"])
-    for place in (".", str(tmp_path), "mine/../mine"):
-        assert "already exists" in mistake(capsys, ["train", "tiny", "--out", place])
+    for path in (".", str(tmp_path), "mine/../mine"):
+        assert "already exists" in mistake(capsys, ["train", "tiny", "--out", path])
     assert [path.name for path in tmp_path.rglob("*")] == ["mine", "notes.txt"]
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-def test_a_slip_in_an_option_is_told_with_the_one_that_was_meant(
-    option: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["resume", "evaluate", "translate"])
+def test_a_path_without_a_run_is_reported(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    line = mistake(capsys, ["params", "tiny", option + option[-1], "1"])
-    assert line.endswith(f"; did you mean {option}?\n")
+    (tmp_path / "file").write_text("{}")
+    (tmp_path / "folder").mkdir()
+    for name in ("nowhere", "file", "folder"):
+        assert f"{tmp_path / name} is not a run" in mistake(capsys, [command, str(tmp_path / name)])
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["-h"], ["--help"], *([verb, "--help"] for verb in COMMANDS), ["params", "tiny", "-h"]],
-    ids=" ".join,
-)
-def test_help_goes_to_standard_output(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["resume", "evaluate", "translate"])
+def test_a_run_with_an_invalid_description_is_reported(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(arguments) == 0
-    out, err = capsys.readouterr()
-    assert "usage: transformer-jax" in out
-    assert err == ""
+    only_format = json.dumps({"format": FORMAT})
+    for text in ("", "{", "[]", "{}", '{"format": "one"}', only_format):
+        (tmp_path / "run.json").write_text(text)
+        line = mistake(capsys, [command, str(tmp_path)], code=os.EX_IOERR)
+        assert str(tmp_path / "run.json") in line
 
 
-def test_help_tells_every_verb_and_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+# Help
+
+
+def test_help_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    of_commands = ([name, "--help"] for name in COMMANDS)
+    helps: list[list[str]] = [[], ["-h"], ["--help"], *of_commands, ["params", "tiny", "-h"]]
+    for arguments in helps:
+        assert main(arguments) == 0
+        out, err = capsys.readouterr()
+        assert "usage: transformer-jax" in out
+        assert err == ""
+
+
+def test_help_lists_every_command_and_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--help"])
     out = capsys.readouterr().out
-    assert all(re.search(rf"^ +{verb} +\w+", out, re.MULTILINE) for verb in COMMANDS)
+    assert all(re.search(rf"^ +{name} +\w+", out, re.MULTILINE) for name in COMMANDS)
     main(["train", "--help"])
-    told = set(re.findall(r"--[\w.-]+", capsys.readouterr().out))
-    assert {*OPTIONS, "--out", "--init-from"} <= told
+    listed = set(re.findall(r"--[\w.-]+", capsys.readouterr().out))
+    assert {*OPTIONS, "--out", "--init-from", "--data-from", "--train-from"} <= listed
+    main(["sweep", "--help"])
+    listed = set(re.findall(r"--[\w.-]+", capsys.readouterr().out))
+    assert {*OPTIONS, "--data-from", "--train-from", "--decode-from", "--scale"} <= listed
 
 
-def test_help_needs_no_jax(tmp_path: Path) -> None:
-    code = (
-        "import sys\n"
-        "from transformer_jax.cli import main\n"
-        "for arguments in ([], *([verb, '--help'] for verb in sys.argv[1:])):\n"
-        "    assert main(arguments) == 0, arguments\n"
-        "    assert 'jax' not in sys.modules, arguments\n"
-    )
-    ended = run_python(code, *COMMANDS, cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
+def test_help_for_a_config_shows_its_values(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["params", "tiny", "--help"])
+    out = capsys.readouterr().out
+    steps = re.search(r"--train\.steps INT.*?default: (\d+)", out, re.DOTALL)
+    assert steps is not None
+    assert int(steps[1]) == load_config("tiny").train.steps
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"), [(["--help"], 0), (["train", "--help"], 0), (["train", "tinny"], 2)]
-)
-def test_help_and_mistakes_come_at_once(arguments: list[str], code: int, tmp_path: Path) -> None:
-    seconds: list[float] = []
-    for _ in range(3):
-        start = time.perf_counter()
-        ended = run_python(
-            "import sys; from transformer_jax.cli import main; sys.exit(main())",
-            *arguments,
-            cwd=tmp_path,
-        )
-        seconds.append(time.perf_counter() - start)
-        assert ended.returncode == code
-    # Half a second where nothing else runs.
-    assert min(seconds) < 1.5
+# The package
 
 
 def test_the_package_is_imported_without_jax(tmp_path: Path) -> None:
-    code = "import sys, transformer_jax; sys.exit('jax' in sys.modules)"
+    code = "import sys, transformer_jax; transformer_jax.Config; sys.exit('jax' in sys.modules)"
     assert run_python(code, cwd=tmp_path).returncode == 0
     code = "import sys, transformer_jax; transformer_jax.load; sys.exit('jax' in sys.modules)"
     assert run_python(code, cwd=tmp_path).returncode == 1
 
 
-def test_the_package_has_what_it_says_and_no_more() -> None:
+def test_the_package_exports_the_names_that_it_documents() -> None:
+    for name in transformer_jax.__all__:
+        assert getattr(transformer_jax, name).__doc__
+    assert transformer_jax.Config is Config
     assert callable(transformer_jax.load)
-    assert dataclasses.is_dataclass(transformer_jax.Run)
+    assert set(transformer_jax.__all__) <= set(dir(transformer_jax))
     with pytest.raises(AttributeError, match="module 'transformer_jax' has no attribute 'nope'"):
         transformer_jax.nope  # noqa: B018
 
 
 def test_the_module_is_the_command(tmp_path: Path) -> None:
-    def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run_module(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "transformer_jax", *arguments],
             cwd=tmp_path,
@@ -254,19 +285,17 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
             check=False,
         )
 
-    assert "usage: transformer-jax VERB" in ended("--help").stdout
-    failed = ended("trian")
+    assert "usage: transformer-jax COMMAND" in run_module("--help").stdout
+    failed = run_module("trian")
     assert (failed.returncode, failed.stdout) == (2, "")
     assert "did you mean 'train'?" in failed.stderr
 
 
-def counts(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main(["params", *arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+# Parameters
 
 
 @pytest.mark.parametrize("name", ["tiny", "base", "big"])
-def test_the_modules_parameters_sum_to_the_total(
+def test_the_parameters_of_the_modules_add_up_to_the_total(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     modules = counts(capsys, name)
@@ -289,40 +318,86 @@ def test_the_base_model_has_as_many_parameters_as_its_equations(
     assert counts(capsys, "base")["total"] == vocabulary * d_model + encoder + decoder
 
 
-def test_a_sweep_prints_each_row_beside_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = load_rows("table3")
-    assert len(rows) == 20
-    # One layer each is enough to see, and fast.
-    assert main(["params", "table3", "--model.num-layers", "1"]) == 0
+def test_params_prints_each_row_of_a_sweep_next_to_the_papers_number(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sweep = tmp_path / "three.py"
+    sweep.write_text(
+        "from configs.table3 import SWEEP as TABLE3\n"
+        "SWEEP = {name: TABLE3[name] for name in ('base', 'B1', 'E')}\n"
+    )
+    # One layer keeps this fast.
+    arguments = [str(sweep), "--model.num-layers", "1"]
+    assert main(["params", *arguments]) == 0
     header, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert header[:2] == ["row", "parameters"]
-    assert [line[0] for line in lines] == list(rows)
-    for line, row in zip(lines, rows.values(), strict=True):
-        paper = row.paper.parameters
-        assert line[4:5] == ([f"{paper:g}"] if paper else [])
-    totals = counts(capsys, "table3", "--model.num-layers", "1")
-    assert [line[1] for line in lines] == [f"{row['total']:,}" for row in totals.values()]
+    totals = {name: f"{row['total']:,}" for name, row in counts(capsys, *arguments).items()}
+    assert [tuple(line[:2]) for line in lines] == list(totals.items())
+    # The paper gives the number of parameters of base and B1, but not that of E.
+    assert [line[4:] for line in lines] == [["65", "+0"], ["58", "-7"], []]
 
 
-@pytest.mark.parametrize(
-    "override", [["--model.num-heads", "4"], ["--model.num_heads=4"], ["--model.num-heads=4"]]
-)
-def test_an_option_overrides_the_configs_field(
-    override: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    eight, four = counts(capsys, "base"), counts(capsys, "base", *override)
-    assert four["encoder.self_attention"] * 2 == eight["encoder.self_attention"]
-    assert four["encoder.feed_forward"] == eight["encoder.feed_forward"]
+# Options
+
+
+def test_an_option_overrides_a_field_of_the_config(capsys: pytest.CaptureFixture[str]) -> None:
+    four = counts(capsys, "tiny", "--model.num-heads", "4")
+    for override in (
+        ["--model.num-heads", "2"],
+        ["--model.num_heads=2"],
+        ["--model.num-heads=2"],
+    ):
+        two = counts(capsys, "tiny", *override)
+        assert two["encoder.self_attention"] * 2 == four["encoder.self_attention"]
+        assert two["encoder.feed_forward"] == four["encoder.feed_forward"]
 
 
 def test_an_option_overrides_the_field_in_every_row(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["params", "heads", "--json", "--data.vocab-size", "100"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = counts(capsys, "heads", "--data.vocab-size", "100", "--model.num-layers", "1")
     assert {row["embedding"] for row in rows.values()} == {100 * 512}
     assert len(rows) == 5
 
 
-def test_what_may_not_be_meant_is_noted_beside_the_result(
+def test_an_optional_value_can_be_none(capsys: pytest.CaptureFixture[str]) -> None:
+    options = [
+        "--train.clip-norm=None",
+        "--train.patience",
+        "None",
+        "--model.max-positions",
+        "None",
+    ]
+    assert counts(capsys, "tiny", *options) == counts(capsys, "tiny")
+
+
+def test_options_may_precede_the_config(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model.num-heads", "2", "--model.attention-bias"]
+    assert counts(capsys, "tiny", *options) == counts(capsys, *options, "tiny")
+
+
+def test_a_config_takes_sections_from_other_configs(capsys: pytest.CaptureFixture[str]) -> None:
+    big, tiny, smoke, small = map(load_config, ("big", "tiny", "smoke", "multi30k_small"))
+    rows = Params("tiny", "smoke", "multi30k_small", file="big").load_rows()
+    assert rows[""].config == Config(big.model, tiny.data, smoke.train, small.decode)
+    count = counts(capsys, "base", "--data-from", "tiny", "--model.num-layers", "1")
+    assert count["embedding"] == tiny.data.vocab_size * 512
+
+
+def test_a_row_keeps_its_own_changes_in_a_section_from_another_config() -> None:
+    smoke = load_config("smoke").train
+    for row, expected in (
+        ("base", smoke),
+        ("D3", dataclasses.replace(smoke, label_smoothing=0.0)),
+        ("big", dataclasses.replace(smoke, steps=3 * smoke.steps)),
+    ):
+        rows = Params(train_from="smoke", file=f"table3:{row}").load_rows()
+        assert rows[row].config.train == expected
+        assert rows[row].config.data == Config().data
+    assert Params(train_from="smoke", file="table3").load_rows()["D3"].config.train == (
+        dataclasses.replace(smoke, label_smoothing=0.0)
+    )
+
+
+def test_an_unusual_config_gets_a_warning_on_standard_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["params", "tiny", "--json", "--model.d-k", "16"]) == 0
@@ -331,63 +406,46 @@ def test_what_may_not_be_meant_is_noted_beside_the_result(
     assert json.loads(out)["total"] > 0
 
 
-@pytest.mark.parametrize("verb", ["resume", "evaluate", "translate"])
-@pytest.mark.parametrize("place", ["nowhere", "file", "folder"])
-def test_a_path_that_is_no_run_is_told(
-    verb: str, place: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("{}")
-    (tmp_path / "folder").mkdir()
-    path = tmp_path / place
-    assert f"{path} is not a run" in mistake(capsys, [verb, str(path)])
-
-
-@pytest.mark.parametrize("verb", ["resume", "evaluate", "translate"])
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "one"}', '{"format": 2}'])
-def test_a_run_with_a_broken_description_is_told(
-    verb: str, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "run.json").write_text(text)
-    line = mistake(capsys, [verb, str(tmp_path)], code=74)
-    assert str(tmp_path / "run.json") in line
+# Lines to translate
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n\ufeff", codec="utf-8"))))
 @settings(deadline=None, derandomize=True)
-def test_lines_come_back_as_they_were_joined(lines: list[str]) -> None:
-    assert _read_lines("".join(f"{line}\n" for line in lines).encode()) == lines
-    assert _read_lines("".join(f"{line}\r\n" for line in lines).encode()) == lines
+def test_lines_are_read_as_they_were_written(lines: list[str]) -> None:
+    assert _decode_lines("".join(f"{line}\n" for line in lines).encode()) == lines
+    assert _decode_lines("".join(f"{line}\r\n" for line in lines).encode()) == lines
     last_line_has_words = bool(lines and lines[-1])
     if last_line_has_words:
-        assert _read_lines("\n".join(lines).encode()) == lines
+        assert _decode_lines("\n".join(lines).encode()) == lines
 
 
-@pytest.mark.parametrize(
-    ("data", "lines"),
-    [
-        (b"", []),
-        (b"\n", [""]),
-        (b"\n\n", ["", ""]),
-        (b"one", ["one"]),
-        (b"one\n", ["one"]),
-        (b"one\n\ntwo\n", ["one", "", "two"]),
-        (b"one\r\ntwo\r\n", ["one", "two"]),
-        (b"one\rtwo\n", ["one\rtwo"]),
-        ("\ufeffone\n\ufefftwo\n".encode(), ["one", "\ufefftwo"]),
-        ("one\u2028two\u0085three\x0cfour\n".encode(), ["one\u2028two\u0085three\x0cfour"]),
-    ],
-)
-def test_only_a_newline_ends_a_line(data: bytes, lines: list[str]) -> None:
-    assert _read_lines(data) == lines
+def test_only_a_newline_ends_a_line() -> None:
+    cases: dict[bytes, list[str]] = {
+        b"": [],
+        b"\n": [""],
+        b"\n\n": ["", ""],
+        b"one": ["one"],
+        b"one\n": ["one"],
+        b"one\n\ntwo\n": ["one", "", "two"],
+        b"one\r\ntwo\r\n": ["one", "two"],
+        b"one\rtwo\n": ["one\rtwo"],
+        "\ufeffone\n\ufefftwo\n".encode(): ["one", "\ufefftwo"],
+        "one\u2028two\u0085three\x0cfour\n".encode(): ["one\u2028two\u0085three\x0cfour"],
+    }
+    for data, lines in cases.items():
+        assert _decode_lines(data) == lines
 
 
-def test_a_line_that_is_no_utf_8_is_told_by_number() -> None:
+def test_a_line_that_is_not_utf_8_is_reported_by_number() -> None:
     with pytest.raises(DataError, match=r"^line 2 is not UTF-8: "):
-        _read_lines(b"one\nzw\xffei\nthree\n")
+        _decode_lines(b"one\nzw\xffei\nthree\n")
+
+
+# Differences
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "fields"),
     [
         (("table3:A1", "base"), ["model.num_heads", "model.d_k", "model.d_v"]),
         (("table3:D3", "base"), ["train.label_smoothing"]),
@@ -395,16 +453,16 @@ def test_a_line_that_is_no_utf_8_is_told_by_number() -> None:
     ],
 )
 def test_diff_names_the_fields_that_differ(
-    names: tuple[str, str], told: list[str], capsys: pytest.CaptureFixture[str]
+    names: tuple[str, str], fields: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["diff", *names, "--json"]) == 0
-    assert list(json.loads(capsys.readouterr().out)) == told
+    assert list(json.loads(capsys.readouterr().out)) == fields
     assert main(["diff", *names]) == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in told or ["no difference"])
+    out = capsys.readouterr().out
+    assert all(name in out for name in fields or ["no difference"])
 
 
-def test_diff_of_runs_tells_what_they_were_made_with(
+def test_diff_of_runs_names_the_software_versions_that_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepared = prepare(SMALL.data)
@@ -416,8 +474,9 @@ def test_diff_of_runs_tells_what_they_were_made_with(
     stored["versions"]["jax"] = "0.0.1"
     description.write_text(json.dumps(stored))
     assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"train.seed", "made with jax"}
-    assert found["made with jax"][1] == "0.0.1"
-    assert main(["diff", str(tmp_path / "a"), str(tmp_path)]) == 2
-    assert "is not a run" in capsys.readouterr().err
+    differences = json.loads(capsys.readouterr().out)
+    assert set(differences) == {"train.seed", "made with jax"}
+    assert differences["made with jax"][1] == "0.0.1"
+    assert f"{tmp_path} is not a run" in mistake(
+        capsys, ["diff", str(tmp_path / "a"), str(tmp_path)]
+    )

@@ -1,5 +1,6 @@
-"""A config file is found from anywhere, executed without a trace, and its mistakes are told."""
+"""A config file is found from any folder, leaves no trace, and its mistakes are reported."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -26,11 +27,11 @@ def write(path: Path, text: str) -> str:
 
 
 def mistake(spec: str) -> str:
-    """Return the one line that is said of a config file with a mistake."""
-    with pytest.raises(ConfigError) as told:
+    """Return the one-line error for an invalid config."""
+    with pytest.raises(ConfigError) as caught:
         load_config(spec)
-    assert "\n" not in str(told.value)
-    return str(told.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -45,7 +46,7 @@ def test_a_shipped_config_loads_by_name_or_path_from_any_folder(
         assert load_config(f"{name}:{row}" if row else name) == expected.config
 
 
-def test_a_row_of_the_shipped_table_is_the_papers(
+def test_a_row_of_the_shipped_table_3_is_the_papers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -56,7 +57,7 @@ def test_a_row_of_the_shipped_table_is_the_papers(
     assert list(load_rows("table3:A2")) == ["A2"]
 
 
-def test_an_installed_package_finds_its_configs_inside(
+def test_an_installed_package_finds_the_configs_that_it_contains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(shipped_configs(), tmp_path / "package" / "shipped" / "configs")
@@ -69,7 +70,7 @@ def test_an_installed_package_finds_its_configs_inside(
 @pytest.mark.parametrize(
     "name", ["mine.py", "configs/mine.py", "a folder with spaces/my own.py", "größe/Übung-é.py"]
 )
-def test_a_users_own_file_may_build_on_the_shipped_base(
+def test_a_users_file_can_import_the_shipped_base(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / name, FROM_BASE + HEADS)
@@ -80,19 +81,19 @@ def test_a_users_own_file_may_build_on_the_shipped_base(
     assert load_config(Path(path).name) == FOUR_HEADS
 
 
-def test_a_users_own_folder_of_configs_may_have_helpers_beside_the_shipped_ones(
+def test_a_users_configs_folder_can_have_helpers_in_addition_to_the_shipped_files(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path / "configs" / "parts.py", "HEADS = {'num_heads': 4, 'd_k': 128, 'd_v': 128}\n")
+    write(tmp_path / "configs" / "helper.py", "HEADS = {'num_heads': 4, 'd_k': 128, 'd_v': 128}\n")
     path = write(
         tmp_path / "configs" / "mine.py",
-        FROM_BASE + "from configs.parts import HEADS\nCONFIG = BASE.change(model=HEADS)\n",
+        FROM_BASE + "from configs.helper import HEADS\nCONFIG = BASE.change(model=HEADS)\n",
     )
     assert load_config(path) == FOUR_HEADS
 
 
 @pytest.mark.parametrize("package", ["configs.base", "base"])
-def test_modules_of_the_same_name_in_two_folders_do_not_mix(tmp_path: Path, package: str) -> None:
+def test_modules_with_the_same_name_in_two_folders_do_not_mix(tmp_path: Path, package: str) -> None:
     text = f"from {package} import CONFIG as BASE\nCONFIG = BASE.change(train={{'seed': 3}})\n"
     paths: list[str] = []
     for heads in (2, 4):
@@ -102,31 +103,31 @@ def test_modules_of_the_same_name_in_two_folders_do_not_mix(tmp_path: Path, pack
             FROM_PACKAGE + f"CONFIG = Config().change(model={{'num_heads': {heads}}})\n",
         )
         paths.append(write(folder / "mine.py", text))
-    found = [load_config(path) for path in (*paths, paths[0])]
-    assert [config.model.num_heads for config in found] == [2, 4, 2]
-    assert [config.train.seed for config in found] == [3, 3, 3]
-    # The shipped base is still the shipped one.
+    configs = [load_config(path) for path in (*paths, paths[0])]
+    assert [config.model.num_heads for config in configs] == [2, 4, 2]
+    assert [config.train.seed for config in configs] == [3, 3, 3]
+    # The shipped files still import the shipped base.
     assert load_config("table3:base") == Config()
 
 
 @pytest.mark.parametrize(("last_line", "helper"), [(HEADS, "first"), ("1 / 0\n", "second")])
-def test_reading_a_config_leaves_no_trace_in_the_process(
+def test_loading_a_config_changes_no_modules_and_no_import_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_line: str, helper: str
 ) -> None:
-    write(tmp_path / "configs" / "parts.py", "")
+    write(tmp_path / "configs" / "values.py", "")
     write(tmp_path / "configs" / f"{helper}_helper.py", "")
     path = write(
         tmp_path / "configs" / "mine.py",
-        FROM_BASE + f"import configs.parts\nimport {helper}_helper\n" + last_line,
+        FROM_BASE + f"import configs.values\nimport {helper}_helper\n" + last_line,
     )
     earlier = ModuleType("configs")
     monkeypatch.setitem(sys.modules, "configs", earlier)
-    modules, places = dict(sys.modules), list(sys.path)
+    modules, path_entries = dict(sys.modules), list(sys.path)
     if last_line == HEADS:
         assert load_config(path) == FOUR_HEADS
     else:
         mistake(path)
-    assert sys.path == places
+    assert sys.path == path_entries
     assert sys.modules["configs"] is earlier
     assert dict(sys.modules) == modules
 
@@ -169,28 +170,28 @@ def test_reading_a_config_leaves_no_trace_in_the_process(
         ("raise SystemExit('enough')\n", 1, "enough"),
     ],
 )
-def test_a_mistake_in_a_file_is_told_with_its_line(
+def test_a_mistake_in_a_file_is_reported_with_its_line(
     tmp_path: Path, text: str, line: int, words: str
 ) -> None:
     path = write(tmp_path.resolve() / "mine.py", text)
-    told = mistake(path)
-    assert told.startswith(f"{path}, line {line}: ")
-    assert words in told
+    message = mistake(path)
+    assert message.startswith(f"{path}, line {line}: ")
+    assert words in message
 
 
-def test_a_mistake_in_a_helper_is_told_with_the_helpers_line(tmp_path: Path) -> None:
-    helper = write(tmp_path.resolve() / "configs" / "parts.py", "\n\n1 / 0\n")
-    path = write(tmp_path / "configs" / "mine.py", "import configs.parts\n")
+def test_a_mistake_in_a_helper_is_reported_with_the_helpers_line(tmp_path: Path) -> None:
+    helper = write(tmp_path.resolve() / "configs" / "helper.py", "\n\n1 / 0\n")
+    path = write(tmp_path / "configs" / "mine.py", "import configs.helper\n")
     assert mistake(path).startswith(f"{helper}, line 3: ZeroDivisionError")
 
 
-def test_a_mistake_in_a_file_beside_the_package_is_told_with_the_files_line(
+def test_a_mistake_in_a_file_next_to_the_package_is_reported_with_the_files_line(
     tmp_path: Path,
 ) -> None:
     clone = tmp_path.resolve() / "clone"
     clone.mkdir()
-    for part in (loading.PACKAGE, shipped_configs()):
-        (clone / part.name).symlink_to(part)
+    for folder in (loading.PACKAGE, shipped_configs()):
+        (clone / folder.name).symlink_to(folder)
     path = write(clone / "mine.py", FROM_BASE + "CONFIG = BASE.change(model={'num_haeds': 1})\n")
     code = "from transformer_jax.cli import main; raise SystemExit(main(['params', 'mine.py']))"
     ended = subprocess.run(
@@ -205,60 +206,61 @@ def test_a_mistake_in_a_file_beside_the_package_is_told_with_the_files_line(
     [
         ("", "defines neither CONFIG nor SWEEP"),
         ("config = 1\n", "defines neither CONFIG nor SWEEP"),
-        ("CONFIG = 3\n", "is no Config, but int"),
-        ("CONFIG = {'model': {}}\n", "is no Config, but dict"),
-        ("SWEEP = {'a': 3}\n", "is no Config, but int"),
-        (FROM_PACKAGE + "SWEEP = {'a': Row(None)}\n", "is no Config, but NoneType"),
-        # What is said of these is free, so long as it is one line of ours.
-        ("SWEEP = {}\n", ""),
-        ("SWEEP = [3]\n", ""),
-        (FROM_PACKAGE + "SWEEP = Config()\n", ""),
-        (FROM_PACKAGE + "SWEEP = {1: Config(), 2: Config()}\n", ""),
+        ("CONFIG = 3\n", "must be a Config, got int"),
+        ("CONFIG = {'model': {}}\n", "must be a Config, got dict"),
+        ("SWEEP = {'a': 3}\n", "must be a Config, got int"),
+        (FROM_PACKAGE + "SWEEP = {'a': Row(None)}\n", "must be a Config, got NoneType"),
+        ("SWEEP = {}\n", "SWEEP must be a dictionary"),
+        ("SWEEP = [3]\n", "SWEEP must be a dictionary"),
+        (FROM_PACKAGE + "SWEEP = Config()\n", "SWEEP must be a dictionary"),
+        (FROM_PACKAGE + "SWEEP = {1: Config(), 2: Config()}\n", "SWEEP must be a dictionary"),
         ("x = 'a\0b'\n", ""),
     ],
 )
-def test_a_file_that_defines_no_config_is_told_by_name(
+def test_a_file_that_defines_no_config_is_reported_by_name(
     tmp_path: Path, text: str, words: str
 ) -> None:
     path = write(tmp_path / "mine.py", text)
-    told = mistake(path)
-    assert path in told
-    assert words in told
+    message = mistake(path)
+    assert path in message
+    assert words in message
 
 
-def test_a_file_that_is_no_utf_8_is_told_by_name(tmp_path: Path) -> None:
+def test_a_file_that_is_not_utf_8_is_reported_by_name(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_bytes(b"CONFIG = '\xff'\n")
     assert str(path) in mistake(str(path))
 
 
 @pytest.mark.parametrize(
-    ("spec", "proposed"),
+    ("spec", "suggestion"),
     [("tinny", "tiny"), ("configs/tabel3.py", "table3"), ("tabel3:A1", "table3"), ("bas", "base")],
 )
-def test_a_missing_file_is_told_with_the_nearest_shipped_one(
-    spec: str, proposed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_file_is_reported_with_the_closest_shipped_one(
+    spec: str, suggestion: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = mistake(spec)
-    assert told.startswith(f"no config file {spec.removesuffix(':A1')}; did you mean '{proposed}'?")
-    assert all(name in told for name in SHIPPED)
+    message = mistake(spec)
+    assert message.startswith(
+        f"no config file {spec.removesuffix(':A1')}; did you mean '{suggestion}'?"
+    )
+    assert all(name in message for name in SHIPPED)
 
 
 @pytest.mark.parametrize("spec", ["zzzzzz", "", ":", ".", "..", "/", "a" * 300])
-def test_what_is_no_file_at_all_is_told_in_one_line(
+def test_a_name_that_cannot_be_a_file_is_reported_in_one_line(
     spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert mistake(spec).startswith("no config file ")
 
 
-def test_a_file_that_is_no_python_is_told_by_name(tmp_path: Path) -> None:
+def test_a_file_that_is_not_python_is_reported_by_name(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.yaml", "{}")
-    assert mistake(path) == f"{path} is no Python file"
+    assert mistake(path) == f"{path} is not a Python file"
 
 
-def test_a_missing_row_is_told_with_the_nearest(tmp_path: Path) -> None:
+def test_a_missing_row_is_reported_with_the_closest_one(tmp_path: Path) -> None:
     assert mistake("table3:A11") == "table3 has no row 'A11'; did you mean 'A1'?"
     path = write(tmp_path / "mine.py", FROM_BASE + HEADS)
     assert mistake(f"{path}:A1") == f"{path} has no row 'A1'"
@@ -266,9 +268,11 @@ def test_a_missing_row_is_told_with_the_nearest(tmp_path: Path) -> None:
         load_rows("table3:A11")
 
 
-def test_a_sweep_without_a_row_is_told_with_its_rows() -> None:
-    told = mistake("heads")
-    assert told == "heads has 5 rows; name one: heads:base (there are base, A1, A2, A3, A4)"
+def test_a_sweep_without_the_name_of_a_row_is_reported_with_its_rows() -> None:
+    assert (
+        mistake("heads")
+        == "heads has 5 rows; name one: heads:base (there are base, A1, A2, A3, A4)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,5 +286,16 @@ def test_a_sweep_without_a_row_is_told_with_its_rows() -> None:
         ("C:/x.py", "x"),
     ],
 )
-def test_the_name_of_a_run_tells_its_config(spec: str, name: str) -> None:
+def test_the_default_name_of_a_run_is_that_of_its_config(spec: str, name: str) -> None:
     assert run_name(spec) == name
+
+
+def test_a_stored_config_is_read_from_json_and_not_executed(tmp_path: Path) -> None:
+    stored = json.dumps(FOUR_HEADS.to_dict())
+    path = write(tmp_path / "config.json", stored)
+    assert load_config(path) == FOUR_HEADS
+    assert list(load_rows(path)) == [""]
+    assert mistake(f"{path}:A1") == f"{path} has one config, and no row 'A1'"
+    for text in ("", "{", "[]", "[" * 10**5, '{"model": {"num_haeds": 1}}', "CONFIG = 1"):
+        write(tmp_path / "config.json", text)
+        assert mistake(path).startswith(f"{path} is not a config: ")

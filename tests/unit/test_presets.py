@@ -1,4 +1,4 @@
-"""Recipes against what their authors' code says, each by its difference from the paper's."""
+"""The presets are the recipes of their authors' code, as differences from the paper."""
 
 import math
 from typing import Any
@@ -36,7 +36,7 @@ EXPECTED: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def test_every_recipe_differs_from_the_papers_in_this_and_in_nothing_else() -> None:
+def test_every_preset_differs_from_the_paper_exactly_as_its_authors_code() -> None:
     base = Config().to_dict()
     differences = {
         name: {
@@ -51,18 +51,17 @@ def test_every_recipe_differs_from_the_papers_in_this_and_in_nothing_else() -> N
 
 def rate(name: str, step: int) -> float:
     train, d_model = PRESETS[name].config.train, PRESETS[name].config.model.d_model
-    warmup_steps, factor = train.warmup_steps, train.learning_rate_scale
-    rates = learning_rate(step, d_model=d_model, warmup_steps=warmup_steps, scale=factor)
-    return float(rates)
+    warmup_steps, scale = train.warmup_steps, train.learning_rate_scale
+    return float(learning_rate(step, d_model=d_model, warmup_steps=warmup_steps, scale=scale))
 
 
 @pytest.mark.parametrize("step", [10, 1000, 8000, 50_000])
-def test_rates_are_those_of_the_authors_own_schedules(step: int) -> None:
-    """At our step, which counts from 1."""
-    # Tensor2Tensor's "legacy noam": a constant of 5000, units of 0.002, and its learning_rate.
+def test_the_learning_rate_follows_the_authors_own_schedules(step: int) -> None:
+    """Steps count from 1, as in the paper."""
+    # Tensor2Tensor's "legacy noam": 0.002 x 5000 x its learning_rate constant x the decay.
     for name, constant, warmup in (("t2t_v1", 0.1, 4000), ("t2t_v2", 0.2, 8000)):
         decay = 5000.0 * 512**-0.5 * min(step * warmup**-1.5, step**-0.5)
         assert rate(name, step) == pytest.approx(0.002 * constant * decay, rel=1e-5)
-    # Flax's: up to 0.002 in 1,000 steps, then down by the root.
-    theirs = 0.002 * (step / 1000 if step <= 1000 else math.sqrt(1000 / step))
-    assert rate("flax_wmt", step) == pytest.approx(theirs, rel=1e-5)
+    # Flax: linearly to 0.002 in 1,000 steps, then down with the square root.
+    expected = 0.002 * (step / 1000 if step <= 1000 else math.sqrt(1000 / step))
+    assert rate("flax_wmt", step) == pytest.approx(expected, rel=1e-5)

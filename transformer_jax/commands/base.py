@@ -1,24 +1,22 @@
-"""What all verbs are: dataclasses of their arguments, with a method `run`.
+"""The base classes of commands: frozen dataclasses of their arguments, with a method `run`.
 
-JAX is imported inside the methods, so that help and mistakes come at once.
+The docstrings of the fields are the text of `--help`. A command imports JAX inside `run`, so that
+help and mistakes are printed without delay.
 """
 
 import abc
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from tyro.conf import Positional, arg
 
-from transformer_jax.config import (
-    Config,
-    DataConfig,
-    DecodeConfig,
-    ModelConfig,
-    Row,
-    TrainConfig,
-    loading,
-)
+from transformer_jax.config import Config, Row, loading
 from transformer_jax.console import shell_command
+from transformer_jax.sweeps.rows import with_sections
+
+if TYPE_CHECKING:
+    from transformer_jax.runs.run_directory import RunDirectory
 
 ConfigArgument = Positional[
     Annotated[str, arg(metavar="CONFIG", help_behavior_hint="(required, and first)")]
@@ -28,49 +26,75 @@ RunArgument = Positional[Annotated[str, arg(metavar="RUN", help_behavior_hint="(
 
 @dataclass(frozen=True)
 class ConfigCommand(abc.ABC):
-    """Base of the verbs that have the sections of a config as options."""
+    """Base of the commands that start from a config and have each of its fields as an option."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    data_from: Annotated[str | None, arg(metavar="CONFIG")] = None
+    """Take the section data from this config, except for the fields in
+    which a row of a sweep differs from the first row."""
+    train_from: Annotated[str | None, arg(metavar="CONFIG")] = None
+    """Take the section train from this config in the same way. A row that
+    trains longer than the first row keeps the ratio of their steps."""
+    decode_from: Annotated[str | None, arg(metavar="CONFIG")] = None
+    """Take the section decode from this config in the same way."""
+    config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
     argument_name: ClassVar[str] = "a config"
 
-    @classmethod
-    def parse_configs(cls, arguments: list[str]) -> tuple[dict[str, Row], list[str]]:
-        """Return the experiments that the first arguments name, and the arguments left to read."""
-        return cls.load_rows(arguments[0]), arguments
+    @abc.abstractmethod
+    def load_rows(self) -> dict[str, Row]:
+        """Return the experiments by row name, without the options that change single fields.
 
-    @classmethod
-    def load_rows(cls, spec: str) -> dict[str, Row]:
-        """Return the experiments that the verb's subject names."""
-        return {"": Row(loading.load_config(spec))}
+        A command on a single experiment names it "".
+
+        Raises:
+            ConfigError: a config does not exist or is invalid.
+        """
 
     @abc.abstractmethod
     def run(self, rows: dict[str, Row]) -> None:
-        """Do what the verb does with these experiments: one, "", but for a sweep."""
+        """Run the command on the rows that `load_rows` returned, with all options applied."""
 
-    def with_config(self, config: Config) -> Self:
-        """Return the same with another config's fields."""
-        return replace(
-            self, model=config.model, data=config.data, train=config.train, decode=config.decode
-        )
+    def load_row(self, spec: str) -> Row:
+        """Return the experiment that FILE or FILE:ROW names, with `with_sections` applied.
+
+        Raises:
+            ConfigError: a config does not exist or is invalid.
+        """
+        row = loading.load_row(spec)
+        path, name = loading.split_spec(spec)
+        # The first row of a sweep defines what distinguishes this one.
+        first = row if name is None else next(iter(loading.load_rows(path).values()))
+        return self.with_sections({"first": first, "": row})[""]
+
+    def with_sections(self, rows: Mapping[str, Row]) -> dict[str, Row]:
+        """Return the rows with the sections that options take from other configs.
+
+        Raises:
+            ConfigError: a config does not exist, or a row breaks a rule with its new sections.
+        """
+        specs = {"data": self.data_from, "train": self.train_from, "decode": self.decode_from}
+        sections = {key: loading.load_config(spec) for key, spec in specs.items() if spec}
+        return with_sections(rows, sections)
 
 
 @dataclass(frozen=True)
 class PathCommand(abc.ABC):
-    """Base of the verbs that take a folder as it is."""
+    """Base of the commands on runs and sweeps that exist, whose configs no option changes."""
 
     argument_name: ClassVar[str] = "a run"
 
     @abc.abstractmethod
     def run(self) -> None:
-        """Do what the verb does."""
+        """Run the command."""
 
 
-def translate_command(folder: Any, option: str) -> str:
-    """Return a command to try a run with: on words that it knows, where we know such words."""
-    translate = f"{shell_command('translate', folder.path)}{option}"
-    is_embedded = folder.config.data.corpus == "number_words"
-    return f"echo 'forty-two' | {translate}" if is_embedded else f"{translate} < FILE"
+def translate_command(run: "RunDirectory", option: str) -> str:
+    """Return a command that translates with a run; its input is an example if the corpus has one.
+
+    Args:
+        run: the run.
+        option: an option to add, with a space in front, or "".
+    """
+    translate = f"{shell_command('translate', run.path)}{option}"
+    is_number_words = run.config.data.corpus == "number_words"
+    return f"echo 'forty-two' | {translate}" if is_number_words else f"{translate} < FILE"

@@ -1,168 +1,189 @@
-"""What a trained run is for: `evaluate`, `translate`."""
+"""Commands that use a trained run: `evaluate` and `translate`."""
 
 import codecs
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
 from transformer_jax.commands.base import PathCommand, RunArgument, translate_command
-from transformer_jax.console import (
-    escape_control_characters,
-    print_comparison,
-    print_scores,
-    progress_bar,
-    stderr,
-    stdout,
-)
+from transformer_jax.commands.tables import print_comparison, print_evaluation
+from transformer_jax.console import escape_control_characters, progress_bar, stderr, stdout
 from transformer_jax.errors import DataError, StorageError, UsageError
+
+if TYPE_CHECKING:
+    from transformer_jax.inference.evaluate import Evaluation
+    from transformer_jax.inference.significance import Comparison
+    from transformer_jax.inference.trained_run import Run
+
+# Lines that `translate` translates before it prints their translations.
+CHUNK_LINES = 1024
 
 
 @dataclass(frozen=True)
 class RunCommand(PathCommand):
-    """Base of the verbs that take a trained run as it is."""
+    """Base of the commands that use a trained run."""
 
     run_folder: RunArgument
-    """A run's folder."""
+    """The folder of a run."""
     average_checkpoints: int | None = None
-    """Mean of the last so many scheduled checkpoints; 1 is the newest by itself. The run's own
-    decode.average_checkpoints where it is not said."""
+    """Average the parameters of the last N scheduled checkpoints. 1 is the
+    latest alone. Default: the run's decode.average_checkpoints."""
     step: int | None = None
-    """Of the checkpoint, or of the last one of a mean; the newest where it is not said."""
+    """The step of the checkpoint, or of the last checkpoint of an average.
+    Default: the latest."""
     beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
-    """The run's own decode.beam_size where it is not said; 1 is greedy search."""
+    """Number of hypotheses in the beam. 1 is greedy search. Default: the
+    run's decode.beam_size."""
 
-    def load(self, path: Path | None = None) -> Any:
-        """Return the run, or another with the same options."""
+    def load(self, path: Path | None = None) -> "Run":
+        """Return the run, or the run at `path`, with the checkpoints that the options select."""
         from transformer_jax.runs.run_directory import RunDirectory
 
         if self.average_checkpoints is not None and self.average_checkpoints < 1:
             raise UsageError(
                 f"--average-checkpoints must be positive, got {self.average_checkpoints}"
             )
-        # Before JAX is there: whoever mistook the path hears of it at once.
-        folder = RunDirectory.open(path or Path(self.run_folder))
+        # Open the run before the import of JAX, so that a wrong path is reported without delay.
+        run = RunDirectory.open(path or Path(self.run_folder))
         from transformer_jax.inference.trained_run import load
 
-        return load(folder.path, average_checkpoints=self.average_checkpoints, step=self.step)
+        return load(run.path, average_checkpoints=self.average_checkpoints, step=self.step)
 
     @property
-    def which(self) -> str:
-        """The options that say which checkpoints are meant, as they were given."""
-        given = {"--average-checkpoints": self.average_checkpoints, "--step": self.step}
-        return "".join(f" {key} {value}" for key, value in given.items() if value is not None)
+    def checkpoint_options(self) -> str:
+        """The given options that select checkpoints, as shell words."""
+        options = {"--average-checkpoints": self.average_checkpoints, "--step": self.step}
+        return "".join(f" {key} {value}" for key, value in options.items() if value is not None)
 
     @property
-    def decode(self) -> dict[str, Any]:
-        """The fields of the run's `DecodeConfig` that the command line changes."""
+    def decode_changes(self) -> dict[str, Any]:
+        """The fields of the run's `DecodeConfig` that options change."""
         return {} if self.beam_size is None else {"beam_size": self.beam_size}
 
 
 @dataclass(frozen=True)
 class Evaluate(RunCommand):
-    """Translate and score a run's test set; scores and translations are kept in the run."""
+    """Translate a run's test set and score the translations; store both in the run."""
 
     split: Literal["test", "dev"] = "test"
-    """Which sentences."""
+    """The set to translate."""
     per_checkpoint: FlagCreatePairsOff[bool] = False
-    """Score each checkpoint of the average by itself too."""
+    """Also score each checkpoint of the average alone."""
     baseline: Path | None = None
-    """Another run, the baseline, with which this one is compared by paired bootstrap. Options hold
-    for both; what is not said is each run's own."""
+    """Compare with this run by paired bootstrap. Options apply to both
+    runs; for the rest, each run uses its own config."""
     json: FlagCreatePairsOff[bool] = False
-    """Print the scores as one JSON object."""
+    """Print the scores as a JSON object."""
 
     def run(self) -> None:
-        from transformer_jax.runs.run_directory import RunDirectory
-
-        # Told before JAX is there, as is a mistake in the run's own path.
         if self.baseline is not None:
+            from transformer_jax.runs.run_directory import RunDirectory
+
+            # Report a wrong path before the import of JAX.
             RunDirectory.open(self.baseline)
         run = self.load()
-        other = None if self.baseline is None else self.load(self.baseline)
         if self.per_checkpoint and run.average_checkpoints == 1:
             raise UsageError(
-                "--per-checkpoint is for a mean of checkpoints: say --average-checkpoints 2, or more"
+                "--per-checkpoint is for a mean of checkpoints: say --average-checkpoints 2 or more"
             )
-        from transformer_jax.data.corpora import bleu_tokenizer
         from transformer_jax.inference import significance
-        from transformer_jax.inference.evaluate import evaluate
         from transformer_jax.inference.evaluation_files import save_evaluation
 
-        compared: list[Any] = []
-        hypotheses: list[str] = []
-        against: dict[str, Any] = {}
-        with progress_bar() as progress:
-            if other is not None:
-                significance.check_comparable(run, other, self.split, progress)
-            evaluation = evaluate(
-                run, self.split, self.decode, per_checkpoint=self.per_checkpoint, progress=progress
-            )
-            if other is not None:
-                theirs = evaluate(other, self.split, self.decode, progress=progress)
-                compared = significance.compare(evaluation, theirs, bleu_tokenizer(run.config.data))
-                against = significance.describe(other, theirs, compared)
-                hypotheses = theirs.hypotheses
+        baseline = None if self.baseline is None else self.load(self.baseline)
+        evaluation, baseline_evaluation, comparisons = self._evaluate(run, baseline)
+        description: dict[str, Any] | None = None
+        if baseline is not None and baseline_evaluation is not None:
+            description = significance.describe(baseline, baseline_evaluation, comparisons)
         if self.json:
-            stdout.print(json.dumps(evaluation.result | ({"baseline": against} if against else {})))
+            baseline_result = {} if description is None else {"baseline": description}
+            stdout.print(json.dumps({**evaluation.result, **baseline_result}))
         else:
-            print_scores(evaluation)
-            print_comparison(compared, self.run_folder, str(self.baseline))
+            print_evaluation(evaluation)
+            if comparisons:
+                print_comparison(comparisons, self.run_folder, str(self.baseline))
             for source, hypothesis in list(zip(*evaluation[1:3], strict=True))[:3]:
                 stdout.print(f"  {source}\n  -> {hypothesis}\n")
         try:
             folder = save_evaluation(run, evaluation)
-            if against:
-                significance.save_comparison(folder, against, hypotheses)
-            stderr.print(f"kept in {folder}")
+            if description is not None and baseline_evaluation is not None:
+                significance.save_comparison(folder, description, baseline_evaluation.hypotheses)
+            stderr.print(f"stored in {folder}")
         except StorageError as error:
             stderr.print(f"note: {error}")
         if not self.json:
-            stdout.print(f"next: {translate_command(run.folder, self.which)}")
+            stdout.print(f"next: {translate_command(run.folder, self.checkpoint_options)}")
+
+    def _evaluate(
+        self, run: "Run", baseline: "Run | None"
+    ) -> tuple["Evaluation", "Evaluation | None", "list[Comparison]"]:
+        """Evaluate a run, and compare it with a baseline if there is one."""
+        from transformer_jax.data.corpora import bleu_tokenizer
+        from transformer_jax.inference import significance
+        from transformer_jax.inference.evaluate import evaluate
+
+        changes = self.decode_changes
+        with progress_bar() as progress:
+            if baseline is not None:
+                significance.check_comparable(run, baseline, self.split, progress)
+            evaluation = evaluate(
+                run, self.split, changes, per_checkpoint=self.per_checkpoint, progress=progress
+            )
+            if baseline is None:
+                return evaluation, None, []
+            other = evaluate(baseline, self.split, changes, progress=progress)
+            tokenizer = bleu_tokenizer(run.config.data)
+            return evaluation, other, significance.compare(evaluation, other, tokenizer)
 
 
 @dataclass(frozen=True)
 class Translate(RunCommand):
-    """Translate standard input, line by line: one line out for each line in, in order."""
+    """Translate standard input line by line: one line out for each line in, in order."""
 
     n_best: int | None = None
-    """Print so many translations of each line as LINE NUMBER, SCORE, TEXT, parted by tabs."""
+    """Print the N best translations of each line as LINE NUMBER, SCORE,
+    TEXT, separated by tabs."""
     truncate: FlagCreatePairsOff[bool] = False
-    """Read the beginning of a line that is too long, in place of an error."""
+    """Truncate a line that is too long instead of raising an error."""
 
     def run(self) -> None:
         run = self.load()
         if sys.stdin.isatty():
-            stderr.print("lines to translate, then Ctrl-D:")
-        lines = _read_lines(sys.stdin.buffer.read())
-        # Told before the first translation is printed, not in the middle.
-        run.translator(**self.decode).encode(lines, truncate=self.truncate)
-        num_best = 1 if self.n_best is None else self.n_best
-        out = sys.stdout.buffer
-        for start in range(0, len(lines), 1024):
-            chunk = lines[start : start + 1024]
-            best = run.translate_best(chunk, num_best, truncate=self.truncate, **self.decode)
-            for number, hypotheses in enumerate(best, start=start + 1):
-                for text, score in hypotheses:
-                    ranked = f"{number}\t{score:.4f}\t{text}\n"
-                    line = f"{text}\n" if self.n_best is None else ranked
-                    out.write(
-                        (escape_control_characters(line) if sys.stdout.isatty() else line).encode()
-                    )
-            out.flush()
+            stderr.print("enter lines to translate, then Ctrl-D:")
+        lines = _decode_lines(sys.stdin.buffer.read())
+        # Check all lines first, so that an error is raised before any translation is printed.
+        run.translator(**self.decode_changes).encode(lines, truncate=self.truncate)
+        for start in range(0, len(lines), CHUNK_LINES):
+            for line in self._translations(run, lines[start : start + CHUNK_LINES], start + 1):
+                text = escape_control_characters(line) if sys.stdout.isatty() else line
+                sys.stdout.buffer.write(f"{text}\n".encode())
+            sys.stdout.buffer.flush()
+
+    def _translations(self, run: "Run", lines: list[str], first_number: int) -> Iterator[str]:
+        """Yield the lines to print for these lines of the input."""
+        count = 1 if self.n_best is None else self.n_best
+        best = run.translate_best(lines, count, truncate=self.truncate, **self.decode_changes)
+        for number, hypotheses in enumerate(best, start=first_number):
+            for text, score in hypotheses:
+                yield text if self.n_best is None else f"{number}\t{score:.4f}\t{text}"
 
 
-def _read_lines(data: bytes) -> list[str]:
-    """Return the lines of UTF-8 text; only a newline ends one, and the last needs none.
+def _decode_lines(data: bytes) -> list[str]:
+    r"""Return the lines of UTF-8 text, split at "\n"; the last line may lack its "\n".
 
-    As in files to train on, a byte-order mark at the beginning is no text.
+    A byte-order mark at the beginning and a "\r" at the end of a line are removed, as in the files
+    of a corpus.
+
+    Raises:
+        DataError: a line is not UTF-8.
     """
     data = data.removeprefix(codecs.BOM_UTF8)
     lines = data.removesuffix(b"\n").split(b"\n") if data else []
-    decoded = []
+    decoded: list[str] = []
     for number, line in enumerate(lines, start=1):
         try:
             decoded.append(line.removesuffix(b"\r").decode())

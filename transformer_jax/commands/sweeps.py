@@ -1,63 +1,24 @@
 """Commands for ablations: `sweep`, `status`, `report`."""
 
-import contextlib
-import io
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from transformer_jax.commands.base import ConfigArgument, ConfigCommand, PathCommand
+from transformer_jax.commands.base import ConfigCommand, PathCommand
+from transformer_jax.commands.tables import format_duration, print_results, print_statuses
 from transformer_jax.config import Row, loading
-from transformer_jax.console import (
-    format_duration,
-    print_results,
-    print_states,
-    progress_bar,
-    shell_command,
-    stderr,
-    stdout,
-)
+from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.errors import SweepFailedError, UsageError
 from transformer_jax.sweeps.resources import Resources
-from transformer_jax.sweeps.rows import Scale, scale_rows, with_sections
+from transformer_jax.sweeps.rows import Scale, scale_rows
 
 if TYPE_CHECKING:
     from transformer_jax.sweeps import plan
     from transformer_jax.sweeps.status import RunStatus
-
-ConfigOption = Annotated[str | None, arg(metavar="CONFIG")]
-
-
-@dataclass(frozen=True)
-class RowOptions:
-    """Options that change all rows before the options of config fields apply."""
-
-    data_from: ConfigOption = None
-    """Take the section data from this config, except for the fields in
-    which a row differs from the first row."""
-    train_from: ConfigOption = None
-    """Take the section train from this config in the same way. A row that
-    trains longer than the first row keeps the ratio of their steps."""
-    decode_from: ConfigOption = None
-    """Take the section decode from this config in the same way."""
-    scale: Scale = "full"
-    """Divide the width and depth of all models: half by 2 and 1, small by
-    4 and 2, tiny by 8 and 2."""
-
-    def apply(self, rows: Mapping[str, Row]) -> dict[str, Row]:
-        """Return the changed rows.
-
-        Raises:
-            ConfigError: a config cannot be loaded, or a changed row is invalid.
-        """
-        specs = {"data": self.data_from, "train": self.train_from, "decode": self.decode_from}
-        sections = {name: loading.load_config(spec) for name, spec in specs.items() if spec}
-        return scale_rows(with_sections(rows, sections), self.scale)
 
 
 @dataclass(frozen=True)
@@ -67,11 +28,17 @@ class Sweep(ConfigCommand):
     Finished runs are not repeated: the same command resumes an interrupted sweep.
     """
 
-    file: ConfigArgument = ""
+    files: Positional[
+        Annotated[
+            tuple[str, ...], arg(metavar="CONFIG...", help_behavior_hint="(required, and first)")
+        ]
+    ] = ()
     """Config files, FILE:ROW, or names of shipped configs such as table3.
     The sweep has the rows of all of them; a report compares the rows with
     the first one."""
-    row_options: Annotated[RowOptions, arg(name="")] = field(default_factory=RowOptions)
+    scale: Scale = "full"
+    """Divide the width and depth of all models: half by 2 and 1, small by
+    4 and 2, tiny by 8 and 2."""
     rows: tuple[str, ...] = ()
     """Train only these rows, and the first row."""
     seeds: int = 3
@@ -94,24 +61,20 @@ class Sweep(ConfigCommand):
     retry_failed: FlagCreatePairsOff[bool] = False
     """Train failed runs again."""
 
-    @classmethod
-    def parse_configs(cls, arguments: list[str]) -> tuple[dict[str, Row], list[str]]:
-        """Return the changed rows of all config files, and the arguments with one file only.
+    def load_rows(self) -> dict[str, Row]:
+        """Return the rows of all config files, with their new sections and scale.
 
         Raises:
             ConfigError: a config cannot be loaded, or a changed row is invalid.
             UsageError: two files have different rows with the same name.
         """
-        is_option = [argument.startswith("-") for argument in arguments]
-        num_specs = (*is_option, True).index(True)
-        specs, options = arguments[:num_specs], arguments[num_specs:]
         rows: dict[str, Row] = {}
-        for spec in specs:
+        for spec in self.files:
             for key, row in loading.load_rows(spec).items():
                 name = key or loading.run_name(spec)
                 if rows.setdefault(name, row) != row:
                     raise UsageError(f"{spec} and an earlier file have different rows {name!r}")
-        return _parse_row_options(options).apply(rows), [specs[0], *options]
+        return scale_rows(self.with_sections(rows), self.scale)
 
     def run(self, rows: dict[str, Row]) -> None:
         """Plan the sweep; then print what it needs, train it here, or submit it.
@@ -125,7 +88,7 @@ class Sweep(ConfigCommand):
         # The comparison is also false for NaN.
         if not self.step_timeout > 0:
             raise UsageError(f"--step-timeout must be positive, got {self.step_timeout}")
-        folder = self.out or Path("sweeps") / loading.run_name(self.file)
+        folder = self.out or Path("sweeps") / loading.run_name(self.files[0])
         sweep = plan_sweep(folder, rows, self.seeds, only=self.rows or None)
         if self.launcher == "slurm":
             if self.devices is not None:
@@ -161,7 +124,7 @@ class Sweep(ConfigCommand):
             retry_failed=self.retry_failed,
             step_timeout=self.step_timeout,
         )
-        print_states(statuses)
+        print_statuses(statuses)
         _raise_if_failed(statuses)
 
     def _submit(self, sweep: "plan.Sweep") -> None:
@@ -194,20 +157,6 @@ class Sweep(ConfigCommand):
             Status(str(sweep.path)).run()
 
 
-def _parse_row_options(arguments: list[str]) -> RowOptions:
-    """Return the row options among other options of `sweep`.
-
-    They define the defaults of the other options, so they are parsed first, alone. Invalid
-    arguments give the defaults here, because parsing all options will report them.
-    """
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            options, _ = tyro.cli(RowOptions, args=arguments, return_unknown_args=True)
-    except SystemExit:
-        return RowOptions()
-    return options
-
-
 @dataclass(frozen=True)
 class Status(PathCommand):
     """Show the status of each run of a sweep, from its files alone."""
@@ -227,7 +176,7 @@ class Status(PathCommand):
         from transformer_jax.sweeps.status import read_status
 
         statuses = [read_status(run) for run in Sweep.open(Path(self.sweep_folder)).runs]
-        print_states(statuses)
+        print_statuses(statuses)
         _raise_if_failed(statuses)
 
 

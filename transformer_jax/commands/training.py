@@ -32,6 +32,10 @@ class Prepare(ConfigCommand):
     file: ConfigArgument = ""
     """A config file, FILE:ROW of a sweep, or the name of a shipped config, such as tiny."""
 
+    def load_rows(self) -> dict[str, Row]:
+        """Return the experiment that the config describes."""
+        return {"": self.load_row(self.file)}
+
     def run(self, rows: dict[str, Row]) -> None:
         """Prepare the text and print its statistics."""
         from transformer_jax.data.prepare import prepare
@@ -129,6 +133,10 @@ class Train(TrainingCommand):
         """The run's folder, which may not exist yet."""
         return self.out or Path("runs") / loading.run_name(self.file)
 
+    def load_rows(self) -> dict[str, Row]:
+        """Return the experiment that the config describes."""
+        return {"": self.load_row(self.file)}
+
     def run(self, rows: dict[str, Row]) -> None:
         """Create the run and train it."""
         from transformer_jax.runs.run_directory import RunDirectory, check_available
@@ -168,12 +176,11 @@ class Resume(TrainingCommand):
         """The run's folder."""
         return Path(self.run_folder)
 
-    @classmethod
-    def load_rows(cls, spec: str) -> dict[str, Row]:
-        """Return the config of the run with this folder."""
+    def load_rows(self) -> dict[str, Row]:
+        """Return the config of the run."""
         from transformer_jax.runs.run_directory import RunDirectory
 
-        return {"": Row(RunDirectory.open(Path(spec)).config)}
+        return self.with_sections({"": Row(RunDirectory.open(self.path).config)})
 
     def run(self, rows: dict[str, Row]) -> None:
         """Train the run with the given config, if that is still the same experiment."""

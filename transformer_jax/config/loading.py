@@ -1,37 +1,46 @@
-"""Find a config by path or name, and read it: `configs/table3.py:A1`, or `table3:A1`.
+"""Find a config file by path or name, and read it: `configs/table3.py:A1`, or `table3:A1`.
 
-A config file is the user's own Python: it is executed. What is stored never is: it is JSON, as a
-sweep keeps for each of its runs.
+A config file is the user's own Python code and is executed. Stored configs, such as those of the
+runs of a sweep, are JSON and are not executed.
 """
 
-import importlib.util
 import json
 import os
 import re
+import runpy
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 
+from transformer_jax.config import schema
 from transformer_jax.config.schema import Config, Row
-from transformer_jax.config.validation import ConfigError, did_you_mean
+from transformer_jax.config.validation import ConfigError, did_you_mean, field_names
 
 PACKAGE = Path(__file__).parents[1]
 
 
 def shipped_configs() -> Path:
-    """Return the folder of the configs that came with the package, or that lie beside it."""
+    """Return the folder of the shipped configs: in the installed package, or next to its source."""
     installed = PACKAGE / "shipped" / "configs"
     return installed if installed.is_dir() else PACKAGE.parent / "configs"
 
 
 def load_config(spec: str) -> Config:
-    """Return the one experiment that `spec` names: FILE, or FILE:ROW for a row of a sweep.
+    """Return the config that `spec` names: FILE, or FILE:ROW for a row of a sweep.
 
     Raises:
-        ConfigError: there is no such file or row, or it has a mistake.
+        ConfigError: the file or row does not exist or is invalid, or FILE has several rows.
+    """
+    return load_row(spec).config
+
+
+def load_row(spec: str) -> Row:
+    """Return the experiment that `spec` names, with the paper's results if the file has them.
+
+    Raises:
+        ConfigError: the file or row does not exist or is invalid, or FILE has several rows.
     """
     rows = load_rows(spec)
     if len(rows) > 1:
@@ -40,135 +49,145 @@ def load_config(spec: str) -> Config:
             f"(there are {', '.join(rows)})"
         )
     [row] = rows.values()
-    return row.config
+    return row
 
 
 def load_rows(spec: str) -> dict[str, Row]:
-    """Return all rows of a sweep by name, or the one experiment of a file under "".
+    """Return the rows of a sweep by name, or the single experiment of a file under the name "".
+
+    With FILE:ROW, only that row is returned.
 
     Raises:
-        ConfigError: as `load_config`.
+        ConfigError: the file or row does not exist or is invalid.
     """
-    path, only = _split(spec)
+    path, only = split_spec(spec)
     if path.endswith(".json"):
         if only is not None:
             raise ConfigError(f"{path} has one config, and no row {only!r}")
         return {"": Row(_read_json_config(resolve_path(path)))}
-    module = _execute(resolve_path(path))
-    if hasattr(module, "SWEEP"):
-        sweep = module.SWEEP
-        if not isinstance(sweep, dict) or not sweep or not all(isinstance(k, str) for k in sweep):
-            raise ConfigError(f"{path}: SWEEP must be a table of rows by name")
-        rows = {name: row if isinstance(row, Row) else Row(row) for name, row in sweep.items()}
-    elif hasattr(module, "CONFIG"):
-        rows = {"": Row(module.CONFIG)}
-    else:
-        raise ConfigError(f"{path} defines neither CONFIG nor SWEEP")
-    for name, row in rows.items():
-        if not isinstance(row.config, Config):
-            where = f"{path}:{name}" if name else path
-            raise ConfigError(f"{where} is no Config, but {type(row.config).__name__}")
-    if only is not None:
-        if only not in rows:
-            raise ConfigError(f"{path} has no row {only!r}{did_you_mean(only, rows)}")
-        rows = {only: rows[only]}
-    return rows
+    rows = _rows_of(_execute(resolve_path(path)), path)
+    if only is None:
+        return rows
+    if only not in rows:
+        raise ConfigError(f"{path} has no row {only!r}{did_you_mean(only, rows)}")
+    return {only: rows[only]}
+
+
+def split_spec(spec: str) -> tuple[str, str | None]:
+    """Split FILE:ROW. A colon that is part of the path, as in C:/x.py, does not split."""
+    path, colon, row = spec.rpartition(":")
+    if not colon or not row or "/" in row or "\\" in row:
+        return spec, None
+    return path, row
 
 
 def run_name(spec: str) -> str:
-    """Return the name of a run by its config: "table3-A1" for configs/table3.py:A1."""
-    path, row = _split(spec)
+    """Return the default name of a config's run: "table3-A1" for configs/table3.py:A1."""
+    path, row = split_spec(spec)
     return Path(path).stem + (f"-{row}" if row else "")
 
 
 def resolve_path(path: str) -> Path:
-    """Return the file of this path, or of this name among the shipped ones."""
-    given = Path(path)
+    """Return the shipped config file with the name `path`, or else the file at `path`.
+
+    Raises:
+        ConfigError: neither exists; the message suggests the closest shipped name.
+    """
     shipped = {file.stem: file for file in sorted(shipped_configs().glob("*.py"))}
     if path in shipped:
         return shipped[path]
-    if os.path.isfile(given):  # noqa: PTH113 - Path's raises where a name is too long to be one
-        return given
-    raise ConfigError(
-        f"no config file {path}{did_you_mean(given.stem, shipped)} (shipped: {', '.join(shipped)})"
-    )
+    if os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises if the name is too long
+        return Path(path)
+    hint = did_you_mean(Path(path).stem, shipped)
+    raise ConfigError(f"no config file {path}{hint} (shipped: {', '.join(shipped)})")
 
 
 def _read_json_config(path: Path) -> Config:
     try:
         return Config.from_dict(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{path} is no config: {error}") from error
+    except (ConfigError, OSError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not a config: {error}") from error
 
 
-def _split(spec: str) -> tuple[str, str | None]:
-    """Part FILE from ROW. A colon that belongs to the path, as in C:/x.py, stays."""
-    head, colon, row = spec.rpartition(":")
-    if not colon or not row or "/" in row or "\\" in row:
-        return spec, None
-    return head, row
+def _rows_of(names: Mapping[str, object], path: str) -> dict[str, Row]:
+    """Return the rows that the top-level names of a config file define."""
+    if "SWEEP" in names:
+        sweep = names["SWEEP"]
+        if not isinstance(sweep, dict) or not sweep or not all(isinstance(k, str) for k in sweep):
+            raise ConfigError(f"{path}: SWEEP must be a dictionary of rows by name")
+    elif "CONFIG" in names:
+        sweep = {"": names["CONFIG"]}
+    else:
+        raise ConfigError(f"{path} defines neither CONFIG nor SWEEP")
+    rows: dict[str, Row] = {}
+    for name, value in sweep.items():
+        config = value.config if isinstance(value, Row) else value
+        if not isinstance(config, Config):
+            place = f"{path}:{name}" if name else path
+            raise ConfigError(f"{place} must be a Config, got {type(config).__name__}")
+        rows[name] = value if isinstance(value, Row) else Row(config)
+    return rows
+
+
+def _execute(path: Path) -> dict[str, object]:
+    """Execute a config file and return its top-level names."""
+    if path.suffix != ".py":
+        raise ConfigError(f"{path} is not a Python file")
+    with _importable(path.resolve().parent):
+        try:
+            return runpy.run_path(str(path.resolve()))
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"{_error_location(path, error)}: {_error_message(error)}") from error
 
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Let a config file import `configs.x`, or x beside it: its own first, then the shipped ones.
+    """Let a config file import `configs.x`, or `x` from its folder, and undo all imports after.
 
-    What was imported is forgotten afterwards, so that the configs of two folders do not mix.
+    The files in `folder` take precedence over the shipped ones. Because the imports are undone,
+    modules with the same name in two folders do not mix.
     """
     path, modules = list(sys.path), dict(sys.modules)
     sys.path[:0] = [str(folder.parent), str(folder), str(shipped_configs().parent)]
-    for name in [name for name in modules if name.split(".")[0] == "configs"]:
+    for name in filter(_is_configs_module, modules):
         del sys.modules[name]
     try:
         yield
     finally:
         sys.path[:] = path
-        for name in [name for name in sys.modules if name not in modules]:
-            file = getattr(sys.modules[name], "__file__", None)
-            if name.split(".")[0] == "configs" or (
-                file and Path(file).parent in _import_roots(folder)
-            ):
+        for name in sys.modules.keys() - modules.keys():
+            file = getattr(sys.modules[name], "__file__", None) or ""
+            if _is_configs_module(name) or Path(file).parent in _import_roots(folder):
                 del sys.modules[name]
         sys.modules.update(modules)
 
 
+def _is_configs_module(name: str) -> bool:
+    return name.split(".")[0] == "configs"
+
+
 def _import_roots(folder: Path) -> set[Path]:
-    """Return where the configs lie that a file in `folder` may import."""
+    """Return the folders from which a config file in `folder` may import."""
     return {folder, folder / "configs", folder.parent / "configs", shipped_configs()}
 
 
-def _execute(path: Path) -> ModuleType:
-    specification = importlib.util.spec_from_file_location(f"_config_{path.stem}", path.resolve())
-    if specification is None or specification.loader is None:
-        raise ConfigError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(specification)
-    with _importable(path.resolve().parent):
-        try:
-            specification.loader.exec_module(module)
-        except (Exception, SystemExit) as error:
-            raise ConfigError(f"{_error_location(path, error)}: {_error_message(error)}") from error
-    return module
-
-
 def _error_location(path: Path, error: BaseException) -> str:
-    """Return the file and line of the user's that raised."""
+    """Return the file and line of the user's code that raised the error."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
-    homes = _import_roots(path.resolve().parent)
+    roots = _import_roots(path.resolve().parent)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).parent in homes]
+    own = [frame for frame in frames if Path(frame.filename).parent in roots]
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else str(path)
 
 
 def _error_message(error: BaseException) -> str:
-    """Return a one-line reason; an unknown field of a dataclass gets the nearest right name."""
-    from transformer_jax.config import schema
-
+    """Return the reason in one line; for an unknown field, suggest the closest name."""
     unknown = re.match(
         r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)
     )
     if unknown is not None and hasattr(schema, unknown[1]):
-        fields = getattr(schema, unknown[1]).__dataclass_fields__
+        fields = field_names(getattr(schema, unknown[1]))
         return f"unknown field {unknown[2]!r} of {unknown[1]}{did_you_mean(unknown[2], fields)}"
     text = " ".join(str(error).split())
     return text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}"

@@ -1,51 +1,59 @@
-"""What an experiment is: typed, frozen dataclasses whose defaults are the paper's base model.
+"""The schema of an experiment: frozen, typed dataclasses whose defaults are the paper's base model.
 
-An ablation is its difference from them (Table 3). This module imports no JAX, so a mistake in
-a config is told before any device starts. Nothing here executes data: a stored config is JSON.
+An ablation is its difference from these defaults (Table 3). The docstring of a field is its text
+in `--help`. This module does not import JAX, so an invalid config is reported before any device
+starts. A stored config is JSON, which never executes code.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from transformer_jax.config.validation import (
+    AtLeast,
+    Between,
     ConfigError,
     ConfigSection,
-    at_least,
+    Positive,
+    Probability,
     check_field_name,
     field_names,
-    integer_between,
-    positive,
-    probability,
 )
 
-# A translation may be this many pieces longer than its source (section 6.1).
+# The paper limits a translation to the length of its source plus 50 (section 6.1).
 MAX_EXTRA_LENGTH = 50
+# The number_words corpus uses each of its million numbers in at most one of its lines.
+MAX_NUMBER_WORDS_PAIRS = 500_000
+# Sentence pairs of the number_words corpus that the development and test sets hold out.
+HELD_OUT_PAIRS = 1500
 
 
 @dataclass(frozen=True)
 class ModelConfig(ConfigSection):
     """The architecture (section 3)."""
 
-    num_layers: int = 6
-    """Layers in the encoder, and as many in the decoder: the paper's N."""
-    d_model: int = 512
-    """Width of embeddings and of every sub-layer's output."""
-    d_ff: int = 2048
+    num_layers: Annotated[int, Between(1, 1000)] = 6
+    """Number of layers in the encoder and in the decoder: the paper's N."""
+    d_model: Annotated[int, Between(1, 1_000_000)] = 512
+    """Width of the embeddings and of the output of every sub-layer."""
+    d_ff: Annotated[int, Between(1, 1_000_000)] = 2048
     """Inner width of the feed-forward networks."""
-    num_heads: int = 8
-    """Attention heads: the paper's h."""
-    d_k: int = 64
-    """Width of queries and keys, per head."""
-    d_v: int = 64
-    """Width of values, per head."""
-    dropout: float = 0.1
-    """P_drop: on each sub-layer's output and on embeddings plus positions (section 5.4)."""
-    attention_dropout: float = 0.0
-    """On attention weights. Differs from the paper when above 0: it has none (later code has)."""
-    activation_dropout: float = 0.0
-    """Inside the feed-forward network. Differs from the paper when above 0."""
+    num_heads: Annotated[int, Between(1, 1_000_000)] = 8
+    """Number of attention heads: the paper's h."""
+    d_k: Annotated[int, Between(1, 1_000_000)] = 64
+    """Width of the queries and keys of each head."""
+    d_v: Annotated[int, Between(1, 1_000_000)] = 64
+    """Width of the values of each head."""
+    dropout: Annotated[float, Probability()] = 0.1
+    """The paper's P_drop: dropout of the output of each sub-layer, and of
+    the sums of embeddings and positions (section 5.4)."""
+    attention_dropout: Annotated[float, Probability()] = 0.0
+    """Dropout of the attention weights. Differs from the paper when above
+    0: the paper has none, but the authors' later code does."""
+    activation_dropout: Annotated[float, Probability()] = 0.0
+    """Dropout inside the feed-forward networks. Differs from the paper
+    when above 0."""
     positions: Literal[
         "sinusoidal",
         "concatenated_sinusoidal",
@@ -55,55 +63,59 @@ class ModelConfig(ConfigSection):
         "rotary",
         "relative",
     ] = "sinusoidal"
-    """How a token's place is told (section 3.5; learned is row E of Table 3). Differs from the
-    paper: concatenated_sinusoidal is Tensor2Tensor's, none shows the need; alibi, rotary and
+    """How positions are encoded (section 3.5). sinusoidal is the paper's
+    choice; learned is row E of Table 3. The others differ from the
+    paper: concatenated_sinusoidal puts all sines before all cosines, as
+    in Tensor2Tensor; none encodes no positions; alibi, rotary, and
     relative (Shaw et al.) act within self-attention."""
-    max_relative_position: int = 16
-    """relative: distances beyond this one count as this one: their k."""
+    max_relative_position: Annotated[int, Between(1, 1_000_000)] = 16
+    """relative: longer distances are clipped to this one (k of Shaw et
+    al.)."""
     attention_score: Literal["scaled_dot_product", "dot_product", "general", "additive"] = (
         "scaled_dot_product"
     )
-    """How queries and keys are compared (section 3.2.1). Differs from the paper: dot_product does
-    not scale; general is Luong's q^T W k, additive Bahdanau's v^T tanh(q + k)."""
+    """How queries are compared with keys (section 3.2.1). All but
+    scaled_dot_product differ from the paper: dot_product does not
+    scale; general is q^T W k (Luong et al.); additive is v^T tanh(q +
+    k) (Bahdanau et al.)."""
     attention_implementation: Literal["full", "blockwise", "cudnn"] = "full"
-    """How attention is computed. full holds all weights at once. blockwise needs less memory, and
-    less time for sequences of 1,000 tokens or more on a CPU. cudnn is cuDNN's flash attention on
-    NVIDIA GPUs."""
+    """How attention is computed. full stores all weights at once. blockwise
+    needs less memory, and is faster on a CPU for sequences of 1,000 tokens
+    or more. cudnn is cuDNN's flash attention on NVIDIA GPUs."""
     attention_bias: bool = False
-    """Biases in the four projections of attention. Differs from the paper when set: its formulas
-    have none."""
+    """Add biases to the four projections of attention. Differs from the
+    paper when set: its formulas have none."""
     layer_norm: Literal["post", "pre"] = "post"
-    """Where layers are normalised: after each residual sum, as in the paper (section 3.1), or
-    before each sub-layer and at the end of each stack. pre differs from the paper."""
-    layer_norm_epsilon: float = 1e-6
-    """Added to the variance in layer normalisation; the paper does not say."""
+    """post normalizes after each residual sum, as in the paper (section
+    3.1). pre, which differs from the paper, normalizes before each
+    sub-layer and at the end of each stack."""
+    layer_norm_epsilon: Annotated[float, Positive()] = 1e-6
+    """Added to the variance in layer normalization. The paper does not
+    give a value."""
     tie_embeddings: Literal["all", "target", "none"] = "all"
-    """What shares a matrix: source pieces, target pieces and output (section 3.4; vocabularies of
-    their own keep the source's apart); target pieces and output; nothing. target and none differ
-    from the paper."""
-    max_positions: int | None = None
-    """learned: positions in each table; None for max_length in the encoder and 50 more in the
-    decoder."""
+    """Which matrices are shared (section 3.4). all: the source embedding,
+    the target embedding, and the output projection (with
+    data.source_vocab_size, the source embedding is separate). target:
+    the target embedding and the output projection. none: no matrices.
+    target and none differ from the paper."""
+    max_positions: Annotated[int | None, Between(1, 1_000_000)] = None
+    """learned: number of positions in each table. Default:
+    model.max_length in the encoder, and 50 more in the decoder."""
     out_of_range_positions: Literal["error", "clamp"] = "error"
-    """learned: what a place past the table's end does. error: a longer source is refused, and a
-    translation ends there at the latest; clamp, which differs from the paper: it takes the last
-    place's vector."""
-    max_length: int = 256
-    """Longest source, in pieces with its end. A longer one is refused or truncated in
-    translation."""
+    """learned: what happens beyond the end of the table. error rejects a
+    longer source, and ends every translation there. clamp, which
+    differs from the paper, reuses the last position."""
+    max_length: Annotated[int, Between(1, 1_000_000)] = 256
+    """Maximum length of a source in tokens, including the end-of-sentence
+    token. Translation rejects or truncates a longer source."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the computation; parameters, softmax and loss are float32 always."""
+    """Data type of the computation. Parameters, softmax, and loss are
+    always float32."""
     remat: bool = False
-    """Compute each layer's activations again in the backward pass: slower, less memory."""
+    """Recompute the activations of each layer in the backward pass:
+    slower, but less memory."""
 
     name = "model"
-    rules = (
-        *integer_between(1000, "num_layers"),
-        *integer_between(1_000_000, "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length"),
-        *integer_between(1_000_000, "max_relative_position", "max_positions"),
-        *positive("layer_norm_epsilon"),
-        *probability("dropout", "attention_dropout", "activation_dropout"),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,18 +127,18 @@ class ModelConfig(ConfigSection):
         if self.positions == "rotary" and self.d_k % 2:
             raise ConfigError(
                 f"model.d_k must be even with rotary positions "
-                f"(pairs of components turn), got {self.d_k}"
+                f"(they rotate pairs of components), got {self.d_k}"
             )
         self._check_attention_implementation()
         dot_products = ("scaled_dot_product", "dot_product")
         if self.positions in ("rotary", "relative") and self.attention_score not in dot_products:
             raise ConfigError(
                 f"model.attention_score must be {' or '.join(dot_products)} with {self.positions} "
-                f"positions (they are defined by it), got {self.attention_score!r}"
+                f"positions (their definition uses it), got {self.attention_score!r}"
             )
 
     def _check_attention_implementation(self) -> None:
-        required: dict[str, tuple[Any, ...]] = {}
+        required: dict[str, tuple[object, ...]] = {}
         if self.attention_implementation != "full":
             required["attention_score"] = ("scaled_dot_product", "dot_product")
             required["positions"] = ("sinusoidal", "concatenated_sinusoidal", "learned", "none")
@@ -145,14 +157,14 @@ class ModelConfig(ConfigSection):
 
     @property
     def max_positions_per_stack(self) -> tuple[int, int]:
-        """Positions in a learned table of the encoder, and in one of the decoder."""
+        """Number of learned positions in the encoder and in the decoder."""
         if self.max_positions is not None:
             return self.max_positions, self.max_positions
         return self.max_length, self.max_length + MAX_EXTRA_LENGTH
 
     @property
     def max_lengths(self) -> tuple[int, int | None]:
-        """The longest source and the longest target that there is a position for; None for any."""
+        """Maximum length of a source and of a target, in tokens; None if unlimited."""
         if self.positions != "learned" or self.out_of_range_positions == "clamp":
             return self.max_length, None
         source, target = self.max_positions_per_stack
@@ -161,61 +173,62 @@ class ModelConfig(ConfigSection):
 
 @dataclass(frozen=True)
 class DataConfig(ConfigSection):
-    """The text, its pieces and its batches (section 5.1)."""
+    """The corpus, its vocabulary, and its batches (section 5.1)."""
 
     corpus: Literal["number_words", "text", "tfds"] = "number_words"
-    """Where the text comes from. embedded: English and German number words, made on the spot;
-    text: files of yours; tfds: a set of TensorFlow Datasets, downloaded at first use."""
-    num_pairs: int = 20_000
-    """embedded: training pairs."""
-    max_numbers_per_line: int = 1
-    """embedded: lines have 1 to so many numbers, parted by semicolons; of every length there are
-    as many."""
-    max_digits: int | None = None
-    """embedded: each number is drawn with 1 to so many (5 or 6) digits, all equally likely; left
-    out, each number below a million is as likely, and so nearly all are long."""
+    """The source of the sentence pairs. number_words: numbers in English
+    and German words, generated on the fly. text: your own files. tfds:
+    a dataset of TensorFlow Datasets, downloaded on first use."""
+    num_pairs: Annotated[int, Between(1, MAX_NUMBER_WORDS_PAIRS)] = 20_000
+    """number_words: number of training pairs."""
+    max_numbers_per_line: Annotated[int, Between(1, 300)] = 1
+    """number_words: each line has 1 to N numbers separated by semicolons;
+    all counts are equally frequent."""
+    max_digits: Annotated[int | None, Between(5, 6)] = None
+    """number_words: each number has 1 to N digits (N is 5 or 6); all digit
+    counts are equally likely. Default: all numbers below a million are
+    equally likely, so most are long."""
     train: tuple[str, str] | None = None
-    """text: a file of sources and one of targets, UTF-8, plain or gzip; line n of one belongs to
-    line n of the other."""
+    """text: the training set: a file of sources and a file of targets, in
+    UTF-8, plain or gzip. Line n of one file translates line n of the
+    other."""
     dev: tuple[str, str] | None = None
-    """text: the same for the development set, on which training is scored."""
+    """text: the development set, in the same form. Training evaluates on
+    it."""
     test: tuple[str, str] | None = None
-    """text: the same for the test set; evaluation needs one."""
+    """text: the test set, in the same form. Only evaluation uses it."""
     folder: str | None = None
-    """text: where relative names of files begin; $TRANSFORMER_JAX_DATA where it is not said, and
-    the folder you stand in where neither is. tfds: its data folder."""
+    """text: the folder that relative file names refer to. Default:
+    $TRANSFORMER_JAX_DATA, or else the current folder. tfds: the data
+    folder of TensorFlow Datasets."""
     dataset: str = "wmt14_translate/de-en"
-    """tfds: which set."""
+    """tfds: name of the dataset."""
     languages: tuple[str, str] = ("en", "de")
-    """tfds: language of the sources, language of the targets."""
-    vocab_size: int = 37_000
-    """Pieces of the vocabulary that source and target share. A corpus too small for it gives
-    fewer, which is told; the run's own config holds the number that it has."""
-    source_vocab_size: int | None = None
-    """Pieces of a vocabulary of the source's own, for languages with different scripts; the other
-    is the target's then. Differs from the paper when set: embeddings are no more shared."""
+    """tfds: the source language and the target language."""
+    vocab_size: Annotated[int, Between(8, 1_000_000)] = 37_000
+    """Number of tokens in the vocabulary that source and target share. A
+    corpus that is too small yields fewer tokens: training then reports
+    the actual number and stores it with the run."""
+    source_vocab_size: Annotated[int | None, Between(8, 1_000_000)] = None
+    """Number of tokens in a separate vocabulary for the source, for
+    languages with different scripts. data.vocab_size is then the
+    target's. Differs from the paper when set: source and target no
+    longer share an embedding."""
     bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
-    """How sacreBLEU parts text into words. none takes those of text that is tokenised already;
-    auto is 13a, and char for the embedded corpus, where a target is often a single word."""
-    max_length: int = 256
-    """Training leaves out pairs of which one side has more pieces than this, its end counted."""
-    max_ratio: float = 9.0
-    """Training leaves out pairs of which one side has more than so many times the pieces of the
-    other: they are seldom translations."""
-    batch_tokens: int = 25_000
-    """About this many source and this many target tokens in a batch, padding counted, on all
-    devices together."""
+    """How sacreBLEU splits text into words. none is for text that is
+    already tokenized. auto is char for number_words, where a target is
+    often a single word, and 13a otherwise."""
+    max_length: Annotated[int, Positive()] = 256
+    """Training skips pairs with a source or target of more tokens than
+    this, including the end-of-sentence token."""
+    max_ratio: Annotated[float, AtLeast(1)] = 9.0
+    """Training skips pairs in which one side has more than this many times
+    the tokens of the other. Such pairs are seldom translations."""
+    batch_tokens: Annotated[int, Positive()] = 25_000
+    """Approximate number of source tokens, and of target tokens, in a
+    batch over all devices, including padding."""
 
     name = "data"
-    rules = (
-        *positive("max_length", "batch_tokens"),
-        *at_least(1, "max_ratio"),
-        ("num_pairs", lambda x: 1 <= x <= 500_000, "from 1 to 500000"),
-        *integer_between(300, "max_numbers_per_line"),
-        ("max_digits", lambda x: 5 <= x <= 6, "5 or 6"),
-        ("vocab_size", lambda x: 8 <= x <= 1_000_000, "from 8 to 1000000"),
-        ("source_vocab_size", lambda x: 8 <= x <= 1_000_000, "from 8 to 1000000"),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,20 +238,18 @@ class DataConfig(ConfigSection):
                     f"data.{key} must be left out with data.corpus {self.corpus} "
                     f"(only text reads files), got {getattr(self, key)!r}"
                 )
-        # No number is in two lines, and there are a million.
-        most, why = 500_000 // self.max_numbers_per_line, "500000 / data.max_numbers_per_line"
+        limit = MAX_NUMBER_WORDS_PAIRS // self.max_numbers_per_line
+        reason = f"{MAX_NUMBER_WORDS_PAIRS} / data.max_numbers_per_line"
         if self.max_digits is not None:
-            # No line is there twice: those of one number, of the 1,500 held-out lines too, are a
-            # quarter of all such numbers at most.
-            different = 10**self.max_digits // 4 * self.max_numbers_per_line - 1500
-            if different < most:
-                most, why = (
-                    different,
-                    "data.max_numbers_per_line x 10^data.max_digits / 4 - 1500",
-                )
-        if self.num_pairs > most:
+            # No two lines are equal. Lines of a single number, including the held-out ones, use at
+            # most a quarter of all numbers of up to max_digits digits.
+            distinct = 10**self.max_digits // 4 * self.max_numbers_per_line - HELD_OUT_PAIRS
+            if distinct < limit:
+                limit = distinct
+                reason = f"data.max_numbers_per_line x 10^data.max_digits / 4 - {HELD_OUT_PAIRS}"
+        if self.num_pairs > limit:
             raise ConfigError(
-                f"data.num_pairs must be at most {why} ({most}), got {self.num_pairs}"
+                f"data.num_pairs must be at most {reason} ({limit}), got {self.num_pairs}"
             )
 
 
@@ -246,91 +257,96 @@ class DataConfig(ConfigSection):
 class TrainConfig(ConfigSection):
     """The training (sections 5.2 to 5.4)."""
 
-    steps: int = 100_000
-    """Updates of the parameters."""
-    warmup_steps: int = 4000
-    """Updates in which the learning rate grows."""
-    learning_rate_scale: float = 1.0
-    """Multiplies the paper's learning rate."""
-    adam_beta1: float = 0.9
-    """Decay of the mean of gradients."""
-    adam_beta2: float = 0.98
-    """Decay of the mean of squared gradients."""
-    adam_epsilon: float = 1e-9
-    """Added to the root of the mean of squares."""
-    clip_norm: float | None = None
-    """Longest gradient, as a global norm. Differs from the paper when set: it does not clip."""
-    label_smoothing: float = 0.1
-    """Share of the target's probability that is spread over the whole vocabulary."""
-    gradient_accumulation_steps: int = 1
-    """Parts in which a batch is computed one after the other, to save memory; each part draws its
-    own dropout masks."""
+    steps: Annotated[int, Positive()] = 100_000
+    """Number of parameter updates."""
+    warmup_steps: Annotated[int, Positive()] = 4000
+    """Number of steps in which the learning rate rises linearly (section
+    5.3)."""
+    learning_rate_scale: Annotated[float, Positive()] = 1.0
+    """Factor on the paper's learning rate (section 5.3)."""
+    adam_beta1: Annotated[float, Probability()] = 0.9
+    """Decay rate of Adam's first moment, the mean of the gradients."""
+    adam_beta2: Annotated[float, Probability()] = 0.98
+    """Decay rate of Adam's second moment, the mean of the squared
+    gradients."""
+    adam_epsilon: Annotated[float, Positive()] = 1e-9
+    """Added to the square root of Adam's second moment."""
+    clip_norm: Annotated[float | None, Positive()] = None
+    """Maximum global norm of the gradients. Differs from the paper when
+    set: it does not clip."""
+    label_smoothing: Annotated[float, Probability()] = 0.1
+    """Share of the target probability that is spread over the whole
+    vocabulary (section 5.4)."""
+    gradient_accumulation_steps: Annotated[int, Positive()] = 1
+    """Number of micro-batches that a batch is split into to save memory.
+    Their gradients are summed before the update. Each micro-batch draws
+    its own dropout masks."""
     parallelism: Literal["data", "fsdp", "pmap"] = "data"
-    """How several devices share the work. data: each holds all parameters and takes some of a
-    batch's rows; fsdp: parameters and Adam's state are split over them too, to save memory; pmap:
-    as data, by jax.pmap, where each device draws its own dropout masks."""
-    seed: int = 0
-    """Of parameters, dropout and the order of the data."""
-    checkpoint_every: int = 1000
-    """Steps, or epochs, from one checkpoint, with its perplexity on the development set, to the
-    next."""
+    """How several devices share the work. data: each device holds all
+    parameters and computes a part of the batch. fsdp: parameters and
+    Adam's moments are sharded too, to save memory. pmap: like data, but
+    with jax.pmap, and each device draws its own dropout masks."""
+    seed: Annotated[int, Between(0, 2**31 - 1)] = 0
+    """Random seed of the initial parameters, the dropout masks, and the
+    order of the data."""
+    checkpoint_every: Annotated[int, Positive()] = 1000
+    """Number of steps or epochs between scheduled checkpoints. Each one is
+    evaluated by its perplexity on the development set."""
     checkpoint_unit: Literal["step", "epoch"] = "step"
-    """What `checkpoint_every` counts."""
-    bleu_every: int = 1
-    """With every so many checkpoints the development set is translated and gets its BLEU too."""
-    patience: int | None = None
-    """End when so many checkpoints in a row have brought no better perplexity. Differs from the
-    paper when set: it trains for a fixed number of steps."""
-    keep_checkpoints: int = 20
-    """The last so many scheduled checkpoints stay, for averaging; the best one stays too."""
-    max_minutes_between_checkpoints: float = 10.0
-    """Between scheduled checkpoints one is kept for recovery: after the first step, then ever more
-    seldom, until there are so many minutes from one to the next."""
-    log_every: int = 100
-    """Steps from one line of metrics to the next."""
-    profile: int = 0
-    """After the first report, trace so many steps into RUN/profile, for TensorBoard or Perfetto."""
+    """The unit of train.checkpoint_every."""
+    bleu_every: Annotated[int, Positive()] = 1
+    """At every Nth scheduled checkpoint, also translate the development
+    set and compute BLEU."""
+    patience: Annotated[int | None, Positive()] = None
+    """Stop after this many scheduled checkpoints in a row without a better
+    perplexity. Differs from the paper when set: it trains for a fixed
+    number of steps."""
+    keep_checkpoints: Annotated[int, Positive()] = 20
+    """Keep this many of the latest scheduled checkpoints, for averaging.
+    The best checkpoint is kept in any case."""
+    max_minutes_between_checkpoints: Annotated[float, Positive()] = 10.0
+    """Maximum time between recovery checkpoints, which training saves
+    between the scheduled ones. The first follows step 1; the intervals
+    then grow to this maximum."""
+    log_every: Annotated[int, Positive()] = 100
+    """Number of steps between reports of the training metrics."""
+    profile: Annotated[int, AtLeast(0)] = 0
+    """After the first report, trace this many steps and write the trace to
+    RUN/profile, for TensorBoard or Perfetto."""
 
     name = "train"
-    rules = (
-        *positive("steps", "warmup_steps", "learning_rate_scale", "adam_epsilon", "clip_norm"),
-        *positive(
-            "gradient_accumulation_steps", "checkpoint_every", "keep_checkpoints", "log_every"
-        ),
-        *positive("bleu_every", "patience", "max_minutes_between_checkpoints"),
-        *at_least(0, "profile"),
-        *probability("adam_beta1", "adam_beta2", "label_smoothing"),
-        ("seed", lambda x: 0 <= x < 2**31, "from 0 to 2147483647"),
-    )
 
 
 @dataclass(frozen=True)
 class DecodeConfig(ConfigSection):
     """The search for a translation (section 6.1)."""
 
-    beam_size: int = 4
-    """Hypotheses kept in each step; 1 is greedy search."""
+    beam_size: Annotated[int, Positive()] = 4
+    """Number of hypotheses in the beam. 1 is greedy search."""
     length_penalty: Literal["gnmt", "power"] = "gnmt"
-    """A score is the log-probability over ((5 + length) / 6)^alpha; or, which differs from the
-    paper, over length^alpha."""
-    length_penalty_alpha: float = 0.6
-    """Strength of the length penalty; 0 is none."""
-    max_extra_length: int = MAX_EXTRA_LENGTH
-    """A translation has at most this many pieces more than its source."""
-    average_checkpoints: int = 1
-    """Translate with the mean of the last so many scheduled checkpoints. The paper: 5 for the
-    base model in Table 2, 20 for the big one, none in Table 3."""
+    """The score of a translation is its log-probability divided by this
+    penalty. gnmt, as in the paper: ((5 + length) / 6)^alpha. power,
+    which differs from the paper: length^alpha."""
+    length_penalty_alpha: Annotated[float, AtLeast(0)] = 0.6
+    """The exponent alpha of the length penalty. 0 turns the penalty off."""
+    max_extra_length: Annotated[int, AtLeast(0)] = MAX_EXTRA_LENGTH
+    """Maximum length of a translation: the length of its source plus this
+    many tokens."""
+    average_checkpoints: Annotated[int, Positive()] = 1
+    """Translate with the mean of the last N scheduled checkpoints. The
+    paper averages 5 for the base model and 20 for the big model in
+    Table 2, and does not average in Table 3."""
 
     name = "decode"
-    rules = (
-        *positive("beam_size", "average_checkpoints"),
-        *at_least(0, "length_penalty_alpha", "max_extra_length"),
-    )
 
 
 @dataclass(frozen=True)
 class Config:
-    """One experiment. `Config()` is the paper's base model."""
+    """One experiment. `Config()` is the paper's base model.
+
+    Raises:
+        ConfigError: a value breaks a rule, or two fields contradict each other.
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -343,18 +359,18 @@ class Config:
                 f"data.max_length must be at most model.max_length "
                 f"({self.model.max_length}), got {self.data.max_length}"
             )
-        self._check_tables()
+        self._check_learned_positions()
         if self.decode.average_checkpoints > self.train.keep_checkpoints:
             raise ConfigError(
                 f"decode.average_checkpoints must be at most train.keep_checkpoints "
                 f"({self.train.keep_checkpoints}), got {self.decode.average_checkpoints}"
             )
 
-    def _check_tables(self) -> None:
-        model, usual = self.model, ModelConfig()
+    def _check_learned_positions(self) -> None:
+        model, defaults = self.model, ModelConfig()
         if model.positions != "learned":
             for key in ("max_positions", "out_of_range_positions"):
-                value, default = getattr(model, key), getattr(usual, key)
+                value, default = getattr(model, key), getattr(defaults, key)
                 if value != default:
                     raise ConfigError(
                         f"model.{key} must be {default!r} with model.positions {model.positions} "
@@ -365,20 +381,20 @@ class Config:
             return
         if model.max_positions is None and self.decode.max_extra_length > MAX_EXTRA_LENGTH:
             raise ConfigError(
-                f"decode.max_extra_length must be at most {MAX_EXTRA_LENGTH}, where learned "
-                f"positions end, got {self.decode.max_extra_length}"
+                f"decode.max_extra_length must be at most {MAX_EXTRA_LENGTH}, because learned "
+                f"positions end there, got {self.decode.max_extra_length}"
             )
         if self.data.max_length > model.max_positions_per_stack[0]:
             raise ConfigError(
-                f"data.max_length must be at most model.max_positions ({model.max_positions}) where "
-                f"model.out_of_range_positions is error, got {self.data.max_length}"
+                f"data.max_length must be at most model.max_positions ({model.max_positions}) with "
+                f"model.out_of_range_positions error, got {self.data.max_length}"
             )
 
     def change(self, **sections: Mapping[str, Any]) -> Self:
-        """Return this config with some fields changed: `base.change(model={"num_heads": 4})`.
+        """Return a copy with some fields changed: `base.change(model={"num_heads": 4})`.
 
         Raises:
-            ConfigError: a section or field does not exist, or a value breaks its rule.
+            ConfigError: a section or field does not exist, or a value breaks a rule.
         """
         changed = {}
         for name, fields in sections.items():
@@ -390,7 +406,7 @@ class Config:
         return dataclasses.replace(self, **changed)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the config as plain data, ready for JSON."""
+        """Return the config as plain data that JSON can represent."""
         return {
             section: {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
             for section, fields in dataclasses.asdict(self).items()
@@ -398,10 +414,11 @@ class Config:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the config that `to_dict` described; fields left out have their defaults.
+        """Return the config that `to_dict` returned as `data`; missing fields get their defaults.
 
         Raises:
-            ConfigError: as `change` does.
+            ConfigError: `data` is not an object of sections, a section or field does not exist, or
+                a value breaks a rule.
         """
         if not isinstance(data, Mapping) or not all(isinstance(v, Mapping) for v in data.values()):
             raise ConfigError(f"a config must be an object of sections, got {data!r}")
@@ -410,48 +427,45 @@ class Config:
         return cls().change(**data)
 
     def differences(self, other: Self) -> dict[tuple[str, str], tuple[Any, Any]]:
-        """Return the fields in which another config differs: this one's value, and the other's."""
-        ours, theirs = self.to_dict(), other.to_dict()
+        """Return the fields that differ, as (section, field): (own value, other's value)."""
+        theirs = other.to_dict()
         return {
             (section, key): (value, theirs[section][key])
-            for section, fields in ours.items()
+            for section, fields in self.to_dict().items()
             for key, value in fields.items()
             if value != theirs[section][key]
         }
 
     def warnings(self) -> list[str]:
-        """Return what is allowed but may not be meant, a line each."""
+        """Return one line for each valid but unusual choice, which may be a mistake."""
         model = self.model
-        notes: list[str] = []
-        for key, width in (("d_k", model.d_k), ("d_v", model.d_v)):
-            if model.num_heads * width != model.d_model:
-                notes.append(
-                    f"note: num_heads x {key} is {model.num_heads * width}, "
-                    f"not d_model ({model.d_model})"
-                )
-        return notes
+        return [
+            f"note: num_heads x {key} is {model.num_heads * width}, not d_model ({model.d_model})"
+            for key, width in (("d_k", model.d_k), ("d_v", model.d_v))
+            if model.num_heads * width != model.d_model
+        ]
 
 
 @dataclass(frozen=True)
 class Paper:
-    """What the paper says of a row of Table 3; None where it says nothing."""
+    """The results that the paper gives for a row of Table 3; None if it does not give one."""
 
     perplexity: float | None = None
-    """Per word-piece on newstest2013, without label smoothing."""
+    """Per-token perplexity on newstest2013, without label smoothing."""
     bleu: float | None = None
-    """Tokenised, on newstest2013."""
+    """Tokenized BLEU on newstest2013."""
     parameters: float | None = None
-    """In millions."""
+    """Number of parameters, in millions."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a sweep: an experiment and, where there is one, the paper's result beside it."""
+    """A row of a sweep: an experiment and the paper's results for it."""
 
     config: Config
     paper: Paper = Paper()
 
 
 def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same with tuples for lists: JSON knows no tuples."""
+    """Return the fields with lists as tuples, because JSON has no tuples."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}

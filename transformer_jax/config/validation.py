@@ -1,60 +1,112 @@
-"""How a section of a config checks its fields: each has a type, and some have rules."""
+"""Validation of config sections: every field has a type, and a number usually has a rule.
 
+A rule is part of the field's annotation, so it is written next to the field:
+
+    num_layers: Annotated[int, Between(1, 1000)] = 6
+
+Types and rules are checked when a section is created.
+"""
+
+import abc
 import dataclasses
 import difflib
+import functools
 import math
 import types
 import typing
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from transformer_jax.errors import ConfigError
 
-Rule = tuple[str, Callable[[Any], bool], str]
+
+class Rule(abc.ABC):
+    """A condition on a number. `str(rule)` completes the sentence "The field must be ..."."""
+
+    @abc.abstractmethod
+    def allows(self, value: float) -> bool:
+        """Return whether the value satisfies the rule. NaN satisfies none."""
+
+
+@dataclass(frozen=True)
+class Between(Rule):
+    """From `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+    def allows(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"from {self.low} to {self.high}"
+
+
+@dataclass(frozen=True)
+class AtLeast(Rule):
+    """Finite, and `low` or more."""
+
+    low: int
+
+    def allows(self, value: float) -> bool:
+        return self.low <= value < math.inf
+
+    def __str__(self) -> str:
+        return f"at least {self.low} and finite"
+
+
+@dataclass(frozen=True)
+class Positive(Rule):
+    """Finite, and above zero."""
+
+    def allows(self, value: float) -> bool:
+        return 0 < value < math.inf
+
+    def __str__(self) -> str:
+        return "positive and finite"
+
+
+@dataclass(frozen=True)
+class Probability(Rule):
+    """From zero, included, to one, excluded."""
+
+    def allows(self, value: float) -> bool:
+        return 0 <= value < 1
+
+    def __str__(self) -> str:
+        return "at least 0 and below 1"
 
 
 class ConfigSection:
-    """Base of the dataclasses below: checks types and rules as soon as one is made."""
+    """Base of the config sections: checks the type and the rules of each field on creation.
 
-    name: typing.ClassVar[str]
-    rules: typing.ClassVar[tuple[Rule, ...]] = ()
+    Raises:
+        ConfigError: a value has the wrong type or breaks a rule. The message names the field, the
+            rule, and the value.
+    """
+
+    name: ClassVar[str]
+    """The section's name in a config, such as "model"."""
 
     def __post_init__(self) -> None:
-        for key, kind in typing.get_type_hints(type(self)).items():
-            if typing.get_origin(kind) is not typing.ClassVar:
-                _check_type(f"{self.name}.{key}", kind, getattr(self, key))
-        for key, holds, rule in self.rules:
-            value = getattr(self, key)
-            if value is not None and not holds(value):
-                raise ConfigError(f"{self.name}.{key} must be {rule}, got {value!r}")
+        for key, (kind, rules) in _types_and_rules(type(self)).items():
+            field, value = f"{self.name}.{key}", getattr(self, key)
+            _check_type(field, kind, value)
+            for rule in rules:
+                if value is not None and not rule.allows(value):
+                    raise ConfigError(f"{field} must be {rule}, got {value!r}")
 
 
-def positive(*keys: str) -> tuple[Rule, ...]:
-    """Return the rule that each of these fields is above zero and finite."""
-    return tuple((key, lambda x: 0 < x < math.inf, "positive and finite") for key in keys)
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most similar to `name`, or None if none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
 
 
-def at_least(bound: float, *keys: str) -> tuple[Rule, ...]:
-    """Return the rule that each of these fields is finite and not below `bound`."""
-    return tuple(
-        (key, lambda x: bound <= x < math.inf, f"at least {bound} and finite") for key in keys
-    )
-
-
-def integer_between(most: int, *keys: str) -> tuple[Rule, ...]:
-    """Return the rule that each of these counts is at least one, and within reason."""
-    return tuple((key, lambda x: 1 <= x <= most, f"from 1 to {most}") for key in keys)
-
-
-def probability(*keys: str) -> tuple[Rule, ...]:
-    """Return the rule that each of these fields is a probability below one."""
-    return tuple((key, lambda x: 0 <= x < 1, "at least 0 and below 1") for key in keys)
-
-
-def did_you_mean(name: str, known: typing.Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the known name that looks most like this one, or ""."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for the most similar known name, or "" if none is similar."""
+    match = closest(name, known)
+    return "" if match is None else f"; did you mean {match!r}?"
 
 
 def field_names(kind: type) -> list[str]:
@@ -62,29 +114,43 @@ def field_names(kind: type) -> list[str]:
     return [f.name for f in dataclasses.fields(kind)]
 
 
-def check_field_name(name: str, known: list[str], where: str) -> None:
-    """Make sure that a name is one of these.
+def check_field_name(name: str, known: list[str], owner: str) -> None:
+    """Check that `name` is one of the known fields of `owner`.
 
     Raises:
-        ConfigError: it is not; the nearest that is, is told.
+        ConfigError: unknown field; the message suggests the closest name.
     """
     if name not in known:
-        raise ConfigError(f"unknown field {name!r} of {where}{did_you_mean(name, known)}")
+        raise ConfigError(f"unknown field {name!r} of {owner}{did_you_mean(name, known)}")
 
 
-def _check_type(name: str, kind: Any, value: Any) -> None:
+@functools.cache
+def _types_and_rules(section: type) -> dict[str, tuple[Any, tuple[Rule, ...]]]:
+    hints = typing.get_type_hints(section, include_extras=True)
+    fields: dict[str, tuple[Any, tuple[Rule, ...]]] = {}
+    for key in field_names(section):
+        kind, *metadata = (
+            typing.get_args(hints[key])
+            if typing.get_origin(hints[key]) is typing.Annotated
+            else (hints[key],)
+        )
+        fields[key] = kind, tuple(rule for rule in metadata if isinstance(rule, Rule))
+    return fields
+
+
+def _check_type(field: str, kind: Any, value: object) -> None:
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         if value not in choices:
             hint = did_you_mean(value, choices) if isinstance(value, str) else ""
             raise ConfigError(
-                f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}{hint}"
+                f"{field} must be one of {', '.join(map(repr, choices))}, got {value!r}{hint}"
             )
         return
     allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    # All tuples here are pairs of strings.
+    # Every tuple field is a pair of strings.
     plain = tuple(typing.get_origin(k) or k for k in allowed)
-    # An int is a fine float; a bool is no number, although Python says so.
+    # A float field accepts an int. A number field rejects a bool, although bool subclasses int.
     accepted = (*plain, int) if float in plain else plain
     if (
         not isinstance(value, accepted)
@@ -93,4 +159,4 @@ def _check_type(name: str, kind: Any, value: Any) -> None:
     ):
         words = {types.NoneType: "None", tuple: "a pair of strings"}
         wanted = " or ".join(words.get(k, k.__name__) for k in plain)
-        raise ConfigError(f"{name} must be {wanted}, got {value!r}")
+        raise ConfigError(f"{field} must be {wanted}, got {value!r}")

@@ -1,0 +1,47 @@
+"""The user's cache is where the environment says, and always in a place that can be written."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from transformer_jax.cache import cache_folder
+from transformer_jax.errors import StorageError
+
+
+def test_the_cache_is_in_the_folder_of_the_environment_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "mine"))
+    assert cache_folder("x") == tmp_path / "mine" / "x"
+    assert (tmp_path / "mine" / "x").is_dir()
+
+
+def test_a_cache_folder_of_the_user_that_cannot_be_made_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "file"))
+    with pytest.raises(StorageError, match=r"the cache folder .* cannot be made") as caught:
+        cache_folder("x")
+    assert str(tmp_path / "file") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_default_cache_moves_to_temporary_files_if_it_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.delenv("TRANSFORMER_JAX_CACHE")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert cache_folder("x") == tmp_path / "cache" / "transformer_jax" / "x"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    temporary = cache_folder("x")
+    assert temporary == tmp_path / "temporary" / f"transformer_jax-{os.getuid()}" / "x"
+    assert temporary.is_dir()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder("x") == tmp_path / "home" / ".cache" / "transformer_jax" / "x"

@@ -1,0 +1,102 @@
+"""Terminal output: no text controls the terminal, and every error is a line and an exit code."""
+
+import io
+import shlex
+
+import pytest
+
+from transformer_jax import console, errors
+from transformer_jax.console import (
+    PlainConsole,
+    escape_control_characters,
+    message_and_exit_code,
+    progress_bar,
+    run_and_report,
+    shell_command,
+)
+from transformer_jax.errors import Setting, TransformerJaxError, UsageError
+
+
+def test_control_characters_are_escaped_and_all_other_text_is_unchanged() -> None:
+    assert escape_control_characters("\x1b[2J\x07\r\x9b\u202e") == r"\x1b[2J\x07\r\x9b\u202e"
+    plain = "größe\t日本\n½ [bold]red[/bold] :smile:"
+    assert escape_control_characters(plain) == plain
+
+
+def test_a_console_prints_text_without_markup_or_wrapping() -> None:
+    out = io.StringIO()
+    plain = PlainConsole()
+    plain.file = out
+    text = "[bold]a[/bold] :smile: \x1b[2J " + "word " * 100
+    plain.print(text)
+    assert out.getvalue() == escape_control_characters(text) + "\n"
+
+
+def test_a_shell_command_survives_the_shell() -> None:
+    words = ["resume", "my run/größe", "--out", "it's"]
+    assert shlex.split(shell_command(*words)) == ["transformer-jax", *words]
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "code"),
+    [
+        (UsageError("no run"), "transformer-jax: no run", 2),
+        (errors.SweepFailedError("two failed"), "transformer-jax: two failed", 1),
+        (errors.DataError("not UTF-8"), "transformer-jax: not UTF-8", 65),
+        (errors.ConnectionFailedError("alone"), "transformer-jax: alone", 69),
+        (errors.DivergedError("step 3"), "transformer-jax: step 3", 70),
+        (errors.OutOfMemoryError("full"), "transformer-jax: full", 71),
+        (MemoryError(), "transformer-jax: this machine is out of memory", 71),
+        (errors.StorageError("disk"), "transformer-jax: disk", 74),
+        (OSError("disk"), "transformer-jax: disk", 74),
+        (errors.RunInterrupted("saved"), "transformer-jax: saved", 75),
+        (KeyboardInterrupt(), "", 130),
+    ],
+)
+def test_an_error_is_one_line_and_the_exit_code_of_its_kind(
+    error: BaseException, line: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    assert message_and_exit_code(error) == (line, code)
+    assert run_and_report(fail) == code
+    assert capsys.readouterr().err == (f"{line}\n" if line else "")
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    assert message_and_exit_code(ZeroDivisionError()) is None
+    with pytest.raises(ZeroDivisionError):
+        run_and_report(lambda: 1 // 0)
+
+
+def test_advice_is_worded_for_python_or_for_the_shell() -> None:
+    error = UsageError("too few: use ", Setting("average_checkpoints", 1), ", please")
+    assert str(error) == "too few: use average_checkpoints=1, please"
+    line = "transformer-jax: too few: use --average-checkpoints 1, please"
+    assert message_and_exit_code(error) == (line, 2)
+    flag = TransformerJaxError("allow ", Setting("truncate", True))
+    assert flag.for_shell() == "allow --truncate"
+    quoted = TransformerJaxError("", Setting("out", "my run"))
+    assert quoted.for_shell() == "--out 'my run'"
+
+
+def test_a_closed_pipe_ends_a_command_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(console.sys, "stderr", io.StringIO())
+    assert run_and_report(fail) == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_outside_a_terminal_names_each_task_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with progress_bar() as report:
+        for done in range(3):
+            report("reading", done, 3)
+        report("writing", 1, 0)
+    assert capsys.readouterr().err == "reading ...\nwriting ...\n"

@@ -1,0 +1,87 @@
+"""Rules stand next to fields, and a wrong name is reported with the closest right one."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+
+from transformer_jax.config.validation import (
+    AtLeast,
+    Between,
+    ConfigSection,
+    Positive,
+    Probability,
+    Rule,
+    check_field_name,
+    closest,
+    did_you_mean,
+    field_names,
+)
+from transformer_jax.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Example(ConfigSection):
+    """A section with a field of each kind."""
+
+    count: Annotated[int, Between(1, 9)] = 1
+    rate: Annotated[float | None, Positive(), AtLeast(2)] = None
+    files: tuple[str, str] | None = None
+    free: int = 0
+
+    name = "example"
+
+
+@pytest.mark.parametrize(
+    ("rule", "allowed", "rejected", "words"),
+    [
+        (Between(1, 9), (1, 9), (0, 10), "from 1 to 9"),
+        (AtLeast(2), (2, 1e300), (1.9, math.inf), "at least 2 and finite"),
+        (Positive(), (5e-324, 1e300), (0, -1, math.inf), "positive and finite"),
+        (Probability(), (0, 0.999), (-0.1, 1), "at least 0 and below 1"),
+    ],
+    ids=str,
+)
+def test_a_rule_allows_its_range_and_never_nan(
+    rule: Rule, allowed: tuple[float, ...], rejected: tuple[float, ...], words: str
+) -> None:
+    assert all(rule.allows(value) for value in allowed)
+    assert not any(rule.allows(value) for value in (*rejected, math.nan))
+    assert str(rule) == words
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"count": 10}, "example.count must be from 1 to 9, got 10"),
+        ({"count": True}, "example.count must be int, got True"),
+        ({"count": None}, "example.count must be int, got None"),
+        ({"rate": -1.0}, "example.rate must be positive and finite, got -1.0"),
+        ({"rate": 1}, "example.rate must be at least 2 and finite, got 1"),
+        ({"rate": "1"}, "example.rate must be float or None, got '1'"),
+        ({"files": ("a",)}, "example.files must be a pair of strings or None, got ('a',)"),
+    ],
+)
+def test_a_section_rejects_values_that_break_a_type_or_a_rule(
+    fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Example(**fields)  # type: ignore[arg-type]
+    assert str(caught.value) == message
+
+
+def test_none_and_fields_without_a_rule_are_not_restricted() -> None:
+    assert Example(rate=None, files=None, free=-(10**9)).free == -(10**9)
+    assert Example(rate=2, files=("a", "b")).files == ("a", "b")
+
+
+def test_the_closest_name_is_suggested_if_there_is_a_similar_one() -> None:
+    assert field_names(Example) == ["count", "rate", "files", "free"]
+    assert closest("cuont", field_names(Example)) == "count"
+    assert closest("zzzzzz", field_names(Example)) is None
+    assert did_you_mean("cuont", field_names(Example)) == "; did you mean 'count'?"
+    assert did_you_mean("zzzzzz", field_names(Example)) == ""
+    check_field_name("count", field_names(Example), "example")
+    with pytest.raises(ConfigError, match=r"^unknown field 'cuont' of example; did you mean 'co"):
+        check_field_name("cuont", field_names(Example), "example")
