@@ -15,7 +15,7 @@ from small import SMALL
 
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
-from transformer_jax.model.transformer import Transformer
+from transformer_jax.model.build import build_transformer
 from transformer_jax.training.sharding import SHARDINGS
 from transformer_jax.training.step import TrainState, init_state, make_train_step
 
@@ -52,7 +52,7 @@ def train(
     name: str, devices: int, config: Config, steps: int, dtype: str
 ) -> tuple[TrainState, list[list[float]]]:
     """Return the last state, and for each step the sums of the loss and the gradient's norm."""
-    model = Transformer(config.model, VOCAB)
+    model = build_transformer(config.model, VOCAB)
     sharding = SHARDINGS[name](jax.devices()[:devices])
     state = init_state(model, config.train)
     state = jax.tree.map(lambda x: x.astype(dtype) if x.dtype == "float32" else x, state)

@@ -1,6 +1,6 @@
-"""What tests compare with: the paper's equations as loops in numpy, in float64.
+"""The paper's equations as loops in numpy, in float64, and helpers for tests of modules.
 
-Nothing here uses the package but its configs; parameters are nested as Flax nests them.
+This module imports only the config from the package. Parameters are nested as in Flax.
 """
 
 import functools
@@ -25,32 +25,34 @@ Params = Mapping[str, Any]
 SMALL = ModelConfig(
     num_layers=2, d_model=16, d_ff=32, num_heads=2, d_k=8, d_v=8, dropout=0.5, max_length=32
 )
-"""Small, with dropout strong enough to be seen."""
+"""A small model whose dropout is strong enough to measure."""
 
 
 def examples(count: int) -> settings:
-    """Try so many examples, the same ones in each run."""
+    """Try `count` examples, the same ones in each run."""
     return settings(max_examples=count, deadline=None, derandomize=True)
 
 
 def normal(seed: int, *shape: int) -> Array:
-    """Return numbers drawn from N(0, 1); by numpy, which compiles nothing."""
+    """Draw numbers from N(0, 1) with numpy, which compiles nothing."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32))
 
 
 def coins(seed: int, share: float, *shape: int) -> Array:
-    """Return booleans, of which this share is True."""
+    """Draw booleans of which this share is True."""
     return jnp.asarray(np.random.default_rng(seed).random(shape) < share)
 
 
 def initial_params(module: nn.Module, *arguments: ArrayLike, method: str = "__call__") -> Any:
-    """Return the parameters that the module itself starts with."""
+    """Return the parameters that the module's initializers draw."""
     return module.init(jax.random.key(0), *arguments, method=method)["params"]
 
 
-def drawn_params(module: nn.Module, *arguments: ArrayLike, seed: int = 0) -> dict[str, Any]:
-    """Return parameters of the module's shapes, of which none is zero or one, biases included."""
-    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), *arguments))["params"]
+def drawn_params(
+    module: nn.Module, *arguments: ArrayLike, seed: int = 0, method: str = "__call__"
+) -> dict[str, Any]:
+    """Draw parameters of the module's shapes, random also where they start as zero or one."""
+    shapes = jax.eval_shape(lambda: initial_params(module, *arguments, method=method))
     seeds = itertools.count(1000 * seed)
 
     def draw(path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
@@ -60,7 +62,7 @@ def drawn_params(module: nn.Module, *arguments: ArrayLike, seed: int = 0) -> dic
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
-STATIC = ("method", "train", "mutable", "hypotheses", "max_length")
+STATIC = ("method", "train", "mutable")
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=STATIC)
@@ -71,7 +73,7 @@ def apply(
     rng: Array | None = None,
     **options: Any,
 ) -> Any:
-    """Return what a method of the module, `__call__` by default, makes of the arguments."""
+    """Call a method of the module, `__call__` by default, compiled."""
     rngs = None if rng is None else {"dropout": rng}
     return module.apply({"params": params}, *arguments, rngs=rngs, **options)
 
@@ -90,7 +92,7 @@ def softmax(scores: Floats) -> Floats:
 def attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, mask: ArrayLike, *, scale: float
 ) -> tuple[Floats, Floats]:
-    """Return the weights [B, H, T, S] and the mixed values [B, T, H, V], a query at a time."""
+    """Return the weights [B, H, T, S] and the averages [B, T, H, V], one query at a time."""
     q, k, v = floats(query), floats(key), floats(value)
     (batch, queries, heads, _), keys = q.shape, k.shape[1]
     allowed = np.broadcast_to(np.asarray(mask), (batch, heads, queries, keys))
@@ -110,7 +112,7 @@ def attention(
 def multi_head_attention(
     params: Params, x: ArrayLike, memory: ArrayLike, mask: ArrayLike, *, scale: float | None = None
 ) -> Floats:
-    """Return Concat(head_1, ..., head_h) W^O, a head at a time (section 3.2.2)."""
+    """Return Concat(head_1, ..., head_h) W^O, one head at a time (section 3.2.2)."""
     return _attend(params, x, memory, mask, scale)[1]
 
 
@@ -145,7 +147,7 @@ def _attend(
 
 
 def layer_norm(params: Params, x: ArrayLike, *, epsilon: float = 1e-6) -> Floats:
-    """Bring each position's vector to mean 0 and variance 1, then scale and shift it."""
+    """Normalize each position's vector to mean 0 and variance 1, then scale and shift it."""
     x, result = floats(x), np.zeros(np.shape(x))
     for index in np.ndindex(x.shape[:-1]):
         vector = x[index]
@@ -195,50 +197,50 @@ def sinusoid(positions: int, d_model: int) -> Floats:
 
 
 def transformer(params: Params, source: ArrayLike, target: ArrayLike) -> Floats:
-    """Return the logits of each target piece (figure 1); 0 is padding, 1 begins a sentence."""
+    """Return the logits of each target token (figure 1); 0 is padding, 1 begins a sentence."""
     source, target = np.asarray(source), np.asarray(target)
     matrix = floats(params["embedding"]["table"])
     d_model = matrix.shape[1]
     layers = sum(name.startswith("encoder_") for name in params)
-    tokens = (source != 0)[:, None, None, :]
-    past = np.tril(np.ones((1, 1, target.shape[1], target.shape[1]), bool))
+    is_token = (source != 0)[:, None, None, :]
+    causal = np.tril(np.ones((1, 1, target.shape[1], target.shape[1]), bool))
 
-    def embedded(pieces: NDArray[Any]) -> Floats:
-        return matrix[pieces] * math.sqrt(d_model) + sinusoid(pieces.shape[1], d_model)
+    def embed(tokens: NDArray[Any]) -> Floats:
+        return matrix[tokens] * math.sqrt(d_model) + sinusoid(tokens.shape[1], d_model)
 
-    memory = embedded(source)
+    memory = embed(source)
     for i in range(layers):
-        memory = encoder_layer(params[f"encoder_{i}"], memory, tokens)
-    begun = np.concatenate([np.ones((len(target), 1), int), target[:, :-1]], axis=1)
-    x = embedded(begun)
+        memory = encoder_layer(params[f"encoder_{i}"], memory, is_token)
+    decoder_input = np.concatenate([np.ones((len(target), 1), int), target[:, :-1]], axis=1)
+    x = embed(decoder_input)
     for i in range(layers):
-        x = decoder_layer(params[f"decoder_{i}"], x, memory, past, tokens)
+        x = decoder_layer(params[f"decoder_{i}"], x, memory, causal, is_token)
     return x @ matrix.T
 
 
-class Wandering:
-    """Hypotheses that take one another's rows in each step, as those of a beam search may.
+class BeamSlots:
+    """Random beam slots for the hypotheses of each step, as if a beam search had permuted them.
 
     Shapes: B sentences, J hypotheses, L steps.
     """
 
     def __init__(self, sentences: int, hypotheses: int, steps: int) -> None:
         ordered = np.broadcast_to(np.arange(hypotheses), (sentences, steps, hypotheses))
-        self._rows = np.random.default_rng(0).permuted(ordered, axis=2)
+        self._slots = np.random.default_rng(0).permuted(ordered, axis=2)
 
-    def to_rows(self, step: int, x: ArrayLike) -> Array:
-        """Put what belongs to hypotheses, [B, J, ...], into the rows where they are."""
+    def scatter(self, step: int, x: ArrayLike) -> Array:
+        """Reorder values [B, J, ...] from the order of hypotheses to the order of beam slots."""
         values = np.asarray(x)
-        moved = np.empty_like(values)
-        moved[np.arange(len(values))[:, None], self._rows[:, step]] = values
-        return jnp.asarray(moved)
+        scattered = np.empty_like(values)
+        scattered[np.arange(len(values))[:, None], self._slots[:, step]] = values
+        return jnp.asarray(scattered)
 
-    def from_rows(self, step: int, x: ArrayLike) -> NDArray[Any]:
-        """Take it out again."""
+    def gather(self, step: int, x: ArrayLike) -> NDArray[Any]:
+        """Undo `scatter`."""
         values = np.asarray(x)
-        return values[np.arange(len(values))[:, None], self._rows[:, step]]
+        return values[np.arange(len(values))[:, None], self._slots[:, step]]
 
     def ancestors(self, step: int) -> Array:
-        """Return for each row and step, [B, J, L], where its hypothesis was; 0 of the future."""
-        past = np.where(np.arange(self._rows.shape[1]) <= step, self._rows.swapaxes(1, 2), 0)
-        return self.to_rows(step, past)
+        """Return, for each slot, its hypothesis's slot at each step up to this one, [B, J, L]."""
+        is_past = np.arange(self._slots.shape[1]) <= step
+        return self.scatter(step, np.where(is_past, self._slots.swapaxes(1, 2), 0))

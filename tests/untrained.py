@@ -7,7 +7,8 @@ from rich.console import Console
 from small import SMALL
 
 from transformer_jax.config import Config
-from transformer_jax.model.transformer import Transformer, init_params
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.transformer import init_params
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.training.create_run import create_run
@@ -25,7 +26,7 @@ def write_untrained_run(
         scale: factor for all weights; with 3, translations differ in tokens and length.
     """
     run = create_run(config, path, Console(quiet=True))
-    model = Transformer(run.config.model, *run.vocabulary.sizes)
+    model = build_transformer(run.config.model, **run.vocabulary.sizes)
     with CheckpointManager(run.checkpoints, run.identity, keep=len(steps)) as checkpoints:
         for step in steps:
             params = init_params(model, jax.random.key(step))

@@ -21,7 +21,8 @@ from transformer_jax.data.batches import Batch, Bucket
 from transformer_jax.data.prepare import prepare
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.inference.translate import ROWS, Translator, search
-from transformer_jax.model.transformer import Params, Transformer, init_params
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.transformer import Params, init_params
 from transformer_jax.special_tokens import EOS, PAD, UNKNOWN
 from transformer_jax.training.flops import peak_flops
 from transformer_jax.training.sharding import SHARDINGS, CompiledStep
@@ -67,7 +68,7 @@ class Trainer:
         paused: Callable[[], contextlib.AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Draw random parameters, as a run does."""
-        self.model = Transformer(config.model, vocab_size, source_vocab_size)
+        self.model = build_transformer(config.model, vocab_size, source_vocab_size)
         self.placement = SHARDINGS[config.train.parallelism]()
         self.compile_seconds = 0.0
         self._paused = paused
@@ -122,7 +123,7 @@ def decode(
     config = make_config(sizes).change(
         decode={"beam_size": beam_size, "max_extra_length": steps - source.shape[1]}
     )
-    model = Transformer(config.model, sizes["vocab"])
+    model = build_transformer(config.model, sizes["vocab"])
     params = suppress_eos(init_params(model, jax.random.key(0)), sizes["layers"])
     batches = [source[start : start + ROWS] for start in range(0, len(source), ROWS)]
 
@@ -239,7 +240,7 @@ def translate(task: Mapping[str, Any]) -> Workload:
     sizes = task["sizes"]
     decoding = {"beam_size": task["beam_size"], "max_extra_length": task["extra"]}
     config = make_config(sizes).change(decode=decoding)
-    model = Transformer(config.model, sizes["vocab"])
+    model = build_transformer(config.model, sizes["vocab"])
     params = suppress_eos(init_params(model, jax.random.key(0)), sizes["layers"])
     numerals = NumberVocabulary(sizes["vocab"])
     words: Any = numerals
@@ -271,9 +272,9 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     about = describe_device(
         config.model.dtype, shapes=len(batches.buckets), density=batches.density
     )
-    meter = Meter(Transformer(config.model, *sizes), about["peak_flops"], [])
-    trainer = Trainer(config, *sizes, paused=meter.paused)
-    kept = {shape[:3]: _random_batch(shape, *sizes) for shape in batches.buckets}
+    meter = Meter(build_transformer(config.model, **sizes), about["peak_flops"], [])
+    trainer = Trainer(config, **sizes, paused=meter.paused)
+    kept = {shape[:3]: _random_batch(shape, **sizes) for shape in batches.buckets}
     # Gather batches before timing starts, because gathering reveals their shapes.
     each = (batches[step] for step in range(task["steps"] if task["is_preloaded"] else 0))
     shape_of = [(*batch.source.shape, batch.target.shape[1]) for batch in each]
@@ -301,10 +302,11 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     return Workload(turn, len(kept), about, read_peak_bytes)
 
 
-def _random_batch(shape: Bucket, target: int, source: int | None) -> Batch:
+def _random_batch(shape: Bucket, vocab_size: int, source_vocab_size: int | None) -> Batch:
     """Return a random batch of this shape without padding, for these vocabulary sizes."""
     rng = np.random.default_rng(0)
+    source_size = source_vocab_size or vocab_size
     return Batch(
-        rng.integers(UNKNOWN + 1, source or target, (shape.rows, shape.source), dtype=np.int32),
-        rng.integers(UNKNOWN + 1, target, (shape.rows, shape.target), dtype=np.int32),
+        rng.integers(UNKNOWN + 1, source_size, (shape.rows, shape.source), dtype=np.int32),
+        rng.integers(UNKNOWN + 1, vocab_size, (shape.rows, shape.target), dtype=np.int32),
     )

@@ -77,7 +77,9 @@ def make_sweep(path: Path, data: dict[str, Any]) -> Sweep:
     for run in sweep.runs:
         finish(run)
     failed = sweep.runs[-1]
-    failed.status_file.write_text(json.dumps({"status": "failed", "phase": "train", "note": "full disk"}))
+    failed.status_file.write_text(
+        json.dumps({"status": "failed", "phase": "train", "note": "full disk"})
+    )
     return sweep
 
 

@@ -15,7 +15,7 @@ from small import SMALL
 
 import transformer_jax
 from transformer_jax.data.batches import Batch
-from transformer_jax.model.transformer import Transformer
+from transformer_jax.model.build import build_transformer
 from transformer_jax.training.sharding import CompiledStep, DataParallel
 from transformer_jax.training.step import init_state, make_train_step
 
@@ -83,6 +83,7 @@ import json, math
 import jax
 jax.config.update("jax_num_cpu_devices", 8)
 from transformer_jax.config import Config
+from transformer_jax.model.build import build_transformer
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.training.sharding import FSDP
 from transformer_jax.training.step import init_state
@@ -91,7 +92,7 @@ from transformer_jax.training.step import init_state
 config = Config().change(
     model={"num_layers": 2, "d_model": 64, "d_ff": 256, "num_heads": 8, "d_k": 8, "d_v": 8}
 )
-state = jax.eval_shape(lambda: init_state(Transformer(config.model, 4001), config.train))
+state = jax.eval_shape(lambda: init_state(build_transformer(config.model, 4001), config.train))
 leaves = jax.tree.leaves((state.params, state.optimizer))
 fractions = {}
 for devices in (1, 2, 4, 8):
@@ -110,7 +111,7 @@ def test_fsdp_divides_the_state_almost_equally() -> None:
 
 
 def test_a_step_is_compiled_on_request_and_describes_its_shape() -> None:
-    transformer = Transformer(SMALL.model, 20)
+    transformer = build_transformer(SMALL.model, 20)
     sharding = DataParallel(jax.devices()[:1])
     step = CompiledStep(make_train_step(transformer, SMALL.train), sharding)
     state = sharding.place_state(init_state(transformer, SMALL.train))

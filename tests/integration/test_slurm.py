@@ -78,8 +78,14 @@ def test_one_array_job_requests_the_resources_of_the_options(
     cluster: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = {
-        "partition": "gpu", "time": "1-02:00:30", "max-parallel": "3", "gpus": "2",
-        "cpus": "6", "memory-gb": "1.5", "account": "us", "qos": "low",
+        "partition": "gpu",
+        "time": "1-02:00:30",
+        "max-parallel": "3",
+        "gpus": "2",
+        "cpus": "6",
+        "memory-gb": "1.5",
+        "account": "us",
+        "qos": "low",
     }
     arguments = [word for name, value in options.items() for word in (f"--slurm.{name}", value)]
     assert submit_sweep(*arguments) == 0

@@ -1,4 +1,4 @@
-"""Attention against its equation in loops, and what section 3.2 says of it."""
+"""Attention against its equation in loops, and against what section 3.2 says about it."""
 
 import math
 from dataclasses import replace
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Array
+from models import make_self_attention
 from oracles import (
     SMALL,
     apply,
@@ -24,19 +25,18 @@ from oracles import (
 )
 
 from transformer_jax.model.attention import (
-    SCORES,
-    MultiHeadAttention,
     dot_product,
     masked_softmax,
     scaled_dot_product,
     weighted_sum,
 )
+from transformer_jax.model.build import ATTENTION_SCORES
 
 DOT_PRODUCTS = {"scaled_dot_product": scaled_dot_product, "dot_product": dot_product}
 
 
 def attend(query: Array, key: Array, value: Array, mask: Array) -> Array:
-    """Return the mixed values: equation 1, of the package's parts."""
+    """Compute equation 1 with the package's functions."""
     scores = scaled_dot_product(query, key)
     return weighted_sum(masked_softmax(scores, mask), value)
 
@@ -51,35 +51,35 @@ def test_attention_is_equation_1(score: str, mask_shape: tuple[int, ...], seed: 
     mask = coins(seed, 0.6, *mask_shape)
 
     weights = masked_softmax(DOT_PRODUCTS[score](query, key), mask)
-    mixed = weighted_sum(weights, value)
+    output = weighted_sum(weights, value)
 
     scale = {"scaled_dot_product": 1 / math.sqrt(6), "dot_product": 1.0}[score]
     expected_weights, expected = attention(query, key, value, mask, scale=scale)
     np.testing.assert_allclose(weights, expected_weights, atol=2e-6)
-    np.testing.assert_allclose(mixed, expected, atol=1e-5)
+    np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
-def test_there_is_an_equation_for_each_score() -> None:
-    """Those of general and additive are in test_scores.py."""
-    assert set(SCORES) == {*DOT_PRODUCTS, "general", "additive"}
-    assert {name: SCORES[name](SMALL) for name in DOT_PRODUCTS} == DOT_PRODUCTS
+def test_the_dot_products_are_scores_of_the_config() -> None:
+    """test_attention_scores.py tests the other two scores."""
+    assert set(ATTENTION_SCORES) == {*DOT_PRODUCTS, "general", "additive"}
+    assert {name: ATTENTION_SCORES[name](SMALL) for name in DOT_PRODUCTS} == DOT_PRODUCTS
 
 
-def test_what_is_masked_has_no_weight_at_all() -> None:
+def test_a_masked_key_has_weight_zero() -> None:
     mask = coins(1, 0.5, 2, 3, 5, 7).at[..., 0].set(True)
     weights = masked_softmax(100 * normal(0, 2, 3, 5, 7), mask)
     assert not np.any(np.asarray(weights)[~np.asarray(mask)])
     np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-6)
 
 
-def test_a_query_with_nothing_allowed_attends_evenly() -> None:
+def test_a_query_that_may_attend_nowhere_attends_evenly() -> None:
     mask = jnp.ones((1, 1, 3, 5), bool).at[:, :, 1].set(False)
     weights = masked_softmax(50 * normal(0, 2, 2, 3, 5), mask)
     np.testing.assert_allclose(weights[:, :, 1], 1 / 5, atol=1e-7)
     assert not np.allclose(weights[:, :, 0], 1 / 5, atol=0.1)
 
 
-def test_a_query_with_nothing_allowed_has_a_finite_gradient() -> None:
+def test_a_query_that_may_attend_nowhere_has_a_finite_gradient() -> None:
     mask = jnp.ones((1, 1, 3, 5), bool).at[:, :, 1].set(False)
 
     def total(query: Array, key: Array, value: Array) -> Array:
@@ -89,7 +89,7 @@ def test_a_query_with_nothing_allowed_has_a_finite_gradient() -> None:
     for gradient in jax.grad(total, argnums=(0, 1, 2))(*arrays):
         assert np.all(np.isfinite(gradient))
         assert np.any(gradient)
-    # Its scores are not looked at, so they have no gradient.
+    # Its scores have no influence, so they have no gradient.
     query_gradient = jax.grad(total)(*arrays)
     assert not np.any(query_gradient[:, 1])
     assert np.all(np.any(query_gradient[:, [0, 2]], axis=-1))
@@ -97,7 +97,7 @@ def test_a_query_with_nothing_allowed_has_a_finite_gradient() -> None:
 
 @pytest.mark.parametrize("d_k", [4, 64, 256])
 def test_scaling_brings_the_variance_of_scores_from_d_k_to_one(d_k: int) -> None:
-    """Section 3.2.1, footnote 4: q and k of mean 0 and variance 1 have a q.k of variance d_k."""
+    """Section 3.2.1, footnote 4: if q and k have mean 0 and variance 1, q.k has variance d_k."""
     pairs = 20_000
     query, key = normal(0, pairs, 1, 1, d_k), normal(1, pairs, 1, 1, d_k)
     # The estimate of the variance has a relative error of about 1 % (one sigma).
@@ -112,7 +112,7 @@ def test_scores_of_bfloat16_vectors_are_summed_in_float32(score: str) -> None:
     scores, expected = DOT_PRODUCTS[score](query, key), DOT_PRODUCTS[score](*in_float32)
     assert scores.dtype == jnp.float32
     np.testing.assert_allclose(scores, expected, rtol=1e-5)
-    # Rounded to bfloat16, they would be others.
+    # Rounded to bfloat16, they would differ.
     assert not np.allclose(expected.astype(jnp.bfloat16).astype(jnp.float32), expected, rtol=1e-4)
 
 
@@ -122,25 +122,25 @@ def test_softmax_of_bfloat16_scores_is_computed_in_float32() -> None:
     weights = masked_softmax(scores, jnp.ones((1, 1, 1, keys), bool))
     assert weights.dtype == jnp.float32
     assert float(weights.sum()) == pytest.approx(1.0, abs=1e-5)
-    # In bfloat16 each weight is rounded by the same error, which adds up.
+    # In bfloat16 the rounding errors of all weights are equal, so they add up.
     assert abs(float(jax.nn.softmax(scores).astype(jnp.float32).sum()) - 1.0) > 1e-3
 
 
-def test_weighted_sum_computes_in_the_type_of_the_values() -> None:
+def test_a_weighted_sum_has_the_dtype_of_the_values() -> None:
     weights = jnp.full((1, 1, 1, 2), 0.5)
     assert weighted_sum(weights, jnp.ones((1, 2, 1, 3), jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("score", DOT_PRODUCTS)
-def test_multi_head_attention_is_its_heads_side_by_side(bias: bool, score: str) -> None:
+def test_multi_head_attention_concatenates_its_heads(bias: bool, score: str) -> None:
     changes: dict[str, Any] = {"attention_bias": bias, "attention_score": score}
     config = replace(SMALL, d_model=6, num_heads=3, d_k=4, d_v=5, **changes)
     x, memory = normal(0, 2, 4, 6), normal(1, 2, 6, 6)
     mask = coins(2, 0.7, 2, 1, 4, 6)
-    model = MultiHeadAttention(config)
+    model = make_self_attention(config)
     params = drawn_params(model, x, memory, mask)
-    assert all(("bias" in part) is bias for part in params.values())
+    assert all(("bias" in projection) is bias for projection in params.values())
 
     output = apply(model, params, x, memory, mask)
 
@@ -149,17 +149,17 @@ def test_multi_head_attention_is_its_heads_side_by_side(bias: bool, score: str) 
     np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
-def test_weights_are_sown_for_every_head_and_only_when_asked_for() -> None:
+def test_a_pass_with_intermediates_returns_the_weights_of_every_head() -> None:
     config = replace(SMALL, num_heads=3)
     x, memory = normal(0, 2, 4, 16), normal(1, 2, 5, 16)
     mask = jnp.ones((1, 1, 1, 5), bool)
-    model = MultiHeadAttention(config)
+    model = make_self_attention(config)
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), x, memory, mask))
     assert set(shapes) == {"params"}
     params = drawn_params(model, x, memory, mask)
 
-    output, sown = apply(model, params, x, memory, mask, mutable=("intermediates",))
-    (weights,) = sown["intermediates"]["weights"]
+    output, variables = apply(model, params, x, memory, mask, mutable=("intermediates",))
+    (weights,) = variables["intermediates"]["weights"]
     assert weights.shape == (2, 3, 4, 5)
     np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-6)
     assert not np.allclose(weights[:, 0], weights[:, 1])
@@ -167,12 +167,12 @@ def test_weights_are_sown_for_every_head_and_only_when_asked_for() -> None:
     np.testing.assert_array_equal(apply(model, params, x, memory, mask), output)
 
 
-def test_projections_are_drawn_by_glorot_for_the_whole_matrix() -> None:
-    """Not for one head of it, whose bound is larger."""
+def test_projections_start_glorot_uniform_as_one_matrix_of_all_heads() -> None:
+    """The bound for one head alone is larger."""
     d_model, heads, d_k, d_v = 64, 8, 16, 24
     config = replace(SMALL, d_model=d_model, num_heads=heads, d_k=d_k, d_v=d_v)
     x, mask = normal(0, 1, 2, d_model), jnp.ones((1, 1, 1, 2), bool)
-    params = initial_params(MultiHeadAttention(config), x, x, mask)
+    params = initial_params(make_self_attention(config), x, x, mask)
     for name, width in (("query", d_k), ("key", d_k), ("value", d_v), ("output", d_v)):
         bound = math.sqrt(6 / (d_model + heads * width))
         kernel = np.asarray(params[name]["kernel"])
@@ -185,10 +185,10 @@ def test_projections_are_drawn_by_glorot_for_the_whole_matrix() -> None:
 def test_attention_dropout_drops_weights_only_when_training() -> None:
     config = replace(SMALL, attention_dropout=0.5)
     x, mask = normal(0, 2, 4, 16), jnp.ones((1, 1, 1, 4), bool)
-    model = MultiHeadAttention(config)
+    model = make_self_attention(config)
     params = drawn_params(model, x, x, mask)
     plain = apply(model, params, x, x, mask)
-    without = apply(MultiHeadAttention(SMALL), params, x, x, mask, train=True)
+    without = apply(make_self_attention(SMALL), params, x, x, mask, train=True)
     dropped = apply(model, params, x, x, mask, train=True, rng=jax.random.key(1))
     np.testing.assert_array_equal(plain, without)
     assert not np.allclose(plain, dropped, atol=0.01)

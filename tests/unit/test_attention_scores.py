@@ -1,4 +1,4 @@
-"""Scores with parameters against their formulas, a query and a key at a time."""
+"""Attention scores with parameters against their formulas, one query and one key at a time."""
 
 import math
 from dataclasses import replace
@@ -11,7 +11,8 @@ import pytest
 from jaxtyping import Array
 from oracles import SMALL, Floats, apply, drawn_params, floats, initial_params, normal
 
-from transformer_jax.model.attention import SCORES
+from transformer_jax.model.attention import dot_product
+from transformer_jax.model.build import ATTENTION_SCORES
 from transformer_jax.model.variants.attention_scores import Additive, General, additive
 
 HEADS, WIDTH = 3, 4
@@ -20,13 +21,13 @@ QUERY, KEY = normal(0, 2, 5, HEADS, WIDTH), normal(1, 2, 6, HEADS, WIDTH)
 
 
 def general_in_loops(params: Any, head: int, query: Floats, key: Floats) -> float:
-    """q^T W k: the score "general" of Luong et al."""
+    """Return q^T W k: the score "general" of Luong et al."""
     matrix = floats(params["matrix"])[head]
     return sum(query[i] * matrix[i, j] * key[j] for i in range(WIDTH) for j in range(WIDTH))
 
 
 def additive_in_loops(params: Any, head: int, query: Floats, key: Floats) -> float:
-    """v^T tanh(W s + U h), of which W s and U h are given: Bahdanau et al."""
+    """Return v^T tanh(W s + U h) of Bahdanau et al., given W s and U h."""
     vector = floats(params["vector"])[head]
     return sum(vector[i] * math.tanh(query[i] + key[i]) for i in range(WIDTH))
 
@@ -34,8 +35,8 @@ def additive_in_loops(params: Any, head: int, query: Floats, key: Floats) -> flo
 @pytest.mark.parametrize(
     ("name", "formula"), [("general", general_in_loops), ("additive", additive_in_loops)]
 )
-def test_a_score_is_its_formula(name: str, formula: Any) -> None:
-    score: Any = SCORES[name](CONFIG)
+def test_a_score_equals_its_formula(name: str, formula: Any) -> None:
+    score: Any = ATTENTION_SCORES[name](CONFIG)
     params = drawn_params(score, QUERY, KEY)
     expected = np.zeros((2, HEADS, 5, 6))
     for b, h, t, s in np.ndindex(*expected.shape):
@@ -43,13 +44,13 @@ def test_a_score_is_its_formula(name: str, formula: Any) -> None:
     np.testing.assert_allclose(apply(score, params, QUERY, KEY), expected, atol=1e-5)
 
 
-def test_general_of_the_identity_is_the_dot_product() -> None:
+def test_general_with_an_identity_matrix_is_the_dot_product() -> None:
     params = {"matrix": jnp.broadcast_to(jnp.eye(WIDTH), (HEADS, WIDTH, WIDTH))}
-    expected = SCORES["dot_product"](CONFIG)(QUERY, KEY)
+    expected = dot_product(QUERY, KEY)
     np.testing.assert_allclose(apply(General(CONFIG), params, QUERY, KEY), expected, atol=1e-6)
 
 
-def test_each_matrix_of_general_is_drawn_by_glorot_for_itself() -> None:
+def test_the_matrix_of_each_head_starts_glorot_uniform_by_itself() -> None:
     config = replace(SMALL, num_heads=8, d_k=32)
     x = normal(0, 1, 1, 8, 32)
     matrix = np.asarray(initial_params(General(config), x, x)["matrix"])
@@ -67,13 +68,13 @@ def test_additive_scores_of_bfloat16_vectors_are_summed_in_float32() -> None:
     np.testing.assert_array_equal(scores, expected)
 
 
-def test_additive_keeps_no_array_of_all_pairs_and_widths_for_its_gradient() -> None:
+def test_additive_stores_no_array_of_all_pairs_and_components_for_its_gradient() -> None:
     vector = normal(2, HEADS, WIDTH)
 
     def total(query: Array, key: Array, vector: Array) -> Array:
         return jnp.sum(additive(query, key, vector) ** 2)
 
     _, backward = jax.vjp(total, QUERY, KEY, vector)
-    kept = [leaf.size for leaf in jax.tree.leaves(backward)]
-    # The scores' own size for their square; queries, keys and vector.
-    assert max(kept) <= 2 * HEADS * 5 * 6
+    stored = [leaf.size for leaf in jax.tree.leaves(backward)]
+    # The scores for their square, then queries, keys, and the vector.
+    assert max(stored) <= 2 * HEADS * 5 * 6

@@ -1,6 +1,6 @@
-"""Dropout: its share, its mean, and bits that look like chance wherever one looks.
+"""Dropout: its rate, its mean, and statistical tests of its random bits.
 
-Keys are fixed, so a test passes always or never. Bounds lie at five standard deviations.
+Keys are fixed, so each test always passes or always fails. Bounds are five standard deviations.
 """
 
 import functools
@@ -31,47 +31,47 @@ def dropped_ones(shape: tuple[int, ...], rate: float, rng: Array) -> Array:
 
 
 def is_zero(shape: tuple[int, ...], rate: float, rng: Array) -> Floats:
-    """Return 1.0 where an element is dropped."""
+    """Return 1.0 for each dropped element, and 0.0 for the others."""
     return floats(dropped_ones(shape, rate, rng) == 0)
 
 
 def key_of(first: int, second: int) -> Array:
-    """Return the random key of these two halves."""
+    """Return the random key with these two halves."""
     return jax.random.wrap_key_data(jnp.asarray([first, second], jnp.uint32))
 
 
 def deviations(x: ArrayLike, y: ArrayLike) -> float:
-    """Return the correlation of x and y in standard deviations of that of independent ones."""
+    """Return the correlation of x and y, in standard deviations of independent samples."""
     x, y = np.ravel(floats(x)), np.ravel(floats(y))
     return float(np.corrcoef(x, y)[0, 1]) * len(x) ** 0.5
 
 
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_share_of_zeros_is_the_rate(shape: tuple[int, ...], rate: float) -> None:
+def test_the_fraction_of_zeros_is_the_rate(shape: tuple[int, ...], rate: float) -> None:
     size = np.prod(shape)
     zeros = is_zero(shape, rate, jax.random.key(1)).sum()
     assert abs(zeros - rate * size) < 5 * (size * rate * (1 - rate)) ** 0.5
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_what_is_kept_is_scaled_to_the_same_mean(rate: float) -> None:
+def test_kept_elements_are_scaled_so_that_the_mean_stays(rate: float) -> None:
     x = 3 + normal(0, 300, 200)
     y = floats(dropout(x, rate, jax.random.key(0)))
-    kept = y != 0
-    np.testing.assert_allclose(y[kept], floats(x)[kept] / (1 - rate), rtol=1e-6)
+    is_kept = y != 0
+    np.testing.assert_allclose(y[is_kept], floats(x)[is_kept] / (1 - rate), rtol=1e-6)
     deviation = (rate / (1 - rate) * np.mean(floats(x) ** 2) / x.size) ** 0.5
     assert abs(y.mean() - floats(x).mean()) < 5 * deviation
 
 
-def test_what_is_dropped_has_no_gradient() -> None:
+def test_dropped_elements_have_no_gradient() -> None:
     x, rng = normal(0, 40, 50), jax.random.key(0)
     gradient = jax.grad(lambda x: dropout(x, 0.3, rng).sum())(x)
     expected = np.where(floats(dropout(x, 0.3, rng)) == 0, 0, 1 / 0.7)
     np.testing.assert_allclose(gradient, expected, rtol=1e-6)
 
 
-def test_each_place_is_dropped_equally_often() -> None:
+def test_every_element_is_dropped_equally_often() -> None:
     rate, draws = 0.1, 4000
     rngs = jax.random.split(jax.random.key(0), draws)
     zeros = jax.vmap(lambda rng: dropout(jnp.ones((5, 12)), rate, rng) == 0)(rngs)
@@ -81,7 +81,7 @@ def test_each_place_is_dropped_equally_often() -> None:
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_neighbours_along_each_axis_are_independent(shape: tuple[int, ...], rate: float) -> None:
+def test_neighbors_along_each_axis_are_independent(shape: tuple[int, ...], rate: float) -> None:
     zeros = is_zero(shape, rate, jax.random.key(2))
     for axis, size in enumerate(shape):
         for distance in (1, 2):
@@ -95,9 +95,9 @@ HALVES = (0, 1, 77, 2**16, 2**31, 2**31 + 1)
 KEYS = {
     "seeds": [jax.random.key(seed) for seed in range(6)],
     "steps": [jax.random.fold_in(jax.random.key(0), step) for step in range(6)],
-    "parts": list(jax.random.split(jax.random.key(0), 6)),
-    "one first half": [key_of(12345, second) for second in HALVES],
-    "one second half": [key_of(first, 12345) for first in HALVES],
+    "splits": list(jax.random.split(jax.random.key(0), 6)),
+    "same first half": [key_of(12345, second) for second in HALVES],
+    "same second half": [key_of(first, 12345) for first in HALVES],
 }
 
 
@@ -124,15 +124,15 @@ def test_bits_are_balanced_and_bytes_uniform() -> None:
         random_bits(jax.random.fold_in(jax.random.key(0), 1), linear_indices((count,)))
     )
     assert bits.dtype == np.uint32
-    for place in range(32):
-        ones = ((bits >> place) & 1).sum()
-        assert abs(ones - count / 2) < 5 * count**0.5 / 2, place
-    for place in range(0, 32, 8):
-        counts = np.bincount((bits >> place) & 255, minlength=256)
+    for shift in range(32):
+        ones = ((bits >> shift) & 1).sum()
+        assert abs(ones - count / 2) < 5 * count**0.5 / 2, shift
+    for shift in range(0, 32, 8):
+        counts = np.bincount((bits >> shift) & 255, minlength=256)
         expected = count / 256
         chi_square = ((counts - expected) ** 2 / expected).sum()
         # 255 degrees of freedom: mean 255, standard deviation 22.6.
-        assert abs(chi_square - 255) < 5 * 22.6, place
+        assert abs(chi_square - 255) < 5 * 22.6, shift
 
 
 def test_every_pair_of_bits_is_independent() -> None:
@@ -142,7 +142,7 @@ def test_every_pair_of_bits_is_independent() -> None:
     assert np.abs(correlations).max() < 5 / 2**8
 
 
-def test_a_mask_is_the_same_when_compiled() -> None:
+def test_compilation_does_not_change_a_mask() -> None:
     x, rng = normal(0, 30, 40), jax.random.key(3)
     with jax.disable_jit():
         expected = dropout(x, 0.3, rng)
@@ -175,15 +175,15 @@ np.save(sys.argv[1], np.stack(outputs))
 def test_a_mask_is_the_same_on_one_device_and_on_eight(tmp_path: Path) -> None:
     path = tmp_path / "outputs.npy"
     command = [sys.executable, "-c", ON_EIGHT_DEVICES, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     x = jnp.arange(1.0, 16 * 6 * 5 + 1).reshape(16, 6, 5)
     expected = dropout(x, 0.3, jax.random.key(4))
     for output in np.load(path):
         np.testing.assert_array_equal(output, expected)
 
 
-def test_without_training_or_rate_nothing_changes_and_no_key_is_needed() -> None:
+def test_dropout_needs_no_key_and_changes_nothing_in_inference_or_at_rate_zero() -> None:
     x = normal(0, 30, 40)
     np.testing.assert_array_equal(Dropout(0.5).apply({}, x, train=False), x)
     np.testing.assert_array_equal(Dropout(0.0).apply({}, x, train=True), x)
@@ -191,22 +191,22 @@ def test_without_training_or_rate_nothing_changes_and_no_key_is_needed() -> None
         Dropout(0.5).apply({}, x, train=True)
 
 
-class TwoPlaces(nn.Module):
-    """Two modules that drop the same vector out, one after the other."""
+class TwoDropouts(nn.Module):
+    """Two dropout modules that act on the same vector."""
 
     @nn.compact
     def __call__(self, x: Array) -> tuple[Array, Array]:
         return Dropout(0.5)(x, train=True), Dropout(0.5)(x, train=True)
 
 
-def test_modules_in_different_places_draw_different_masks() -> None:
+def test_two_modules_draw_different_masks() -> None:
     rngs = {"dropout": jax.random.key(0)}
-    first, second = TwoPlaces().apply({}, jnp.ones(60_000), rngs=rngs)
+    first, second = TwoDropouts().apply({}, jnp.ones(60_000), rngs=rngs)
     assert abs(deviations(first == 0, second == 0)) < 5
-    again, _ = TwoPlaces().apply({}, jnp.ones(60_000), rngs=rngs)
+    again, _ = TwoDropouts().apply({}, jnp.ones(60_000), rngs=rngs)
     np.testing.assert_array_equal(first, again)
 
 
-def test_dtype_stays() -> None:
+def test_dropout_keeps_the_dtype() -> None:
     x = jnp.ones((4, 5), jnp.bfloat16)
     assert dropout(x, 0.1, jax.random.key(0)).dtype == jnp.bfloat16

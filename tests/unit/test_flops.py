@@ -10,7 +10,8 @@ from small import SMALL
 
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
-from transformer_jax.model.transformer import Transformer, abstract_params
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import abstract_params
 from transformer_jax.training.flops import peak_flops, step_flops
 
 
@@ -29,7 +30,7 @@ def test_flops_of_a_step_are_three_times_those_of_the_forward_matrix_products(
     changes: dict[str, Any],
 ) -> None:
     model = SMALL.change(model={"d_k": 4, "d_v": 6, "num_layers": 2, **changes}).model
-    transformer = Transformer(model, 30)
+    transformer = build_transformer(model, 30)
     source, target = jnp.full((5, 7), 4), jnp.full((5, 3), 4)
 
     def forward(params: Any) -> Any:

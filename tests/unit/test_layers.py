@@ -1,4 +1,4 @@
-"""Layers against their equations in loops, against PyTorch's, and step by step."""
+"""Layers against their equations in loops, and against PyTorch's layers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array
+from models import make_decoder_layer, make_encoder_layer
 from numpy.typing import ArrayLike
 from oracles import (
     SMALL,
     Floats,
-    Wandering,
     apply,
     decoder_layer,
     drawn_params,
@@ -27,14 +27,14 @@ from oracles import (
 )
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.layers import AddAndNorm, DecoderLayer, EncoderLayer, FeedForward, Past
+from transformer_jax.model.layers import AddAndNorm, FeedForward
 
 BATCH, TARGETS, SOURCES, WIDTH = 2, 5, 6, SMALL.d_model
 BIASED = replace(SMALL, attention_bias=True)
 
 
-def source_tokens() -> Array:
-    """Return a mask of two sentences, of which the second is two positions shorter."""
+def is_source_token() -> Array:
+    """Return the mask of two sentences, the second two positions shorter."""
     return jnp.arange(SOURCES)[None, None, None] < jnp.asarray([6, 4])[:, None, None, None]
 
 
@@ -43,29 +43,29 @@ def causal() -> Array:
 
 
 @pytest.mark.parametrize("config", [SMALL, replace(BIASED, num_heads=3, d_k=4, d_v=5)])
-def test_encoder_layer_is_its_equations(config: ModelConfig) -> None:
-    x, mask = normal(0, BATCH, SOURCES, WIDTH), source_tokens()
-    layer = EncoderLayer(config)
+def test_the_encoder_layer_equals_its_equations(config: ModelConfig) -> None:
+    x, mask = normal(0, BATCH, SOURCES, WIDTH), is_source_token()
+    layer = make_encoder_layer(config)
     params = drawn_params(layer, x, mask)
     expected = encoder_layer(params, x, mask)
     np.testing.assert_allclose(apply(layer, params, x, mask), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("config", [SMALL, replace(BIASED, num_heads=3, d_k=4, d_v=5)])
-def test_decoder_layer_is_its_equations(config: ModelConfig) -> None:
+def test_the_decoder_layer_equals_its_equations(config: ModelConfig) -> None:
     x, memory = normal(0, BATCH, TARGETS, WIDTH), normal(1, BATCH, SOURCES, WIDTH)
-    layer = DecoderLayer(config)
-    arrays = x, memory, causal(), source_tokens()
+    layer = make_decoder_layer(config)
+    arrays = x, memory, causal(), is_source_token()
     params = drawn_params(layer, *arrays)
     expected = decoder_layer(params, *arrays)
     np.testing.assert_allclose(apply(layer, params, *arrays), expected, atol=1e-5)
 
 
-def test_residual_adds_the_input_and_not_the_query() -> None:
-    """Article 003 adds the projected query, which has the input's shape with one wide head."""
+def test_the_residual_adds_the_input_and_not_the_query() -> None:
+    """Some implementations add the projected query, whose shape is the same with one wide head."""
     config = replace(SMALL, num_heads=1, d_k=WIDTH, d_v=WIDTH)
-    x, mask = normal(0, BATCH, SOURCES, WIDTH), source_tokens()
-    layer = EncoderLayer(config)
+    x, mask = normal(0, BATCH, SOURCES, WIDTH), is_source_token()
+    layer = make_encoder_layer(config)
     params = drawn_params(layer, x, mask)
 
     def layer_with_residual(residual: Floats) -> Floats:
@@ -81,24 +81,25 @@ def test_residual_adds_the_input_and_not_the_query() -> None:
     assert not np.allclose(output, layer_with_residual(query), atol=0.1)
 
 
-def test_feed_forward_is_two_convolutions_with_kernel_size_one() -> None:
+def test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one() -> None:
     x = normal(0, BATCH, TARGETS, WIDTH)
     layer = FeedForward(SMALL)
     params = drawn_params(layer, x)
 
-    def convolve(x: Array, part: Mapping[str, Array]) -> Array:
-        kernel = part["kernel"].T[:, :, None]
-        return jax.lax.conv(x, kernel, window_strides=(1,), padding="VALID") + part["bias"][:, None]
+    def convolve(x: Array, dense: Mapping[str, Array]) -> Array:
+        kernel = dense["kernel"].T[:, :, None]
+        output = jax.lax.conv(x, kernel, window_strides=(1,), padding="VALID")
+        return output + dense["bias"][:, None]
 
     channels_first = x.swapaxes(1, 2)
     inner = convolve(channels_first, params["inner"])
     expected = convolve(jnp.maximum(inner, 0), params["outer"]).swapaxes(1, 2)
     np.testing.assert_allclose(apply(layer, params, x), expected, atol=1e-5)
-    # The maximum with zero matters.
+    # The maximum with zero has an effect.
     assert np.any(np.asarray(inner) < 0)
 
 
-def test_feed_forward_treats_each_position_alike() -> None:
+def test_the_feed_forward_network_acts_on_each_position_alone() -> None:
     x = normal(0, BATCH, TARGETS, WIDTH)
     layer = FeedForward(SMALL)
     params = drawn_params(layer, x)
@@ -107,10 +108,10 @@ def test_feed_forward_treats_each_position_alike() -> None:
     np.testing.assert_allclose(shuffled, apply(layer, params, x)[:, order], atol=1e-6)
 
 
-def test_add_and_norm_gives_mean_zero_and_variance_one_to_start_with() -> None:
+def test_a_fresh_add_and_norm_gives_mean_zero_and_variance_one() -> None:
     x, y = 3 + 5 * normal(0, BATCH, TARGETS, WIDTH), normal(1, BATCH, TARGETS, WIDTH)
     layer = AddAndNorm(SMALL)
-    output = apply(layer, initial_params(layer, x, y), x, y)
+    output = apply(layer, initial_params(layer, x, y, method="leave"), x, y, method="leave")
     np.testing.assert_allclose(np.mean(floats(output), axis=-1), 0, atol=1e-6)
     np.testing.assert_allclose(np.var(floats(output), axis=-1), 1, atol=1e-5)
 
@@ -119,67 +120,39 @@ def test_epsilon_is_added_to_the_variance() -> None:
     config = replace(SMALL, layer_norm_epsilon=1.0)
     x, y = normal(0, BATCH, TARGETS, WIDTH), normal(1, BATCH, TARGETS, WIDTH)
     layer = AddAndNorm(config)
-    params = drawn_params(layer, x, y)
+    params = drawn_params(layer, x, y, method="leave")
     expected = layer_norm(params["norm"], floats(x) + floats(y), epsilon=1.0)
-    np.testing.assert_allclose(apply(layer, params, x, y), expected, atol=1e-5)
+    output = apply(layer, params, x, y, method="leave")
+    np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
-def test_dropout_acts_on_the_sublayer_before_the_sum() -> None:
-    """Section 5.4: the input goes round it; the sum and the norm come after it."""
-    x, nothing = normal(0, BATCH, TARGETS, WIDTH), jnp.zeros((BATCH, TARGETS, WIDTH))
+def test_dropout_acts_on_the_sub_layer_output_before_the_sum() -> None:
+    """Section 5.4: dropout leaves the input alone, and the sum and the norm follow it."""
+    x, zeros = normal(0, BATCH, TARGETS, WIDTH), jnp.zeros((BATCH, TARGETS, WIDTH))
     layer, rng = AddAndNorm(SMALL), jax.random.key(1)
-    params = drawn_params(layer, x, nothing)
+    params = drawn_params(layer, x, zeros, method="leave")
 
-    unharmed = apply(layer, params, x, nothing, train=True, rng=rng)
-    np.testing.assert_allclose(unharmed, layer_norm(params["norm"], x), atol=1e-5)
+    def leave(params: Any, x: Array, y: Array) -> Array:
+        return apply(layer, params, x, y, train=True, rng=rng, method="leave")
 
-    # Of a sub-layer of ones, the norm sees zeros and twos.
+    expected = layer_norm(params["norm"], x)
+    np.testing.assert_allclose(leave(params, x, zeros), expected, atol=1e-5)
+
+    # The norm sees zeros and twos if the sub-layer returns ones.
     plain = {"norm": {"scale": jnp.ones(WIDTH), "bias": jnp.zeros(WIDTH)}}
-    dropped = apply(layer, plain, nothing, nothing + 1, train=True, rng=rng)
+    dropped = leave(plain, zeros, zeros + 1)
     for vector in floats(dropped).reshape(-1, WIDTH):
         assert len(np.unique(vector.round(4))) == 2
 
 
-@pytest.mark.parametrize("config", [SMALL, replace(SMALL, num_heads=3, d_k=4, d_v=5)])
-def test_a_step_does_what_the_whole_layer_does_at_that_position(config: ModelConfig) -> None:
-    hypotheses, room = 3, TARGETS + 2
-    x = normal(0, BATCH, hypotheses, TARGETS, WIDTH)
-    memory, memory_mask = normal(1, BATCH, SOURCES, WIDTH), source_tokens()
-    layer = DecoderLayer(config)
-
-    def for_each_hypothesis(y: Array) -> Array:
-        return jnp.repeat(y, hypotheses, axis=0)
-
-    flat = x.reshape(-1, TARGETS, WIDTH)
-    arrays = flat, for_each_hypothesis(memory), causal(), for_each_hypothesis(memory_mask)
-    params = drawn_params(layer, *arrays)
-    expected = apply(layer, params, *arrays).reshape(x.shape)
-
-    projected = apply(layer, params, memory, method="memory_keys_and_values")
-    # What the cache holds at later positions is not looked at.
-    rows, slots = (BATCH, config.num_heads), room * hypotheses
-    cache = (
-        1000 * normal(2, *rows, config.d_k, slots),
-        1000 * normal(3, *rows, slots, config.d_v),
-    )
-    beam = Wandering(BATCH, hypotheses, room)
-    for t in range(TARGETS):
-        past = Past.of(jnp.asarray(t), beam.ancestors(t))
-        arguments = beam.to_rows(t, x[:, :, t]), past, cache, projected, memory_mask
-        output, cache = apply(layer, params, *arguments, method="step")
-        np.testing.assert_allclose(beam.from_rows(t, output), expected[:, :, t], atol=1e-5)
-    # And written nowhere.
-    assert np.abs(floats(cache[1])[:, :, TARGETS * hypotheses :]).max() > 100
+# Agreement with PyTorch
 
 
-# PyTorch's own layers
-
-
-def copied_norm(norm: Any) -> dict[str, Array]:
+def norm_params(norm: Any) -> dict[str, Array]:
     return {"scale": as_array(norm.weight), "bias": as_array(norm.bias)}
 
 
-def copied_attention(attention: Any, config: ModelConfig) -> dict[str, dict[str, Array]]:
+def attention_params(attention: Any, config: ModelConfig) -> dict[str, dict[str, Array]]:
     """Return the parameters of a `torch.nn.MultiheadAttention` under this package's names."""
     heads = config.num_heads
     params: dict[str, dict[str, Array]] = {}
@@ -196,11 +169,11 @@ def copied_attention(attention: Any, config: ModelConfig) -> dict[str, dict[str,
     return params
 
 
-def copied_feed_forward(layer: Any) -> dict[str, dict[str, Array]]:
-    parts = {"inner": layer.linear1, "outer": layer.linear2}
+def feed_forward_params(layer: Any) -> dict[str, dict[str, Array]]:
+    linears = {"inner": layer.linear1, "outer": layer.linear2}
     return {
-        name: {"kernel": as_array(part.weight).T, "bias": as_array(part.bias)}
-        for name, part in parts.items()
+        name: {"kernel": as_array(linear.weight).T, "bias": as_array(linear.bias)}
+        for name, linear in linears.items()
     }
 
 
@@ -209,7 +182,7 @@ def as_array(tensor: Any) -> Array:
 
 
 def torch_layer(torch: Any, kind: str, config: ModelConfig) -> Any:
-    """Return a layer of PyTorch's with drawn parameters; its attention has biases if ours has."""
+    """Return a PyTorch layer with random parameters; attention biases are zero without ours."""
     layer = getattr(torch.nn, kind)(
         WIDTH,
         config.num_heads,
@@ -231,50 +204,50 @@ def torch_layer(torch: Any, kind: str, config: ModelConfig) -> Any:
     return layer
 
 
-def hidden(torch: Any, allowed: ArrayLike) -> Any:
-    """Return the mask as PyTorch wants it: True means that a position is not seen."""
+def disallowed(torch: Any, allowed: ArrayLike) -> Any:
+    """Return the mask in PyTorch's form, which is True where attention is not allowed."""
     return torch.from_numpy(~np.array(allowed))
 
 
 @pytest.mark.parametrize("config", [SMALL, BIASED])
-def test_encoder_layer_agrees_with_pytorch(config: ModelConfig) -> None:
+def test_the_encoder_layer_agrees_with_pytorch(config: ModelConfig) -> None:
     torch = pytest.importorskip("torch")
-    x, mask = normal(0, BATCH, SOURCES, WIDTH), source_tokens()
+    x, mask = normal(0, BATCH, SOURCES, WIDTH), is_source_token()
     theirs = torch_layer(torch, "TransformerEncoderLayer", config)
     params = {
-        "self_attention": copied_attention(theirs.self_attn, config),
-        "after_self_attention": {"norm": copied_norm(theirs.norm1)},
-        "feed_forward": copied_feed_forward(theirs),
-        "after_feed_forward": {"norm": copied_norm(theirs.norm2)},
+        "self_attention": attention_params(theirs.self_attn, config),
+        "after_self_attention": {"norm": norm_params(theirs.norm1)},
+        "feed_forward": feed_forward_params(theirs),
+        "after_feed_forward": {"norm": norm_params(theirs.norm2)},
     }
 
-    output = apply(EncoderLayer(config), params, x, mask)
+    output = apply(make_encoder_layer(config), params, x, mask)
     expected = theirs(
-        torch.from_numpy(np.array(x)), src_key_padding_mask=hidden(torch, mask[:, 0, 0])
+        torch.from_numpy(np.array(x)), src_key_padding_mask=disallowed(torch, mask[:, 0, 0])
     )
     np.testing.assert_allclose(output, as_array(expected), atol=1e-5)
 
 
 @pytest.mark.parametrize("config", [SMALL, BIASED])
-def test_decoder_layer_agrees_with_pytorch(config: ModelConfig) -> None:
+def test_the_decoder_layer_agrees_with_pytorch(config: ModelConfig) -> None:
     torch = pytest.importorskip("torch")
     x, memory = normal(0, BATCH, TARGETS, WIDTH), normal(1, BATCH, SOURCES, WIDTH)
-    mask, memory_mask = causal(), source_tokens()
+    mask, memory_mask = causal(), is_source_token()
     theirs = torch_layer(torch, "TransformerDecoderLayer", config)
     params = {
-        "self_attention": copied_attention(theirs.self_attn, config),
-        "after_self_attention": {"norm": copied_norm(theirs.norm1)},
-        "cross_attention": copied_attention(theirs.multihead_attn, config),
-        "after_cross_attention": {"norm": copied_norm(theirs.norm2)},
-        "feed_forward": copied_feed_forward(theirs),
-        "after_feed_forward": {"norm": copied_norm(theirs.norm3)},
+        "self_attention": attention_params(theirs.self_attn, config),
+        "after_self_attention": {"norm": norm_params(theirs.norm1)},
+        "cross_attention": attention_params(theirs.multihead_attn, config),
+        "after_cross_attention": {"norm": norm_params(theirs.norm2)},
+        "feed_forward": feed_forward_params(theirs),
+        "after_feed_forward": {"norm": norm_params(theirs.norm3)},
     }
 
-    output = apply(DecoderLayer(config), params, x, memory, mask, memory_mask)
+    output = apply(make_decoder_layer(config), params, x, memory, mask, memory_mask)
     expected = theirs(
         torch.from_numpy(np.array(x)),
         torch.from_numpy(np.array(memory)),
-        tgt_mask=hidden(torch, mask[0, 0]),
-        memory_key_padding_mask=hidden(torch, memory_mask[:, 0, 0]),
+        tgt_mask=disallowed(torch, mask[0, 0]),
+        memory_key_padding_mask=disallowed(torch, memory_mask[:, 0, 0]),
     )
     np.testing.assert_allclose(output, as_array(expected), atol=1e-5)

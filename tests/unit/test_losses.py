@@ -17,8 +17,8 @@ SEED = st.integers(0, 10_000)
 VOCABULARY = 7
 
 
-def pieces(seed: int, rows: int, length: int) -> Array:
-    """Return pieces of which every fourth or so is padding."""
+def draw_tokens(seed: int, rows: int, length: int) -> Array:
+    """Draw tokens, about a quarter of them padding."""
     generator = np.random.default_rng(seed)
     drawn = generator.integers(1, VOCABULARY, (rows, length))
     return jnp.asarray(np.where(generator.random((rows, length)) < 0.25, 0, drawn))
@@ -30,7 +30,7 @@ def sums(loss: Loss) -> Floats:
 
 
 def smoothed_target(target: int, vocabulary: int, smoothing: float) -> Floats:
-    """Return 1 - smoothing for the true piece, plus smoothing spread evenly over all."""
+    """Return 1 - smoothing for the true token, plus smoothing spread evenly over all tokens."""
     return (1 - smoothing) * np.eye(vocabulary)[target] + smoothing / vocabulary
 
 
@@ -38,11 +38,11 @@ def dense_loss(logits: ArrayLike, target: ArrayLike, smoothing: float) -> Floats
     """Return the sums of -q log p and of -log p(true), and the count, over all tokens."""
     total = np.zeros(3)
     x, t = floats(logits), np.asarray(target)
-    for place in np.ndindex(t.shape):
-        if t[place] != 0:
-            log_p = np.log(softmax(x[place]))
-            q = smoothed_target(t[place], x.shape[-1], smoothing)
-            total += np.array([-(q @ log_p), -log_p[t[place]], 1.0])
+    for index in np.ndindex(t.shape):
+        if t[index] != 0:
+            log_p = np.log(softmax(x[index]))
+            q = smoothed_target(t[index], x.shape[-1], smoothing)
+            total += np.array([-(q @ log_p), -log_p[t[index]], 1.0])
     return total
 
 
@@ -51,13 +51,13 @@ def dense_loss(logits: ArrayLike, target: ArrayLike, smoothing: float) -> Floats
 def test_loss_is_the_cross_entropy_with_the_smoothed_target(
     seed: int, smoothing: float, size: tuple[int, int]
 ) -> None:
-    logits, target = 3 * normal(seed, *size, VOCABULARY), pieces(seed, *size)
+    logits, target = 3 * normal(seed, *size, VOCABULARY), draw_tokens(seed, *size)
     expected = dense_loss(logits, target, smoothing)
     np.testing.assert_allclose(sums(cross_entropy(logits, target, smoothing)), expected, rtol=1e-5)
 
 
-def test_padding_counts_nothing() -> None:
-    logits, target = normal(0, 2, 5, VOCABULARY), pieces(1, 2, 5)
+def test_padding_adds_nothing_to_loss_gradient_or_count() -> None:
+    logits, target = normal(0, 2, 5, VOCABULARY), draw_tokens(1, 2, 5)
     is_padding = np.asarray(target) == 0
     assert is_padding.any()
     changed = jnp.where(is_padding[..., None], 100.0 * normal(1, 2, 5, VOCABULARY), logits)
@@ -69,28 +69,28 @@ def test_padding_counts_nothing() -> None:
     np.testing.assert_array_equal(~np.any(gradient, axis=-1), is_padding)
 
 
-def test_a_batch_of_padding_alone_has_no_loss() -> None:
+def test_a_batch_of_only_padding_has_loss_zero() -> None:
     loss = cross_entropy(normal(0, 2, 3, VOCABULARY), jnp.zeros((2, 3), int), 0.1)
     assert sums(loss).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_negative_log_likelihood_is_not_smoothed() -> None:
-    logits, target = normal(0, 2, 5, VOCABULARY), pieces(1, 2, 5)
+    logits, target = normal(0, 2, 5, VOCABULARY), draw_tokens(1, 2, 5)
     smoothed, plain = cross_entropy(logits, target, 0.3), cross_entropy(logits, target, 0.0)
     assert smoothed.nll == plain.nll
     assert plain.smoothed == pytest.approx(float(plain.nll), rel=1e-6)
     assert abs(float(smoothed.smoothed - smoothed.nll)) > 0.1
 
 
-def test_an_even_prediction_has_the_vocabulary_as_perplexity() -> None:
-    loss = cross_entropy(jnp.full((2, 5, VOCABULARY), 3.0), pieces(1, 2, 5), 0.1)
+def test_a_uniform_prediction_has_the_vocabulary_size_as_perplexity() -> None:
+    loss = cross_entropy(jnp.full((2, 5, VOCABULARY), 3.0), draw_tokens(1, 2, 5), 0.1)
     assert float(jnp.exp(loss.nll / loss.count)) == pytest.approx(VOCABULARY, rel=1e-5)
     assert float(jnp.exp(loss.smoothed / loss.count)) == pytest.approx(VOCABULARY, rel=1e-5)
 
 
 @pytest.mark.parametrize("smoothing", [0.1, 0.5])
-def test_the_smallest_loss_is_the_entropy_of_the_smoothed_target(smoothing: float) -> None:
-    """And a surer prediction is worse: smoothing teaches the model to be unsure."""
+def test_the_minimum_loss_is_the_entropy_of_the_smoothed_target(smoothing: float) -> None:
+    """A more confident prediction is worse: smoothing teaches the model to be less sure."""
     target = smoothed_target(3, VOCABULARY, smoothing)
     entropy = -(target @ np.log(target))
     best = jnp.log(jnp.asarray(target))[None, None]
@@ -107,21 +107,19 @@ def test_the_smallest_loss_is_the_entropy_of_the_smoothed_target(smoothing: floa
 
 @given(seed=SEED, smoothing=SMOOTHING)
 @examples(10)
-def test_losses_of_two_batches_add_up_to_that_of_the_joined_batch(
-    seed: int, smoothing: float
-) -> None:
-    logits, target = normal(seed, 4, 5, VOCABULARY), pieces(seed, 4, 5)
-    parts = [cross_entropy(logits[i], target[i], smoothing) for i in (np.s_[:2], np.s_[2:])]
-    joined = cross_entropy(logits, target, smoothing)
-    np.testing.assert_allclose(sums(parts[0]) + sums(parts[1]), sums(joined), rtol=1e-5)
+def test_losses_of_two_batches_add_up_to_the_loss_of_both(seed: int, smoothing: float) -> None:
+    logits, target = normal(seed, 4, 5, VOCABULARY), draw_tokens(seed, 4, 5)
+    first, second = (cross_entropy(logits[i], target[i], smoothing) for i in (np.s_[:2], np.s_[2:]))
+    both = cross_entropy(logits, target, smoothing)
+    np.testing.assert_allclose(sums(first) + sums(second), sums(both), rtol=1e-5)
 
 
 def test_loss_of_bfloat16_logits_is_computed_in_float32() -> None:
-    logits, target = normal(0, 2, 5, VOCABULARY).astype(jnp.bfloat16), pieces(1, 2, 5)
+    logits, target = normal(0, 2, 5, VOCABULARY).astype(jnp.bfloat16), draw_tokens(1, 2, 5)
     expected = dense_loss(logits.astype(jnp.float32), target, 0.1)
     np.testing.assert_allclose(sums(cross_entropy(logits, target, 0.1)), expected, rtol=1e-5)
 
 
-def test_very_sure_predictions_have_a_finite_loss() -> None:
+def test_very_confident_predictions_have_a_finite_loss() -> None:
     logits = 1e4 * normal(0, 2, 5, VOCABULARY)
-    assert np.all(np.isfinite(sums(cross_entropy(logits, pieces(1, 2, 5), 0.1))))
+    assert np.all(np.isfinite(sums(cross_entropy(logits, draw_tokens(1, 2, 5), 0.1))))

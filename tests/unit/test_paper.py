@@ -14,7 +14,8 @@ from oracles import Floats
 
 from transformer_jax.config import Config, ModelConfig, TrainConfig
 from transformer_jax.config.loading import load_rows
-from transformer_jax.model.transformer import Transformer, parameter_counts
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.training.optimizer import learning_rate, make_optimizer
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -66,7 +67,7 @@ EXPECTED = {
 
 @functools.cache
 def total(config: ModelConfig) -> int:
-    return parameter_counts(Transformer(config, VOCABULARY))["total"]
+    return parameter_counts(build_transformer(config, VOCABULARY))["total"]
 
 
 def closed_form(config: ModelConfig) -> int:

@@ -1,8 +1,7 @@
-"""Self-attention that is told of distance, against its formulas a pair at a time."""
+"""Self-attention that depends on distance, against its formulas one pair at a time."""
 
 import cmath
 import math
-import typing
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import ArrayLike
+from models import make_decoder_layer, make_self_attention
 from oracles import (
     SMALL,
     Floats,
@@ -25,21 +25,16 @@ from oracles import (
 )
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.attention import Places
-from transformer_jax.model.layers import DecoderLayer
-from transformer_jax.model.positions import POSITIONS
-from transformer_jax.model.variants.relative_positions import (
-    SELF_ATTENTIONS,
-    Relative,
-    rotate,
-    slopes,
-)
+from transformer_jax.model.attention import Positions
+from transformer_jax.model.build import POSITION_SCHEMES
+from transformer_jax.model.variants.relative_positions import alibi_slopes, rotate
 
 HEADS, D_K, D_V, WIDTH = 3, 4, 5, 6
 FORMULAS = ["alibi", "rotary", "relative"]
 
-# Of head, query, key, and their places: a score; of a value and the two places: what is averaged.
+# (head, query, key, query position, key position) -> score
 PairScore = Callable[[int, Floats, Floats, int, int], float]
+# (value, query position, key position) -> the vector to average
 PairValue = Callable[[Floats, int, int], Floats]
 
 
@@ -51,7 +46,7 @@ def config_of(positions: Any, **changes: Any) -> ModelConfig:
 
 
 def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairScore, PairValue]:
-    """Return a scheme's score of a pair, and what it averages, as its authors write them."""
+    """Return a scheme's score of a pair and the vector it averages, as its authors write them."""
     scale = 1 / math.sqrt(D_K) if config.attention_score == "scaled_dot_product" else 1.0
 
     def alibi(head: int, query: Floats, key: Floats, t: int, s: int) -> float:
@@ -60,13 +55,13 @@ def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairS
         return float(query @ key) * scale - slope * abs(t - s)
 
     def rotary(_: int, query: Floats, key: Floats, t: int, s: int) -> float:
-        # Pairs of components as complex numbers: Re(q e^(i t angle) (k e^(i s angle))*).
+        # Pairs of components are complex numbers: Re(q e^(i t angle) (k e^(i s angle))*).
         total = 0.0
         for i in range(D_K // 2):
             angle = 10000 ** (-2 * i / D_K)
             q, k = complex(*query[2 * i : 2 * i + 2]), complex(*key[2 * i : 2 * i + 2])
-            turned = q * cmath.exp(1j * t * angle) * (k * cmath.exp(1j * s * angle)).conjugate()
-            total += turned.real
+            rotated = q * cmath.exp(1j * t * angle) * (k * cmath.exp(1j * s * angle)).conjugate()
+            total += rotated.real
         return total * scale
 
     def clipped(name: str, t: int, s: int) -> Floats:
@@ -78,8 +73,7 @@ def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairS
     def with_relative(value: Floats, t: int, s: int) -> Floats:
         return value + clipped("relative_value", t, s)
 
-    def plain(value: Floats, t: int, s: int) -> Floats:
-        del t, s
+    def plain(value: Floats, _query: int, _key: int) -> Floats:
         return value
 
     return {
@@ -89,10 +83,10 @@ def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairS
     }[positions]
 
 
-def attended(
+def attend(
     params: Params, x: ArrayLike, mask: ArrayLike, score: PairScore, value_of: PairValue
 ) -> Floats:
-    """Return multi-head self-attention whose pairs are compared and averaged in this way."""
+    """Return multi-head self-attention with this score and this value of each pair."""
     x = floats(x)
     batch, length, _ = x.shape
     allowed = np.broadcast_to(np.asarray(mask), (batch, 1, length, length))
@@ -101,34 +95,34 @@ def attended(
         query, key, value = (
             x[b] @ floats(params[name]["kernel"])[:, h] for name in ("query", "key", "value")
         )
-        seen = np.flatnonzero(allowed[b, 0, t])
-        weights = softmax(floats([score(h, query[t], key[s], t, int(s)) for s in seen]))
-        mixed = sum(w * value_of(value[s], t, int(s)) for w, s in zip(weights, seen, strict=True))
-        result[b, t] += mixed @ floats(params["output"]["kernel"])[h]
+        keys = np.flatnonzero(allowed[b, 0, t])
+        weights = softmax(floats([score(h, query[t], key[s], t, int(s)) for s in keys]))
+        average = sum(w * value_of(value[s], t, int(s)) for w, s in zip(weights, keys, strict=True))
+        result[b, t] += average @ floats(params["output"]["kernel"])[h]
     return result
 
 
 @pytest.mark.parametrize("score", ["scaled_dot_product", "dot_product"])
 @pytest.mark.parametrize("positions", FORMULAS)
-def test_self_attention_is_its_formula(positions: str, score: str) -> None:
+def test_self_attention_equals_its_formula(positions: str, score: str) -> None:
     config = config_of(positions, attention_score=score)
     x, mask = normal(0, 2, 7, WIDTH), coins(1, 0.6, 2, 1, 7, 7) | jnp.eye(7, dtype=bool)
-    model = SELF_ATTENTIONS[positions](config)
+    model = make_self_attention(config)
     params = drawn_params(model, x, x, mask)
-    expected = attended(params, x, mask, *formulas(positions, params, config))
+    expected = attend(params, x, mask, *formulas(positions, params, config))
     np.testing.assert_allclose(apply(model, params, x, x, mask), expected, atol=2e-5)
 
 
-def test_every_scheme_is_told_to_embeddings_or_to_self_attention() -> None:
-    schemes = set(typing.get_args(typing.get_type_hints(ModelConfig)["positions"]))
-    assert set(POSITIONS) == set(SELF_ATTENTIONS) == schemes
+def test_the_relative_schemes_have_their_own_self_attention() -> None:
+    relative = {name for name, scheme in POSITION_SCHEMES.items() if scheme.self_attention}
+    assert relative == set(FORMULAS)
 
 
 @pytest.mark.parametrize("positions", FORMULAS)
-def test_attention_to_the_source_is_the_papers(positions: Any) -> None:
-    """A layer with a shifted memory gives the same: nothing tells where the memory stands."""
+def test_attention_to_the_source_ignores_positions(positions: Any) -> None:
+    """The order of the memory does not matter, as in the paper."""
     config = config_of(positions)
-    layer = DecoderLayer(config)
+    layer = make_decoder_layer(config)
     x, memory = normal(0, 1, 4, WIDTH), normal(1, 1, 5, WIDTH)
     masks = jnp.tril(jnp.ones((1, 1, 4, 4), bool)), jnp.ones((1, 1, 1, 5), bool)
     params = drawn_params(layer, x, memory, *masks)
@@ -140,25 +134,25 @@ def test_attention_to_the_source_is_the_papers(positions: Any) -> None:
 
 
 @pytest.mark.parametrize("positions", FORMULAS)
-def test_only_the_distance_counts(positions: str) -> None:
-    """Queries that begin later look at keys that begin later as if both began at 0."""
+def test_only_the_distance_of_query_and_key_matters(positions: str) -> None:
+    """Moving queries and keys by the same number of positions changes nothing."""
     config = config_of(positions)
     x, mask = normal(0, 1, 3, WIDTH), jnp.ones((1, 1, 3, 3), bool)
-    model = SELF_ATTENTIONS[positions](config)
+    model = make_self_attention(config)
     params = drawn_params(model, x, x, mask)
     before = apply(model, params, x, x, mask)
-    key, value = apply(model, params, x, method="keys_and_values")
+    key, value = apply(model, params, x, method="project_keys_and_values")
     key, value = (jnp.pad(y, ((0, 0), (5, 0), (0, 0), (0, 0))) for y in (key, value))
     later = jnp.arange(8) >= 5
     args = x, key, value, later[None, None, None]
 
-    def from_place(start: int) -> Places:
-        return Places(start + jnp.arange(3), jnp.arange(8))
+    def queries_from(start: int) -> Positions:
+        return Positions(start + jnp.arange(3), jnp.arange(8))
 
-    after = apply(model, params, *args, places=from_place(5), method="attend")
+    after = apply(model, params, *args, positions=queries_from(5), method="attend")
     np.testing.assert_allclose(after, before, atol=1e-5)
-    elsewhere = apply(model, params, *args, places=from_place(3), method="attend")
-    assert not np.allclose(elsewhere, before, atol=0.001)
+    at_other_distance = apply(model, params, *args, positions=queries_from(3), method="attend")
+    assert not np.allclose(at_other_distance, before, atol=0.001)
 
 
 @pytest.mark.parametrize(
@@ -171,22 +165,22 @@ def test_only_the_distance_counts(positions: str) -> None:
         (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
     ],
 )
-def test_slopes_of_alibi_are_its_authors(heads: int, expected: list[float]) -> None:
-    assert slopes(heads) == pytest.approx(expected)
+def test_alibi_slopes_are_those_of_its_authors(heads: int, expected: list[float]) -> None:
+    assert alibi_slopes(heads) == pytest.approx(expected)
 
 
-def test_rotation_keeps_lengths_and_the_first_position() -> None:
+def test_rotation_keeps_norms_and_the_first_position() -> None:
     x = normal(0, 2, 9, HEADS, 8)
-    turned = rotate(x, jnp.arange(x.shape[1]))
-    np.testing.assert_allclose(jnp.linalg.norm(turned, axis=-1), jnp.linalg.norm(x, axis=-1), 1e-5)
-    np.testing.assert_array_equal(turned[:, 0], x[:, 0])
-    assert not np.allclose(turned[:, 1], x[:, 1], atol=0.1)
+    rotated = rotate(x, jnp.arange(x.shape[1]))
+    np.testing.assert_allclose(jnp.linalg.norm(rotated, axis=-1), jnp.linalg.norm(x, axis=-1), 1e-5)
+    np.testing.assert_array_equal(rotated[:, 0], x[:, 0])
+    assert not np.allclose(rotated[:, 1], x[:, 1], atol=0.1)
     assert rotate(x.astype(jnp.bfloat16), jnp.arange(x.shape[1])).dtype == jnp.bfloat16
 
 
-def test_relative_vectors_are_for_all_heads_and_distances_up_to_the_clip() -> None:
+def test_all_heads_share_a_vector_for_each_distance_up_to_the_maximum() -> None:
     config = config_of("relative", max_relative_position=7)
     x, mask = normal(0, 1, 2, WIDTH), jnp.ones((1, 1, 2, 2), bool)
-    params = initial_params(Relative(config), x, x, mask)
+    params = initial_params(make_self_attention(config), x, x, mask)
     assert params["relative_key"].shape == (15, D_K)
     assert params["relative_value"].shape == (15, D_V)

@@ -11,8 +11,8 @@ from small import SMALL
 
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
+from transformer_jax.model.build import build_transformer
 from transformer_jax.model.losses import Loss, cross_entropy
-from transformer_jax.model.transformer import Transformer
 from transformer_jax.training.step import (
     TrainState,
     TrainStep,
@@ -40,13 +40,13 @@ BATCH = random_batch()
 @cache
 def compile_step(config: Config) -> TrainStep:
     """Return a step whose two functions are jitted, once for all tests."""
-    step = make_train_step(Transformer(config.model, VOCAB), config.train)
+    step = make_train_step(build_transformer(config.model, VOCAB), config.train)
     return TrainStep(jax.jit(step.compute_gradients), jax.jit(step.apply_gradients))
 
 
 @cache
 def initial_state(config: Config) -> TrainState:
-    return init_state(Transformer(config.model, VOCAB), config.train)
+    return init_state(build_transformer(config.model, VOCAB), config.train)
 
 
 def first_moment(config: Config, batch: Batch = BATCH) -> Any:
@@ -69,7 +69,7 @@ def global_norm(tree: Any) -> Any:
 
 
 def test_the_gradient_is_that_of_the_mean_loss_per_token() -> None:
-    transformer, state = Transformer(NO_DROPOUT.model, VOCAB), initial_state(NO_DROPOUT)
+    transformer, state = build_transformer(NO_DROPOUT.model, VOCAB), initial_state(NO_DROPOUT)
 
     def mean_loss(params: Any) -> jax.Array:
         logits: Any = transformer.apply({"params": params}, *BATCH)
@@ -116,7 +116,9 @@ def test_dropout_is_a_function_of_seed_step_and_shard() -> None:
 
 def test_initial_parameters_are_a_function_of_the_seed() -> None:
     params, same, other = (
-        init_state(Transformer(SMALL.model, VOCAB), SMALL.change(train={"seed": seed}).train).params
+        init_state(
+            build_transformer(SMALL.model, VOCAB), SMALL.change(train={"seed": seed}).train
+        ).params
         for seed in (1, 1, 2)
     )
     assert largest_difference(params, same) == 0
@@ -130,7 +132,7 @@ def test_clipping_bounds_the_gradient_that_adam_receives() -> None:
 
 def test_repeated_steps_on_one_batch_learn_it() -> None:
     config = NO_DROPOUT.change(train={"warmup_steps": 50, "label_smoothing": 0.0})
-    step = jax.jit(make_train_step(Transformer(config.model, VOCAB), config.train))
+    step = jax.jit(make_train_step(build_transformer(config.model, VOCAB), config.train))
     state, losses = initial_state(config), list[float]()
     for _ in range(150):
         state, metrics = step(state, BATCH)
@@ -164,7 +166,7 @@ def test_a_step_that_is_not_finite_changes_only_the_counts(value: float, locatio
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="inspects the program of XLA on a CPU")
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 def test_an_update_does_not_copy_the_moments(clip_norm: float | None) -> None:
-    transformer = Transformer(NO_DROPOUT.model, 5000)
+    transformer = build_transformer(NO_DROPOUT.model, 5000)
     config = NO_DROPOUT.change(train={"clip_norm": clip_norm}).train
     step = make_train_step(transformer, config)
     state = jax.eval_shape(lambda: init_state(transformer, config))

@@ -10,14 +10,14 @@ import pytest
 from small import SMALL
 
 from transformer_jax.data.batches import Batch
+from transformer_jax.model.build import build_transformer
 from transformer_jax.model.losses import Loss
-from transformer_jax.model.transformer import Transformer
 from transformer_jax.training import throughput
 from transformer_jax.training.flops import step_flops
 from transformer_jax.training.step import StepMetrics
 from transformer_jax.training.throughput import Meter
 
-MODEL = Transformer(SMALL.model, 20)
+MODEL = build_transformer(SMALL.model, 20)
 BATCH = Batch(np.full((2, 5), 4), np.full((2, 4), 4))
 
 

@@ -15,8 +15,8 @@ from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.errors import DataError
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.inference.translate import ROWS, Hypothesis, Translator, search
-from transformer_jax.model.positions import POSITIONS
-from transformer_jax.model.transformer import Transformer, init_params
+from transformer_jax.model.build import POSITION_SCHEMES, build_transformer
+from transformer_jax.model.transformer import init_params
 from transformer_jax.special_tokens import EOS
 
 Translate = Callable[..., list[list[Hypothesis]]]
@@ -135,14 +135,14 @@ def test_a_width_is_compiled_once(run: Run, lines: list[str]) -> None:
     assert cache_size() - before == 2
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("positions", POSITION_SCHEMES)
 def test_every_kind_of_position_reads_the_longest_source(run: Run, positions: str) -> None:
     config = SMALL.change(
         model={"positions": positions, "max_length": 40},
         data={"max_length": 40},
         decode={"beam_size": 1},
     )
-    model = Transformer(config.model, len(run.vocabulary.target))
+    model = build_transformer(config.model, len(run.vocabulary.target))
     params = init_params(model, jax.random.key(0))
     translator = Translator(model, run.vocabulary, config.decode)
     [[best]] = translator.translate(params, [LONG_LINE], truncate=True)
@@ -161,7 +161,7 @@ def with_table(run: Run, out_of_range_positions: str, extra: int = 40) -> Transl
         data={"max_length": 20},
         decode={"beam_size": 1, "max_extra_length": extra},
     )
-    model = Transformer(config.model, len(run.vocabulary.target))
+    model = build_transformer(config.model, len(run.vocabulary.target))
     params = init_params(model, jax.random.key(1))
     # The logit of `EOS` becomes 0, and the largest logit is positive.
     table = params["embedding"]["table"]

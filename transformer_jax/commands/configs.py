@@ -27,11 +27,12 @@ class Params(ConfigCommand):
         return loading.load_rows(spec)
 
     def run(self, rows: dict[str, Row]) -> None:
-        from transformer_jax.model.transformer import Transformer, parameter_counts
+        from transformer_jax.model.build import build_transformer
+        from transformer_jax.model.inspect import parameter_counts
 
         counts = {
             name: parameter_counts(
-                Transformer(row.config.model, data.vocab_size, data.source_vocab_size)
+                build_transformer(row.config.model, data.vocab_size, data.source_vocab_size)
             )
             for name, row in rows.items()
             for data in [row.config.data]

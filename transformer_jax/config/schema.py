@@ -65,6 +65,10 @@ class ModelConfig(ConfigSection):
     )
     """How queries and keys are compared (section 3.2.1). Differs from the paper: dot_product does
     not scale; general is Luong's q^T W k, additive Bahdanau's v^T tanh(q + k)."""
+    attention_implementation: Literal["full", "blockwise", "cudnn"] = "full"
+    """How attention is computed. full holds all weights at once. blockwise needs less memory, and
+    less time for sequences of 1,000 tokens or more on a CPU. cudnn is cuDNN's flash attention on
+    NVIDIA GPUs."""
     attention_bias: bool = False
     """Biases in the four projections of attention. Differs from the paper when set: its formulas
     have none."""
@@ -113,12 +117,31 @@ class ModelConfig(ConfigSection):
                 f"model.d_k must be even with rotary positions "
                 f"(pairs of components turn), got {self.d_k}"
             )
+        self._check_attention_implementation()
         dot_products = ("scaled_dot_product", "dot_product")
         if self.positions in ("rotary", "relative") and self.attention_score not in dot_products:
             raise ConfigError(
                 f"model.attention_score must be {' or '.join(dot_products)} with {self.positions} "
                 f"positions (they are defined by it), got {self.attention_score!r}"
             )
+
+    def _check_attention_implementation(self) -> None:
+        required: dict[str, tuple[Any, ...]] = {}
+        if self.attention_implementation != "full":
+            required["attention_score"] = ("scaled_dot_product", "dot_product")
+            required["positions"] = ("sinusoidal", "concatenated_sinusoidal", "learned", "none")
+        if self.attention_implementation == "cudnn":
+            required |= {"dtype": ("bfloat16",), "attention_dropout": (0,), "d_v": (self.d_k,)}
+            required["d_k"] = tuple(range(8, 129, 8))
+        for name, allowed in required.items():
+            if getattr(self, name) not in allowed:
+                values = (
+                    "a multiple of 8 up to 128" if name == "d_k" else " or ".join(map(str, allowed))
+                )
+                raise ConfigError(
+                    f"model.{name} must be {values} with model.attention_implementation "
+                    f"{self.attention_implementation}, got {getattr(self, name)!r}"
+                )
 
     @property
     def max_positions_per_stack(self) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sentencepiece
 
@@ -197,9 +197,14 @@ class Vocabulary(NamedTuple):
         return self.source is self.target
 
     @property
-    def sizes(self) -> tuple[int, int | None]:
-        """Pieces of the target, and of the source where it has its own, as in the config."""
-        return len(self.target), None if self.is_shared else len(self.source)
+    def sizes(self) -> dict[str, Any]:
+        """The arguments `vocab_size` and `source_vocab_size` of `build_transformer`.
+
+        They are fields of `DataConfig` too. `vocab_size` counts the shared tokens, or the
+        target's; `source_vocab_size` counts the source's, and is None if they are shared.
+        """
+        source_vocab_size = None if self.is_shared else len(self.source)
+        return {"vocab_size": len(self.target), "source_vocab_size": source_vocab_size}
 
     @property
     def tokenizers(self) -> dict[str, Tokenizer]:

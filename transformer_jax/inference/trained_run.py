@@ -13,7 +13,9 @@ from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import Setting, StorageError, UsageError
 from transformer_jax.inference.translate import Hypothesis, Translator
-from transformer_jax.model.transformer import Params, Transformer, abstract_params
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import abstract_params
+from transformer_jax.model.transformer import Params, Transformer
 from transformer_jax.runs.array_store import PyTree, on_device
 from transformer_jax.runs.checkpoint_averaging import average_params, select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
@@ -58,7 +60,7 @@ class Run:
     @functools.cached_property
     def model(self) -> Transformer:
         """The architecture, as a Flax module."""
-        return Transformer(self.config.model, *self.vocabulary.sizes)
+        return build_transformer(self.config.model, **self.vocabulary.sizes)
 
     @functools.cached_property
     def _translators(self) -> dict[DecodeConfig, Translator]:
@@ -135,7 +137,7 @@ def load(
     folder = RunDirectory.open(Path(path))
     if average_checkpoints is None:
         average_checkpoints = folder.config.decode.average_checkpoints
-    model = Transformer(folder.config.model, *folder.vocabulary.sizes)
+    model = build_transformer(folder.config.model, **folder.vocabulary.sizes)
 
     def read() -> Run:
         with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:

@@ -7,7 +7,7 @@ width is compiled once.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +17,8 @@ from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import DataError, OutOfMemoryError, Setting, is_out_of_memory
 from transformer_jax.inference.search import NEG_INF, Translations, beam_search, greedy_search
-from transformer_jax.model.transformer import DecodingState, Params, Transformer
+from transformer_jax.model.decoding import decode_step, init_decoding
+from transformer_jax.model.transformer import Params, Transformer
 from transformer_jax.special_tokens import BOS, EOS
 
 # Sentences in a batch.
@@ -43,23 +44,11 @@ def search(
     limit: Int[Array, " B"],
 ) -> Translations:
     """Translate a batch. All checkpoints of a model share the compiled program."""
-
-    def step(
-        pieces: Int[Array, "B J"],
-        position: Int[Array, ""],
-        ancestors: Int[Array, "B J L"],
-        state: DecodingState,
-    ) -> Any:
-        return model.apply({"params": params}, pieces, position, ancestors, state, method="step")
-
     max_length = source.shape[1] + config.max_extra_length
-    state = model.apply(
-        {"params": params},
-        source,
-        hypotheses=config.beam_size,
-        max_length=max_length,
-        method="start",
+    state = init_decoding(
+        model, params, source, num_hypotheses=config.beam_size, max_length=max_length
     )
+    step = functools.partial(decode_step, model, params)
     if config.beam_size == 1:
         return greedy_search(step, state, limit, max_length=max_length, bos=BOS, eos=EOS)
     return beam_search(

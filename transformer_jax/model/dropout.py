@@ -1,7 +1,7 @@
 """Dropout (section 5.4), with random bits that cost next to nothing.
 
-A mask is a pure function of (random key, place in the array): a hash of each element's index,
-which XLA computes inside the operation that uses it. So it is the same on any number of
+A mask is a pure function of (random key, index in the array): a hash of each element's index, which
+XLA computes inside the operation that uses it. The mask is therefore the same on any number of
 devices, and no array of bits is ever stored.
 """
 
@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 
 def linear_indices(shape: tuple[int, ...]) -> UInt32[Array, "..."]:
-    """Return the place of each element in an array of this shape, row by row."""
+    """Return the index of each element of an array of this shape, in row-major order."""
     index = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):
         index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
@@ -24,10 +24,10 @@ def linear_indices(shape: tuple[int, ...]) -> UInt32[Array, "..."]:
 def random_bits(rng: Array, index: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     """Return 32 random bits for each element of an array: a hash of its index and the key.
 
-    Three rounds of multiply and shift. Half of the key enters before the first, half after it,
-    and two full rounds follow: after only one, two keys of nearly equal halves would give
-    masks that exclude one another. The key is one of "threefry2x32", JAX's default generator.
-    Differs from `jax.random.bits` in the generator only.
+    The hash has three rounds of multiply and shift. Half of the key enters before the first round
+    and half after it, and two full rounds follow. With only one round after the second half, two
+    keys whose halves are nearly equal would give masks that exclude each other. The key must be a
+    "threefry2x32" key, JAX's default. Differs from `jax.random.bits` only in the generator.
     """
     first, second = jax.random.key_data(rng).astype(jnp.uint32)
     bits = index + first
@@ -38,28 +38,29 @@ def random_bits(rng: Array, index: UInt32[Array, "*shape"]) -> UInt32[Array, "*s
 
 
 def keep_mask(rng: Array, rate: float, index: UInt32[Array, "*shape"]) -> Bool[Array, "*shape"]:
-    """Tell which elements dropout keeps, each with probability 1 - `rate`."""
+    """Return True for the elements that dropout keeps, each with probability 1 - `rate`."""
     threshold = jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
     return random_bits(rng, index) >= threshold
 
 
+# `jit` traces each shape once, which takes a fifth off the time to trace the base model.
 @functools.partial(jax.jit, static_argnames="rate")
 def dropout(x: Float[Array, "*shape"], rate: float, rng: Array) -> Float[Array, "*shape"]:
-    """Set each element to zero with probability `rate`, and scale the others to the same mean."""
-    # Under `jit`, places of one shape are traced once: a fifth less time to trace the base model.
+    """Set each element to zero with probability `rate`, and scale the others to keep the mean."""
     keep = keep_mask(rng, rate, linear_indices(x.shape))
     return jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
 
 
 class Dropout(nn.Module):
-    """`dropout` as a module, which draws its key from the "dropout" stream of its place."""
+    """`dropout` with a key from Flax's "dropout" stream, a different one for each module."""
 
     rate: float
 
-    def key(self, *, train: bool) -> Array | None:
-        """Return the random key of this place; None where nothing is dropped."""
+    def draw_key(self, *, train: bool) -> Array | None:
+        """Return the random key of this module, or None if nothing is dropped."""
         return self.make_rng("dropout") if train and self.rate > 0 else None
 
     def __call__(self, x: Float[Array, "*shape"], *, train: bool) -> Float[Array, "*shape"]:
-        rng = self.key(train=train)
+        """Return x, with elements dropped if `train` is set and the rate is above zero."""
+        rng = self.draw_key(train=train)
         return x if rng is None else dropout(x, self.rate, rng)

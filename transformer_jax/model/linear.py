@@ -1,52 +1,77 @@
-"""Products with a trained matrix, at each position alike."""
+"""Linear layers (the projections of sections 3.2.2, 3.3, and 3.4), applied at every position.
+
+Shapes: B batch, T positions; `in` and `out` stand for one axis or several.
+"""
 
 import math
-from typing import Any
 
 import jax
+import jax.numpy as jnp
+from flax import linen as nn
 from jaxtyping import Array, Float
 
 
-def matrix_product(
+def flat_matmul(
     x: Float[Array, "..."],
     matrix: Float[Array, "..."],
-    dimension_numbers: Any = None,
-    precision: Any = None,
-    preferred_element_type: Any = None,
+    *,
+    num_input_axes: int = 1,
+    preferred_element_type: jax.typing.DTypeLike | None = None,
 ) -> Float[Array, "..."]:
-    """Multiply all positions with a matrix, as rows of one matrix themselves.
+    """Multiply the vectors at all positions by a matrix, as one product of two 2-D matrices.
 
-    The same as `jax.lax.dot_general`, in place of which Flax's layers take it. There the gradient
-    by the matrix is a sum over two axes, the batch's and the positions', and XLA on a CPU
-    transposes all that it sums, in copies.
+    The result equals that of `jax.lax.dot_general` on the unflattened arrays. The gradient of
+    `dot_general` with respect to the matrix sums over two axes, batch and positions, and XLA's CPU
+    backend copies transposed operands for such a sum. Flattened, it needs no copy.
 
     Args:
-        x: [B, T, in], whose last axes meet the matrix's first.
-        matrix: [in, out]; `in` and `out` may be several axes.
-        dimension_numbers: which axes meet, as Flax says it; one of each if it says nothing.
-        precision: as `jax.lax.dot_general` takes it.
-        preferred_element_type: the dtype of sums and result.
+        x: [B, T, in] or [B, in].
+        matrix: [in, out].
+        num_input_axes: how many axes `in` has.
+        preferred_element_type: the dtype of the sums and of the result.
 
     Returns:
-        [B, T, out].
-
-    Raises:
-        ValueError: other axes meet than the last of x and the first of the matrix.
+        [B, T, out] or [B, out].
     """
-    axes = 1
-    if dimension_numbers is not None:
-        (own, others), batched = dimension_numbers
-        axes = len(others)
-        wanted = range(x.ndim - axes, x.ndim), range(axes)
-        if (*own,) != (*wanted[0],) or (*others,) != (*wanted[1],) or any(batched):
-            raise ValueError(
-                f"the last axes of x meet the first of the matrix, not {own}, {others}"
-            )
-    size = math.prod(matrix.shape[:axes])
+    input_size = math.prod(matrix.shape[:num_input_axes])
     rows = jax.lax.dot(
-        x.reshape(-1, size),
-        matrix.reshape(size, -1),
-        precision=precision,
+        x.reshape(-1, input_size),
+        matrix.reshape(input_size, -1),
         preferred_element_type=preferred_element_type,
     )
-    return rows.reshape(*x.shape[:-axes], *matrix.shape[axes:])
+    return rows.reshape(*x.shape[:-num_input_axes], *matrix.shape[num_input_axes:])
+
+
+class Dense(nn.Module):
+    """x W + b at each position. W starts Glorot-uniform and b at zero.
+
+    The paper does not name an initializer. The fans are those of the whole matrix, so a projection
+    to H heads of width K starts like one matrix [D, H K], not like H matrices.
+    """
+
+    features: tuple[int, ...]
+    """The sizes of the output axes: `(H, K)` splits the result into heads."""
+    dtype: str
+    """The dtype of the computation. Parameters are float32."""
+    num_input_axes: int = 1
+    """How many trailing axes of x to contract: 2 joins the heads."""
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Return x [B, T, in] times the kernel [in, out], plus the bias [out]: [B, T, out]."""
+        shape = (*x.shape[-self.num_input_axes :], *self.features)
+        kernel = jnp.asarray(self.param("kernel", _glorot_uniform, shape, self.num_input_axes))
+        y = flat_matmul(
+            x.astype(self.dtype), kernel.astype(self.dtype), num_input_axes=self.num_input_axes
+        )
+        if self.use_bias:
+            bias = jnp.asarray(self.param("bias", nn.initializers.zeros, self.features))
+            y += bias.astype(self.dtype).reshape(*(1,) * (y.ndim - bias.ndim), *self.features)
+        return y
+
+
+def _glorot_uniform(rng: Array, shape: tuple[int, ...], num_input_axes: int) -> Float[Array, "..."]:
+    """Draw a kernel [in, out] as one matrix of all its inputs and outputs."""
+    flat_shape = math.prod(shape[:num_input_axes]), math.prod(shape[num_input_axes:])
+    return nn.initializers.xavier_uniform()(rng, flat_shape).reshape(shape)

@@ -1,6 +1,6 @@
 """Label smoothing and perplexity (sections 5.4 and 6.2), as sums and counts.
 
-Sums are divided once, at the end: a mean of means would weigh short batches more.
+The caller divides sums by counts once, at the end: a mean of means would weigh short batches more.
 Shapes: B batch, T positions, N vocab_size.
 """
 
@@ -17,11 +17,11 @@ class Loss(NamedTuple):
     """Sums over the tokens of a batch. Losses of several batches add up field by field."""
 
     smoothed: Float[Array, ""]
-    """Cross-entropy with the smoothed target, in nats: what training minimises."""
+    """Cross-entropy with the smoothed target, in nats: what training minimizes."""
     nll: Float[Array, ""]
     """Negative log-likelihood of the target itself: perplexity is exp(nll / count)."""
     count: Float[Array, ""]
-    """How many tokens: padding is left out."""
+    """The number of tokens, without padding."""
 
 
 def cross_entropy(
@@ -29,17 +29,17 @@ def cross_entropy(
 ) -> Loss:
     """Compare predictions with the target (section 5.4).
 
-    The smoothed target gives 1 - smoothing to the true piece and spreads smoothing evenly
-    over all N, the true one included. The paper does not say over which: Tensor2Tensor leaves
-    the true one out.
+    The smoothed target gives 1 - smoothing to the true token and spreads smoothing evenly over all
+    N tokens, the true one included. The paper does not specify this; Tensor2Tensor leaves the
+    true token out.
     """
     logits = logits.astype(jnp.float32)
-    is_token = target != PAD
+    is_real = target != PAD
     log_total = jax.nn.logsumexp(logits, axis=-1)
     true = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
     smoothed = log_total - (1 - smoothing) * true - smoothing * logits.mean(axis=-1)
     return Loss(
-        smoothed=jnp.sum(smoothed, where=is_token),
-        nll=jnp.sum(log_total - true, where=is_token),
-        count=jnp.sum(is_token, dtype=jnp.float32),
+        smoothed=jnp.sum(smoothed, where=is_real),
+        nll=jnp.sum(log_total - true, where=is_real),
+        count=jnp.sum(is_real, dtype=jnp.float32),
     )

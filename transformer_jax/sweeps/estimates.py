@@ -3,7 +3,8 @@
 import jax
 
 from transformer_jax.config import Config
-from transformer_jax.model.transformer import Transformer, parameter_counts
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.training.flops import peak_flops, train_flops
 
@@ -30,7 +31,7 @@ def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
 
 def estimate_bytes(config: Config) -> int:
     """Return the estimated size of a run's checkpoints, in bytes."""
-    model = Transformer(config.model, config.data.vocab_size, config.data.source_vocab_size)
+    model = build_transformer(config.model, config.data.vocab_size, config.data.source_vocab_size)
     # A checkpoint has the parameters and Adam's two moments, in float32. The latest and the best
     # checkpoint are stored in addition to `keep_checkpoints`.
     checkpoint_bytes = 3 * 4 * parameter_counts(model)["total"]

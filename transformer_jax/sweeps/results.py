@@ -16,7 +16,8 @@ from transformer_jax.data.splits import Split
 from transformer_jax.errors import ConfigError, UsageError
 from transformer_jax.inference.evaluate import sacrebleu_metrics
 from transformer_jax.inference.significance import bootstrap, p_value
-from transformer_jax.model.transformer import Transformer, parameter_counts
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.seed_statistics import SeedStatistics, detectable_difference
 from transformer_jax.sweeps.status import RunStatus, read_metrics
@@ -152,7 +153,7 @@ def _collect_row(
     base_texts: set[str],
 ) -> RowResult:
     config = _config_as_trained(statuses)
-    model = Transformer(config.model, config.data.vocab_size, config.data.source_vocab_size)
+    model = build_transformer(config.model, config.data.vocab_size, config.data.source_vocab_size)
     changes = base.config.differences(row.config)
     changes.pop(("train", "seed"), None)
     done = [status for status in statuses if status.status == "done"]

@@ -9,7 +9,9 @@ from transformer_jax.data.batches import Batches
 from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
-from transformer_jax.model.transformer import Transformer, abstract_params
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import abstract_params
+from transformer_jax.model.transformer import Transformer
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.training.schedule import Schedule
 from transformer_jax.training.sharding import SHARDINGS, DataParallel
@@ -61,7 +63,7 @@ def build_components(folder: RunDirectory, group: ProcessGroup = SINGLE_PROCESS)
         folder=folder,
         group=group,
         prepared=prepared,
-        model=Transformer(config.model, *prepared.vocabulary.sizes),
+        model=build_transformer(config.model, **prepared.vocabulary.sizes),
         batches=batches,
         schedule=Schedule.from_config(config.train, batches.per_epoch),
         sharding=SHARDINGS[config.train.parallelism](),

@@ -11,7 +11,9 @@ from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.model.transformer import Params, Transformer, abstract_params
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import abstract_params
+from transformer_jax.model.transformer import Params
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory, check_available
 from transformer_jax.training.checkpointing import checkpoint_arrays, checkpoint_metadata
@@ -52,13 +54,13 @@ def create_run(
     vocabulary = None if other is None else other.vocabulary
     prepared = prepare(config.data, vocabulary, progress=report_progress)
     sizes = prepared.vocabulary.sizes
-    for field, size in zip(("vocab_size", "source_vocab_size"), sizes, strict=True):
+    for field, size in sizes.items():
         requested_size = getattr(config.data, field)
         if size != requested_size:
             console.print(f"note: data.{field} is {size}, not {requested_size}")
             config = config.change(data={field: size})
     _check_lengths(config.model, prepared)
-    model = Transformer(config.model, *sizes)
+    model = build_transformer(config.model, **sizes)
     if other is not None:
         _check_same_shapes(abstract_params(model), other)
 

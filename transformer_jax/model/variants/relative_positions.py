@@ -1,29 +1,28 @@
-"""Self-attention that is told how far apart a query and a key stand.
+"""Self-attention that depends on the distance between query and key.
 
-The paper adds positions to embeddings; these schemes add nothing there. Each is a kind of
-`MultiHeadAttention` that compares, and where it says so averages, in its own way, and an entry of
-`SELF_ATTENTIONS`. Attention to the encoder's output stays the paper's, as in the literature: a
-place in one sentence has no distance from a place in another.
+The paper adds positions to embeddings. These schemes add nothing there; each is a
+`MultiHeadAttention` that overrides `attend_heads`. Attention to the encoder's output stays the
+paper's, as in the literature: positions of two different sentences have no distance.
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v, R max_relative_position.
 """
 
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from transformer_jax.model.attention import MultiHeadAttention, Places, weighted_sum
-
-
-def distances(places: Places) -> Int[Array, "T S"]:
-    """Return how far after each query each key stands; before it, a negative number."""
-    return places.keys - places.queries[:, None]
+from transformer_jax.model.attention import MultiHeadAttention, Positions, weighted_sum
 
 
-def slopes(num_heads: int) -> list[float]:
-    """Return a slope for each head of ALiBi: 2^(-8/n), 2^(-16/n), ... 2^-8 for n heads.
+def relative_positions(positions: Positions) -> Int[Array, "T S"]:
+    """Return k - q for each query position q and key position k."""
+    return positions.keys - positions.queries[:, None]
 
-    Where n is no power of two, as its authors do: those of the next lower power, then every
-    second one of its double.
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """Return ALiBi's slope for each head: 2^(-8/n), 2^(-16/n), ... 2^-8 for n heads.
+
+    If n is not a power of two, its authors take the slopes of the next lower power, then every
+    second slope of twice that power.
     """
 
     def geometric(n: int) -> list[float]:
@@ -33,96 +32,104 @@ def slopes(num_heads: int) -> list[float]:
     return geometric(power) + geometric(2 * power)[::2][: num_heads - power]
 
 
-class Alibi(MultiHeadAttention):
-    """The further apart, the lower the score, for each head by its slope (Press et al. 2022).
+class AlibiAttention(MultiHeadAttention):
+    """Each head lowers a score by its slope times the distance (ALiBi, Press et al. 2022).
 
-    In the encoder, for which they give no formula, the distance counts alike to both sides.
-    Differs from the paper.
+    Differs from the paper. In the encoder, for which the authors give no formula, the distance
+    counts the same in both directions.
     """
 
-    def compare(
-        self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], places: Places
-    ) -> Float[Array, "B H T S"]:
-        """Score a key that is d positions away as the paper does, less slope times d."""
-        distance = jnp.abs(distances(places))
-        slope = jnp.asarray(slopes(self.config.num_heads))[:, None, None]
-        return super().compare(query, key, places) - slope * distance
+    def attend_heads(
+        self,
+        query: Float[Array, "B T H K"],
+        key: Float[Array, "B S H K"],
+        value: Float[Array, "B S H V"],
+        mask: Bool[Array, "#B #H #T S"],
+        positions: Positions,
+        train: bool,
+        /,
+    ) -> Float[Array, "B T H V"]:
+        """Attend with score(q, k) - slope |distance|."""
+        distance = jnp.abs(relative_positions(positions))
+        slope = jnp.asarray(alibi_slopes(self.config.num_heads))[:, None, None]
+        scores = self.score(query, key) - slope * distance
+        return weighted_sum(self.to_weights(scores, mask, train=train), value)
 
 
 def rotate(x: Float[Array, "B T H K"], positions: Int[Array, " T"]) -> Float[Array, "B T H K"]:
-    """Turn components 2i and 2i + 1 of a vector at position pos by pos / 10000^(2i / d_k).
+    """Rotate components 2i and 2i + 1 of a vector at position pos by pos / 10000^(2i / d_k).
 
-    The angles are the paper's sinusoids'. `d_k` must be even.
+    These are the angles of the paper's sinusoids. `d_k` must be even.
     """
     d_k = x.shape[-1]
     wavelength = 10000.0 ** (jnp.arange(0, d_k, 2, dtype=jnp.float32) / d_k)
     angles = positions[:, None, None].astype(jnp.float32) / wavelength
     sine, cosine = jnp.sin(angles), jnp.cos(angles)
     even, odd = x[..., ::2], x[..., 1::2]
-    turned = jnp.stack([even * cosine - odd * sine, even * sine + odd * cosine], axis=-1)
-    return turned.reshape(x.shape).astype(x.dtype)
+    rotated = jnp.stack([even * cosine - odd * sine, even * sine + odd * cosine], axis=-1)
+    return rotated.reshape(x.shape).astype(x.dtype)
 
 
-class Rotary(MultiHeadAttention):
-    """Queries and keys are turned by their positions: a dot product tells the distance.
+class RotaryAttention(MultiHeadAttention):
+    """Queries and keys rotate with their positions (RoFormer, Su et al. 2021, equation 34).
 
-    RoFormer (Su et al. 2021), equation 34. Differs from the paper.
+    Their dot product then depends on the distance only. Differs from the paper.
     """
 
-    def compare(
-        self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], places: Places
-    ) -> Float[Array, "B H T S"]:
-        """Turn both, then score as the paper does."""
-        return super().compare(rotate(query, places.queries), rotate(key, places.keys), places)
+    def attend_heads(
+        self,
+        query: Float[Array, "B T H K"],
+        key: Float[Array, "B S H K"],
+        value: Float[Array, "B S H V"],
+        mask: Bool[Array, "#B #H #T S"],
+        positions: Positions,
+        train: bool,
+        /,
+    ) -> Float[Array, "B T H V"]:
+        """Rotate queries and keys, then attend as the paper does."""
+        query, key = rotate(query, positions.queries), rotate(key, positions.keys)
+        return super().attend_heads(query, key, value, mask, positions, train)
 
 
-class Relative(MultiHeadAttention):
-    """A trained vector for each distance joins the keys, another the values (Shaw et al. 2018).
+class RelativeAttention(MultiHeadAttention):
+    """Learned vectors for each distance join the keys and the values (Shaw et al. 2018).
 
-    Equations 3 to 5. Distances are clipped at `max_relative_position`; each layer has its own
-    vectors, for all heads. Tensor2Tensor's later `dot_product_relative_v2` leaves the values'
-    out by default. Differs from the paper.
+    These are their equations 3 to 5. Distances are clipped at `max_relative_position`. Each layer
+    has its own vectors, which all heads share. Tensor2Tensor's later `dot_product_relative_v2`
+    leaves out those of the values by default. Differs from the paper.
     """
 
     def setup(self) -> None:
+        """Make the vectors of 2 R + 1 distances, next to the projections."""
         super().setup()
         c = self.config
         init, rows = nn.initializers.xavier_uniform(), 2 * c.max_relative_position + 1
         self.relative_key = self.param("relative_key", init, (rows, c.d_k))
         self.relative_value = self.param("relative_value", init, (rows, c.d_v))
 
-    def rows(self, places: Places) -> Int[Array, "T S"]:
-        """Return which vector of the 2R + 1 each pair of query and key has."""
-        most = self.config.max_relative_position
-        return jnp.clip(distances(places), -most, most) + most
+    def attend_heads(
+        self,
+        query: Float[Array, "B T H K"],
+        key: Float[Array, "B S H K"],
+        value: Float[Array, "B S H V"],
+        mask: Bool[Array, "#B #H #T S"],
+        positions: Positions,
+        train: bool,
+        /,
+    ) -> Float[Array, "B T H V"]:
+        """Attend with scores of q (k + a) and average v + b, for the vectors a, b of a distance.
 
-    def compare(
-        self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], places: Places
-    ) -> Float[Array, "B H T S"]:
-        """Return q (k + a), which is q k + q a, scaled: the second once for each distance."""
+        q (k + a) is q k + q a, and q a needs computing only once for each of the 2 R + 1 distances.
+        """
+        limit = self.config.max_relative_position
+        rows = jnp.clip(relative_positions(positions), -limit, limit) + limit
+
         table = self.relative_key.astype(key.dtype)[None, :, None]
         table = jnp.broadcast_to(table, (len(key), table.shape[1], *key.shape[2:]))
-        by_distance = super().compare(query, table, places)
-        rows = self.rows(places)
-        relative = jnp.take_along_axis(by_distance, rows[None, None], axis=-1)
-        return super().compare(query, key, places) + relative
+        relative_scores = jnp.take_along_axis(self.score(query, table), rows[None, None], axis=-1)
+        scores = self.score(query, key) + relative_scores
 
-    def mix(
-        self, weights: Float[Array, "B H T S"], value: Float[Array, "B S H V"], places: Places
-    ) -> Float[Array, "B T H V"]:
-        """Average v + a by the weights."""
-        vectors = self.relative_value.astype(value.dtype)
-        vectors = vectors[self.rows(places)]
+        weights = self.to_weights(scores, mask, train=train)
+        vectors = self.relative_value.astype(value.dtype)[rows]
         relative = jnp.einsum("bhts,tsv->bthv", weights.astype(value.dtype), vectors)
         return weighted_sum(weights, value) + relative
-
-
-SELF_ATTENTIONS: dict[str, type[MultiHeadAttention]] = {
-    "sinusoidal": MultiHeadAttention,
-    "concatenated_sinusoidal": MultiHeadAttention,
-    "learned": MultiHeadAttention,
-    "none": MultiHeadAttention,
-    "alibi": Alibi,
-    "rotary": Rotary,
-    "relative": Relative,
-}

@@ -1,0 +1,41 @@
+"""Small models for the tests of `transformer_jax.model`, and two sentence pairs to feed them."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+from oracles import SMALL, drawn_params
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.model.attention import MultiHeadAttention
+from transformer_jax.model.build import build_transformer, choose_components
+from transformer_jax.model.layers import DecoderLayer, EncoderLayer
+from transformer_jax.model.transformer import Transformer
+from transformer_jax.special_tokens import EOS, PAD
+
+VOCABULARY = 13
+SOURCE = jnp.asarray([[5, 9, 3, 12, 7, EOS], [4, 11, 6, EOS, PAD, PAD]])
+TARGET = jnp.asarray([[8, 3, 10, 5, EOS], [12, 4, EOS, PAD, PAD]])
+
+
+def make_model(**changes: Any) -> tuple[Transformer, dict[str, Any]]:
+    """Return a model with one layer per stack and these changes to `SMALL`, and its parameters."""
+    changes.setdefault("num_layers", 1)
+    model = build_transformer(replace(SMALL, **changes), VOCABULARY)
+    return model, drawn_params(model, SOURCE, TARGET)
+
+
+def make_self_attention(config: ModelConfig) -> MultiHeadAttention:
+    """Return the self-attention that the config names."""
+    components = choose_components(config)
+    return components.self_attention(config, components.score)
+
+
+def make_encoder_layer(config: ModelConfig) -> EncoderLayer:
+    """Return an encoder layer as in the model of this config."""
+    return EncoderLayer(config, choose_components(config))
+
+
+def make_decoder_layer(config: ModelConfig) -> DecoderLayer:
+    """Return a decoder layer as in the model of this config."""
+    return DecoderLayer(config, choose_components(config))

@@ -1,0 +1,60 @@
+"""Models from configs: every name in the config has a module."""
+
+import typing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from models import VOCABULARY
+from oracles import SMALL
+
+from transformer_jax.config import ConfigError, ModelConfig
+from transformer_jax.model.build import (
+    ATTENTION_IMPLEMENTATIONS,
+    ATTENTION_SCORES,
+    LAYER_NORM_PLACEMENTS,
+    POSITION_SCHEMES,
+    build_transformer,
+)
+
+TABLES = {
+    "positions": POSITION_SCHEMES,
+    "attention_score": ATTENTION_SCORES,
+    "attention_implementation": ATTENTION_IMPLEMENTATIONS,
+    "layer_norm": LAYER_NORM_PLACEMENTS,
+}
+
+
+@pytest.mark.parametrize("field", TABLES)
+def test_every_name_in_the_config_has_an_entry(field: str) -> None:
+    names = typing.get_args(typing.get_type_hints(ModelConfig)[field])
+    assert set(TABLES[field]) == set(names)
+
+
+def test_equal_configs_build_equal_models() -> None:
+    """Then `jax.jit` compiles a function of a static model once for both."""
+    one, other = (build_transformer(replace(SMALL), VOCABULARY, 17) for _ in range(2))
+    assert one is not other
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != build_transformer(replace(SMALL, layer_norm="pre"), VOCABULARY, 17)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "changes", "message"),
+    [
+        ("blockwise", {"positions": "alibi"}, "model.positions must be sinusoidal or"),
+        ("blockwise", {"attention_score": "additive"}, "model.attention_score must be"),
+        ("cudnn", {"positions": "relative"}, "model.positions must be sinusoidal or"),
+        ("cudnn", {}, "model.dtype must be bfloat16"),
+        ("cudnn", {"attention_dropout": 0.1}, "model.(dtype|attention_dropout) must be"),
+        ("cudnn", {"dtype": "bfloat16", "d_k": 16}, "model.d_v must be 16"),
+        ("cudnn", {"dtype": "bfloat16", "d_k": 12, "d_v": 12}, "model.d_k must be a multiple of 8"),
+    ],
+)
+def test_an_implementation_rejects_what_it_cannot_compute(
+    implementation: Any, changes: dict[str, Any], message: str
+) -> None:
+    line = rf"^{message}.* with model.attention_implementation {implementation}, got "
+    with pytest.raises(ConfigError, match=line):
+        replace(SMALL, attention_implementation=implementation, **changes)

@@ -1,0 +1,118 @@
+"""Looking inside a model: attention weights, and shapes and counts of parameters."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array
+from models import SOURCE, TARGET, VOCABULARY, make_model
+from oracles import SMALL, floats, multi_head_weights, sinusoid
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import abstract_params, attention_weights, parameter_counts
+from transformer_jax.model.transformer import (
+    Transformer,
+    causal_mask,
+    init_params,
+    shift_right,
+    source_mask,
+)
+
+
+def all_weights(model: Transformer, params: dict[str, Any]) -> dict[str, Array]:
+    return jax.jit(attention_weights, static_argnums=0)(model, params, SOURCE, TARGET)
+
+
+def test_attention_weights_has_all_layers_of_each_kind() -> None:
+    model, params = make_model(num_layers=2, num_heads=3)
+    weights = all_weights(model, params)
+    shapes = {kind: array.shape for kind, array in weights.items()}
+    assert shapes == {
+        "encoder": (2, 2, 3, 6, 6),
+        "decoder": (2, 2, 3, 5, 5),
+        "cross": (2, 2, 3, 5, 6),
+    }
+    for kind, array in weights.items():
+        np.testing.assert_allclose(array.sum(-1), 1.0, atol=1e-5, err_msg=kind)
+        assert not np.allclose(array[0], array[1], atol=0.01), "layers must differ"
+    # Padding and the future have weight zero.
+    for kind in ("encoder", "cross"):
+        assert not np.any(weights[kind][:, 1, ..., 4:])
+        assert np.all(weights[kind][:, 1, ..., :4])
+    decoder = floats(weights["decoder"])
+    is_past = np.broadcast_to(np.tril(np.ones((5, 5), bool)), decoder.shape)
+    np.testing.assert_array_equal(decoder > 0, is_past)
+
+
+def test_the_first_layers_attend_to_embeddings_plus_positions() -> None:
+    model, params = make_model()
+    weights = all_weights(model, params)
+    table = floats(params["embedding"]["table"])
+    for stack, tokens, mask in (
+        ("encoder", SOURCE, source_mask(SOURCE)),
+        ("decoder", shift_right(TARGET), causal_mask(TARGET.shape[1])),
+    ):
+        x = table[np.asarray(tokens)] * math.sqrt(SMALL.d_model)
+        x += sinusoid(tokens.shape[1], SMALL.d_model)
+        expected = multi_head_weights(params[f"{stack}_0"]["self_attention"], x, x, mask)
+        np.testing.assert_allclose(weights[stack][0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{"remat": True}, {"attention_implementation": "blockwise"}])
+def test_remat_and_the_implementation_do_not_change_the_weights(changes: dict[str, Any]) -> None:
+    model, params = make_model()
+    other, _ = make_model(**changes)
+    expected = all_weights(model, params)
+    for kind, weights in all_weights(other, params).items():
+        np.testing.assert_allclose(weights, expected[kind], atol=1e-6)
+
+
+def test_abstract_parameters_have_the_shapes_and_dtypes_of_real_ones() -> None:
+    model, _ = make_model()
+    actual = jax.tree.map(lambda x: (x.shape, x.dtype), init_params(model, jax.random.key(0)))
+    expected = jax.tree.map(lambda x: (x.shape, x.dtype), abstract_params(model))
+    assert actual == expected
+
+
+def test_abstract_parameters_take_no_memory() -> None:
+    # The embedding alone would take 32 TiB.
+    leaves = jax.tree.leaves(abstract_params(build_transformer(ModelConfig(d_model=2**19), 2**24)))
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    assert max(math.prod(leaf.shape) for leaf in leaves) == 2**43
+
+
+def test_parameters_are_float32_in_any_compute_dtype() -> None:
+    model, _ = make_model(dtype="bfloat16")
+    assert {leaf.dtype for leaf in jax.tree.leaves(abstract_params(model))} == {
+        jnp.dtype("float32")
+    }
+
+
+@pytest.mark.parametrize("layer_norm", ["post", "pre"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_parameter_counts_list_each_kind_and_add_up(positions: str, layer_norm: str) -> None:
+    changes = {"positions": positions, "layer_norm": layer_norm}
+    model, params = make_model(**changes, num_layers=2, num_heads=3, d_k=4, d_v=5)
+    counts = parameter_counts(model)
+    attention, feed_forward, norm = 16 * 3 * (4 + 4 + 5 + 5), 2 * 16 * 32 + 32 + 16, 2 * 16
+    expected = {
+        "embedding": VOCABULARY * 16,
+        "encoder.self_attention": 2 * attention,
+        "encoder.feed_forward": 2 * feed_forward,
+        "encoder.norms": 2 * 2 * norm,
+        "decoder.self_attention": 2 * attention,
+        "decoder.cross_attention": 2 * attention,
+        "decoder.feed_forward": 2 * feed_forward,
+        "decoder.norms": 2 * 3 * norm,
+    }
+    if positions == "learned":
+        expected |= {"source_positions": 32 * 16, "target_positions": (32 + 50) * 16}
+    if layer_norm == "pre":
+        expected |= {"encoder_norm": norm, "decoder_norm": norm}
+    total = counts.pop("total")
+    assert counts == expected
+    assert total == sum(counts.values()) == sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -1,0 +1,62 @@
+"""Look inside a model: shapes and counts of parameters, and attention weights.
+
+Shapes: B batch, S source positions, T target positions, H heads.
+"""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.transformer import Params, Transformer, init_params
+
+
+def abstract_params(model: Transformer) -> Params:
+    """Return the shapes and dtypes of the parameters, without allocating any."""
+    return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+
+
+def parameter_counts(model: Transformer) -> dict[str, int]:
+    """Return the number of parameters in each kind of module, over all layers, and the "total"."""
+    counts: Counter[str] = Counter()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_params(model)):
+        module, *submodules = (entry.key for entry in path)
+        stack, _, layer = module.partition("_")
+        is_norm = any("norm" in name for name in submodules)
+        kind = f"{stack}.{'norms' if is_norm else submodules[0]}" if layer.isdigit() else module
+        counts[kind] += math.prod(leaf.shape)
+    return {**dict(sorted(counts.items())), "total": counts.total()}
+
+
+def attention_weights(
+    model: Transformer, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
+) -> dict[str, Float[Array, "layers B H ..."]]:
+    """Return all attention weights of a forward pass, by kind, stacked over layers.
+
+    The kinds are "encoder" [layers, B, H, S, S], "decoder" [layers, B, H, T, T], and "cross"
+    [layers, B, H, T, S]: figures 3 to 5 of the paper draw them. The blockwise and cuDNN
+    implementations never hold these weights, so this function computes them with the full one,
+    which has the same parameters.
+    """
+    full = build_transformer(
+        replace(model.config, attention_implementation="full"),
+        model.vocab_size,
+        model.source_vocab_size,
+    )
+    _, variables = full.apply({"params": params}, source, target, mutable=["intermediates"])
+    layers: Any = variables["intermediates"]
+
+    def stack_layers(stack: str, attention: str) -> Float[Array, "layers B H ..."]:
+        names = [f"{stack}_{i}" for i in range(model.config.num_layers)]
+        return jnp.stack([layers[name][attention]["weights"][0] for name in names])
+
+    return {
+        "encoder": stack_layers("encoder", "self_attention"),
+        "decoder": stack_layers("decoder", "self_attention"),
+        "cross": stack_layers("decoder", "cross_attention"),
+    }

@@ -1,0 +1,45 @@
+"""Positional encodings that the paper does not use.
+
+Shapes: T positions, D d_model.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.model.positions import AddLearnedPositions, AddPositions
+
+
+class AddConcatenatedSinusoids(AddPositions):
+    """Add Tensor2Tensor's sinusoids: all sines, then all cosines.
+
+    Differs from the paper: angle i is pos / 10000^(i / (d_model / 2 - 1)), so the longest
+    wavelength is 10000 * 2 pi.
+    """
+
+    def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
+        """Return the vectors to add; `d_model` must be even."""
+        exponent = jnp.linspace(0.0, 1.0, self.config.d_model // 2)
+        angle = positions[:, None].astype(jnp.float32) * 10000.0**-exponent
+        return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+
+
+class AddNothing(AddPositions):
+    """Only drop out: for self-attention that knows positions, and for the ablation "none".
+
+    Differs from the paper. Without any positions, the encoder sees a bag of words.
+    """
+
+    def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
+        """Return zeros."""
+        return jnp.zeros((len(positions), self.config.d_model))
+
+
+class AddClampedPositions(AddLearnedPositions):
+    """Add rows of a learned table, and its last row at every position past its end.
+
+    Differs from the paper, which does not say what happens there.
+    """
+
+    def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
+        """Return the row for each position: its own, or the last one."""
+        return jnp.minimum(positions, self.max_positions - 1)
