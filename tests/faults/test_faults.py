@@ -137,11 +137,12 @@ def events_of(path: Path) -> list[tuple[str, int]]:
     return [(tag, e.step) for tag in events.Tags()["tensors"] for e in events.Tensors(tag)]
 
 
-@pytest.mark.parametrize("num_kills", [1, pytest.param(NUM_KILLS, marks=pytest.mark.slow)])
+# In the fast set, the next test kills a run once.
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
-    num_kills: int, zygote: Zygote, undisturbed: Path
+    zygote: Zygote, undisturbed: Path
 ) -> None:
-    rng = random.Random(num_kills)
+    rng, num_kills = random.Random(NUM_KILLS), NUM_KILLS
     num_killed = num_runs = 0
     while num_killed < num_kills:
         num_runs += 1
