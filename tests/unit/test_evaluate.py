@@ -9,7 +9,7 @@ import sacrebleu
 from untrained import write_untrained_run
 
 from transformer_jax.cli import main
-from transformer_jax.data.prepare import Prepared, prepare
+from transformer_jax.data.prepare import Prepared, find_prepared, prepare
 from transformer_jax.errors import DataError
 from transformer_jax.inference import evaluate as evaluate_module
 from transformer_jax.inference.evaluate import Evaluation, evaluate, score
@@ -191,9 +191,9 @@ def test_mistakes_are_reported_before_anything_is_translated(
         assert message in error_of(65, "--baseline", path)
 
     def prepare_without_test(*arguments: object, **options: object) -> Prepared:
-        prepared = prepare(*arguments, **options)  # pyrefly: ignore[bad-argument-type]
+        prepared = find_prepared(*arguments, **options)  # pyrefly: ignore[bad-argument-type]
         report = {key: value for key, value in prepared.report.items() if key != "test"}
         return prepared._replace(report=report)
 
-    monkeypatch.setattr(evaluate_module, "prepare", prepare_without_test)
+    monkeypatch.setattr(evaluate_module, "find_prepared", prepare_without_test)
     assert f"{path} has no test set" in error_of(2)
