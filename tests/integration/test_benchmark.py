@@ -330,6 +330,7 @@ def test_scaling_reports_cost_next_to_model_flops() -> None:
     assert remark.endswith(f"{flops[1] / flops[0]:.2f} times the model FLOPs")
 
 
+@pytest.mark.slow
 def test_the_gpu_command_runs_at_toy_size_on_a_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,7 +179,7 @@ print(json.dumps([training, translation, num_compiled, num_shapes]))
 
 
 @pytest.mark.parametrize(
-    ("steps", "num_translations"), [(300, 20), pytest.param(3000, 300, marks=pytest.mark.slow)]
+    ("steps", "num_translations"), [(100, 10), pytest.param(3000, 300, marks=pytest.mark.slow)]
 )
 def test_a_long_run_uses_no_more_memory_and_compiles_each_shape_once(
     tmp_path: Path, steps: int, num_translations: int

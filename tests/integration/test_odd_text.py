@@ -209,7 +209,7 @@ def check(corpus: RandomCorpus, code: int, out: str, err: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(200), pytest.param(range(200, 1200), marks=pytest.mark.slow)], ids=len
+    "seeds", [range(40), pytest.param(range(40, 1240), marks=pytest.mark.slow)], ids=len
 )
 def test_any_corpus_is_prepared_and_counted_or_rejected_by_name(
     seeds: range,
