@@ -22,7 +22,7 @@ CONFIG = BASE.change(
         "vocab_size": 37_000,
         "batch_tokens": 25_000,
     },
-    # Every ten minutes at the paper's 0.4 s per step.
+    # This is every ten minutes at the paper's 0.4 s per step.
     train={"checkpoint_every": 1500},
     decode={"average_checkpoints": 5, "beam_size": 4, "length_penalty_alpha": 0.6},
 )
