@@ -5,7 +5,7 @@
 
 Differs from the published recipe (multi30k): a smaller vocabulary, far fewer steps, and the paper's
 optimizer. Search is greedy, because models with so little training make the end of a sentence so
-likely that beam search finds translations with only a third of the words.
+likely that the translations of beam search have only a third of the words.
 """
 
 from configs.multi30k import CONFIG as MULTI30K

@@ -3,9 +3,10 @@
     transformer-jax params configs/presets.py
     transformer-jax train configs/presets.py:t2t_v2
 
-The rows are the authors' code at publication and its later defaults (Tensor2Tensor), and Flax's WMT
-example, each on the data of `base`. Their label smoothing excludes the true token, but all rows
-here include it. The comment on a row lists the features of the recipe that are not available here.
+The rows describe the authors' code at publication and its later defaults (Tensor2Tensor), and
+Flax's WMT example, each on the data of `base`. Their label smoothing excludes the true token, but
+all rows here include it. The comment on a row lists the features of the recipe that are not
+available here.
 """
 
 from configs.base import CONFIG as PAPER

@@ -12,7 +12,8 @@ from transformer_jax.config import Config
 CONFIG = Config().change(
     data={
         "corpus": "text",
-        # The paper has 37,000 tokens for 4.5 million pairs. For 100,000 pairs, 8,000 are enough.
+        # The paper's vocabulary has 37,000 tokens for 4.5 million pairs. For 100,000 pairs, 8,000
+        # tokens are enough.
         "vocab_size": 16_000,
     },
     # More than enough for 100,000 pairs. Training stops early when the perplexity on the

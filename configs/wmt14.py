@@ -9,7 +9,8 @@ last 5 checkpoints (Table 2), and 25.8 on newstest2013 without averaging (Table 
 this code.
 
 The first command downloads 1.7 GB with TensorFlow Datasets: Europarl v7, Common Crawl, and News
-Commentary v9, 4.5 million pairs. newstest2013 is the development set; newstest2014 is the test set.
+Commentary v9, with 4.5 million pairs in total. The development set is newstest2013, and the test
+set is newstest2014.
 """
 
 from configs.base import CONFIG as BASE

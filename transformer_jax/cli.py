@@ -1,4 +1,4 @@
-"""The command line `transformer-jax COMMAND ...`. An error is one line and an exit code."""
+"""Run `transformer-jax COMMAND ...`, and report an error with one line and an exit code."""
 
 import contextlib
 import dataclasses

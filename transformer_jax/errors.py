@@ -91,8 +91,8 @@ class StorageError(TransformerJaxError):
 class RunInterrupted(BaseException):
     """A run was asked to stop and has saved its state, so it can be resumed.
 
-    A signal handler raises this error at any point in the program. It is not an `Exception`, so
-    that a library that catches every `Exception` does not handle it as a failure of the library.
+    A signal handler raises this error at any point in the program. It is not an `Exception`,
+    because a library that catches every `Exception` would mistake it for a failure of its work.
     """
 
     exit_code = os.EX_TEMPFAIL

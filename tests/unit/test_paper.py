@@ -121,7 +121,7 @@ def test_base_is_the_first_row_of_table_3() -> None:
 def test_the_search_has_the_parameters_of_section_6_1() -> None:
     decode = TABLE_3["base"].config.decode
     assert (decode.beam_size, decode.length_penalty_alpha, decode.max_extra_length) == (4, 0.6, 50)
-    # Section 6.2: Table 3 does not average checkpoints.
+    # Section 6.2: the results in Table 3 do not average checkpoints.
     assert {row.config.decode.average_checkpoints for row in TABLE_3.values()} == {1}
 
 
@@ -175,9 +175,9 @@ def test_every_variant_has_as_many_parameters_as_its_equations() -> None:
 
 
 def test_rows_differ_from_base_by_as_many_parameters_as_in_the_paper() -> None:
-    """No vocabulary size explains the paper's totals, but differences from base do not need it.
+    """No vocabulary size explains the paper's totals, so compare only the differences from base.
 
-    The size of the vocabulary cancels out in rows with the d_model of base.
+    If d_model is the same, the size of the vocabulary cancels out.
     """
     base, base_millions = closed_form(Config().model), EXPECTED["base"].millions
     assert base_millions is not None

@@ -150,7 +150,7 @@ def test_every_kind_of_position_reads_the_longest_source(run: Run, positions: st
 
 
 def with_table(run: Run, out_of_range_positions: str, extra: int = 40) -> Translate:
-    """Return the greedy search of a model with 20 learned positions that never predicts `EOS`."""
+    """Return greedy search with a model that has 20 learned positions and never predicts `EOS`."""
     learned = {
         "positions": "learned",
         "max_positions": 20,

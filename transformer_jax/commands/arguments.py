@@ -109,7 +109,7 @@ def check_positional(name: str, command: type, argument_name: str, words: Sequen
     Args:
         name: the name of the command.
         command: the dataclass of the command.
-        argument_name: what the arguments are, such as "a config".
+        argument_name: a description of the arguments, such as "a config".
         words: the arguments.
 
     Raises:

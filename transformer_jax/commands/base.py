@@ -32,8 +32,9 @@ class ConfigCommand(abc.ABC):
     """Take the data section from this config, except for the fields in
     which a row of a sweep differs from the first row."""
     train_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the train section from this config in the same way. A row that
-    trains longer than the first row keeps the ratio of their steps."""
+    """Take the train section from this config in the same way. If a row
+    trains longer than the first row, the ratio of their steps stays the
+    same."""
     decode_from: Annotated[str | None, arg(metavar="CONFIG")] = None
     """Take the decode section from this config in the same way."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)

@@ -115,7 +115,7 @@ class Sweep(ConfigCommand):
             return
         sweep.store()
         if any(read_status(run).status == "submitted" for run in sweep.runs):
-            # Make runs whose Slurm jobs no longer exist available to this machine.
+            # Let this machine train the runs whose Slurm jobs no longer exist.
             slurm.reconcile(sweep)
         _prepare_data(sweep)
         statuses = launch(
@@ -183,7 +183,7 @@ class Status(PathCommand):
 
 @dataclass(frozen=True)
 class Report(PathCommand):
-    """Write a sweep's report: its results next to the paper's, with spread and significance."""
+    """Write a sweep's report, with its results next to the paper's and tests of significance."""
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="SWEEP|RUN...")]] = ()
     """A sweep's folder, or the folders of runs that were trained

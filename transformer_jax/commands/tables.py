@@ -49,7 +49,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
 
 
 def print_comparison(comparisons: Sequence["Comparison"], run: str, baseline: str) -> None:
-    """Print the paired bootstrap of two runs, one row per metric."""
+    """Print the results of the paired bootstrap of two runs, with one row per metric."""
     table = Table("", run, baseline, "p", box=None)
     for c in comparisons:
         table.add_row(

@@ -118,7 +118,7 @@ def check_field_name(name: str, known: list[str], owner: str) -> None:
     """Check that `name` is one of the known fields of `owner`.
 
     Raises:
-        ConfigError: unknown field; the message suggests the closest name.
+        ConfigError: the field is unknown. The message suggests the closest name.
     """
     if name not in known:
         raise ConfigError(f"unknown field {name!r} of {owner}{did_you_mean(name, known)}")

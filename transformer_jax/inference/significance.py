@@ -1,4 +1,4 @@
-"""Test whether one run is significantly better than another by sacreBLEU's paired bootstrap."""
+"""Test with sacreBLEU's paired bootstrap whether one run is significantly better than another."""
 
 import hashlib
 import os
@@ -76,7 +76,7 @@ def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> lis
     """
     _check_same_references(evaluation.references, baseline.references, evaluation.result["split"])
     systems = [("baseline", baseline.hypotheses), ("run", evaluation.hypotheses)]
-    # BLEU has already given any warnings when each evaluation was scored.
+    # BLEU has already issued its warnings when each evaluation was scored.
     bleu, chrf = sacrebleu_metrics(tokenizer, warn=False)
     metrics = {"BLEU": bleu, "chrF2": chrf}
     signatures, results = bootstrap(systems, metrics, evaluation.references)

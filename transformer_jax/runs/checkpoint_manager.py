@@ -3,11 +3,11 @@
 checkpoints/120/             after step 120
     params/, optimizer/      Orbax arrays; each can be read without the other (`array_store`)
     checkpoint.json          score, counters, identity of the run (`checkpoint_metadata`)
-    SHA256SUMS               digests of these files, verified before Orbax opens any (`checksums`)
+    SHA256SUMS               digests of these files, verified before Orbax reads them (`checksums`)
 
-A checkpoint is written to a hidden directory, `.120`. When all of it is on disk, a rename makes it
-visible; only then are superseded checkpoints deleted. A damaged checkpoint is renamed to `bad-120`,
-and the previous one is used.
+A checkpoint is written to a hidden directory, `.120`. When all its files are on disk, a rename
+makes it visible; only then are superseded checkpoints deleted. A damaged checkpoint is renamed to
+`bad-120`, and the previous one is used.
 
 The checkpoint of a scheduled step has a development score. A checkpoint that is written because of
 an interruption, a timer, or the end of training has none. Only scheduled checkpoints count for
@@ -118,7 +118,7 @@ class CheckpointManager:
     def latest_valid(self) -> int | None:
         """Return the newest step whose files are intact; None if there are no checkpoints.
 
-        Unless the directory is read-only, rename newer, damaged checkpoints. They are never
+        Unless the directory is read-only, rename damaged checkpoints that are newer. They are never
         deleted.
 
         Raises:

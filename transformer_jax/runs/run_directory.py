@@ -1,7 +1,7 @@
 """The directory of a run, which is self-contained, holds only data, and is never overwritten.
 
 run.json        format, resolved config, digests of vocabulary and data, versions
-tokenizer.model the vocabulary, a SentencePiece file; a separate one is in tokenizer.source.model
+tokenizer.model the vocabulary, a SentencePiece file (tokenizer.source.model for a separate source)
 checkpoints/    one directory for each checkpoint
 lock            the process that trains the run or last trained it
 metrics.jsonl   one line of JSON for each report
@@ -237,7 +237,7 @@ def check_available(path: Path) -> None:
     """Check that a run can be created at this path without overwriting anything.
 
     Raises:
-        UsageError: the path exists; the message suggests how to resume, and another path.
+        UsageError: the path exists. The message says how to resume, and suggests another path.
         StorageError: the directory cannot be created there.
     """
     try:
