@@ -1,4 +1,4 @@
-"""The paper's base model: every field of `Config` has its value as a default.
+"""The paper's base model, which the defaults of `Config` describe.
 
     transformer-jax train configs/base.py
 

@@ -9,8 +9,9 @@ Published (Wu et al., ACL 2021, Transformer-Tiny, text only): 41.02 tokenized lo
 test_2016_flickr. Result so far: 40.01 after 4,992 of at most 8,000 steps, in two hours on two CPU
 cores (experiments/LOG.md).
 
-Differs from the paper: attention biases, dropout 0.3, another peak learning rate and warmup,
-another epsilon in Adam, gradient clipping, early stopping, beam size 5, and a length^1 penalty.
+Differs from the paper: attention biases, dropout 0.3, a different peak learning rate and warmup, a
+different epsilon in Adam, gradient clipping, early stopping, beam size 5, and a length penalty with
+exponent 1.
 """
 
 from transformer_jax.config import Config
@@ -38,7 +39,7 @@ CONFIG = Config().change(
             "multi30k/tok/test_2016_flickr.lc.norm.tok.en.gz",
             "multi30k/tok/test_2016_flickr.lc.norm.tok.de.gz",
         ),
-        # The size of the published vocabulary, which has 10,000 BPE merges.
+        # The size of the published vocabulary, which results from 10,000 BPE merges.
         "vocab_size": 9712,
         "bleu_tokenizer": "none",
         "batch_tokens": 8192,

@@ -1,11 +1,11 @@
-"""Multi30k within minutes on one CPU core: data and training for a sweep of many runs.
+"""Multi30k in minutes on one CPU core: data and training for a sweep of many runs.
 
     M=multi30k_small
     transformer-jax sweep table3 --data-from $M --train-from $M --decode-from $M --scale tiny
 
 Differs from the published recipe (multi30k): a smaller vocabulary, far fewer steps, and the paper's
-optimizer. Search is greedy, because models with this little training give the end of a sentence so
-much probability that beam search stops after a third of the words.
+optimizer. Search is greedy, because models with so little training make the end of a sentence so
+likely that the translations of beam search have only a third of the words.
 """
 
 from configs.multi30k import CONFIG as MULTI30K

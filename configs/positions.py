@@ -1,9 +1,10 @@
-"""Table 3, row (E), and other encodings of positions, earlier and later than the paper.
+"""Table 3, row (E), and position encodings from work before and after the paper.
 
     transformer-jax params configs/positions.py
     transformer-jax train configs/positions.py:E
 
-Paper: learned positions give "nearly identical results" to sinusoids. It did not try the others.
+Paper: learned positions give "nearly identical results" to sinusoids. The paper does not try the
+other encodings.
 """
 
 from configs.base import CONFIG as BASE

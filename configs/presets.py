@@ -1,37 +1,37 @@
-"""Published recipes that are named after the paper: what did each of them change?
+"""Published recipes for the paper's models: what does each of them change?
 
     transformer-jax params configs/presets.py
     transformer-jax train configs/presets.py:t2t_v2
 
-The rows are the authors' code at publication and its later defaults (Tensor2Tensor), and Flax's WMT
-example, each on the data of `base`. Their label smoothing excludes the true token; ours includes
-it, as in the paper's rows. The comment on a row lists the features of the recipe that are not
+The rows describe the authors' code at publication and its later defaults (Tensor2Tensor), and
+Flax's WMT example, each on the data of `base`. Their label smoothing excludes the true token, but
+all rows here include it. The comment on a row lists the features of the recipe that are not
 available here.
 """
 
 from configs.base import CONFIG as PAPER
 
 # transformer_base in mid-2017: 4,096 tokens on each of 8 devices; projections with biases.
-# Not available: zeros as the embedding of BOS; an embedding of the target language, added to the
+# Not available: an embedding of zeros for BOS; an embedding of the target language, added to the
 # source; Adam without updates for absent tokens; query, key, and value initialized as one matrix.
 T2T_2017 = PAPER.change(
     model={"positions": "concatenated_sinusoidal", "attention_bias": True},
     data={"batch_tokens": 8 * 4096},
 )
 # transformer_base_v1: no biases; translations up to 100 tokens longer than the source.
-# Not available, also for v2 and v3: as in 2017, except that query, key, and value are initialized
-# separately, as here.
+# Not available, also for v2 and v3: the features that are missing for 2017, except the joint
+# initialization. These recipes initialize query, key, and value separately, as this package does.
 T2T_V1 = T2T_2017.change(model={"attention_bias": False}, decode={"max_extra_length": 100})
 # transformer_base_v2: pre-norm, more dropout, a higher learning rate, and a longer warmup.
 T2T_V2 = T2T_V1.change(
     model={"layer_norm": "pre", "attention_dropout": 0.1, "activation_dropout": 0.1},
     train={"learning_rate_scale": 2.0, "warmup_steps": 8000},
 )
-# transformer_base_v3, today's transformer_base.
+# transformer_base_v3, which is today's transformer_base.
 T2T_V3 = T2T_V2.change(train={"adam_beta2": 0.997})
-# The widths of the big model with the dropout of base; 32 packed rows of 256 on each of 8 devices.
-# Not available: unscaled embeddings from N(0, 1), with logits divided by sqrt(d_model); zeros as
-# the embedding of BOS.
+# The widths of the big model with the dropout of base; 32 packed rows of 256 tokens on each of 8
+# devices. Not available: unscaled embeddings from N(0, 1), with logits divided by sqrt(d_model); an
+# embedding of zeros for BOS.
 FLAX_WMT = PAPER.change(
     model={
         "d_model": 1024,

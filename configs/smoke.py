@@ -1,10 +1,10 @@
-"""All rows of Table 3 in miniature on number words: does everything work, from rows to report?
+"""All rows of Table 3 in miniature on number words: a quick test of sweeps and reports.
 
     transformer-jax sweep table3 --data-from smoke --train-from smoke --scale tiny --seeds 2
     transformer-jax report sweeps/table3
 
-19 minutes on two CPU cores, including the report. The models are too small and train for too few
-steps to show the paper's differences.
+Time: 19 minutes on two CPU cores, including the report. The models are too small and train for too
+few steps to show the paper's differences.
 """
 
 from configs.tiny import CONFIG as TINY

@@ -3,8 +3,8 @@
     transformer-jax params configs/table3.py
     transformer-jax train configs/table3.py:A1
 
-The results are per-token perplexity and tokenized BLEU on newstest2013, without averaging of
-checkpoints, and the number of parameters in millions.
+The results are per-token perplexity and tokenized BLEU on newstest2013, without checkpoint
+averaging, and the number of parameters in millions.
 """
 
 from configs.base import CONFIG as BASE

@@ -4,7 +4,7 @@
         --data.train train.en train.de --data.dev dev.en dev.de --data.test test.en test.de
 
 The files are UTF-8, plain or gzip; line n of one file translates line n of the other. Training
-needs a GPU and hours.
+takes hours on a GPU.
 """
 
 from transformer_jax.config import Config
@@ -12,9 +12,11 @@ from transformer_jax.config import Config
 CONFIG = Config().change(
     data={
         "corpus": "text",
-        # The paper has 37,000 tokens for 4.5 million pairs. For 100,000 pairs, 8,000 are enough.
+        # The paper's vocabulary has 37,000 tokens for 4.5 million pairs. For 100,000 pairs, 8,000
+        # tokens are enough.
         "vocab_size": 16_000,
     },
-    # Ample for 100,000 pairs; training stops when the development set no longer improves.
+    # More than enough for 100,000 pairs. Training stops early when the perplexity on the
+    # development set no longer improves.
     train={"steps": 50_000, "patience": 10},
 )

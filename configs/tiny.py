@@ -1,10 +1,10 @@
-"""A small version of the paper's model on number words: minutes on a laptop.
+"""A small version of the paper's model on number words, which trains in minutes on a laptop.
 
     make demo
     transformer-jax train configs/tiny.py
 
-About two minutes on two CPU cores. The average of the last three checkpoints translates at least
-98 % of the test lines (1,000 held-out numbers) exactly, for any seed.
+Training takes about two minutes on two CPU cores. With any seed, the average of the last three
+checkpoints translates at least 98 % of the test lines (1,000 held-out numbers) exactly.
 """
 
 from transformer_jax.config import Config

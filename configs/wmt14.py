@@ -9,7 +9,8 @@ last 5 checkpoints (Table 2), and 25.8 on newstest2013 without averaging (Table 
 this code.
 
 The first command downloads 1.7 GB with TensorFlow Datasets: Europarl v7, Common Crawl, and News
-Commentary v9, 4.5 million pairs. newstest2013 is the development set; newstest2014 is the test set.
+Commentary v9, with 4.5 million pairs in total. The development set is newstest2013, and the test
+set is newstest2014.
 """
 
 from configs.base import CONFIG as BASE
@@ -22,7 +23,7 @@ CONFIG = BASE.change(
         "vocab_size": 37_000,
         "batch_tokens": 25_000,
     },
-    # Every ten minutes at the paper's 0.4 s per step.
+    # This is every ten minutes at the paper's 0.4 s per step.
     train={"checkpoint_every": 1500},
     decode={"average_checkpoints": 5, "beam_size": 4, "length_penalty_alpha": 0.6},
 )

@@ -7,13 +7,13 @@ Translate with a trained run, on any device:
     >>> run.translate(["forty-two"], beam_size=4)
     ['zweiundvierzig']
 
-Describe an experiment. The defaults are the paper's base model, and an ablation is its difference
-from them (here row A of Table 3, one attention head):
+Describe an experiment. The defaults are the paper's base model, and an ablation lists only its
+differences from them (here row A of Table 3, one attention head):
 
     >>> from transformer_jax import Config
     >>> config = Config().change(model={"num_heads": 1, "d_k": 512, "d_v": 512})
 
-Build the model of a config, a Flax module, for a shared vocabulary of 37,000 tokens:
+Build the Flax module of a config for a shared vocabulary of 37,000 tokens:
 
     >>> from transformer_jax import build_transformer
     >>> model = build_transformer(config.model, vocab_size=37_000)
@@ -22,8 +22,8 @@ Train, evaluate, and compare runs with the command `transformer-jax`; `transform
 its commands.
 
 The subpackages follow the paper: `model` (section 3), `data` (5.1), `training` (5.2 to 5.4), and
-`inference` (6.1). They can be imported, but only the names in this module are a stable interface.
-JAX is imported when a name that needs it is first used.
+`inference` (6.1). You can import them, but only the names in this module are a stable interface.
+The first use of a name that needs JAX imports JAX.
 """
 
 import importlib
@@ -58,7 +58,7 @@ __all__ = [
     "load",
 ]
 
-# The module of each public name, imported on first use.
+# The module that defines each public name. The first use of a name imports its module.
 _MODULES = {
     "Config": "config",
     "ConfigError": "errors",

@@ -23,7 +23,7 @@ def cache_folder(name: str) -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     folder = Path(home) / "transformer_jax" / name
     try:
-        # Without a home folder, expanduser returns "~" unchanged: do not create a folder "~".
+        # Without a home folder, expanduser returns "~" unchanged. Do not create a folder named "~".
         if folder.is_absolute() and os.access(_make_directory(folder), os.W_OK):
             return folder
     except StorageError:
@@ -34,9 +34,9 @@ def cache_folder(name: str) -> Path:
 
 
 def enable_compilation_cache() -> None:
-    """Make JAX cache compiled programs on disk, so that a second start does not compile again.
+    """Make JAX cache compiled programs on disk, so that later runs do not compile them again.
 
-    A folder that the user has set by `JAX_COMPILATION_CACHE_DIR` stays in use.
+    If the user has set `JAX_COMPILATION_CACHE_DIR`, JAX uses that folder.
 
     Raises:
         StorageError: the folder cannot be created.
@@ -52,5 +52,7 @@ def _make_directory(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"the cache folder {folder} cannot be made: {error.strerror}") from error
+        raise StorageError(
+            f"the cache folder {folder} cannot be created: {error.strerror}"
+        ) from error
     return folder

@@ -1,4 +1,4 @@
-"""The command line `transformer-jax COMMAND ...`: every mistake is one line and an exit code."""
+"""Run `transformer-jax COMMAND ...`, and report an error with one line and an exit code."""
 
 import contextlib
 import dataclasses
@@ -65,7 +65,7 @@ def _usage() -> str:
 
 
 def _print_help(name: str, kind: type[ConfigCommand] | type[PathCommand], words: Words) -> NoReturn:
-    """Print the help of a command; with a config, its values are the defaults."""
+    """Print a command's help. If a config is given, the help shows its values as the defaults."""
     options: dict[str, Any] = {}
     if words.positional and issubclass(kind, ConfigCommand):
         command = _create(kind, words.split_config_options()[0].as_list())
@@ -76,7 +76,7 @@ def _print_help(name: str, kind: type[ConfigCommand] | type[PathCommand], words:
 
 
 def _run_config_command(kind: type[ConfigCommand], words: Words, arguments: Sequence[str]) -> None:
-    """Load the configs that a command names, change the fields that options give, and run it."""
+    """Load the configs that a command names, apply the options to them, and run the command."""
     own, of_config = words.split_config_options()
     command = _create(kind, own.as_list())
     rows = {
@@ -86,7 +86,7 @@ def _run_config_command(kind: type[ConfigCommand], words: Words, arguments: Sequ
     for name, row in rows.items():
         for warning in row.config.warnings():
             stderr.print(f"{name}: {warning}" if name else warning)
-    # The supervisor runs the same command again; in that process, the heartbeat connects.
+    # The supervisor runs the same command in a child process, which connects to its heartbeat.
     if isinstance(command, TrainingCommand) and command.supervise and not heartbeat.connect():
         sys.exit(command.under_supervisor(arguments))
     config = next(iter(rows.values())).config
@@ -94,7 +94,7 @@ def _run_config_command(kind: type[ConfigCommand], words: Words, arguments: Sequ
 
 
 def _create(kind: type[T], words: Sequence[str], default: T | None = None) -> T:
-    """Return the dataclass that tyro creates from words that `split_words` has checked."""
+    """Create the dataclass of a command or config from words that `split_words` has checked."""
     options: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(io.StringIO()):

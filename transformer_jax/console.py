@@ -1,4 +1,4 @@
-"""Terminal output: streams, the progress bar, and errors as one line and an exit code."""
+"""Terminal output: streams, the progress bar, and one-line error messages with exit codes."""
 
 import contextlib
 import re
@@ -18,8 +18,8 @@ from transformer_jax.errors import (
     TransformerJaxError,
 )
 
-# A terminal obeys these characters, so a name or a translation that has them could alter its
-# display.
+# A terminal interprets these characters, so a name or a translation that contains them could
+# corrupt the display.
 CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -54,7 +54,7 @@ stderr = PlainConsole(stderr=True)
 def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
     """Return the line that a command prints for an error, and its exit code (sysexits.h).
 
-    None if the error can only be a bug in this program.
+    Return None if the error is a bug in this program.
     """
     line = f"transformer-jax: {error}"
     match error:
@@ -65,7 +65,7 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
         case MemoryError():
             return "transformer-jax: this machine is out of memory", OutOfMemoryError.exit_code
         case OSError():
-            # No caller replaced it by a more specific message.
+            # No caller has replaced this error with a more specific one.
             return line, StorageError.exit_code
         case KeyboardInterrupt():
             return "", 128 + signal.SIGINT
@@ -77,7 +77,7 @@ def run_and_report(run: Callable[[], object]) -> int:
     try:
         run()
     except BrokenPipeError:
-        # The reader of the output is gone. Python would print another error at exit.
+        # The reader of the output has exited. Close stderr, or Python prints another error at exit.
         sys.stderr.close()
         return 1
     except SystemExit as end:
@@ -97,7 +97,8 @@ def run_and_report(run: Callable[[], object]) -> int:
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that reports progress: its arguments are a task, steps done, and a total.
 
-    On a terminal it updates a progress bar per task. Otherwise it prints each task once.
+    On a terminal, the function updates one progress bar for each task. Otherwise, it prints the
+    name of each task once.
     """
     with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         tasks: dict[str, TaskID] = {}

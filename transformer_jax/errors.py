@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Setting:
-    """An argument that a message recommends: `average_checkpoints=1` in Python."""
+    """An argument that a message recommends, such as `average_checkpoints=1` in Python."""
 
     name: str
     value: object
@@ -29,8 +29,8 @@ class Setting:
 class TransformerJaxError(Exception):
     """Base of the errors that end a command with one line and an exit code.
 
-    The message may contain settings. `str` shows them as Python arguments, and `for_shell` as
-    command-line options, so that each reader gets advice that applies.
+    The message may contain settings. `str` formats them as Python arguments, and `for_shell` as
+    command-line options, so that the advice suits the user's interface.
     """
 
     exit_code = 1
@@ -45,13 +45,13 @@ class TransformerJaxError(Exception):
 
 
 class UsageError(TransformerJaxError):
-    """A command or a call with arguments that cannot be carried out."""
+    """The arguments of a command or a call are invalid."""
 
     exit_code = 2
 
 
 class ConfigError(UsageError):
-    """An invalid config: the message names the field, its rule, and the value."""
+    """A config is invalid. The message names the field, its rule, and the value."""
 
 
 class SweepFailedError(TransformerJaxError):
@@ -59,7 +59,7 @@ class SweepFailedError(TransformerJaxError):
 
 
 class DataError(TransformerJaxError):
-    """Text that cannot be used."""
+    """Some text cannot be used, for example because it is not UTF-8."""
 
     exit_code = os.EX_DATAERR
 
@@ -89,10 +89,10 @@ class StorageError(TransformerJaxError):
 
 
 class RunInterrupted(BaseException):
-    """A run that was asked to stop and was saved: it can be resumed.
+    """A run was asked to stop and has saved its state, so it can be resumed.
 
-    A signal handler raises it at any point of the program. It is not an `Exception`, because a
-    library that catches every `Exception` would treat it as a failure of its own operation.
+    A signal handler raises this error at any point in the program. It is not an `Exception`,
+    because a library that catches every `Exception` would mistake it for a failure of its work.
     """
 
     exit_code = os.EX_TEMPFAIL
@@ -112,7 +112,7 @@ class LostProcessError(TransformerJaxError):
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error of JAX says that a device is out of memory."""
+    """Return whether a JAX error says that a device is out of memory."""
     return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)
 
 

@@ -1,4 +1,4 @@
-"""The user's cache is where the environment says, and always in a place that can be written."""
+"""The cache is in the folder that the environment names, or by default in a writable folder."""
 
 import os
 import tempfile
@@ -18,12 +18,12 @@ def test_the_cache_is_in_the_folder_of_the_environment_variable(
     assert (tmp_path / "mine" / "x").is_dir()
 
 
-def test_a_cache_folder_of_the_user_that_cannot_be_made_is_an_error(
+def test_a_cache_folder_of_the_user_that_cannot_be_created_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "file"))
-    with pytest.raises(StorageError, match=r"the cache folder .* cannot be made") as caught:
+    with pytest.raises(StorageError, match=r"the cache folder .* cannot be created") as caught:
         cache_folder("x")
     assert str(tmp_path / "file") in str(caught.value)
     assert "\n" not in str(caught.value)

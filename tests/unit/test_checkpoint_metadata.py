@@ -32,14 +32,14 @@ def test_metadata_is_plain_json_that_names_its_run(checkpoint: Path) -> None:
     assert CheckpointMetadata.read(checkpoint, IDENTITY) == (9.0, 1, {"skipped": 2})
 
 
-def test_a_checkpoint_of_another_run_is_rejected_field_by_field(checkpoint: Path) -> None:
+def test_a_checkpoint_of_another_run_is_rejected_with_the_differences(checkpoint: Path) -> None:
     other = {"model.d_model": 3, "data": "0", "seed": 7}
     differences = "data 'f1a9' -> '0', model.d_model 2 -> 3, seed None -> 7"
     with pytest.raises(StorageError, match=f"belongs to another run: {differences}"):
         CheckpointMetadata.read(checkpoint, other)
 
 
-def test_a_config_field_that_is_newer_than_a_checkpoint_had_its_default(checkpoint: Path) -> None:
+def test_a_config_field_that_a_checkpoint_lacks_has_its_default(checkpoint: Path) -> None:
     assert CheckpointMetadata.read(checkpoint, {**IDENTITY, "model.dropout": 0.1})
     with pytest.raises(StorageError, match=r"belongs to another run: model.dropout 0.1 -> 0.3$"):
         CheckpointMetadata.read(checkpoint, {**IDENTITY, "model.dropout": 0.3})
@@ -48,7 +48,7 @@ def test_a_config_field_that_is_newer_than_a_checkpoint_had_its_default(checkpoi
 def test_a_checkpoint_of_another_format_is_rejected_in_one_line(checkpoint: Path) -> None:
     file = checkpoint / "checkpoint.json"
     content = json.loads(file.read_text())
-    # Checkpoints of format 2 did not name their format.
+    # Checkpoints of format 2 have no format field.
     for stored in ({k: v for k, v in content.items() if k != "format"}, content | {"format": 99}):
         file.write_text(json.dumps(stored))
         checksums.write(checkpoint)
@@ -57,7 +57,7 @@ def test_a_checkpoint_of_another_format_is_rejected_in_one_line(checkpoint: Path
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "[" * 100_000, '{"format": 3, "step": "x"}', "\0"])
-def test_invalid_metadata_with_valid_digests_is_one_line(checkpoint: Path, content: str) -> None:
+def test_invalid_metadata_with_valid_digests_is_an_error(checkpoint: Path, content: str) -> None:
     (checkpoint / "checkpoint.json").write_text(content)
     checksums.write(checkpoint)
     with pytest.raises((StorageError, checksums.CorruptionError)) as caught:

@@ -1,4 +1,4 @@
-"""The command line: a mistake is one line and an exit code, before JAX and before any file."""
+"""The command line reports a mistake in one line before it imports JAX or writes a file."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ OPTIONS = [
 ]
 SLOW_IMPORTS = ("jax", "flax", "optax", "orbax", "tensorflow_datasets", "matplotlib", "scipy")
 
-# Commands that cannot be carried out, and a part of the line that says why.
+# Invalid commands, and a part of the error message that gives the reason.
 MISTAKES: dict[tuple[str, ...], str] = {
     ("trian", "tiny"): "no command 'trian'; did you mean 'train'?",
     ("--verbose",): "no command '--verbose'",
@@ -125,7 +125,7 @@ def mistake(capsys: pytest.CaptureFixture[str], arguments: Sequence[str], code: 
 
 
 def counts(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """Return what `params --json` prints."""
+    """Return the output of `params --json`."""
     assert main(["params", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -133,7 +133,7 @@ def counts(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 # Mistakes
 
 
-def test_a_mistake_is_one_line_that_says_why(
+def test_a_mistake_is_reported_in_one_line_with_the_reason(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -275,7 +275,7 @@ def test_the_package_exports_the_names_that_it_documents() -> None:
         transformer_jax.nope  # noqa: B018
 
 
-def test_the_module_is_the_command(tmp_path: Path) -> None:
+def test_running_the_module_runs_the_command(tmp_path: Path) -> None:
     def run_module(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "transformer_jax", *arguments],
@@ -326,7 +326,7 @@ def test_params_prints_each_row_of_a_sweep_next_to_the_papers_number(
         "from configs.table3 import SWEEP as TABLE3\n"
         "SWEEP = {name: TABLE3[name] for name in ('base', 'B1', 'E')}\n"
     )
-    # One layer keeps this fast.
+    # A single layer keeps this test fast.
     arguments = [str(sweep), "--model.num-layers", "1"]
     assert main(["params", *arguments]) == 0
     header, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]

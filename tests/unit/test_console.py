@@ -1,4 +1,4 @@
-"""Terminal output: no text controls the terminal, and every error is a line and an exit code."""
+"""No text controls the terminal, and every error becomes one line and an exit code."""
 
 import io
 import shlex
@@ -32,7 +32,7 @@ def test_a_console_prints_text_without_markup_or_wrapping() -> None:
     assert out.getvalue() == escape_control_characters(text) + "\n"
 
 
-def test_a_shell_command_survives_the_shell() -> None:
+def test_the_shell_splits_a_shell_command_into_its_words() -> None:
     words = ["resume", "my run/größe", "--out", "it's"]
     assert shlex.split(shell_command(*words)) == ["transformer-jax", *words]
 

@@ -54,7 +54,7 @@ def test_scores_are_those_of_sacrebleu() -> None:
         (["a", "b"], ["a", None], "reference 2 is missing"),
     ],
 )
-def test_incomplete_lines_have_no_score(
+def test_missing_lines_are_an_error(
     hypotheses: list[str | None], references: list[str | None], message: str
 ) -> None:
     with pytest.raises(DataError, match=message) as caught:
@@ -141,7 +141,7 @@ def test_the_command_line_compares_two_runs(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # An empty cache, so that the text is prepared again and its progress is shown.
+    # With an empty cache, the command prepares the text again and shows its progress.
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path))
     path = str(run.folder.path)
     options = ["--split", "dev", "--beam-size", "1", "--average-checkpoints", "2"]
@@ -159,7 +159,7 @@ def test_the_command_line_compares_two_runs(
     assert baseline["scores"][0]["p"] == 1
     assert f"bs:1000|seed:{baseline['seed']}" in baseline["scores"][0]["signature"]
     folder = run.folder.path / "evaluations" / "dev-step8-average2-beam1-alpha0.6"
-    # The same translations twice are one comparison.
+    # Two comparisons with the same translations have the same file.
     [saved] = folder.glob("baseline-run-*.json")
     assert json.loads(saved.read_text()) == baseline
     lines = saved.with_suffix(".txt").read_text("utf-8").split("\n")[:-1]

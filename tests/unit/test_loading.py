@@ -1,4 +1,4 @@
-"""A config file is found from any folder, leaves no trace, and its mistakes are reported."""
+"""Loading a config file works from any folder, has no side effects, and reports mistakes."""
 
 import json
 import shutil
@@ -46,7 +46,7 @@ def test_a_shipped_config_loads_by_name_or_path_from_any_folder(
         assert load_config(f"{name}:{row}" if row else name) == expected.config
 
 
-def test_a_row_of_the_shipped_table_3_is_the_papers(
+def test_the_rows_of_the_shipped_table_3_match_the_paper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -27,7 +27,7 @@ Changes = dict[str, Any]
 
 
 class Expected(NamedTuple):
-    """A row as the paper prints it, and the parameters as counted here for 37,000 tokens."""
+    """A row of Table 3, and the number of parameters counted here for 37,000 tokens."""
 
     model: Changes
     train: Changes
@@ -79,7 +79,7 @@ def check_equations(config: ModelConfig) -> None:
 
 
 def closed_form(config: ModelConfig) -> int:
-    """Return the number of parameters in the equations of the paper or of a variant of it."""
+    """Compute the number of parameters from the equations of the paper or of a variant."""
     d, ff, heads, d_k, d_v = (
         getattr(config, key) for key in ("d_model", "d_ff", "num_heads", "d_k", "d_v")
     )
@@ -112,7 +112,7 @@ def test_base_is_the_first_row_of_table_3() -> None:
     assert (m.num_layers, m.d_model, m.d_ff, m.num_heads, m.d_k, m.d_v) == (6, 512, 2048, 8, 64, 64)
     assert (m.dropout, t.label_smoothing, t.steps) == (0.1, 0.1, 100_000)
     assert (t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.warmup_steps) == (0.9, 0.98, 1e-9, 4000)
-    # The paper has none of these.
+    # The paper does not use these.
     assert (m.attention_dropout, m.activation_dropout, m.attention_bias) == (0.0, 0.0, False)
     assert (t.learning_rate_scale, t.clip_norm) == (1.0, None)
     assert (m.positions, m.attention_score) == ("sinusoidal", "scaled_dot_product")
@@ -121,7 +121,7 @@ def test_base_is_the_first_row_of_table_3() -> None:
 def test_the_search_has_the_parameters_of_section_6_1() -> None:
     decode = TABLE_3["base"].config.decode
     assert (decode.beam_size, decode.length_penalty_alpha, decode.max_extra_length) == (4, 0.6, 50)
-    # Section 6.2: Table 3 does not average checkpoints.
+    # Section 6.2: the results in Table 3 do not average checkpoints.
     assert {row.config.decode.average_checkpoints for row in TABLE_3.values()} == {1}
 
 
@@ -153,13 +153,13 @@ def test_every_row_has_as_many_parameters_as_its_equations() -> None:
 
 def test_every_variant_has_as_many_parameters_as_its_equations() -> None:
     variants: list[tuple[Changes, float]] = [
-        # 12 self-attentions with 33 relative positions of width 128.
+        # There are 12 self-attentions with 33 relative positions of width 128.
         ({"positions": "relative"}, 0.05),
         ({"positions": "relative", "max_relative_position": 4}, 0.01),
         ({"positions": "rotary"}, 0),
         ({"positions": "alibi"}, 0),
         ({"positions": "concatenated_sinusoidal"}, 0),
-        # 18 attentions with 8 heads: 64 x 64 or 64 parameters each.
+        # There are 18 attentions with 8 heads; each head has 64 x 64 or 64 parameters.
         ({"attention_score": "general"}, 0.59),
         ({"attention_score": "additive"}, 0.01),
         ({"layer_norm": "pre"}, 0),
@@ -175,7 +175,10 @@ def test_every_variant_has_as_many_parameters_as_its_equations() -> None:
 
 
 def test_rows_differ_from_base_by_as_many_parameters_as_in_the_paper() -> None:
-    """The paper's totals fit no vocabulary, but its size cancels out at the d_model of base."""
+    """No vocabulary size explains the paper's totals, so compare only the differences from base.
+
+    If d_model is the same, the size of the vocabulary cancels out.
+    """
     base, base_millions = closed_form(Config().model), EXPECTED["base"].millions
     assert base_millions is not None
     for name, expected in EXPECTED.items():
@@ -242,8 +245,8 @@ def test_the_first_update_uses_the_rate_of_step_one() -> None:
     np.testing.assert_allclose(update, -rate(1) * np.array([1, -1, 1]), rtol=1e-5)
 
 
-def test_updates_are_adams() -> None:
-    """Kingma and Ba (2015), algorithm 1, with the paper's constants."""
+def test_updates_are_those_of_adam() -> None:
+    """Compare with algorithm 1 of Kingma and Ba (2015), with the paper's constants."""
     generator = np.random.default_rng(0)
     gradients = [generator.standard_normal(3) * [1.0, 1e-3, 1e-9] for _ in range(5)]
     mean, square = np.zeros(3), np.zeros(3)

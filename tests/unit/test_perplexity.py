@@ -13,7 +13,7 @@ from transformer_jax.inference.perplexity import SentenceScore, perplexity, scor
 from transformer_jax.inference.trained_run import load
 
 
-def test_each_sentence_has_the_score_that_it_has_alone(tmp_path: Path) -> None:
+def test_the_score_of_a_sentence_does_not_depend_on_other_sentences(tmp_path: Path) -> None:
     run = load(write_untrained_run(tmp_path / "run", steps=(8,)).path, average_checkpoints=1)
     sides = prepare(run.config.data, run.vocabulary).tokens("dev")
     source, target = (type(side)(side.flat, side.offsets[:21]) for side in sides)
@@ -39,5 +39,5 @@ def test_each_sentence_has_the_score_that_it_has_alone(tmp_path: Path) -> None:
 def test_perplexity_is_per_token_over_all_sentences() -> None:
     sentences = [SentenceScore(3, 2, 1.5), SentenceScore(9, 8, 8.5)]
     assert perplexity(sentences) == pytest.approx(math.exp(10 / 10))
-    # Finite, even if the model is arbitrarily wrong.
+    # The perplexity is finite even if the model is arbitrarily wrong.
     assert math.isfinite(perplexity([SentenceScore(1, 1, 1e9)]))

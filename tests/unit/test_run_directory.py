@@ -39,7 +39,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     (path / "run.json").write_text(json.dumps(description), "utf-8")
 
 
-def test_a_new_run_contains_what_describes_it_and_nothing_else(tmp_path: Path) -> None:
+def test_a_new_run_contains_only_its_description_and_its_vocabulary(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "größe 1"
     assert create(path).path == path
     assert list(path.parent.iterdir()) == [path]
@@ -231,7 +231,7 @@ def test_a_changed_config_is_stored_with_the_run(tmp_path: Path) -> None:
     assert set(files(tmp_path / "run")) == {"run.json", "tokenizer.model"}
 
 
-def test_a_change_that_makes_another_experiment_is_rejected(tmp_path: Path) -> None:
+def test_a_change_that_makes_a_different_experiment_is_rejected(tmp_path: Path) -> None:
     run = create(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"cannot resume with changes in train.seed 3 -> 4$"):
         run.with_config(CONFIG.change(train={"seed": 4, "steps": 7}))

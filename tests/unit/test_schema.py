@@ -1,4 +1,4 @@
-"""A config rejects invalid values with the reason, and is unchanged by JSON."""
+"""A config rejects invalid values with a reason and is unchanged by a round trip through JSON."""
 
 import ast
 import dataclasses
@@ -86,7 +86,7 @@ NUMBERS = [pair for pair in FIELDS if {int, float} & set(alternatives(KINDS[pair
 
 
 def values(pair: tuple[type, str]) -> st.SearchStrategy[Any]:
-    """Draw a value that satisfies a field's own rules."""
+    """Draw a value that satisfies the rules of a single field."""
     kind, key = KINDS[pair], pair[1]
     if typing.get_origin(kind) is Literal:
         return st.sampled_from(typing.get_args(kind))
@@ -146,7 +146,7 @@ def configs(draw: st.DrawFn) -> Config:
 def test_a_config_is_unchanged_by_a_round_trip_through_json(config: Config) -> None:
     restored = Config.from_dict(json.loads(json.dumps(config.to_dict())))
     assert restored == config
-    # 1 equals 1.0, but their representations differ.
+    # Compare representations as well, because 1 equals 1.0.
     assert repr(restored) == repr(config)
 
 
@@ -213,7 +213,8 @@ def test_every_number_has_a_range_and_a_value_outside_is_reported_with_its_field
                 kind(**{key: value})
             assert str(caught.value).startswith(f"{kind.name}.{key} must be ")
             assert str(caught.value).endswith(f"got {value!r}")
-            assert isinstance(value, int) is is_integer  # so it is not rejected for its type
+            # The value has the right type, so the rejection is due to its range.
+            assert isinstance(value, int) is is_integer
 
 
 CONTRADICTIONS: list[tuple[dict[str, dict[str, Any]], str, str]] = [
@@ -318,7 +319,7 @@ def test_change_alters_only_the_given_fields_and_not_the_original() -> None:
 
 
 def typos(word: str) -> set[str]:
-    """Return the words at a distance of one typing mistake."""
+    """Return all words that differ from a word by one typing mistake."""
     indices = range(len(word))
     letters = string.ascii_lowercase + "_"
     return (
@@ -339,7 +340,7 @@ def test_a_misspelled_field_is_reported_with_the_right_name() -> None:
             Config().change(**{kind.name: {typo: 1}})
         if not str(caught.value).endswith(f"; did you mean {key!r}?"):
             missed.append((key, typo))
-    # Some typos are as close to another name: d_j is as close to d_v as to d_k.
+    # Some typos are equally close to another name: d_j is as close to d_v as to d_k.
     assert len(missed) <= 0.05 * len(sample), missed
 
 
@@ -390,7 +391,7 @@ def test_the_defaults_are_the_papers_base_model() -> None:
     assert (model.num_layers, model.d_model, model.d_ff) == (6, 512, 2048)
     assert (model.num_heads, model.d_k, model.d_v) == (8, 64, 64)
     assert (model.dropout, train.label_smoothing, train.steps) == (0.1, 0.1, 100_000)
-    # Sections 3.2 and 3.5. The paper has no dropout of weights or activations.
+    # Sections 3.2 and 3.5. The paper applies no dropout to attention weights or activations.
     assert (model.attention_dropout, model.activation_dropout) == (0.0, 0.0)
     assert model.positions == "sinusoidal"
     assert model.attention_score == "scaled_dot_product"

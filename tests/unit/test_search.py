@@ -1,6 +1,6 @@
-"""Search against enumeration of all sequences, and against plain Python.
+"""Compare search with an enumeration of all sequences, and with searches in plain Python.
 
-The step function here looks up its logits by everything that a hypothesis has read so far, so a
+The step function in these tests looks up its logits by all tokens that a hypothesis has read, so a
 hypothesis that reads the cache of another one gets wrong logits.
 """
 
@@ -31,7 +31,8 @@ LONGEST = 5
 SENTENCES = 3
 SEED = st.integers(0, 100_000)
 LIMITS = st.lists(st.integers(1, LONGEST), min_size=SENTENCES, max_size=SENTENCES)
-# Name and alpha of length penalties: none, the paper's, the mean, and one that prefers length.
+# Name and alpha of length penalties: no penalty, the paper's, the mean log-probability of a token,
+# and a penalty that favors long translations.
 KINDS = [("gnmt", 0.0), ("gnmt", 0.6), ("power", 1.0), ("power", 2.0)]
 
 Scored = tuple[float, tuple[int, ...]]
@@ -41,10 +42,10 @@ class State(NamedTuple):
     """State of a step: the tokens that each slot has read, and a table for each sentence."""
 
     cache: Array
-    """Tokens read, [B, J, L]."""
+    """Tokens that each slot has read, [B, J, L]."""
     table: Array
-    """Logits for each position and each history, [B, L, N^(L-1), N]; a history is the number whose
-    base-N digits are its tokens."""
+    """Logits for each position and each history, [B, L, N^(L-1), N]. The index of a history is the
+    number whose base-N digits are its tokens."""
 
 
 def random_table(seed: int, vocabulary: int, *, sentences: int = SENTENCES) -> Array:
@@ -110,7 +111,7 @@ def divisor(length: int, kind: tuple[str, float]) -> float:
 
 
 def all_translations(table: Floats, limit: int, kind: tuple[str, float]) -> list[Scored]:
-    """Return score and tokens of all sequences that end within the limit, best first."""
+    """Return the score and the tokens of all sequences that end within the limit, best first."""
     others = [token for token in range(table.shape[-1]) if token != EOS]
     translations: list[Scored] = []
     for length in range(1, limit + 1):
@@ -159,7 +160,7 @@ def assert_best(actual: Translations, sentence: int, expected: list[Scored]) -> 
 def test_a_large_enough_beam_finds_all_sequences_best_first(
     kind: tuple[str, float], seed: int, limits: list[int]
 ) -> None:
-    # With 3 tokens, there are 1 + 2 + 4 + 8 + 16 sequences of at most 5 tokens.
+    # With a vocabulary of 3 tokens, there are 1 + 2 + 4 + 8 + 16 sequences of at most 5 tokens.
     table, size = random_table(seed, 3), 31
     actual = beam(table, jnp.asarray(limits), beam_size=size, kind=kind, num_best=size)
     for sentence, limit in enumerate(limits):
@@ -184,7 +185,7 @@ def test_early_stopping_changes_no_result(
 
 
 def test_a_wide_beam_finds_better_translations_than_a_narrow_one() -> None:
-    """Shows that the tests above can fail."""
+    """This test shows that the tests above can fail."""
     limits = jnp.full(SENTENCES, LONGEST)
     kind = ("gnmt", 0.6)
     better = 0
@@ -281,7 +282,7 @@ def test_greedy_search_takes_the_likeliest_token_at_each_step(seed: int, limits:
 
 
 RECORDED: list[int] = []
-"""Positions at which a recorded search has called its step function."""
+"""Positions at which a search has called `recording_step`."""
 
 
 def recording_step(newest: Array, position: Array, *past: Any) -> tuple[Array, State]:
@@ -325,11 +326,11 @@ def test_a_search_stops_when_no_result_can_improve(beam_size: int) -> None:
     assert positions(ending_at(2, 3), [5, 5], beam_size=beam_size) == [0, 1, 2]
     assert positions(ending_at(2, 5), [5, 3], beam_size=beam_size) == [0, 1, 2]
     assert positions(ending_at(2, 5), [5, 5], beam_size=beam_size) == [0, 1, 2, 3, 4]
-    # Without a sentence to translate, it takes no step.
+    # Without a sentence to translate, the search takes no step.
     assert positions(ending_at(2, 5), [0, 0], beam_size=beam_size) == []
 
 
 def test_a_search_for_several_results_continues_until_it_has_them() -> None:
-    # The first step finishes one translation, the second one three more.
+    # The first step finishes one translation, and the second step finishes three more.
     assert positions(ending_at(1, 1), [5, 5], num_best=1) == [0]
     assert positions(ending_at(1, 1), [5, 5], num_best=3) == [0, 1]

@@ -21,11 +21,11 @@ def evaluation_of(hypotheses: list[str]) -> Evaluation:
 
 
 def with_errors(every: int) -> Evaluation:
-    """Return references as translations, every N-th without its first three letters."""
+    """Return an evaluation whose translations lack three letters in every N-th line."""
     return evaluation_of([r[3:] if i % every == 0 else r for i, r in enumerate(REFERENCES)])
 
 
-def test_a_comparison_is_that_of_the_sacrebleu_command(tmp_path: Path) -> None:
+def test_a_comparison_equals_that_of_the_sacrebleu_command(tmp_path: Path) -> None:
     better, worse = with_errors(9), with_errors(7)
     files = {"reference": REFERENCES, "worse": worse.hypotheses, "better": better.hypotheses}
     for name, lines in files.items():
@@ -38,7 +38,7 @@ def test_a_comparison_is_that_of_the_sacrebleu_command(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    # The table contains "score (mean ± interval)" and below it "(p = ...)", for both scores.
+    # For both metrics, the table contains "score (mean ± interval)" and, below it, "(p = ...)".
     score_and_interval = re.findall(r"([\d.]+) \([\d.]+ ± ([\d.]+)\)", ended.stdout)
     p_values = re.findall(r"\(p = ([\d.]+)\)", ended.stdout)
     bleu, chrf = compare(better, worse, "char")
@@ -78,7 +78,7 @@ def test_runs_with_different_references_are_not_compared() -> None:
     other = [*REFERENCES[:3], "nichts", *REFERENCES[4:]]
     with pytest.raises(DataError, match=r"reference 4 of their dev sets .* 'nichts' in the other"):
         compare(evaluation, evaluation._replace(references=other), "char")
-    # Different sources do not matter.
+    # The sources may differ.
     assert compare(evaluation, evaluation._replace(sources=other), "char")[0].p == 1
 
 

@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def copy(run: Run, tmp_path: Path) -> Path:
-    """A copy of the run, which a test may change."""
+    """A copy of the run that a test may change."""
     return Path(shutil.copytree(run.folder.path, tmp_path / "copy with a space"))
 
 
@@ -57,7 +57,7 @@ def test_an_average_is_loaded_on_request(run: Run) -> None:
         assert caught.value.for_shell().endswith("pass --average-checkpoints 1")
 
 
-def test_a_run_is_loaded_as_it_was_at_a_step(run: Run) -> None:
+def test_a_run_can_be_loaded_at_an_earlier_step(run: Run) -> None:
     earlier = load(run.folder.path, step=4)
     assert earlier.steps == (4,)
     assert largest_difference(earlier, run) > 0

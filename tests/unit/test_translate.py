@@ -26,7 +26,7 @@ LONG_LINE = " ".join(["one"] * 200)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run whose translations are wrong, but differ from each other."""
+    """A run whose translations are wrong but differ from each other."""
     path = tmp_path_factory.mktemp("runs") / "run"
     return load(write_untrained_run(path, steps=(8,), scale=3.0).path, average_checkpoints=1)
 
@@ -70,7 +70,7 @@ def test_translations_are_in_the_order_of_more_lines_than_a_batch_has(
     assert run.translate(lines, beam_size=1) == one_by_one
 
 
-def test_the_best_translations_come_first_and_their_number_changes_none(
+def test_the_best_translations_come_first_and_do_not_depend_on_their_number(
     run: Run, lines: list[str]
 ) -> None:
     best = run.translate_best(lines[:10], 4)
@@ -105,8 +105,8 @@ def test_scores_are_the_log_probabilities_of_the_model(run: Run, lines: list[str
         np.testing.assert_allclose(best.scores[:, rank], expected, rtol=1e-4)
 
 
-def test_a_line_that_is_too_long_is_an_error_that_names_it(run: Run, lines: list[str]) -> None:
-    with pytest.raises(DataError, match=r"line 3 has \d+ tokens, and the model reads 64"):
+def test_a_line_that_is_too_long_is_an_error_with_its_number(run: Run, lines: list[str]) -> None:
+    with pytest.raises(DataError, match=r"line 3 has \d+ tokens, and the model reads at most 64"):
         run.translate([lines[0], "", LONG_LINE])
     assert len(run.translate([lines[0], "", LONG_LINE], truncate=True, beam_size=1)) == 3
 
@@ -150,7 +150,7 @@ def test_every_kind_of_position_reads_the_longest_source(run: Run, positions: st
 
 
 def with_table(run: Run, out_of_range_positions: str, extra: int = 40) -> Translate:
-    """Return greedy search by a model that never ends and learns vectors of 20 positions."""
+    """Return greedy search with a model that has 20 learned positions and never predicts `EOS`."""
     learned = {
         "positions": "learned",
         "max_positions": 20,
@@ -163,7 +163,7 @@ def with_table(run: Run, out_of_range_positions: str, extra: int = 40) -> Transl
     )
     model = build_transformer(config.model, len(run.vocabulary.target))
     params = init_params(model, jax.random.key(1))
-    # The logit of `EOS` becomes 0, and the largest logit is positive.
+    # The logit of `EOS` becomes 0, and the largest logit is positive, so `EOS` is never the best.
     table = params["embedding"]["table"]
     params["embedding"]["table"] = table.at[EOS].set(0)
     translator = Translator(model, run.vocabulary, config.decode)
@@ -177,7 +177,7 @@ def test_a_line_longer_than_the_learned_table_is_an_error_unless_positions_are_c
     [short, long] = map(len, run.vocabulary.source.encode(lines))
     assert short < 20 < long
     strict = with_table(run, "error")
-    message = rf"^line 2 has {long} tokens, and the model reads 20 \(model.max_positions\)"
+    message = rf"^line 2 has {long} tokens, and the model reads at most 20 \(model.max_positions\)"
     with pytest.raises(DataError, match=message):
         strict(lines)
     assert len(strict(lines, truncate=True)) == len(with_table(run, "clamp")(lines)) == 2

@@ -1,4 +1,4 @@
-"""Rules stand next to fields, and a wrong name is reported with the closest right one."""
+"""Fields reject values that break their rules, and an unknown name gets a suggestion."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The commands of the command line, by name."""
+"""The commands of `transformer-jax`, by name."""
 
 from transformer_jax.commands.base import ConfigCommand, PathCommand
 from transformer_jax.commands.configs import Diff, Params

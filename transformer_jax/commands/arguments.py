@@ -1,7 +1,7 @@
-"""Checks of the words of a command, so that every mistake gets a specific one-line message.
+"""Check the words of a command line, so that every mistake gets a specific one-line message.
 
 A command is a dataclass, and the types of its fields define its options. tyro converts the values
-after these checks; it would report a mistake in a box of several lines.
+only after these checks, because it reports a mistake in a box of several lines.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Words:
     options: list[tuple[str, list[str]]]
 
     def as_list(self) -> list[str]:
-        """Return the words in a form in which a negative number is not mistaken for an option."""
+        """Return the words in a form that does not confuse negative numbers with options."""
         words = list(self.positional)
         for name, values in self.options:
             is_negative = len(values) == 1 and values[0].startswith("-")
@@ -48,14 +48,14 @@ class Words:
         return words
 
     def split_config_options(self) -> tuple["Words", "Words"]:
-        """Return all other words, and the options that change a field of the config."""
+        """Return the words of the command itself, and the options that change config fields."""
         own = [option for option in self.options if not option[0].startswith(CONFIG_OPTIONS)]
         of_config = [option for option in self.options if option[0].startswith(CONFIG_OPTIONS)]
         return Words(self.positional, own), Words([], of_config)
 
 
 def split_words(words: Sequence[str], command: type) -> Words:
-    """Split the words of a command, and check its options.
+    """Split the words of a command into positional arguments and options, and check the options.
 
     Args:
         words: the words after the command's name, without `--help`.
@@ -109,7 +109,7 @@ def check_positional(name: str, command: type, argument_name: str, words: Sequen
     Args:
         name: the name of the command.
         command: the dataclass of the command.
-        argument_name: what the arguments are, such as "a config".
+        argument_name: a description of the arguments, such as "a config".
         words: the arguments.
 
     Raises:
@@ -143,7 +143,7 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def _max_words(kind: Any) -> float:
-    """Return the maximum number of words of a value of this type."""
+    """Return the maximum number of words in a value of this type."""
     if kind is None:
         return 0
     for plain in _alternatives(kind):
@@ -154,7 +154,7 @@ def _max_words(kind: Any) -> float:
 
 
 def _did_you_mean_option(name: str, options: Iterable[str]) -> str:
-    """Suggest the option that lacks only this prefix or suffix, or else the closest one."""
+    """Suggest the option with an added section or `-from` if it exists, or else the closest one."""
     completed = [o for o in options if o == f"{name}-from" or o.endswith(f".{name.lstrip('-')}")]
     option = completed[0] if completed else closest(name, options)
     return f"; did you mean {option}?" if option else ""
@@ -164,7 +164,7 @@ def _check_value(option: str, kind: Any, words: Sequence[str]) -> None:
     """Check that the words after an option are a value of its type.
 
     Raises:
-        UsageError: they are not.
+        UsageError: the words are not a value of this type.
     """
     if _max_words(kind) == math.inf:
         return

@@ -1,7 +1,7 @@
 """The base classes of commands: frozen dataclasses of their arguments, with a method `run`.
 
 The docstrings of the fields are the text of `--help`. A command imports JAX inside `run`, so that
-help and mistakes are printed without delay.
+help and error messages appear without delay.
 """
 
 import abc
@@ -26,25 +26,26 @@ RunArgument = Positional[Annotated[str, arg(metavar="RUN", help_behavior_hint="(
 
 @dataclass(frozen=True)
 class ConfigCommand(abc.ABC):
-    """Base of the commands that start from a config and have each of its fields as an option."""
+    """Base of the commands that load a config and accept each of its fields as an option."""
 
     data_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the section data from this config, except for the fields in
+    """Take the data section from this config, except for the fields in
     which a row of a sweep differs from the first row."""
     train_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the section train from this config in the same way. A row that
-    trains longer than the first row keeps the ratio of their steps."""
+    """Take the train section from this config in the same way. If a row
+    trains longer than the first row, the ratio of their steps stays the
+    same."""
     decode_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the section decode from this config in the same way."""
+    """Take the decode section from this config in the same way."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
     argument_name: ClassVar[str] = "a config"
 
     @abc.abstractmethod
     def load_rows(self) -> dict[str, Row]:
-        """Return the experiments by row name, without the options that change single fields.
+        """Return the experiments by row name, before options change any fields.
 
-        A command on a single experiment names it "".
+        If a command has a single experiment, its name is "".
 
         Raises:
             ConfigError: a config does not exist or is invalid.
@@ -62,12 +63,12 @@ class ConfigCommand(abc.ABC):
         """
         row = loading.load_row(spec)
         path, name = loading.split_spec(spec)
-        # The first row of a sweep defines what distinguishes this one.
+        # The changes of a row are its differences from the first row of the sweep.
         first = row if name is None else next(iter(loading.load_rows(path).values()))
         return self.with_sections({"first": first, "": row})[""]
 
     def with_sections(self, rows: Mapping[str, Row]) -> dict[str, Row]:
-        """Return the rows with the sections that options take from other configs.
+        """Return the rows with the sections that `--data-from` and similar options replace.
 
         Raises:
             ConfigError: a config does not exist, or a row breaks a rule with its new sections.
@@ -79,7 +80,7 @@ class ConfigCommand(abc.ABC):
 
 @dataclass(frozen=True)
 class PathCommand(abc.ABC):
-    """Base of the commands on runs and sweeps that exist, whose configs no option changes."""
+    """Base of the commands that have no options for config fields, such as `evaluate`."""
 
     argument_name: ClassVar[str] = "a run"
 
@@ -89,7 +90,9 @@ class PathCommand(abc.ABC):
 
 
 def translate_command(run: "RunDirectory", option: str) -> str:
-    """Return a command that translates with a run; its input is an example if the corpus has one.
+    """Return a shell command that translates with a run.
+
+    For the number-words corpus, the command includes an example input.
 
     Args:
         run: the run.

@@ -21,7 +21,7 @@ from transformer_jax.console import stdout
 class Params(ConfigCommand):
     """Count the parameters of a model by module, or those of each row of a sweep.
 
-    Nothing is allocated: shapes are enough.
+    The command computes only shapes, so it needs little memory.
     """
 
     file: ConfigArgument = ""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformer_jax.inference.significance import Comparison
     from transformer_jax.inference.trained_run import Run
 
-# Lines that `translate` translates before it prints their translations.
+# Number of lines that `translate` processes before it prints their translations.
 CHUNK_LINES = 1024
 
 
@@ -31,8 +31,9 @@ class RunCommand(PathCommand):
     run_folder: RunArgument
     """The folder of a run."""
     average_checkpoints: int | None = None
-    """Average the parameters of the last N scheduled checkpoints. 1 is the
-    latest alone. Default: the run's decode.average_checkpoints."""
+    """Average the parameters of the last N scheduled checkpoints. 1 uses
+    the latest checkpoint alone. Default: the run's
+    decode.average_checkpoints."""
     step: int | None = None
     """The step of the checkpoint, or of the last checkpoint of an average.
     Default: the latest."""
@@ -41,7 +42,7 @@ class RunCommand(PathCommand):
     run's decode.beam_size."""
 
     def load(self, path: Path | None = None) -> "Run":
-        """Return the run, or the run at `path`, with the checkpoints that the options select."""
+        """Load this run, or the run at `path`, from the checkpoints that the options select."""
         from transformer_jax.runs.run_directory import RunDirectory
 
         if self.average_checkpoints is not None and self.average_checkpoints < 1:
@@ -56,7 +57,7 @@ class RunCommand(PathCommand):
 
     @property
     def checkpoint_options(self) -> str:
-        """The given options that select checkpoints, as shell words."""
+        """The given options that select checkpoints, as text for a shell command."""
         options = {"--average-checkpoints": self.average_checkpoints, "--step": self.step}
         return "".join(f" {key} {value}" for key, value in options.items() if value is not None)
 
@@ -75,8 +76,8 @@ class Evaluate(RunCommand):
     per_checkpoint: FlagCreatePairsOff[bool] = False
     """Also score each checkpoint of the average alone."""
     baseline: Path | None = None
-    """Compare with this run by paired bootstrap. Options apply to both
-    runs; for the rest, each run uses its own config."""
+    """Compare with this run by paired bootstrap. The options apply to both
+    runs. For everything else, each run uses its own config."""
     json: FlagCreatePairsOff[bool] = False
     """Print the scores as a JSON object."""
 
@@ -89,7 +90,7 @@ class Evaluate(RunCommand):
         run = self.load()
         if self.per_checkpoint and run.average_checkpoints == 1:
             raise UsageError(
-                "--per-checkpoint is for a mean of checkpoints: say --average-checkpoints 2 or more"
+                "--per-checkpoint needs a mean of checkpoints: pass --average-checkpoints 2 or more"
             )
         from transformer_jax.inference import significance
         from transformer_jax.inference.evaluation_files import save_evaluation
@@ -142,7 +143,7 @@ class Evaluate(RunCommand):
 
 @dataclass(frozen=True)
 class Translate(RunCommand):
-    """Translate standard input line by line: one line out for each line in, in order."""
+    """Translate standard input line by line, with one output line for each input line, in order."""
 
     n_best: int | None = None
     """Print the N best translations of each line as LINE NUMBER, SCORE,
@@ -164,7 +165,7 @@ class Translate(RunCommand):
             sys.stdout.buffer.flush()
 
     def _translations(self, run: "Run", lines: list[str], first_number: int) -> Iterator[str]:
-        """Yield the lines to print for these lines of the input."""
+        """Yield the output lines for these input lines."""
         count = 1 if self.n_best is None else self.n_best
         best = run.translate_best(lines, count, truncate=self.truncate, **self.decode_changes)
         for number, hypotheses in enumerate(best, start=first_number):

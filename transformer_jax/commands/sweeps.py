@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sweep(ConfigCommand):
-    """Train all rows of an ablation, each from several random seeds, on this machine or by Slurm.
+    """Train all rows of an ablation with several random seeds, on this machine or with Slurm.
 
-    Finished runs are not repeated: the same command resumes an interrupted sweep.
+    The same command resumes an interrupted sweep and does not repeat finished runs.
     """
 
     files: Positional[
@@ -34,16 +34,16 @@ class Sweep(ConfigCommand):
         ]
     ] = ()
     """Config files, FILE:ROW, or names of shipped configs such as table3.
-    The sweep has the rows of all of them; a report compares the rows with
+    The sweep has the rows of all of them. A report compares each row with
     the first one."""
     scale: Scale = "full"
     """Divide the width and depth of all models: half by 2 and 1, small by
     4 and 2, tiny by 8 and 2."""
     rows: tuple[str, ...] = ()
-    """Train only these rows, and the first row."""
+    """Train only the first row and these rows."""
     seeds: int = 3
-    """Number of random seeds per row. With only one, differences between
-    rows prove nothing."""
+    """Number of random seeds per row. One seed is not enough to show that
+    rows differ."""
     out: Path | None = None
     """The sweep's folder. Default: sweeps/NAME."""
     launcher: Literal["local", "slurm"] = "local"
@@ -51,18 +51,19 @@ class Sweep(ConfigCommand):
     submit to Slurm."""
     slurm: Resources = field(default_factory=Resources)
     devices: int | None = None
-    """Number of accelerators, each with one run at a time; on a CPU,
-    number of runs at the same time. Default: all."""
+    """Number of accelerators to use, each for one run at a time; on a CPU,
+    the number of runs at the same time. Default: all."""
     step_timeout: float = 60.0
-    """Shortest silence between two steps, in seconds, after which a run
-    counts as stuck and is ended."""
+    """Minimum time without a finished step, in seconds, after which a run
+    counts as stuck and is stopped."""
     dry_run: FlagCreatePairsOff[bool] = False
-    """Print what would be trained and what it needs; train nothing."""
+    """Print the number of runs and the resources that they need; train
+    nothing."""
     retry_failed: FlagCreatePairsOff[bool] = False
     """Train failed runs again."""
 
     def load_rows(self) -> dict[str, Row]:
-        """Return the rows of all config files, with their new sections and scale.
+        """Return the rows of all config files, after `with_sections` and `scale_rows`.
 
         Raises:
             ConfigError: a config cannot be loaded, or a changed row is invalid.
@@ -77,15 +78,15 @@ class Sweep(ConfigCommand):
         return scale_rows(self.with_sections(rows), self.scale)
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Plan the sweep; then print what it needs, train it here, or submit it.
+        """Plan the sweep; then print its estimates, train it here, or submit it to Slurm.
 
         Raises:
-            UsageError: an option is invalid, or the folder has a different sweep.
+            UsageError: an option is invalid, or the folder contains a different sweep.
             SweepFailedError: a run failed.
         """
         from transformer_jax.sweeps.plan import plan_sweep
 
-        # The comparison is also false for NaN.
+        # This comparison also rejects NaN.
         if not self.step_timeout > 0:
             raise UsageError(f"--step-timeout must be positive, got {self.step_timeout}")
         folder = self.out or Path("sweeps") / loading.run_name(self.files[0])
@@ -114,7 +115,7 @@ class Sweep(ConfigCommand):
             return
         sweep.store()
         if any(read_status(run).status == "submitted" for run in sweep.runs):
-            # Train the runs here whose Slurm jobs are gone.
+            # Let this machine train the runs whose Slurm jobs no longer exist.
             slurm.reconcile(sweep)
         _prepare_data(sweep)
         statuses = launch(
@@ -141,7 +142,7 @@ class Sweep(ConfigCommand):
             return
         slurm.check_available()
         sweep.store()
-        # Nodes often have no network to download the text.
+        # Prepare the text here, because compute nodes often have no network access.
         _prepare_data(sweep)
         jobs = slurm.submit(
             sweep, self.slurm, retry_failed=self.retry_failed, step_timeout=self.step_timeout
@@ -182,22 +183,22 @@ class Status(PathCommand):
 
 @dataclass(frozen=True)
 class Report(PathCommand):
-    """Write a sweep's report: its results next to the paper's, with spread and significance."""
+    """Write a sweep's report, with its results next to the paper's and tests of significance."""
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="SWEEP|RUN...")]] = ()
-    """A sweep's folder, or the folders of runs that were trained by hand,
-    which are compared with the first one. Runs that differ only in their
-    seed form one row."""
+    """A sweep's folder, or the folders of runs that were trained
+    separately. The report compares them with the first run. Runs that
+    differ only in their seed form one row."""
     out: Path | None = None
-    """The folder for the report of runs that were trained by hand."""
+    """The folder for the report of runs that were trained separately."""
     argument_name = "a sweep, or runs"
 
     def run(self) -> None:
         """Write the report, and print its table and footnotes.
 
         Raises:
-            UsageError: a folder is not a sweep or run, the runs cannot be compared, or none is
-                done.
+            UsageError: a folder is not a sweep or run, the runs cannot be compared, or no run is
+                finished.
             StorageError: the report cannot be written.
         """
         from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_status
@@ -248,7 +249,7 @@ def _print_estimates(sweep: "plan.Sweep", num_slots: int) -> None:
 
 
 def _print_disk_space(sweep: "plan.Sweep", seconds: Mapping[str, float] | None = None) -> None:
-    """Print the disk space of a run of each row, its training time if known, and the total."""
+    """Print the disk space and, if known, the training time of one run per row, and the totals."""
     from transformer_jax.sweeps.estimates import estimate_bytes
 
     gigabytes = {name: estimate_bytes(row.config) / 1e9 for name, row in sweep.rows.items()}

@@ -49,7 +49,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
 
 
 def print_comparison(comparisons: Sequence["Comparison"], run: str, baseline: str) -> None:
-    """Print the paired bootstrap of two runs, one row per metric."""
+    """Print the results of the paired bootstrap of two runs, with one row per metric."""
     table = Table("", run, baseline, "p", box=None)
     for c in comparisons:
         table.add_row(
@@ -60,7 +60,7 @@ def print_comparison(comparisons: Sequence["Comparison"], run: str, baseline: st
         )
     stdout.print(table)
     stdout.print(f"p: how often a run that is as good as the baseline, {baseline}, differs from it")
-    stdout.print("this much by the choice of sentences alone; below 0.05 counts as significant.")
+    stdout.print("this much due to the choice of sentences alone; below 0.05 is significant.")
     stdout.print("In parentheses: mean and 95 % interval over resampled sets (paired bootstrap).")
     for c in comparisons:
         stdout.print(f"  {c.metric:5}  {c.signature}")
@@ -88,7 +88,7 @@ def print_statuses(statuses: Sequence["RunStatus"]) -> None:
 
 
 def print_results(results: "Results") -> None:
-    """Print the columns of a sweep's report that fit on a terminal."""
+    """Print the main columns of a sweep's report, which fit on a terminal."""
     table = Table("row", "change", "parameters", "perplexity", "to base", "BLEU", "p", box=None)
     for column in table.columns[2:]:
         column.justify = "right"

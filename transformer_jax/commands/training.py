@@ -1,4 +1,4 @@
-"""The commands that prepare text and train: `prepare`, `train`, `resume`."""
+"""Commands that prepare text and train models: `prepare`, `train`, and `resume`."""
 
 import abc
 import contextlib
@@ -30,7 +30,8 @@ class Prepare(ConfigCommand):
     """Prepare a config's text: train the vocabulary, encode the text, and cache both."""
 
     file: ConfigArgument = ""
-    """A config file, FILE:ROW of a sweep, or the name of a shipped config, such as tiny."""
+    """A config file, FILE:ROW for a row of a sweep, or the name of a shipped config, such as
+    tiny."""
 
     def load_rows(self) -> dict[str, Row]:
         """Return the experiment that the config describes."""
@@ -72,10 +73,10 @@ class TrainingCommand(ConfigCommand):
     """With --supervise: the same limit during startup, compilation, evaluation, and saving."""
 
     coordinator: str | None = None
-    """HOST:PORT of process 0, where the processes meet. Slurm, Open MPI, Kubernetes, and Cloud TPU
-    provide this option and the next two."""
+    """HOST:PORT of process 0, to which all processes connect. Slurm, Open MPI, Kubernetes, and
+    Cloud TPU provide the values of this option and the next two."""
     num_processes: int | None = None
-    """Number of processes; 1 ignores the cluster's environment."""
+    """Number of processes. With 1, training ignores the environment variables of the cluster."""
     process_id: int | None = None
     """Index of this process, from 0."""
 
@@ -93,7 +94,7 @@ class TrainingCommand(ConfigCommand):
         """
         timeouts = {"--step-timeout": self.step_timeout, "--phase-timeout": self.phase_timeout}
         for option, seconds in timeouts.items():
-            # This comparison rejects NaN too.
+            # This comparison also rejects NaN.
             if not seconds > 0:
                 raise UsageError(f"{option} must be positive, got {seconds}")
         from transformer_jax.distributed.supervisor import supervise, train_command
@@ -107,7 +108,7 @@ class TrainingCommand(ConfigCommand):
 
     @contextlib.contextmanager
     def join_processes(self, config: Config) -> Iterator["ProcessGroup"]:
-        """Connect to the other processes, if there are any, and check that configs agree."""
+        """Connect to the other processes, if there are any, and check that all configs agree."""
         from transformer_jax.distributed.processes import join_processes
 
         with join_processes(
@@ -119,10 +120,11 @@ class TrainingCommand(ConfigCommand):
 
 @dataclass(frozen=True)
 class Train(TrainingCommand):
-    """Train a model: from a config to a run folder."""
+    """Train a model from a config, and store it in a run folder."""
 
     file: ConfigArgument = ""
-    """A config file, FILE:ROW of a sweep, or the name of a shipped config, such as tiny."""
+    """A config file, FILE:ROW for a row of a sweep, or the name of a shipped config, such as
+    tiny."""
     out: Path | None = None
     """The run's folder. Default: runs/NAME, with the config's name."""
     init_from: Path | None = None
@@ -143,7 +145,7 @@ class Train(TrainingCommand):
 
         config = rows[""].config
         with self.join_processes(config) as group:
-            # Check the path before the import of JAX, so that an error appears at once.
+            # Check the path before the import of JAX, so that an error appears without delay.
             if group.is_primary:
                 check_available(self.path)
             group.barrier()
@@ -165,7 +167,7 @@ class Train(TrainingCommand):
 
 @dataclass(frozen=True)
 class Resume(TrainingCommand):
-    """Resume a run from its newest checkpoint, also past its end with more --train.steps."""
+    """Resume a run from its newest checkpoint. A larger --train.steps extends a finished run."""
 
     run_folder: RunArgument = ""
     """A run's folder."""
@@ -183,7 +185,7 @@ class Resume(TrainingCommand):
         return self.with_sections({"": Row(RunDirectory.open(self.path).config)})
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Train the run with the given config, if that is still the same experiment."""
+        """Train the run with the given config, if it still describes the same experiment."""
         from transformer_jax.runs.run_directory import RunDirectory
 
         config = rows[""].config
@@ -191,16 +193,17 @@ class Resume(TrainingCommand):
             folder = RunDirectory.open(self.path)
             _check_moved_text(folder, config.data)
             folder = folder.with_config(config)
-            # The primary stores the new config only after all processes have read the old one.
+            # The primary process stores the new config only after all processes have read the old
+            # one.
             group.barrier()
             _train(folder, group)
 
 
 def _check_moved_text(folder: "RunDirectory", data: DataConfig) -> None:
-    """Check that text with a new path is the run's own text, before the new path is stored.
+    """If the config has new paths for the text, check that the text itself is unchanged.
 
     Raises:
-        DataError: the text differs, or there is none.
+        DataError: the text differs or does not exist.
     """
     paths = {field: getattr(data, field) for field in ("train", "dev", "test", "folder")}
     moved = replace(folder.config.data, **paths)
@@ -227,6 +230,6 @@ def _print_next_commands(folder: "RunDirectory", num_scheduled: int) -> None:
     """Print commands to evaluate the run and to translate with it."""
     has_too_few = num_scheduled < folder.config.decode.average_checkpoints
     option = " --average-checkpoints 1" if has_too_few else ""
-    stdout.print(f"run kept in {folder.path}")
+    stdout.print(f"run stored in {folder.path}")
     stdout.print(f"next: {shell_command('evaluate', folder.path)}{option}")
     stdout.print(f"      {translate_command(folder, option)}")

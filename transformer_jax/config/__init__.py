@@ -1,7 +1,7 @@
 """The configuration of an experiment: frozen, typed dataclasses whose defaults are the paper's.
 
 `schema` defines the fields, `validation` checks them, and `loading` reads config files. Nothing
-here imports JAX, so a mistake in a config is reported before any device starts.
+here imports JAX, so an invalid config is reported before JAX initializes any device.
 """
 
 from transformer_jax.config.schema import (

@@ -55,7 +55,7 @@ def load_row(spec: str) -> Row:
 def load_rows(spec: str) -> dict[str, Row]:
     """Return the rows of a sweep by name, or the single experiment of a file under the name "".
 
-    With FILE:ROW, only that row is returned.
+    For FILE:ROW, return only that row.
 
     Raises:
         ConfigError: the file or row does not exist or is invalid.
@@ -74,7 +74,7 @@ def load_rows(spec: str) -> dict[str, Row]:
 
 
 def split_spec(spec: str) -> tuple[str, str | None]:
-    """Split FILE:ROW. A colon that is part of the path, as in C:/x.py, does not split."""
+    """Split FILE:ROW. A colon inside the path, as in C:/x.py, is not a separator."""
     path, colon, row = spec.rpartition(":")
     if not colon or not row or "/" in row or "\\" in row:
         return spec, None
@@ -142,10 +142,10 @@ def _execute(path: Path) -> dict[str, object]:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Let a config file import `configs.x`, or `x` from its folder, and undo all imports after.
+    """Let a config file import `configs.x`, or `x` from its folder, and undo the imports afterward.
 
-    The files in `folder` take precedence over the shipped ones. Because the imports are undone,
-    modules with the same name in two folders do not mix.
+    The files in `folder` take precedence over the shipped ones. Undoing the imports prevents
+    confusion between modules that have the same name in two folders.
     """
     path, modules = list(sys.path), dict(sys.modules)
     sys.path[:0] = [str(folder.parent), str(folder), str(shipped_configs().parent)]

@@ -1,8 +1,8 @@
 """The schema of an experiment: frozen, typed dataclasses whose defaults are the paper's base model.
 
-An ablation is its difference from these defaults (Table 3). The docstring of a field is its text
-in `--help`. This module does not import JAX, so an invalid config is reported before any device
-starts. A stored config is JSON, which never executes code.
+An ablation is described by its differences from these defaults (Table 3). The docstring of a field
+is its help text. This module does not import JAX, so an invalid config is reported before JAX
+initializes any device. A stored config is JSON, so loading it never executes code.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from transformer_jax.config.validation import (
 
 # The paper limits a translation to the length of its source plus 50 (section 6.1).
 MAX_EXTRA_LENGTH = 50
-# The number_words corpus uses each of its million numbers in at most one of its lines.
+# The number_words corpus uses each of its million numbers in at most one line.
 MAX_NUMBER_WORDS_PAIRS = 500_000
-# Sentence pairs of the number_words corpus that the development and test sets hold out.
+# Number of sentence pairs of the number_words corpus in the development and test sets together.
 HELD_OUT_PAIRS = 1500
 
 
@@ -46,13 +46,13 @@ class ModelConfig(ConfigSection):
     d_v: Annotated[int, Between(1, 1_000_000)] = 64
     """Width of the values of each head."""
     dropout: Annotated[float, Probability()] = 0.1
-    """The paper's P_drop: dropout of the output of each sub-layer, and of
-    the sums of embeddings and positions (section 5.4)."""
+    """The paper's P_drop: dropout rate for the output of each sub-layer and
+    for the sums of embeddings and positions (section 5.4)."""
     attention_dropout: Annotated[float, Probability()] = 0.0
-    """Dropout of the attention weights. Differs from the paper when above
-    0: the paper has none, but the authors' later code does."""
+    """Dropout rate for the attention weights. Differs from the paper when
+    above 0: only the authors' later code applies this dropout."""
     activation_dropout: Annotated[float, Probability()] = 0.0
-    """Dropout inside the feed-forward networks. Differs from the paper
+    """Dropout rate inside the feed-forward networks. Differs from the paper
     when above 0."""
     positions: Literal[
         "sinusoidal",
@@ -69,8 +69,8 @@ class ModelConfig(ConfigSection):
     in Tensor2Tensor; none encodes no positions; alibi, rotary, and
     relative (Shaw et al.) act within self-attention."""
     max_relative_position: Annotated[int, Between(1, 1_000_000)] = 16
-    """relative: longer distances are clipped to this one (k of Shaw et
-    al.)."""
+    """With relative positions: the maximum distance, to which longer
+    distances are clipped (k in Shaw et al.)."""
     attention_score: Literal["scaled_dot_product", "dot_product", "general", "additive"] = (
         "scaled_dot_product"
     )
@@ -84,7 +84,7 @@ class ModelConfig(ConfigSection):
     or more. cudnn is cuDNN's flash attention on NVIDIA GPUs."""
     attention_bias: bool = False
     """Add biases to the four projections of attention. Differs from the
-    paper when set: its formulas have none."""
+    paper when set: the paper's formulas have no biases."""
     layer_norm: Literal["post", "pre"] = "post"
     """post normalizes after each residual sum, as in the paper (section
     3.1). pre, which differs from the paper, normalizes before each
@@ -96,24 +96,25 @@ class ModelConfig(ConfigSection):
     """Which matrices are shared (section 3.4). all: the source embedding,
     the target embedding, and the output projection (with
     data.source_vocab_size, the source embedding is separate). target:
-    the target embedding and the output projection. none: no matrices.
-    target and none differ from the paper."""
+    the target embedding and the output projection. none: no matrices
+    are shared. target and none differ from the paper."""
     max_positions: Annotated[int | None, Between(1, 1_000_000)] = None
-    """learned: number of positions in each table. Default:
-    model.max_length in the encoder, and 50 more in the decoder."""
+    """With learned positions: the number of positions in each table.
+    Default: model.max_length in the encoder, and 50 more in the decoder."""
     out_of_range_positions: Literal["error", "clamp"] = "error"
-    """learned: what happens beyond the end of the table. error rejects a
-    longer source, and ends every translation there. clamp, which
-    differs from the paper, reuses the last position."""
+    """With learned positions: what happens past the end of the table.
+    error rejects a longer source and ends a translation at the last
+    position. clamp, which differs from the paper, reuses the last
+    position."""
     max_length: Annotated[int, Between(1, 1_000_000)] = 256
     """Maximum length of a source in tokens, including the end-of-sentence
     token. Translation rejects or truncates a longer source."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the computation. Parameters, softmax, and loss are
-    always float32."""
+    """Data type of the computation. Parameters, softmax, and loss always
+    use float32."""
     remat: bool = False
-    """Recompute the activations of each layer in the backward pass:
-    slower, but less memory."""
+    """Recompute the activations of each layer in the backward pass, which
+    is slower but needs less memory."""
 
     name = "model"
 
@@ -180,53 +181,55 @@ class DataConfig(ConfigSection):
     and German words, generated on the fly. text: your own files. tfds:
     a dataset of TensorFlow Datasets, downloaded on first use."""
     num_pairs: Annotated[int, Between(1, MAX_NUMBER_WORDS_PAIRS)] = 20_000
-    """number_words: number of training pairs."""
+    """For number_words: the number of training pairs."""
     max_numbers_per_line: Annotated[int, Between(1, 300)] = 1
-    """number_words: each line has 1 to N numbers separated by semicolons;
-    all counts are equally frequent."""
+    """For number_words: each line has 1 to N numbers separated by
+    semicolons. All counts are equally frequent."""
     max_digits: Annotated[int | None, Between(5, 6)] = None
-    """number_words: each number has 1 to N digits (N is 5 or 6); all digit
-    counts are equally likely. Default: all numbers below a million are
-    equally likely, so most are long."""
+    """For number_words: each number has 1 to N digits (N is 5 or 6), and
+    all digit counts are equally likely. Default: all numbers below a
+    million are equally likely, so most are long."""
     train: tuple[str, str] | None = None
-    """text: the training set: a file of sources and a file of targets, in
-    UTF-8, plain or gzip. Line n of one file translates line n of the
-    other."""
+    """For text: the training set, as a file of sources and a file of
+    targets, in UTF-8, plain or gzip. Line n of one file translates line n
+    of the other."""
     dev: tuple[str, str] | None = None
-    """text: the development set, in the same form. Training evaluates on
-    it."""
+    """For text: the development set, in the same form. Training evaluates
+    the model on it."""
     test: tuple[str, str] | None = None
-    """text: the test set, in the same form. Only evaluation uses it."""
+    """For text: the test set, in the same form. Only the evaluate command
+    uses it."""
     folder: str | None = None
-    """text: the folder that relative file names refer to. Default:
-    $TRANSFORMER_JAX_DATA, or else the current folder. tfds: the data
+    """For text: the folder that relative file names refer to. Default:
+    $TRANSFORMER_JAX_DATA, or else the current folder. For tfds: the data
     folder of TensorFlow Datasets."""
     dataset: str = "wmt14_translate/de-en"
-    """tfds: name of the dataset."""
+    """For tfds: the name of the dataset."""
     languages: tuple[str, str] = ("en", "de")
-    """tfds: the source language and the target language."""
+    """For tfds: the source language and the target language."""
     vocab_size: Annotated[int, Between(8, 1_000_000)] = 37_000
     """Number of tokens in the vocabulary that source and target share. A
     corpus that is too small yields fewer tokens: training then reports
     the actual number and stores it with the run."""
     source_vocab_size: Annotated[int | None, Between(8, 1_000_000)] = None
     """Number of tokens in a separate vocabulary for the source, for
-    languages with different scripts. data.vocab_size is then the
-    target's. Differs from the paper when set: source and target no
-    longer share an embedding."""
+    languages with different scripts. data.vocab_size is then the size of
+    the target vocabulary. Differs from the paper when set: source and
+    target no longer share an embedding."""
     bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
     """How sacreBLEU splits text into words. none is for text that is
     already tokenized. auto is char for number_words, where a target is
     often a single word, and 13a otherwise."""
     max_length: Annotated[int, Positive()] = 256
-    """Training skips pairs with a source or target of more tokens than
-    this, including the end-of-sentence token."""
+    """Maximum number of tokens in a source or target, including the
+    end-of-sentence token. Training skips longer pairs."""
     max_ratio: Annotated[float, AtLeast(1)] = 9.0
-    """Training skips pairs in which one side has more than this many times
-    the tokens of the other. Such pairs are seldom translations."""
+    """Maximum ratio between the numbers of tokens in the longer and the
+    shorter side of a pair. Training skips pairs with a larger ratio,
+    because they are rarely translations."""
     batch_tokens: Annotated[int, Positive()] = 25_000
     """Approximate number of source tokens, and of target tokens, in a
-    batch over all devices, including padding."""
+    batch across all devices, including padding."""
 
     name = "data"
 
@@ -260,10 +263,10 @@ class TrainConfig(ConfigSection):
     steps: Annotated[int, Positive()] = 100_000
     """Number of parameter updates."""
     warmup_steps: Annotated[int, Positive()] = 4000
-    """Number of steps in which the learning rate rises linearly (section
-    5.3)."""
+    """Number of steps during which the learning rate rises linearly
+    (section 5.3)."""
     learning_rate_scale: Annotated[float, Positive()] = 1.0
-    """Factor on the paper's learning rate (section 5.3)."""
+    """Factor that multiplies the paper's learning rate (section 5.3)."""
     adam_beta1: Annotated[float, Probability()] = 0.9
     """Decay rate of Adam's first moment, the mean of the gradients."""
     adam_beta2: Annotated[float, Probability()] = 0.98
@@ -273,12 +276,12 @@ class TrainConfig(ConfigSection):
     """Added to the square root of Adam's second moment."""
     clip_norm: Annotated[float | None, Positive()] = None
     """Maximum global norm of the gradients. Differs from the paper when
-    set: it does not clip."""
+    set: the paper does not clip gradients."""
     label_smoothing: Annotated[float, Probability()] = 0.1
     """Share of the target probability that is spread over the whole
     vocabulary (section 5.4)."""
     gradient_accumulation_steps: Annotated[int, Positive()] = 1
-    """Number of micro-batches that a batch is split into to save memory.
+    """Number of micro-batches into which a batch is split to save memory.
     Their gradients are summed before the update. Each micro-batch draws
     its own dropout masks."""
     parallelism: Literal["data", "fsdp", "pmap"] = "data"
@@ -299,11 +302,11 @@ class TrainConfig(ConfigSection):
     set and compute BLEU."""
     patience: Annotated[int | None, Positive()] = None
     """Stop after this many scheduled checkpoints in a row without a better
-    perplexity. Differs from the paper when set: it trains for a fixed
-    number of steps."""
+    perplexity. Differs from the paper when set: the paper trains for a
+    fixed number of steps."""
     keep_checkpoints: Annotated[int, Positive()] = 20
     """Keep this many of the latest scheduled checkpoints, for averaging.
-    The best checkpoint is kept in any case."""
+    The best checkpoint is always kept."""
     max_minutes_between_checkpoints: Annotated[float, Positive()] = 10.0
     """Maximum time between recovery checkpoints, which training saves
     between the scheduled ones. The first follows step 1; the intervals
@@ -448,7 +451,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Paper:
-    """The results that the paper gives for a row of Table 3; None if it does not give one."""
+    """The results that the paper gives for a row of Table 3; None for a result that it omits."""
 
     perplexity: float | None = None
     """Per-token perplexity on newstest2013, without label smoothing."""
@@ -467,5 +470,5 @@ class Row:
 
 
 def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with lists as tuples, because JSON has no tuples."""
+    """Convert lists to tuples, because JSON has no tuples."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}

@@ -1,6 +1,6 @@
-"""Validation of config sections: every field has a type, and a number usually has a rule.
+"""Validate config sections: every field has a type, and most numbers have a rule.
 
-A rule is part of the field's annotation, so it is written next to the field:
+A rule is part of the field's annotation:
 
     num_layers: Annotated[int, Between(1, 1000)] = 6
 
@@ -26,12 +26,12 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def allows(self, value: float) -> bool:
-        """Return whether the value satisfies the rule. NaN satisfies none."""
+        """Return whether the value satisfies the rule. NaN satisfies no rule."""
 
 
 @dataclass(frozen=True)
 class Between(Rule):
-    """From `low` to `high`, both included."""
+    """The number is from `low` to `high`, inclusive."""
 
     low: int
     high: int
@@ -45,7 +45,7 @@ class Between(Rule):
 
 @dataclass(frozen=True)
 class AtLeast(Rule):
-    """Finite, and `low` or more."""
+    """The number is finite and at least `low`."""
 
     low: int
 
@@ -58,7 +58,7 @@ class AtLeast(Rule):
 
 @dataclass(frozen=True)
 class Positive(Rule):
-    """Finite, and above zero."""
+    """The number is finite and above zero."""
 
     def allows(self, value: float) -> bool:
         return 0 < value < math.inf
@@ -69,7 +69,7 @@ class Positive(Rule):
 
 @dataclass(frozen=True)
 class Probability(Rule):
-    """From zero, included, to one, excluded."""
+    """The number is at least zero and below one."""
 
     def allows(self, value: float) -> bool:
         return 0 <= value < 1
@@ -118,7 +118,7 @@ def check_field_name(name: str, known: list[str], owner: str) -> None:
     """Check that `name` is one of the known fields of `owner`.
 
     Raises:
-        ConfigError: unknown field; the message suggests the closest name.
+        ConfigError: the field is unknown. The message suggests the closest name.
     """
     if name not in known:
         raise ConfigError(f"unknown field {name!r} of {owner}{did_you_mean(name, known)}")

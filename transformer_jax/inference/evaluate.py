@@ -1,4 +1,4 @@
-"""Evaluation of a model: perplexity, BLEU, and chrF (sections 6.1 and 6.2)."""
+"""Evaluate a model by perplexity, BLEU, and chrF (sections 6.1 and 6.2)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ from transformer_jax.model.transformer import Params
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of the translations of a split, with what is needed to compare them."""
+    """Scores of the translations of a split, with the details that a comparison needs."""
 
     sentences: int
     """Number of sentences."""
@@ -29,17 +29,17 @@ class Scores:
     bleu: float
     """BLEU in percent."""
     bleu_signature: str
-    """sacreBLEU's signature."""
+    """sacreBLEU's signature for BLEU."""
     precisions: list[float]
-    """BLEU's n-gram precisions, n from 1 to 4, in percent."""
+    """BLEU's n-gram precisions for n from 1 to 4, in percent."""
     brevity_penalty: float
     """BLEU's brevity penalty."""
     lengths: list[int]
-    """Number of words of all translations, and of all references."""
+    """Total number of words in the translations, and in the references."""
     chrf: float
     """chrF2 in percent."""
     chrf_signature: str
-    """sacreBLEU's signature."""
+    """sacreBLEU's signature for chrF2."""
 
     @property
     def bleu_details(self) -> str:
@@ -53,14 +53,14 @@ class Evaluation(NamedTuple):
     """The translations of a split and their scores."""
 
     result: dict[str, Any]
-    """Plain data: how the translations were made, perplexity, the fields of `Scores`, and in
-    `per_checkpoint` the same scores for each checkpoint alone."""
+    """Plain data: how the translations were made, the perplexity, the fields of `Scores`, and, in
+    `per_checkpoint`, the same scores for each checkpoint alone."""
     sources: list[str]
-    """Lines of the source."""
+    """Source lines."""
     hypotheses: list[str]
     """Translation of each line."""
     references: list[str]
-    """Reference of each line."""
+    """Reference for each line."""
     scores: Scores
     """Scores of the whole split."""
     sentences: list[SentenceScore]
@@ -75,7 +75,7 @@ def sacrebleu_metrics(
     """Return sacreBLEU's BLEU and chrF metrics.
 
     Args:
-        tokenizer: sacreBLEU's name of the tokenizer that splits text into words for BLEU.
+        tokenizer: sacreBLEU's name for the tokenizer that splits text into words for BLEU.
         warn: let BLEU warn if the text looks tokenized although `tokenizer` expects plain text.
     """
     force = tokenizer == "none" or not warn
@@ -93,11 +93,11 @@ def score(
     Args:
         hypotheses: translations.
         references: one reference for each translation.
-        tokenizer: sacreBLEU's name of the tokenizer for BLEU.
+        tokenizer: sacreBLEU's name for the BLEU tokenizer.
 
     Raises:
         DataError: the numbers of translations and references differ or are zero, or a line is
-            None. sacreBLEU itself would return 100 or ignore a reference.
+            None. In such cases, sacreBLEU itself may return 100 or ignore a reference.
     """
     if len(hypotheses) != len(references) or not references:
         raise DataError(
@@ -122,7 +122,7 @@ def score(
 
 
 def prepare_split(split: Split, *, of: Run, progress: Progress = ignore_progress) -> Prepared:
-    """Return the text of a run, which must contain a split.
+    """Return the prepared text of a run, and check that it contains a split.
 
     Raises:
         UsageError: the text has no such split.
@@ -154,14 +154,14 @@ def evaluate(
         run: the trained model.
         split: name of the split.
         decode: fields of the run's `DecodeConfig` to change.
-        per_checkpoint: also evaluate each averaged checkpoint alone. They are loaded one after
-            the other, so at most two sets of parameters are in memory.
-        progress: called with a description, the number of sentences done, and their total.
+        per_checkpoint: also evaluate each averaged checkpoint alone. They are loaded one at a
+            time, so at most two sets of parameters are in memory.
+        progress: called with a description, the number of finished sentences, and the total.
 
     Raises:
         UsageError: the text has no such split.
-        DataError: a source is longer than the model reads, or the text has changed since the run
-            was created.
+        DataError: a source is too long for the model, or the text has changed since the run was
+            created.
     """
     prepared = prepare_split(split, of=run, progress=progress)
     evaluator = _Evaluator(run, split, prepared, run.translator(**decode), progress)
@@ -191,7 +191,7 @@ class _Evaluator:
     progress: Progress
 
     def evaluate(self, params: Params, steps: tuple[int, ...], description: str) -> Evaluation:
-        """Evaluate parameters that are the mean of these steps."""
+        """Evaluate the mean of the parameters at these steps."""
         sources, references = self.prepared.lines(self.split)
         num_done = 0
 

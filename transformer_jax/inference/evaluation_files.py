@@ -1,4 +1,4 @@
-"""Files of an evaluation, in one directory of the run for each way of translating.
+"""Store an evaluation in the run; the directory name describes how the split was translated.
 
 evaluations/test-step8000-average5-beam4-alpha0.6/
     source.txt, hypothesis.txt, reference.txt
@@ -21,7 +21,7 @@ from transformer_jax.runs.atomic_files import write_json
 
 
 def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
-    """Write lines, sentence scores, and, last, scores to the run; return their directory.
+    """Write the lines, the sentence scores, and finally the scores; return their directory.
 
     Evaluations of single checkpoints have separate directories.
 
@@ -50,7 +50,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 
 
 def directory_name(result: Mapping[str, Any]) -> str:
-    """Return a name that is different for each way of translating a split.
+    """Return a name that is unique to the split, the checkpoints, and the decode config.
 
     The name lists the fields that differ from the defaults, not those that differ from the run's
     own config, which may change when the run resumes.

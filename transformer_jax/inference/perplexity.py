@@ -12,17 +12,17 @@ from transformer_jax.data.batches import Batch, Batches, Ragged
 from transformer_jax.model.losses import Loss, cross_entropy
 from transformer_jax.model.transformer import Params, Transformer
 
-# Tokens, with padding, in a batch for which only the loss is computed.
+# Number of tokens, including padding, in a batch for which only the loss is computed.
 SCORING_TOKENS = 4096
 
 
 class SentenceScore(NamedTuple):
-    """How well a model predicts one reference, given its source."""
+    """A score of how well a model predicts one reference, given its source."""
 
     source_tokens: int
-    """Length of the source, with its end."""
+    """Length of the source, including the end-of-sentence token."""
     target_tokens: int
-    """Length of the reference, with its end."""
+    """Length of the reference, including the end-of-sentence token."""
     nll: float
     """Negative log-likelihood of the reference in nats, without label smoothing."""
 
@@ -38,11 +38,11 @@ def _losses(params: Params, batch: Batch, *, model: Transformer) -> Loss:
 def score_sentences(
     model: Transformer, params: Params, source: Ragged, target: Ragged
 ) -> list[SentenceScore]:
-    """Return the score of each pair, in their order.
+    """Return the score of each pair, in the order of the pairs.
 
     Args:
         model: the architecture.
-        params: its parameters.
+        params: parameters of the model.
         source: tokens of the sources.
         target: tokens of the references.
     """
@@ -59,6 +59,9 @@ def score_sentences(
 
 
 def perplexity(sentences: Sequence[SentenceScore]) -> float:
-    """Return the perplexity per token, ends included, without label smoothing (Table 3)."""
+    """Return the perplexity per token without label smoothing (Table 3).
+
+    The tokens include the end-of-sentence tokens.
+    """
     nll = math.fsum(sentence.nll for sentence in sentences)
     return math.exp(min(nll / sum(sentence.target_tokens for sentence in sentences), 700.0))

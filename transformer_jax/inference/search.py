@@ -4,8 +4,8 @@ The search does not depend on a model. A step function reads the newest token of
 and returns the logits of the next one. The search space is all sequences of at most `limit` tokens
 that end in `eos`: at the last position, only `eos` is allowed.
 
-Shapes: B sentences, J hypotheses (the beam), N vocabulary, L longest translation, M candidates of
-one hypothesis.
+Shapes: B sentences, J hypotheses (the beam), N tokens in the vocabulary, L tokens in the longest
+translation, M candidates for the next token of one hypothesis.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 State = Any
-"""What a step keeps between positions, such as keys and values: any tree of arrays."""
+"""Data that a step function keeps between positions, such as keys and values: a tree of arrays."""
 
 Step = Callable[
     [Int[Array, "B J"], Int[Array, ""], Int[Array, "B J L"], State],
@@ -31,7 +31,7 @@ slot j.
 
 Penalty = Callable[[Float[Array, "..."], float], Float[Array, "..."]]
 
-# Lower than any log-probability. It is finite because zero times infinity would be NaN.
+# This value is lower than any log-probability. It is finite because zero times infinity is NaN.
 NEG_INF = -1.0e9
 
 
@@ -55,13 +55,13 @@ class Translations(NamedTuple):
     """The best hypotheses of each sentence, best first."""
 
     tokens: Int[Array, "B J L"]
-    """Tokens including `eos`, then zeros."""
+    """Tokens up to and including `eos`, followed by zeros."""
     scores: Float[Array, "B J"]
-    """Log-probability divided by length penalty; `NEG_INF` for a slot without a hypothesis."""
+    """Log-probability divided by the length penalty; `NEG_INF` for a slot without a hypothesis."""
 
 
 class _Search(NamedTuple):
-    """What stays constant during a beam search."""
+    """Values that stay constant during a beam search."""
 
     step: Step
     limit: Int[Array, " B"]
@@ -113,23 +113,23 @@ def beam_search(
 ) -> Translations:
     """Keep the `beam_size` likeliest prefixes at each step, and the best finished hypotheses.
 
-    A sentence is done when no live hypothesis can still enter its `num_best`. Log-probabilities
-    only fall, and the penalty that divides them is largest at `limit`, so
+    A sentence is done when no live hypothesis can still become one of its `num_best` results.
+    Log-probabilities never increase, and the penalty that divides them is largest at `limit`, so
     log_prob / penalty(limit) bounds every score that a live hypothesis can reach. Finished
-    hypotheses have slots of their own and never displace live ones.
+    hypotheses have separate slots and never displace live ones.
 
     Args:
         step: the step function; see `Step`.
         state: the state that the first step reads.
-        limit: maximum number of tokens of each translation, with its end; at most `max_length`.
+        limit: maximum number of tokens in each translation, including `eos`; at most `max_length`.
         beam_size: number of hypotheses, J.
         max_length: number of token slots, L, the same for all sentences.
         bos: the token that the first step reads.
         eos: the token that ends a translation.
         alpha: strength of the length penalty, at least 0.
         length_penalty: a name in `PENALTIES`.
-        num_best: number of exact results: the search continues until they are the best of all
-            that the beam can reach. At most `beam_size`.
+        num_best: number of results that are guaranteed to be the best. The search continues until
+            no live hypothesis can replace one of them. At most `beam_size`.
     """
     penalty = PENALTIES[length_penalty]
     max_penalty = penalty(limit.astype(jnp.float32), alpha)
@@ -163,14 +163,14 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     offset = beam.log_probs - jax.nn.logsumexp(logits, axis=-1)
     length = (beam.position + 1).astype(jnp.float32)
 
-    # Every live hypothesis may end here.
+    # Every live hypothesis may end at this position.
     ending = (offset + logits[..., search.eos]) / search.penalty(length, search.alpha)
     ending = jnp.where(beam.log_probs > NEG_INF / 2, ending, NEG_INF)
     ending_tokens = beam.live.at[:, :, beam.position].set(search.eos)
     scores, best = jax.lax.top_k(jnp.concatenate([beam.scores, ending], axis=1), beam_size)
     finished = _select(jnp.concatenate([beam.finished, ending_tokens], axis=1), best)
 
-    # Before the last position, it may also continue.
+    # Except at the last position, every live hypothesis may also continue.
     is_last = (beam.position + 1 >= search.limit)[:, None]
     candidates, tokens = top_k_without_eos(logits, beam_size, eos=search.eos)
     candidates = jnp.maximum(offset[..., None] + candidates, NEG_INF).reshape(sentences, -1)
@@ -202,7 +202,7 @@ def greedy_search(
 ) -> Translations:
     """Take the likeliest token at each step until it is `eos`; the score is the log-probability.
 
-    Arguments and result are those of `beam_search`, with J = 1.
+    The arguments and the result are those of `beam_search`, with J = 1.
     """
 
     def extend(greedy: _Greedy) -> _Greedy:

@@ -1,4 +1,4 @@
-"""Tests whether one run is significantly better than another: sacreBLEU's paired bootstrap."""
+"""Test with sacreBLEU's paired bootstrap whether one run is significantly better than another."""
 
 import hashlib
 import os
@@ -20,13 +20,13 @@ from transformer_jax.inference.trained_run import Run
 from transformer_jax.runs.atomic_files import write_json
 
 SAMPLES = 1000
-# sacreBLEU's default seed. It is fixed so that a comparison is repeatable in any environment.
+# sacreBLEU's default seed. It is fixed so that a comparison is reproducible in any environment.
 SEED = 12345
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One metric for two runs on the same sentences."""
+    """The scores of two runs on the same sentences, by one metric."""
 
     metric: str
     """Name of the metric."""
@@ -43,9 +43,9 @@ class Comparison:
     baseline_interval: float
     """Half the width of the baseline's 95 % confidence interval."""
     p: float
-    """Probability of such a difference if the runs are equally good."""
+    """Probability of a difference at least this large if the runs are equally good."""
     signature: str
-    """sacreBLEU's signature of metric and test."""
+    """sacreBLEU's signature of the metric and the test."""
 
 
 def check_comparable(
@@ -69,14 +69,14 @@ def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> lis
     Args:
         evaluation: evaluation of the run.
         baseline: evaluation of the baseline.
-        tokenizer: sacreBLEU's name of the tokenizer for BLEU.
+        tokenizer: sacreBLEU's name for the BLEU tokenizer.
 
     Raises:
         DataError: the references differ.
     """
     _check_same_references(evaluation.references, baseline.references, evaluation.result["split"])
     systems = [("baseline", baseline.hypotheses), ("run", evaluation.hypotheses)]
-    # BLEU has already warned when each evaluation was scored.
+    # BLEU has already issued its warnings when each evaluation was scored.
     bleu, chrf = sacrebleu_metrics(tokenizer, warn=False)
     metrics = {"BLEU": bleu, "chrF2": chrf}
     signatures, results = bootstrap(systems, metrics, evaluation.references)
@@ -126,8 +126,8 @@ def bootstrap(
 
 
 def p_value(ours: Result, baseline: Result) -> float:
-    """Return the probability of such a difference if the systems are equally good."""
-    # For equal scores, sacreBLEU reports the smallest possible p.
+    """Return the probability of such a large difference if the systems are equally good."""
+    # For equal scores, sacreBLEU reports the smallest possible p instead of 1.
     return 1.0 if ours.score == baseline.score else _to_float(ours.p_value)
 
 
@@ -137,7 +137,7 @@ def describe(
     """Return a comparison as plain data.
 
     Args:
-        baseline: the baseline; only the name of its directory is included.
+        baseline: the baseline. The result includes only the name of its directory, not its path.
         evaluation: evaluation of the baseline.
         comparisons: scores of the run and the baseline.
     """
@@ -157,9 +157,9 @@ def describe(
 def save_comparison(
     folder: Path, description: Mapping[str, Any], hypotheses: Sequence[str]
 ) -> None:
-    """Write the translations of a baseline and, last, the comparison, next to an evaluation.
+    """Write a baseline's translations and then the comparison to the directory of an evaluation.
 
-    A digest of the translations is part of the file name, because many runs are called seed-0.
+    A digest of the translations is part of the file name, because many runs are named seed-0.
 
     Args:
         folder: directory of the run's evaluation.
@@ -172,7 +172,7 @@ def save_comparison(
     text = encode_lines(hypotheses)
     name = f"baseline-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"
     try:
-        # Delete first, so that a comparison never exists without all of its lines.
+        # Delete the old comparison first, so that a comparison never exists without its lines.
         (folder / f"{name}.json").unlink(missing_ok=True)
         (folder / f"{name}.txt").write_bytes(text)
         write_json(folder / f"{name}.json", description)

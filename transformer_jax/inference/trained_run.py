@@ -31,7 +31,7 @@ class Run:
     params: Params
     """Parameters for `model.apply({"params": params}, ...)`."""
     steps: tuple[int, ...]
-    """Steps of the checkpoints that were averaged; a single one if none were."""
+    """Steps of the averaged checkpoints, or the step of a single checkpoint."""
 
     def __repr__(self) -> str:
         count = sum(x.size for x in jax.tree.leaves(self.params))
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Step of the checkpoint, or of the last one that was averaged."""
+        """Step of the checkpoint, or of the last averaged checkpoint."""
         return self.steps[-1]
 
     @property
@@ -76,7 +76,7 @@ class Run:
     def translate(
         self, lines: Sequence[str], *, truncate: bool = False, **decode: Any
     ) -> list[str]:
-        """Return the best translation of each line, in order; a blank line gives "".
+        """Return the best translation of each line, in order; for a blank line, it is "".
 
         Args:
             lines: sentences.
@@ -84,7 +84,7 @@ class Run:
             **decode: fields of `DecodeConfig` to change, such as `beam_size=1`.
 
         Raises:
-            DataError: a line is longer than the model reads.
+            DataError: a line is too long for the model.
             ConfigError: a value in `decode` is invalid.
         """
         best = self.translator(**decode).translate(self.params, lines, truncate=truncate)
@@ -95,10 +95,10 @@ class Run:
     ) -> list[list[Hypothesis]]:
         """Return the `num_best` best translations of each line with their scores, best first.
 
-        Other arguments and errors are those of `translate`.
+        The other arguments and errors are those of `translate`.
 
         Raises:
-            UsageError: `num_best` is not from 1 to the beam size.
+            UsageError: `num_best` is less than 1 or more than the beam size.
         """
         translator = self.translator(**decode)
         if num_best < 1:
@@ -114,18 +114,18 @@ class Run:
 def load(
     path: str | Path, *, average_checkpoints: int | None = None, step: int | None = None
 ) -> Run:
-    """Load a run onto JAX's default device, whatever devices it was trained on.
+    """Load a run onto JAX's default device, regardless of the devices that trained it.
 
     Args:
         path: directory of the run; nothing in it is executed or changed.
-        average_checkpoints: number of scheduled checkpoints to average, up to the last one; 1 loads
-            the newest checkpoint, scheduled or not. Default: the run's
+        average_checkpoints: number of scheduled checkpoints to average, ending with the last one;
+            1 loads the newest checkpoint, scheduled or not. Default: the run's
             `decode.average_checkpoints`.
         step: step of the last of these checkpoints. Default: the newest one.
 
     Raises:
-        UsageError: there is no run, no checkpoint of this step, or too few checkpoints, or
-            `average_checkpoints` is not positive.
+        UsageError: the run or the checkpoint of this step does not exist, there are too few
+            checkpoints, or `average_checkpoints` is not positive.
         StorageError: the run cannot be read.
     """
     if average_checkpoints is not None and average_checkpoints < 1:
@@ -149,7 +149,8 @@ def load(
     try:
         return read()
     except (StorageError, FileNotFoundError):
-        # If the run is still training, it may have replaced the selected checkpoints by newer ones.
+        # If the run is still training, it may have deleted a selected checkpoint after saving a
+        # newer one. Then select again.
         if set(folder.checkpoints.glob("*")) == before:
             raise
         return read()

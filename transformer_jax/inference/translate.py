@@ -1,8 +1,8 @@
-"""Translation of lines: each translation depends on its sentence alone (section 6.1).
+"""Translate lines; each translation depends only on its own source sentence (section 6.1).
 
-Each sentence is padded to a width that depends only on its own length, and sentences are searched
-in batches of a fixed number of rows. So the other sentences of a batch change nothing, and each
-width is compiled once.
+Each sentence is padded to a width that depends only on its own length, and each batch has a fixed
+number of rows. The other sentences of a batch therefore have no influence on a translation, and the
+search is compiled once for each width.
 """
 
 import functools
@@ -21,7 +21,7 @@ from transformer_jax.model.decoding import decode_step, init_decoding
 from transformer_jax.model.transformer import Params, Transformer
 from transformer_jax.special_tokens import BOS, EOS
 
-# Sentences in a batch.
+# Number of sentences in a batch.
 ROWS = 32
 MIN_WIDTH = 16
 
@@ -31,7 +31,7 @@ class Hypothesis(NamedTuple):
 
     text: str
     score: float
-    """Log-probability divided by length penalty; for greedy search, the log-probability."""
+    """Log-probability divided by the length penalty; for greedy search, the log-probability."""
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -66,7 +66,7 @@ def search(
 
 
 class Translator:
-    """Translates lines with one model and one search; each width is compiled at its first use."""
+    """Translator with one model and one search, which compiles each width at its first use."""
 
     def __init__(self, model: Transformer, vocabulary: Vocabulary, config: DecodeConfig) -> None:
         self.model = model
@@ -75,14 +75,14 @@ class Translator:
         self.longest_source, self.longest_target = model.config.max_lengths
 
     def encode(self, lines: Sequence[str], *, truncate: bool = False) -> list[list[int]]:
-        """Return the tokens of each line, with `eos`; a blank line has no tokens.
+        """Return the tokens of each line, including `eos`; a blank line has no tokens.
 
         Args:
             lines: sentences.
             truncate: shorten a line that is too long instead of raising an error.
 
         Raises:
-            DataError: a line is longer than the model reads.
+            DataError: a line is too long for the model.
         """
         longest, field = self.longest_source, "model.max_length"
         if longest < self.model.config.max_length:
@@ -91,8 +91,8 @@ class Translator:
         for number, tokens in enumerate(encoded, start=1):
             if len(tokens) > longest and not truncate:
                 raise DataError(
-                    f"line {number} has {len(tokens)} tokens, and the model reads {longest} "
-                    f"({field}): shorten the line, or pass ",
+                    f"line {number} has {len(tokens)} tokens, and the model reads at most "
+                    f"{longest} ({field}): shorten the line, or pass ",
                     Setting("truncate", True),
                 )
         # Truncation removes `eos`, so append it again.
@@ -112,7 +112,9 @@ class Translator:
         truncate: bool = False,
         progress: Callable[[int], None] = lambda _: None,
     ) -> list[list[Hypothesis]]:
-        """Return the best translations of each line, best first; a blank line gives one empty one.
+        """Return the best translations of each line, best first.
+
+        A blank line has a single empty translation.
 
         Args:
             params: parameters of the model.
@@ -122,8 +124,8 @@ class Translator:
             progress: called after each batch with the number of its lines.
 
         Raises:
-            DataError: a line is longer than the model reads.
-            OutOfMemoryError: the device has no room for a batch.
+            DataError: a line is too long for the model.
+            OutOfMemoryError: the device does not have enough memory for a batch.
         """
         sources = self.encode(lines, truncate=truncate)
         translations = [[Hypothesis("", 0.0)] for _ in lines]
@@ -144,7 +146,7 @@ class Translator:
     def _translate_batch(
         self, params: Params, sources: list[list[int]], width: int, num_best: int
     ) -> list[list[Hypothesis]]:
-        """Translate at most `ROWS` sentences; unused rows have the limit 0."""
+        """Translate at most `ROWS` sentences; unused rows have a limit of 0."""
         source = np.zeros((ROWS, width), np.int32)
         limit = np.zeros(ROWS, np.int32)
         for row, tokens in enumerate(sources):
@@ -158,8 +160,8 @@ class Translator:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemoryError(
-                f"the device has no room for {ROWS} sentences of {width} tokens with a beam of "
-                f"{self.config.beam_size}: try a smaller one, such as ",
+                f"the device has too little memory for {ROWS} sentences of {width} tokens with a "
+                f"beam of {self.config.beam_size}: try a smaller beam, such as ",
                 Setting("beam_size", 1),
             ) from error
         return [
@@ -170,7 +172,7 @@ class Translator:
     def _decode(
         self, tokens: Int[np.ndarray, "J L"], scores: Float[np.ndarray, " J"]
     ) -> list[Hypothesis]:
-        """Return the hypotheses of one sentence: at least one, and without unused slots."""
+        """Return the hypotheses of one sentence: at least one, and none from unused slots."""
         texts = self.vocabulary.target.decode(tokens.tolist())
         return [
             Hypothesis(text, float(score))

@@ -1,7 +1,7 @@
-"""Trees of arrays on disk, stored by Orbax: a restore returns the expected arrays or fails.
+"""Store trees of arrays on disk with Orbax; a restore returns the expected arrays or raises.
 
-Orbax logs pages about an error that it also raises. Importing this module silences those log
-records, because callers report the error in one line.
+Orbax writes long log records about errors that it also raises. Importing this module silences
+those records, because callers report the error in one line.
 """
 
 import logging
@@ -20,33 +20,33 @@ from transformer_jax.errors import StorageError
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
 
 PyTree = Any
-# Orbax compresses arrays, so a checkpoint may restore to more bytes than it has on disk. More than
-# this factor is implausible.
+# Orbax compresses arrays, so a restored checkpoint may have more bytes than its files. A larger
+# factor than this one is implausible.
 MAX_COMPRESSION = 20
 ALWAYS_ALLOWED_BYTES = 64 << 20
 REMOVAL_SECONDS = 10.0
 
 
 class PendingWrite(Protocol):
-    """A write in the background."""
+    """A write that runs in the background."""
 
     def result(self) -> object:
         """Wait until the write is on disk, and raise its error if it failed."""
 
 
 def save_async(folder: Path, trees: Mapping[str, PyTree]) -> PendingWrite:
-    """Start to write trees, each to a subdirectory of its name.
+    """Start writing trees, each to a subdirectory with its name.
 
-    When this function returns, the arrays may be donated.
+    When this function returns, the caller may donate the arrays.
 
     Raises:
-        Exception: any error of Orbax, here or from the result of the pending write.
+        Exception: any error of Orbax. The result of the pending write may raise one, too.
     """
     return ocp.save_checkpointables_async(str(folder.absolute()), dict(trees))
 
 
 def restore(folder: Path, targets: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """Read some of the trees that a directory contains.
+    """Read some of the trees in the directory of a checkpoint.
 
     Args:
         folder: directory of a checkpoint, named by its step.
@@ -84,7 +84,7 @@ def summarize_error(error: BaseException) -> str:
 
 
 def remove_partial(folder: Path, pattern: str) -> None:
-    """Remove partial writes, repeatedly because Orbax's threads may still be writing."""
+    """Remove partial writes; retry for a while, because Orbax's threads may still be writing."""
     deadline = time.monotonic() + REMOVAL_SECONDS
     while (paths := sorted(folder.glob(pattern))) and time.monotonic() < deadline:
         for path in paths:
@@ -96,19 +96,19 @@ def remove_partial(folder: Path, pattern: str) -> None:
 
 
 def _check_size(folder: Path, targets: Mapping[str, PyTree]) -> None:
-    """Reject arrays that are implausibly large for their files, before allocating memory."""
+    """Before memory is allocated, reject arrays that are implausibly large for their files."""
     for tree, target in targets.items():
         expected = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(target))
         stored = sum(path.stat().st_size for path in (folder / tree).rglob("*") if path.is_file())
         if expected > ALWAYS_ALLOWED_BYTES + MAX_COMPRESSION * stored:
             raise StorageError(
-                f"checkpoint {folder.name} of {folder.parent.parent} cannot be right: its {tree} "
+                f"checkpoint {folder.name} of {folder.parent.parent} is invalid: its {tree} "
                 f"would take {expected >> 20} MiB, but its files have {stored >> 20} MiB"
             )
 
 
 def _types_by_path(tree: PyTree) -> dict[str, str]:
-    """Return dtype and shape of each array, by its path in the tree."""
+    """Return the dtype and the shape of each array, by its path in the tree."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

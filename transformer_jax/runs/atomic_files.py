@@ -1,4 +1,4 @@
-"""Files that are replaced atomically: a reader sees the old content or the new, never a mixture."""
+"""Replace files atomically: a reader sees either the old or the new content, never a mixture."""
 
 import json
 import os

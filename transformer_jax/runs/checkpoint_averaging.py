@@ -17,8 +17,8 @@ def select_steps(
 
     Args:
         checkpoints: the checkpoints of a run.
-        average: number of checkpoints. If it is more than 1, only consecutive scheduled
-            checkpoints count.
+        average: number of checkpoints. If it is more than 1, all of them must be consecutive
+            scheduled checkpoints.
         step: step of the last checkpoint; None selects the newest one.
 
     Raises:
@@ -60,7 +60,7 @@ def average_params(checkpoints: CheckpointManager, steps: Sequence[int], target:
         target: the parameters as `jax.ShapeDtypeStruct` with shardings.
 
     Raises:
-        StorageError: a checkpoint is damaged, cannot be read, or has other arrays.
+        StorageError: a checkpoint is damaged, cannot be read, or has different arrays.
     """
     total = checkpoints.restore(steps[0], {"params": target})["params"]
     for step in steps[1:]:
@@ -70,9 +70,9 @@ def average_params(checkpoints: CheckpointManager, steps: Sequence[int], target:
 
 
 def _consecutive_steps(checkpoints: CheckpointManager, last: int, limit: int) -> list[int]:
-    """Return up to `limit` scheduled steps that end at `last`, without a gap between them.
+    """Return up to `limit` consecutive scheduled steps that end at `last`.
 
-    Damaged checkpoints at the end are skipped; a damaged or missing one further back is a gap.
+    Skip damaged checkpoints at the end. Stop at a damaged or missing checkpoint further back.
     """
     steps: list[int] = []
     step: int | None = last

@@ -1,17 +1,17 @@
-"""Checkpoints: Orbax writes arrays in the background; a checkpoint is complete or absent.
+"""Manage the checkpoints of a run: each is complete or absent, even while Orbax is writing.
 
 checkpoints/120/             after step 120
     params/, optimizer/      Orbax arrays; each can be read without the other (`array_store`)
     checkpoint.json          score, counters, identity of the run (`checkpoint_metadata`)
-    SHA256SUMS               digests of these files, verified before Orbax opens any (`checksums`)
+    SHA256SUMS               digests of these files, verified before Orbax reads them (`checksums`)
 
-A checkpoint is written to a hidden directory, `.120`. When all of it is on disk, a rename makes it
-visible; only then are superseded checkpoints deleted. A damaged checkpoint is renamed `bad-120`,
-and the previous one is used.
+A checkpoint is written to a hidden directory, `.120`. When all its files are on disk, a rename
+makes it visible; only then are superseded checkpoints deleted. A damaged checkpoint is renamed to
+`bad-120`, and the previous one is used.
 
 The checkpoint of a scheduled step has a development score. A checkpoint that is written because of
 an interruption, a timer, or the end of training has none. Only scheduled checkpoints count for
-averages and for the best score, so neither an interruption nor a clock changes a result.
+averages and for the best score, so neither an interruption nor the timer changes a result.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class CheckpointManager:
 
         Args:
             folder: the directory; created if it is missing and `keep` is not None.
-            identity: what a checkpoint must have in common with the run, by name.
+            identity: values that each checkpoint must share with the run, by name.
             keep: number of scheduled checkpoints to keep; None opens the directory read-only.
             say: called with one line for each damaged checkpoint.
 
@@ -73,7 +73,7 @@ class CheckpointManager:
         self.folder, self.run = folder, folder.parent
         self.say = say
         self._identity, self._keep = dict(identity), keep
-        # All processes write arrays. Only the primary one writes the rest.
+        # All processes write arrays. Only the primary process writes other files.
         self._is_primary = jax.process_index() == 0
         if keep is None and not folder.is_dir():
             raise UsageError(f"{self.run} has no checkpoint yet")
@@ -118,7 +118,8 @@ class CheckpointManager:
     def latest_valid(self) -> int | None:
         """Return the newest step whose files are intact; None if there are no checkpoints.
 
-        Unless the directory is read-only, newer checkpoints are renamed, never deleted.
+        Unless the directory is read-only, rename damaged checkpoints that are newer. They are never
+        deleted.
 
         Raises:
             StorageError: all checkpoints are damaged.
@@ -137,7 +138,7 @@ class CheckpointManager:
         return None
 
     def find_damage(self, step: int) -> str | None:
-        """Return how a checkpoint differs from what was written; None if it is intact.
+        """Return a description of the damage to a checkpoint, or None if it is intact.
 
         Raises:
             StorageError: the files cannot be read.
@@ -149,7 +150,7 @@ class CheckpointManager:
         except (CorruptionError, FileNotFoundError) as error:
             return str(error)
         except OSError as error:
-            # The checkpoint may be intact but unreadable for this user, so do not move it.
+            # The checkpoint may be intact but unreadable to this user, so do not rename it.
             raise StorageError(f"checkpoint {step} cannot be read: {error}") from error
         if step in self._damage:
             return self._damage[step]
@@ -159,7 +160,8 @@ class CheckpointManager:
     def prepare_save(self, step: int, arrays: Mapping[str, PyTree]) -> None:
         """Wait for the previous write, and check that the disk has room for the next one.
 
-        If several processes train, all of them must return before any of them calls `save`.
+        If several processes train, this method must return in all of them before any of them calls
+        `save`.
 
         Raises:
             StorageError: the previous write failed, or there is not enough room.
@@ -180,16 +182,16 @@ class CheckpointManager:
         perplexity: float | None,
         metadata: Mapping[str, Any],
     ) -> None:
-        """Start to write a checkpoint; call `prepare_save` first.
+        """Start writing a checkpoint; call `prepare_save` first.
 
-        When this method returns, the arrays may be donated. An error of the write in the background
-        is raised by the next call of `wait`, `prepare_save`, or `restore`.
+        When this method returns, the caller may donate the arrays. If the write in the background
+        fails, the next call of `wait`, `prepare_save`, or `restore` raises its error.
 
         Args:
-            step: number of training steps done.
+            step: number of finished training steps.
             arrays: parameters and optimizer state, as trees by name.
             perplexity: development perplexity if the step is scheduled, else None.
-            metadata: what training needs to resume besides arrays, as plain data.
+            metadata: state other than arrays that training needs to resume, as plain data.
 
         Raises:
             StorageError: the write could not be started.
@@ -236,7 +238,7 @@ class CheckpointManager:
             targets: for each tree, its expected arrays as `jax.ShapeDtypeStruct` with shardings.
 
         Raises:
-            StorageError: the checkpoint is damaged, cannot be read, or has other arrays.
+            StorageError: the checkpoint is damaged, cannot be read, or has different arrays.
         """
         self.wait()
         if (reason := self.find_damage(step)) is not None:
@@ -286,7 +288,7 @@ class CheckpointManager:
 
     @contextlib.contextmanager
     def _as_storage_error(self, step: int, temporary: Path) -> Iterator[None]:
-        """Convert any error of a write into one line, and remove the partial checkpoint."""
+        """Convert any error of a write to a one-line error, and remove the partial checkpoint."""
         try:
             yield
         # Orbax and its libraries raise exceptions of many undocumented types.
@@ -299,7 +301,7 @@ class CheckpointManager:
             ) from error
 
     def _move_aside(self, step: int) -> str:
-        """Rename a damaged checkpoint; return what the message says about it."""
+        """Rename a damaged checkpoint; return the words for the message that reports it."""
         if self._keep is None or not self._is_primary:
             return ""
         name, count = f"bad-{step}", 1

@@ -1,4 +1,4 @@
-"""The part of a checkpoint that is not arrays: score, counters, and the identity of its run."""
+"""The metadata of a checkpoint: its score, counters, and the identity of its run."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from transformer_jax.runs import FORMAT, checksums
 from transformer_jax.runs.checksums import CorruptionError
 
 NAME = "checkpoint.json"
-# A config field that is newer than a checkpoint had its default value when that was written.
+# A config field that did not exist when a checkpoint was written has its default value.
 DEFAULTS = {
     f"{section}.{key}": value
     for section, fields in Config().to_dict().items()
@@ -27,7 +27,7 @@ class CheckpointMetadata(NamedTuple):
     previous_step: int | None
     """The scheduled step before this one, whether or not its checkpoint still exists."""
     custom_metadata: dict[str, Any]
-    """What training needs to resume, besides arrays."""
+    """State other than arrays that training needs to resume."""
 
     @classmethod
     def read(cls, checkpoint: Path, identity: Mapping[str, object]) -> Self:

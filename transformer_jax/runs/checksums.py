@@ -1,8 +1,8 @@
-"""SHA-256 digests of the files in a directory, which detect damage.
+"""Detect damage to the files in a directory by their SHA-256 digests.
 
-Orbax stores no digest of array data: one flipped bit would restore a different model without an
-error. The digests are stored in the format of `sha256sum`, so that `sha256sum -c SHA256SUMS`
-verifies a directory by hand.
+Orbax stores no digests of array data, so one flipped bit would change the restored model without an
+error. The digests are stored in the format of `sha256sum`, so that users can verify a directory
+with `sha256sum -c SHA256SUMS`.
 """
 
 import hashlib
@@ -14,15 +14,15 @@ from pathlib import Path
 from transformer_jax.runs.atomic_files import sync
 
 NAME = "SHA256SUMS"
-# Limits in bytes, to reject a hostile file before it is read.
+# Limits in bytes, which reject malicious files before they are read.
 MAX_BYTES = 16 << 20
-# Holds the pending metrics of 800,000 steps.
+# This limit allows the pending metrics of 800,000 steps.
 MAX_FILE = 64 << 20
 LINE = re.compile(r"([0-9a-f]{64})  ([\w./=-]+)", re.ASCII)
 
 
 class CorruptionError(Exception):
-    """A file differs from what was written; the message names the file and the difference."""
+    """A file differs from what was written. The message names the file and the difference."""
 
 
 def write(folder: Path) -> None:

@@ -13,15 +13,15 @@ from typing import IO
 from transformer_jax.errors import StorageError, UsageError
 
 NAME = "lock"
-# In characters, to reject a hostile file.
+# Maximum number of characters to read from the file, which may be malicious.
 MAX_LENGTH = 4096
-# Attempts to take a lock that only readers hold, and seconds between them.
+# Number of attempts to take a lock that only readers hold, and number of seconds between them.
 ATTEMPTS, INTERVAL = 100, 0.01
 
 
 @contextlib.contextmanager
 def exclusive_lock(run: Path) -> Iterator[None]:
-    """Lock a run for this process. The system releases the lock when the process dies.
+    """Lock a run for this process. The operating system releases the lock when the process ends.
 
     Raises:
         UsageError: another process holds the lock.
@@ -42,7 +42,7 @@ def exclusive_lock(run: Path) -> Iterator[None]:
 
 
 def describe_holder(run: Path) -> str:
-    """Return who trains a run: `by process 7 on host x, for 2 h 5 min`; "" if no one does."""
+    """Return which process trains a run: "by process 7 on x, for 2 h 5 min"; "" if none does."""
     try:
         with (run / NAME).open("r", encoding="utf-8") as file:
             return "" if _try_lock(file, fcntl.LOCK_SH) else _read_holder(run)
@@ -57,7 +57,7 @@ def _lock_exclusively(file: IO[str]) -> bool:
             return True
         if not _try_lock(file, fcntl.LOCK_SH):
             return False
-        # Release the shared lock: two processes that start together would block each other.
+        # Release the shared lock, or two processes that start together block each other.
         fcntl.flock(file, fcntl.LOCK_UN)
         time.sleep(INTERVAL)
     return False
@@ -80,5 +80,5 @@ def _read_holder(run: Path) -> str:
         age = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
         return f"by process {int(holder['pid'])} on {holder['host']!s}, for {age}"
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        # The holder has taken the lock but not yet written its name.
+        # The holder has taken the lock but has not yet written its description.
         return "by a process that has just started"

@@ -1,4 +1,4 @@
-"""The file of reports, metrics.jsonl: one line of JSON for each report."""
+"""The file metrics.jsonl, which has one line of JSON for each report of training metrics."""
 
 import json
 from collections.abc import Mapping
@@ -8,25 +8,25 @@ from typing import Literal
 from transformer_jax.errors import StorageError
 from transformer_jax.runs.atomic_files import write_text
 
-# In bytes: a longer line is not a report.
+# Maximum length of a report in bytes. A longer line is invalid.
 MAX_LINE = 1 << 20
 
 
 def truncate_metrics(path: Path, step: int, intervals: Mapping[str, int]) -> None:
-    """Remove reports that a run resumed at `step` writes again.
+    """Remove reports that are outdated when a run resumes at `step`.
 
-    These are the reports of later steps, and the unscheduled report at the end of training, which
-    is not the end if the run is extended. A damaged end of the file is removed too: a power
-    failure leaves half a line, or zeros.
+    Outdated reports are those of later steps, which the run writes again, and an unscheduled report
+    at `step`, which marks the end of training until the run is extended. A damaged end of the file
+    is removed, too, because a power failure can leave half a line or zeros.
 
     Args:
         path: the file; nothing happens if it does not exist.
-        step: the last step whose reports stay.
+        step: the last step whose reports are kept.
         intervals: number of steps between scheduled reports, by split ("train", "dev").
 
     Raises:
-        StorageError: the file cannot be read or written, or a line before the last report that
-            stays is not a report.
+        StorageError: the file cannot be read or written, or an invalid line precedes a report that
+            is kept.
     """
     try:
         if not path.exists():
@@ -53,7 +53,7 @@ def truncate_metrics(path: Path, step: int, intervals: Mapping[str, int]) -> Non
 
 
 def _parse_report(line: bytes) -> tuple[int, Literal["train", "dev"]] | None:
-    """Return step and split of a report; None if the line is not a complete report."""
+    """Return the step and the split of a report; None if the line is not a complete report."""
     try:
         report = json.loads(line.decode())
         step, split = report["step"], report["split"]

@@ -1,9 +1,9 @@
-"""The directory of a run: self-contained, data only, never overwritten.
+"""The directory of a run, which is self-contained, holds only data, and is never overwritten.
 
 run.json        format, resolved config, digests of vocabulary and data, versions
-tokenizer.model the vocabulary, a SentencePiece file; tokenizer.source.model too if it is separate
+tokenizer.model the vocabulary, a SentencePiece file (tokenizer.source.model for a separate source)
 checkpoints/    one directory for each checkpoint
-lock            the process that trains the run, or trained it last
+lock            the process that trains the run or last trained it
 metrics.jsonl   one line of JSON for each report
 tensorboard/    the same reports as TensorBoard events
 profile/        traces of some steps, if train.profile is positive
@@ -32,13 +32,13 @@ from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.versions import installed_versions
 
-# Limits in bytes, to reject a hostile file before it is read.
+# Limits in bytes, which reject malicious files before they are read.
 MAX_DESCRIPTION = 1 << 20
 MAX_TOKENIZER = 256 << 20
 TOKENIZERS = {"vocabulary": "tokenizer.model", "source_vocabulary": "tokenizer.source.model"}
-# Fields that may change when a run resumes; any other change would make it another experiment.
-# (Gradient accumulation and some kinds of parallelism draw different dropout masks: the same
-# experiment, but different bits.)
+# Fields that may change when a run resumes. Any other change would make it a different experiment.
+# (Gradient accumulation and some kinds of parallelism draw different dropout masks. They change
+# the numerical results, but not the experiment.)
 MUTABLE_ON_RESUME = {
     "model": {"remat"},
     # The text may move, but its fingerprint must not change.
@@ -62,7 +62,7 @@ MUTABLE_ON_RESUME = {
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run on disk: `open` reads one, and `create` makes one."""
+    """A run on disk, which `create` creates and `open` reads."""
 
     path: Path
     config: Config
@@ -77,7 +77,7 @@ class RunDirectory:
 
     @property
     def metrics(self) -> Path:
-        """Path of the file of reports."""
+        """Path of the metrics file."""
         return self.path / "metrics.jsonl"
 
     @classmethod
@@ -89,7 +89,7 @@ class RunDirectory:
         fingerprint: str,
         fill: Callable[["RunDirectory"], None] = lambda _: None,
     ) -> "RunDirectory":
-        """Make the directory, which appears at once with everything that training needs.
+        """Create the directory atomically, with everything that training needs.
 
         Args:
             path: path of the new directory.
@@ -107,7 +107,7 @@ class RunDirectory:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
             try:
-                # mkdtemp makes private directories; give a run the permissions of any other.
+                # mkdtemp creates private directories. Give the run ordinary permissions.
                 temporary.chmod(0o777 & ~_umask())
                 for name, tokenizer in vocabulary.tokenizers.items():
                     (temporary / TOKENIZERS[name]).write_bytes(tokenizer.model)
@@ -130,10 +130,10 @@ class RunDirectory:
 
         Raises:
             UsageError: the path is not a run, or has another format.
-            StorageError: the run cannot be read, or its files do not belong together.
+            StorageError: the run cannot be read, or its files do not match each other.
         """
         description = path / "run.json"
-        # Unlike Path.is_file, os.path.isfile accepts names that are too long.
+        # For a name that is too long, os.path.isfile returns False, but Path.is_file raises.
         if not os.path.isfile(description):  # noqa: PTH113
             raise UsageError(f"{path} is not a run: it has no run.json")
         try:
@@ -173,7 +173,7 @@ class RunDirectory:
 
     @property
     def identity(self) -> dict[str, object]:
-        """What a checkpoint must have in common with its run: config fields and digests."""
+        """Config fields and digests that a checkpoint must share with its run."""
         return {
             **{
                 f"{section}.{key}": value
@@ -193,8 +193,8 @@ class RunDirectory:
         """Return the run with another config; `store` writes it to disk.
 
         Raises:
-            ConfigError: a field would make it another experiment (the message names all such
-                fields), or the run has already done more steps.
+            ConfigError: a changed field would make it a different experiment (the message names all
+                such fields), or the run has already done more steps.
         """
         changes = [
             f"{section}.{key} {before!r} -> {after!r}"
@@ -237,7 +237,7 @@ def check_available(path: Path) -> None:
     """Check that a run can be created at this path without overwriting anything.
 
     Raises:
-        UsageError: the path exists; the message suggests how to resume, and another path.
+        UsageError: the path exists. The message says how to resume, and suggests another path.
         StorageError: the directory cannot be created there.
     """
     try:
@@ -273,14 +273,14 @@ def _read_tokenizer(folder: Path, description: dict[str, Any], name: str) -> Tok
 
 def _read(path: Path, max_bytes: int) -> bytes:
     if path.stat().st_size > max_bytes:
-        raise StorageError(f"{path} cannot be right: it has more than {max_bytes >> 20} MiB")
+        raise StorageError(f"{path} is invalid: it has more than {max_bytes >> 20} MiB")
     return path.read_bytes()
 
 
 def _check_no_links(folder: Path) -> None:
     """Reject links and special files, through which a run could redirect reads and writes.
 
-    Files that disappear during the check are fine, because the run may be training.
+    Ignore files that disappear during the check, because the run may be training.
     """
     folders = [str(folder)]
     while folders:

@@ -1,4 +1,4 @@
-"""Versions of the software that a run was made with."""
+"""Versions of the software that created a run."""
 
 import importlib.metadata
 import platform
