@@ -164,7 +164,7 @@ def check_gpu_is_available(settings: Settings) -> None:
     Raises:
         UsageError: JAX finds only a CPU.
     """
-    outcome = replace(settings, rounds=0).run([WorkerSpec("device", {"maker": "adapter.device"})])
+    outcome = replace(settings, rounds=0).run([WorkerSpec("device", {"maker": "adapter.report_device"})])
     why = outcome.skipped.get("device")
     if why is None and outcome.workers["device"].startup.facts["platform"] == "cpu":
         why = "JAX finds only a CPU"

@@ -373,7 +373,7 @@ def test_the_gpu_command_lists_benchmarks_without_time() -> None:
 
 def test_the_gpu_command_without_a_gpu_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpu"]) == UsageError.exit_code
-    assert "no GPU found" in capsys.readouterr().err
+    assert "no GPU found: JAX finds only a CPU" in capsys.readouterr().err
 
 
 def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
