@@ -191,6 +191,7 @@ def test_a_kill_at_any_moment_of_a_save_loses_at_most_one_interval(
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_signal_at_any_time_loses_no_step(
     number: signal.Signals, num_signals: int, zygote: Zygote, undisturbed: Path
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_full_disk_ends_a_run_with_74_and_the_run_resumes_when_there_is_room(
 
 
 @pytest.mark.parametrize("kind", ["metrics", pytest.param("samples", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_disk_that_fills_during_a_report_ends_the_run_and_it_resumes_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_run: Path, kind: str
 ) -> None:
@@ -181,6 +182,7 @@ print(json.dumps([training, translation, num_compiled, num_shapes]))
 @pytest.mark.parametrize(
     ("steps", "num_translations"), [(100, 10), pytest.param(3000, 300, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_a_long_run_uses_no_more_memory_and_compiles_each_shape_once(
     tmp_path: Path, steps: int, num_translations: int
 ) -> None:

@@ -157,6 +157,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
 @pytest.mark.parametrize(
     ("log_every", "last"), [(100, 16), pytest.param(1, 15, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_ten_skipped_steps_in_a_row_end_the_run_and_their_pairs_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_every: int, last: int
 ) -> None:
@@ -220,6 +221,7 @@ def dev_reports(path: Path) -> dict[int, dict[str, Any]]:
     return {line["step"]: line for line in metrics_of(path) if line["split"] == "dev"}
 
 
+@pytest.mark.slow
 def test_checkpoints_can_be_counted_in_epochs_and_translated_less_often(tmp_path: Path) -> None:
     per_epoch = {"checkpoint_unit": "epoch", "checkpoint_every": 1, "bleu_every": 2}
     folder = create_run(SMALL.change(train=per_epoch), tmp_path / "run", QUIET)
@@ -236,6 +238,7 @@ def test_checkpoints_can_be_counted_in_epochs_and_translated_less_often(tmp_path
     assert max(scores_of(folder.path)) == 4 * epoch
 
 
+@pytest.mark.slow
 def test_patience_ends_a_run_that_no_longer_improves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

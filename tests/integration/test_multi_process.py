@@ -195,6 +195,7 @@ def assert_both_end(folder: Path, process: int, phase: str, failure: str, exit_c
             assert last_line.endswith("`transformer-jax resume run`")
 
 
+@pytest.mark.slow
 def test_if_one_process_is_killed_both_end(tmp_path: Path) -> None:
     assert_both_end(tmp_path, 1, "step", KILL, 75)
 
