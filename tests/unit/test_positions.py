@@ -1,4 +1,4 @@
-"""Positional encodings against section 3.5's formula and its claims."""
+"""Test positional encodings against the formula and the claims of section 3.5."""
 
 import math
 from dataclasses import replace

@@ -29,7 +29,7 @@ def folder(sweep: Sweep) -> Path:
 
 @pytest.fixture
 def dev_sweep(tmp_path: Path) -> Sweep:
-    """A sweep that a test may change. Without test scores it is cheap, as there is no bootstrap."""
+    """A sweep that a test may change. It has no test scores, which avoids the bootstrap."""
     return make_finished_sweep(tmp_path / "s", rows=["base", "worse"], splits=["dev"])
 
 

@@ -1,4 +1,4 @@
-"""Text files are read exactly, or refused in one line that names the file and the line."""
+"""Text files are read exactly, or rejected in one line that names the file and the line."""
 
 import gzip
 import os
@@ -113,7 +113,7 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "longer": (b"one\ntwo\n\n", "train.de, line 3: no such line in train.en; train.en has 2"),
     "cut gzip": (compress(b"one\ntwo\n" * 999)[:-9], "train.de, after line "),
     "gzip's head": (compress(b"one\ntwo\n")[:5], "train.de, after line 0: broken gzip: "),
-    # The library decides which line fails, and whether its bytes or its checksum do.
+    # It depends on the library which line fails, and whether its bytes or its checksum are wrong.
     "corrupt gzip": (bytes(CORRUPT), "train.de, "),
     "wrong checksum": (compress(b"one\ntwo\n")[:-8] + bytes(8), "after line 2: broken gzip: CRC"),
     "gzip and more": (compress(b"one\ntwo\n") + b"more", "after line 2: broken gzip: "),

@@ -1,4 +1,4 @@
-"""What holds for every variant of the model: training, padding, and causality."""
+"""Test what holds for every variant of the model: training, padding, and causality."""
 
 from collections.abc import Iterable
 from typing import Any

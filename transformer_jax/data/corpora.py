@@ -15,12 +15,12 @@ class Corpus(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that people read."""
+        """A human-readable name."""
         ...
 
     @property
     def identity(self) -> str:
-        """A string that identifies the text: corpora of equal identity have equal lines."""
+        """A string that identifies the text: corpora with equal identities have equal lines."""
         ...
 
     @property

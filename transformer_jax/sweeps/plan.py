@@ -23,7 +23,7 @@ from transformer_jax.runs.atomic_files import write_json
 
 # Format 2 has the config fields that were renamed on 2026-11-22.
 FORMAT = 2
-# A longer sweep.json cannot be ours and is not parsed.
+# A longer sweep.json was not written by this package, and is not parsed.
 MAX_PLAN_BYTES = 16 << 20
 # A row's name is also the name of its folder.
 ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -66,7 +66,7 @@ class Sweep:
     path: Path
     """The sweep's folder."""
     rows: Mapping[str, Row]
-    """By name. The other rows are compared with the first."""
+    """The rows by name. The other rows are compared with the first."""
     runs: Sequence[SweepRun]
 
     @property
@@ -91,7 +91,7 @@ class Sweep:
         A stored plan may grow, but its rows do not change.
 
         Raises:
-            UsageError: the stored plan has one of the rows with another config, or the folder
+            UsageError: the stored plan has one of the rows with a different config, or the folder
                 exists but is not a sweep.
             StorageError: the folder cannot be read or written.
         """
@@ -200,7 +200,7 @@ def check_row_name(name: str) -> str:
     """Return the name of a row if it can also be the name of a folder.
 
     Raises:
-        UsageError: the name is empty or has other characters than letters, digits, and ._+-.
+        UsageError: the name is empty or has characters other than letters, digits, and ._+-.
     """
     if not ROW_NAME.fullmatch(name):
         raise UsageError(f"a row's name consists of letters, digits, and ._+-, got {name!r}")

@@ -103,8 +103,8 @@ COLUMNS: dict[str, Callable[[Results, RowResult], str]] = {
     "compound-split": lambda _, row: _format_score(row, "compound_bleu", 1),
     "p": _format_p,
 }
-# Columns that are left out if they are empty: for rows that are not in the paper, and for BLEU over
-# characters.
+# Columns that are left out if they are empty, as for rows that are not in the paper or for BLEU
+# over characters.
 OPTIONAL_COLUMNS = {"paper", "paper to base", "same sign", "paper BLEU", "compound-split"}
 
 
@@ -246,7 +246,7 @@ def make_page(
 
     Args:
         results: the results.
-        table: of rows; each row links to its first run.
+        table: the table of rows; each row links to its first run.
         runs: the table of runs; each row links to its run.
         figures: SVG files.
     """

@@ -25,7 +25,7 @@ class Meter:
 
         Args:
             model: the model being trained.
-            peak: FLOP/s that the devices can reach.
+            peak: the peak FLOP/s of the devices.
             earlier: `pending_metrics` of an interrupted process. They make the next report the
                 same as without the interruption.
         """
@@ -78,16 +78,17 @@ class Meter:
     def read(self) -> dict[str, float]:
         """Return means and rates since the last report, and reset.
 
-        The means include steps of the interrupted process; the rates do not.
+        The means include the steps of an interrupted process; the rates do not.
 
         Returns:
             loss: mean smoothed cross-entropy per token, in nats; absent if all steps were skipped.
-            perplexity: exp of the mean negative log-likelihood per token; absent as `loss` is.
-            gradient_norm: the newest step's, before clipping; absent if it is not finite.
+            perplexity: exp of the mean negative log-likelihood per token; absent if `loss` is
+                absent.
+            gradient_norm: the norm in the newest step, before clipping; absent if it is not finite.
             skipped: number of skipped steps; absent if 0.
-            tokens_per_second: target tokens.
-            flops: FLOPs of all steps, padding not counted.
-            utilization: fraction of the devices' peak.
+            tokens_per_second: target tokens per second.
+            flops: FLOPs of all steps, without padding.
+            utilization: FLOP/s as a fraction of the devices' peak.
         """
         sums = self.pending_metrics()
         seconds = time.perf_counter() - self._start - self._paused_seconds

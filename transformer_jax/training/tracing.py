@@ -1,4 +1,4 @@
-"""Profiler traces of some steps, for TensorBoard or Perfetto."""
+"""Profiler traces of selected steps, for TensorBoard or Perfetto."""
 
 from pathlib import Path
 from types import TracebackType
@@ -9,7 +9,7 @@ from transformer_jax.errors import StorageError
 
 
 class StepTracer:
-    """A context that traces some consecutive steps of a run."""
+    """A context manager that traces consecutive steps of a run."""
 
     def __init__(self, folder: Path, *, after: int, steps: int) -> None:
         """Choose the steps.
@@ -44,7 +44,7 @@ class StepTracer:
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be made: {error.strerror}") from error
         options = jax.profiler.ProfileOptions()
-        # Traced Python calls would crowd out the operations of the devices.
+        # Traces of Python calls would crowd out the operations of the devices.
         options.python_tracer_level = 0
         jax.profiler.start_trace(str(self._folder), profiler_options=options)
         self._is_tracing = True
