@@ -28,7 +28,7 @@ def make_run(path: Path, config: Config = SMALL, perplexity: float | None = None
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
-    """Two rows, of which the first has two seeds."""
+    """The runs of two rows, of which the first has two seeds."""
     return [
         make_run(tmp_path / "narrow", SMALL, 5.0),
         make_run(tmp_path / "wide", SMALL.change(model={"d_ff": 48}), 4.0),

@@ -89,7 +89,7 @@ def test_a_query_without_allowed_keys_has_a_finite_gradient() -> None:
     for gradient in jax.grad(total, argnums=(0, 1, 2))(*arrays):
         assert np.all(np.isfinite(gradient))
         assert np.any(gradient)
-    # Its scores have no influence, so they have no gradient.
+    # The scores of this query do not affect the output, so they have no gradient.
     query_gradient = jax.grad(total)(*arrays)
     assert not np.any(query_gradient[:, 1])
     assert np.all(np.any(query_gradient[:, [0, 2]], axis=-1))
@@ -168,7 +168,7 @@ def test_a_pass_with_intermediates_returns_the_weights_of_every_head() -> None:
 
 
 def test_projections_start_glorot_uniform_as_one_matrix_of_all_heads() -> None:
-    """The bound for one head alone is larger."""
+    """The bound would be larger if each head were drawn separately."""
     d_model, heads, d_k, d_v = 64, 8, 16, 24
     config = replace(SMALL, d_model=d_model, num_heads=heads, d_k=d_k, d_v=d_v)
     x, mask = normal(0, 1, 2, d_model), jnp.ones((1, 1, 1, 2), bool)

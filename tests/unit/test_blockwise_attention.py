@@ -60,7 +60,7 @@ def blockwise(
 
 
 def inputs(queries: int, keys: int, dtype: Any = jnp.float32, seed: int = 0) -> tuple[Array, ...]:
-    """Draw queries, keys, and values of two rows and three heads, with d_k 4 and d_v 5."""
+    """Draw queries, keys, and values of two rows and three heads, with d_k = 4 and d_v = 5."""
     shapes = (2, queries, 3, 4), (2, keys, 3, 4), (2, keys, 3, 5)
     return tuple(2 * normal(seed + i, *s).astype(dtype) for i, s in enumerate(shapes))
 
@@ -82,7 +82,7 @@ def assert_same_output_and_gradients(
     *,
     atol: float = 1e-5,
 ) -> None:
-    """Assert that both implementations give the same output and gradients, not constants."""
+    """Assert that both implementations give equal outputs and gradients that are not constant."""
     pairs = (values_and_gradients(f, arrays, mask, rate, rng) for f in (blockwise, full))
     for actual, expected in zip(*pairs, strict=True):
         assert actual.dtype == expected.dtype
@@ -123,7 +123,7 @@ def test_a_causal_mask_works_with_dropout() -> None:
 
 
 def test_key_blocks_that_no_query_may_read_are_skipped() -> None:
-    """NaN in a key that is read makes the output NaN, even if its weight is zero."""
+    """A NaN in any key that is read makes the output NaN, even if the key's weight is zero."""
     query, key, value = inputs(12, 12)
     output = blockwise(query, key.at[:, 8:].set(jnp.nan), value, causal_mask(12))
     # The last block of keys begins with key 8.

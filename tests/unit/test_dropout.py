@@ -1,6 +1,7 @@
-"""Dropout: its rate, its mean, and statistical tests of its random bits.
+"""Test dropout: its rate, its mean, and the statistics of its random bits.
 
-Keys are fixed, so each test always passes or always fails. Bounds are five standard deviations.
+Keys are fixed, so each test always passes or always fails. Deviations of up to five standard
+deviations are accepted.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""The matrix that embeddings and softmax share (section 3.4)."""
+"""Test the matrix that embeddings and softmax share (section 3.4)."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""FLOPs of a step are those of its matrix products, without padding."""
+"""The FLOPs of a step are those of its matrix products, without padding."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A corpus is encoded once, completely, and the same on every machine; little work is lost.
+"""A corpus is encoded once, completely, and the same on every machine.
 
 `test_encode` tests the encoded files of one split.
 """
@@ -148,7 +148,7 @@ def test_a_vocabulary_is_trained_on_fit_pairs_spread_evenly_over_the_text(
     prepare(replace(CONFIG, vocab_size=100))
     spread = [line for number in (0, 10, 40, 50, 60, 70, 80, 90) for line in pairs[number]]
     assert samples == [[*spread[:4], "short", *spread[4:]]]
-    # The vocabulary depends on the text alone, not on the limits of training pairs.
+    # The vocabulary depends only on the text, not on the limits of training pairs.
     prepare(replace(CONFIG, vocab_size=100, max_length=20, max_ratio=2.0))
     assert len(samples) == 1
 

@@ -31,7 +31,7 @@ class Store:
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
         with self._changed:
-            # Report a timeout once in a while, as JAX does.
+            # Raise a timeout from time to time, as JAX does.
             if not self._changed.wait_for(lambda: key in self._values, timeout_in_ms / 1e5):
                 raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out")
             return self._values[key]
@@ -85,7 +85,7 @@ def test_all_processes_must_have_the_same_config_except_for_the_data_folder(
             return str(error)
         return ""
 
-    message = "process 2 has other options than process 0: train.steps 8 there, 9 here"
+    message = "process 2 has different options from process 0: train.steps 8 there, 9 here"
     assert run_in_each(check, monkeypatch) == ["", "", message]
 
 

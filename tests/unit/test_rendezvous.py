@@ -1,4 +1,4 @@
-"""The processes of a run find one another by options or environment, or report what is missing."""
+"""The processes of a run find one another, or they report what is missing."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Results are the scores in the runs' files, and what can be concluded from them."""
+"""Test the scores that a sweep collects, and the differences between its rows."""
 
 import json
 import re
@@ -93,7 +93,7 @@ def test_flops_are_counted_and_estimated_by_the_papers_method(results: Results) 
 
 
 def test_the_same_difference_of_fewer_seeds_is_not_significant(dev_sweep: Sweep) -> None:
-    # These are 0.2 above the mean of the first row, whose deviation is 0.1.
+    # These scores are 0.2 above the mean of the first row, whose standard deviation is 0.1.
     for seed in range(3):
         run = dev_sweep.find(f"worse/seed-{seed}")
         for path in run.path.glob("evaluations/dev-*/scores.json"):

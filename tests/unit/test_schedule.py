@@ -35,7 +35,7 @@ def test_only_multiples_of_the_interval_are_scheduled_checkpoints() -> None:
 
 
 def test_a_checkpoint_keeps_the_metrics_that_no_scheduled_report_contains() -> None:
-    # Step 11 reports because it is the last one. A run of more steps reports it again at step 12.
+    # Step 11 reports because it is the last one. A longer run reports it again at step 12.
     assert steps_with("keep_pending_metrics") == [11]
     coarser = dataclasses.replace(SCHEDULE, log_every=3)
     assert steps_with("keep_pending_metrics", coarser) == [4, 8, 11]

@@ -1,4 +1,4 @@
-"""A train step applies the gradient of the mean loss per token, with reproducible dropout."""
+"""A training step applies the gradient of the mean loss per token, with reproducible dropout."""
 
 from functools import cache
 from typing import Any
@@ -173,6 +173,6 @@ def test_an_update_does_not_copy_the_moments(clip_norm: float | None) -> None:
     sums = jax.eval_shape(lambda: (state.params, Loss(*jnp.zeros(3))))
     program: Any = jax.jit(step.apply_gradients, donate_argnums=0).lower(state, sums).compile()
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
-    # The squared gradient, for its norm, takes up 1.0 times this size; copies of the moments would
-    # take up 2.0 times more.
+    # The squared gradient, which the norm needs, takes 1.0 times this size. Copies of the moments
+    # would take a further 2.0 times this size.
     assert program.memory_analysis().temp_size_in_bytes < 1.5 * size

@@ -11,8 +11,7 @@ import numpy as np
 
 from transformer_jax.data.buckets import assign_buckets, choose_bucket_sizes
 
-# The number of rows of each batch is a multiple of this number, which most numbers of devices
-# divide.
+# The number of rows in each batch is a multiple of this number, which most device counts divide.
 ROW_MULTIPLE = 8
 
 
@@ -29,7 +28,7 @@ class Batch(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """The part of each batch that one process needs: shards [first, last) of `total` equal ones."""
+    """The part of each batch that one process needs: shards [first, last) of `total` shards."""
 
     first: int = 0
     last: int = 1
@@ -69,7 +68,7 @@ class Ragged(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """The shape of some batches, and how many of them an epoch has."""
+    """A shape of batches, and the number of batches of this shape in an epoch."""
 
     rows: int
     source: int
@@ -83,7 +82,7 @@ class Batches:
     """All batches of a run in order: `batches[step]`. An epoch contains each pair exactly once."""
 
     def __init__(self, source: Ragged, target: Ragged, *, batch_tokens: int, seed: int) -> None:
-        """Plan batches of at most `batch_tokens` positions on each side, padding included.
+        """Plan batches of at most `batch_tokens` positions on each side, including padding.
 
         A batch has at least `ROW_MULTIPLE` rows, even if they are long, because no sentence is cut.
         """
@@ -108,7 +107,7 @@ class Batches:
         return buckets
 
     def _shuffle_epoch(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
-        """Return the bucket and the indices of the pairs of each batch of an epoch, in order."""
+        """Return the bucket and the pair indices of each batch of an epoch, in order."""
         rng = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
         batches = [
             (bucket, pairs)

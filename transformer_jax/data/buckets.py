@@ -84,7 +84,7 @@ class PaddingCost:
         self.tokens = int(lengths.sum())
 
     def cost(self, sizes: list[Size]) -> int:
-        """Return the number of positions that all pairs occupy, padding included."""
+        """Return the number of positions that all pairs occupy, including padding."""
         return int((self._positions_per_pair(sizes) * self.counts).sum())
 
     def _positions_per_pair(self, sizes: list[Size]) -> np.ndarray:

@@ -33,7 +33,7 @@ class Corpus(Protocol):
         ...
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield the source line and the target line of each pair, from pair `start` on."""
+        """Yield the source line and the target line of each pair, starting at pair `start`."""
         ...
 
 

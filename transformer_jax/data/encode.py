@@ -38,7 +38,7 @@ CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ufeff\u2581\u2585]|
 Progress = Callable[[str, int, int], None]
 """A callback for progress: `progress(activity, done, total)`; counts are in sentence pairs.
 
-It is called about once per chunk. A total of 0 means that the total is unknown.
+It is called about once per chunk. If the total is unknown, `total` is 0.
 """
 
 
@@ -66,8 +66,8 @@ def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
     """Return the reason to leave a pair out of training, or None.
 
     Args:
-        source: number of source tokens, EOS included.
-        target: number of target tokens, EOS included.
+        source: number of source tokens, including EOS.
+        target: number of target tokens, including EOS.
         config: the limits on length and ratio.
     """
     shorter, longer = sorted((source - 1, target - 1))
@@ -79,7 +79,7 @@ def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
 
 
 class SplitWriter:
-    """Writes the files of one split. Resumes after an interrupted attempt."""
+    """Writes the files of one split. Writing resumes after an interruption."""
 
     def __init__(
         self,

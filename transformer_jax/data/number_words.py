@@ -51,7 +51,7 @@ class NumberWords:
         return {"train": self.train_pairs, "dev": self.dev_pairs, "test": self.test_pairs}[split]
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield the English line and the German line of each pair, from pair `start` on."""
+        """Yield the English line and the German line of each pair, starting at pair `start`."""
         # Training lines come last, so test and dev do not depend on the number of training pairs.
         order: tuple[Split, ...] = ("test", "dev", "train")
         first = sum(self.count(earlier) for earlier in order[: order.index(split)])

@@ -38,7 +38,8 @@ from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError, UsageError
 
-# Part of every digest. Increase it when the stored files change, so that old caches are ignored.
+# This number is part of every digest. Increase it when the format of the stored files changes, so
+# that old caches are ignored.
 FORMAT = 6
 # Limits on the sample that a tokenizer is trained on, which SentencePiece keeps in memory. The
 # sample is spread evenly over the text.
@@ -56,7 +57,7 @@ class Prepared(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of all tokens and lines: equal for equal data on any machine."""
+        """SHA-256 of all tokens and lines. Equal data have equal fingerprints on any machine."""
         return self.report["fingerprint"]
 
     def tokens(self, split: Split) -> tuple[Ragged, Ragged]:
@@ -77,7 +78,7 @@ class Prepared(NamedTuple):
         """
         self._check_has(split)
         source, target = (
-            # Only "\n" ends a line: `splitlines` would break at U+2028 and others.
+            # Only "\n" ends a line: `splitlines` would also split at U+2028 and other symbols.
             (self.folder / f"{split}.{side}.txt").read_bytes().decode().split("\n")[:-1]
             for side in SIDES
         )
@@ -254,7 +255,7 @@ def _verify_text(corpus: Corpus, progress: Progress) -> None:
 
 
 def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Iterator[str]:
-    """Yield the lines that a tokenizer is trained on, which depend on the text alone."""
+    """Yield the lines that a tokenizer is trained on, which depend only on the text."""
     _verify_text(corpus, progress)
     total = corpus.count("train")
 

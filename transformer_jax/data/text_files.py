@@ -19,13 +19,13 @@ from pathlib import Path
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import DataError, Setting, UsageError
 
-# Only the beginning of a line much longer than this is read.
+# If a line is much longer than this, only its beginning is read.
 MAX_LINE_BYTES = 1 << 16
 GZIP_MAGIC = b"\x1f\x8b"
 
 
 class TextFiles:
-    """A corpus in pairs of files, plain or gzip."""
+    """A corpus in pairs of plain or gzip-compressed files."""
 
     def __init__(self, files: Mapping[Split, tuple[str, str] | None], folder: str | None) -> None:
         """Find the files.
@@ -106,7 +106,7 @@ class TextFiles:
         return self._counts[split]
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield the source line and the target line of each pair, from pair `start` on.
+        """Yield the source line and the target line of each pair, starting at pair `start`.
 
         Raises:
             DataError: the files are invalid, or a file changes while it is read.

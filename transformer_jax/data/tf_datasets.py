@@ -91,7 +91,7 @@ class TranslationDataset:
         return self._info(split).num_examples
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield the source line and the target line of each pair, from pair `start` on.
+        """Yield the source line and the target line of each pair, starting at pair `start`.
 
         Raises:
             DataError: the stored files are damaged.
@@ -149,7 +149,7 @@ def _name(builder: Any) -> str:
 
 
 def _removal_advice(builder: Any) -> str:
-    return f"remove {builder.data_dir}, and it is downloaded again"
+    return f"remove {builder.data_dir} to download it again"
 
 
 def _line(text: bytes | str) -> str:
@@ -208,7 +208,7 @@ def _find_builder(dataset: str, folder: Path | str | None) -> Any:
                 Setting("data.folder", "FOLDER"),
             ) from error
         if isinstance(error, ValueError | AssertionError):
-            # TFDS puts the call that failed before the reason.
+            # The message of TFDS contains the failed call, then the reason.
             reason = _root_cause(error).rpartition('": ')[2]
             raise UsageError(f"TFDS cannot provide {dataset}: {reason}") from error
         raise DataError(
@@ -235,7 +235,7 @@ def _download_and_prepare(builder: Any) -> None:
     """Download a dataset that is not stored yet; TFDS shows its progress on standard error.
 
     Raises:
-        DataError: a download is corrupt, or must be done by hand.
+        DataError: a download is corrupt, or must be made manually.
         StorageError: a server cannot be reached, or the folder cannot be written.
     """
     tfds = _tfds()

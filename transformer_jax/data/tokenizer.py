@@ -50,7 +50,7 @@ class Tokenizer:
         """Read a SentencePiece model from the bytes of its file; errors mention `name`.
 
         Raises:
-            DataError: the bytes are not a SentencePiece model, or it has other special tokens.
+            DataError: the bytes are not a SentencePiece model, or it has different special tokens.
         """
         self.model = model
         try:
@@ -60,7 +60,7 @@ class Tokenizer:
         p = self._processor
         if (p.pad_id(), p.bos_id(), p.eos_id(), p.unk_id()) != (PAD, BOS, EOS, UNKNOWN):
             raise DataError(
-                f"{name} has other special tokens: padding, BOS, EOS, and unknown must be "
+                f"{name} has different special tokens: padding, BOS, EOS, and unknown must be "
                 f"{PAD}, {BOS}, {EOS}, {UNKNOWN}"
             )
 
@@ -72,7 +72,8 @@ class Tokenizer:
         contains no file names.
 
         Raises:
-            DataError: the lines are empty, or have more different characters than `vocab_size`.
+            DataError: the lines are empty, or have more distinct characters than `vocab_size`
+                allows.
         """
         model = io.BytesIO()
         raised: list[BaseException] = []
@@ -163,7 +164,7 @@ def _probe(model: bytes, name: str) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise DataError(f"{name} is not a SentencePiece model: reading it does not end") from None
+        raise DataError(f"{name} is not a SentencePiece model: reading it did not finish") from None
     if probe.returncode == 0:
         return
     last_line = probe.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason"]

@@ -16,11 +16,11 @@ class KeyValueStore(Protocol):
     """The store of strings that `jax.distributed` shares between processes."""
 
     def key_value_set(self, key: str, value: str) -> None:
-        """Store a value under a key that is not taken yet."""
+        """Store a value under a key that is not in use yet."""
         ...
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        """Return the value of a key, and wait for it if necessary.
+        """Return the value of a key, after waiting for it if necessary.
 
         Raises:
             jax.errors.JaxRuntimeError: with DEADLINE_EXCEEDED, if the timeout expires.

@@ -15,8 +15,8 @@ from contextlib import suppress
 VARIABLE = "TRANSFORMER_JAX_HEARTBEAT"
 """Environment variable with the file descriptor of the pipe to the supervisor."""
 
-# `Meter.add` waits for step n - 2, so a beat for step n proves that step n - 2 is done. The
-# interval between two messages, three beats, therefore covers at least one whole step.
+# `Meter.add` waits for step n - 2, so a beat for step n proves that step n - 2 is done. Two
+# messages are three beats apart, so the time between them covers at least one whole step.
 BEATS_PER_MESSAGE = 3
 # Seconds for a trainer to save after its supervisor is gone.
 ORPHAN_SECONDS = 30.0
@@ -34,7 +34,7 @@ def connect() -> bool:
     global _pipe
     if _pipe is None and VARIABLE in os.environ:
         _pipe = int(os.environ.pop(VARIABLE))
-        # Training must not wait for a supervisor that does not read.
+        # Training must not wait for a supervisor that does not read the pipe.
         os.set_blocking(_pipe, False)
         # This handler runs in C, so it works while Python waits in a collective.
         faulthandler.register(signal.SIGUSR2, all_threads=True)

@@ -19,7 +19,7 @@ class GracefulShutdown:
     """
 
     def __init__(self, resume_hint: str) -> None:
-        """Record no signal yet.
+        """Start without a recorded signal.
 
         Args:
             resume_hint: how to resume the run, for the error message.

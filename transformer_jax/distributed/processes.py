@@ -1,7 +1,7 @@
 """Several processes, on one machine or many, that train one run together.
 
-Each process has its own devices, reads its own rows of each batch, and runs the same program. The
-primary process, process 0, alone writes the run's folder, except for the arrays of checkpoints.
+Each process has its own devices, reads its own rows of each batch, and runs the same program. Only
+the primary process, process 0, writes the run's folder, except for the arrays of checkpoints.
 
 The processes must agree on each decision that depends on a clock, a disk, or a signal. If one
 process saved and another did not, both would wait for each other forever.
@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 # JAX waits in C++, where Python cannot handle signals, so wait in slices of this length.
 POLL_MILLISECONDS = 2000
-# JAX itself ends a run this long after a machine disappears. `FailurePropagation` usually notices
-# earlier.
+# JAX itself ends a run this many seconds after a machine disappears. `FailurePropagation` usually
+# notices earlier.
 HEARTBEAT_TIMEOUT_SECONDS = 60
 
 
@@ -57,7 +57,7 @@ class ProcessGroup:
 
     @property
     def is_primary(self) -> bool:
-        """Whether this process does the work of only one process, such as writing metrics."""
+        """Whether this process does what only one process may do, such as writing metrics."""
         return self.index == 0
 
     def barrier(self) -> None:
@@ -97,7 +97,8 @@ class ProcessGroup:
         ]
         if differences:
             raise UsageError(
-                f"process {self.index} has other options than process 0: {', '.join(differences)}"
+                f"process {self.index} has different options from process 0: "
+                f"{', '.join(differences)}"
             )
 
     def _wait_for_value(self, key: str) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from transformer_jax.distributed._private_jax import detect_cluster
 from transformer_jax.errors import ConnectionFailedError, Setting, UsageError
 
-# How long processes wait for one another at the start.
+# How long processes wait for one another at the start, in seconds.
 RENDEZVOUS_SECONDS = 300.0
 # These options detect a machine that dies silently within 10 + 3 * 5 seconds.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
@@ -77,7 +77,7 @@ def _from_options(
 def _missing_option(
     coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> UsageError:
-    """Return the error for options of which one or two are missing."""
+    """Return the error for one or two missing options."""
     options = [
         (Setting("coordinator", coordinator), Setting("coordinator", "HOST:PORT")),
         (Setting("num_processes", num_processes), Setting("num_processes", "N")),

@@ -46,7 +46,7 @@ class Heartbeats:
     """The newest heartbeat intervals between steps, in seconds. Old stalls drop out."""
 
     def add_silence(self, seconds: float) -> None:
-        """Add to the silence, except for time during which the supervisor itself was suspended."""
+        """Add time to the silence, except while the supervisor itself was suspended."""
         self.silence += min(seconds, 2 * TICK)
 
     def receive(self, message: str) -> None:

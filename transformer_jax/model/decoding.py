@@ -8,7 +8,8 @@ computed them. When hypotheses move between slots, only `ancestors` changes: anc
 the slot that read token l of the hypothesis now in slot j.
 
 Shapes: B batch, S source positions, D d_model, H heads, K d_k, V d_v, N vocab_size, J hypotheses
-per sentence, L maximum length of a translation; a cache has LJ = L J entries. `_` is any size.
+per sentence, L maximum length of a translation; a cache has LJ = L J entries. `_` is an axis of any
+size.
 """
 
 from typing import Any, NamedTuple

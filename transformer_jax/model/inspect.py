@@ -1,4 +1,4 @@
-"""Look inside a model: shapes and counts of parameters, and attention weights.
+"""Inspect a model: shapes and counts of parameters, and attention weights.
 
 Shapes: B batch, S source positions, T target positions, H heads.
 """

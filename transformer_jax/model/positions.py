@@ -23,7 +23,7 @@ def sinusoid(positions: Int[Array, " T"], d_model: int) -> Float[Array, "T D"]:
 
 
 class AddPositions(nn.Module):
-    """Add sinusoids to embeddings, then drop out (sections 3.5 and 5.4).
+    """Add sinusoids to embeddings, then apply dropout (sections 3.5 and 5.4).
 
     Each stack has its own module. A variant is a subclass that overrides `encode`.
     """

@@ -154,7 +154,7 @@ def _is_pending(status: RunStatus, retry_failed: bool) -> bool:
 def start_worker(
     sweep: Sweep, run: SweepRun, slot: Slot, step_timeout: float
 ) -> subprocess.Popen[bytes]:
-    """Start a worker process that trains and scores what is left of a run."""
+    """Start a worker process that runs the remaining phases of a run."""
     worker = train_command(
         [str(sweep.path), run.name, str(step_timeout)], "transformer_jax.sweeps.worker"
     )

@@ -22,7 +22,7 @@ from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.seed_statistics import SeedStatistics, detectable_difference
 from transformer_jax.sweeps.status import RunStatus, read_metrics
 
-# Compounds, as tensor2tensor's get_ende_bleu.sh splits them for the paper's BLEU.
+# For the paper's BLEU, tensor2tensor's get_ende_bleu.sh splits compounds that match this pattern.
 COMPOUND = re.compile(r"(\S)-(\S)")
 # A score of `Paper` that can be compared with ours.
 PaperScore = Literal["perplexity", "bleu"]
@@ -38,8 +38,8 @@ class RowResult:
     paper: Paper
     parameters: int
     flops: tuple[float, float] | None
-    """The FLOPs of one training: counted, and by the paper's method, which multiplies training time
-    by the peak FLOP/s of the devices. None if no run has finished."""
+    """The FLOPs of one training run: counted, and by the paper's method, which multiplies training
+    time by the peak FLOP/s of the devices. None if no run has finished."""
     statuses: Sequence[RunStatus]
     missing: Sequence[str] = ()
     """One line for each run without scores: the run and the reason."""

@@ -26,7 +26,7 @@ def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> di
     Each row keeps the fields in which it differs from the first row.
 
     Args:
-        rows: by name; the first row is the one that defines the differences.
+        rows: the rows by name; the differences are relative to the first row.
         sections: the config that supplies each section, by section name, such as "data".
 
     Raises:

@@ -84,7 +84,7 @@ def _make_cpu_slots(limit: int | None) -> list[Slot]:
     if not hasattr(os, "sched_getaffinity"):
         return [Slot("cpu")]
     cores = sorted(os.sched_getaffinity(0))
-    # Without a limit, the available memory decides.
+    # Without a limit, the available memory determines the number of slots.
     wanted = limit or max(1, _available_bytes() // CPU_RUN_BYTES)
     count = max(1, min(wanted, len(cores)))
     return [Slot(f"cpu {i}", cores=frozenset(cores[i::count])) for i in range(count)]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
 # Slurm signals this long before the time limit, so that a trainer can save. If the time limit is
-# short, the signal comes a quarter of the limit before it.
+# short, a quarter of the limit is used instead.
 SAVING_SECONDS = 120
 # How many seconds a task waits for the submitting process to record its job.
 SUBMISSION_SECONDS = 60.0
@@ -74,7 +74,7 @@ class Task:
         self.fruitless_requeues = fruitless_requeues
 
     def __call__(self) -> None:
-        """Train and score what is left of the run; exit with the worker's exit code."""
+        """Run the remaining phases of the run; exit with the worker's exit code."""
         sweep = Sweep.open(Path(self.sweep))
         run = sweep.find(self.run_name)
         _await_submission(run)

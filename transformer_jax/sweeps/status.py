@@ -48,7 +48,7 @@ class RunStatus:
     code: int | None = None
     """The exit code of a run that failed or stopped."""
     note: str = ""
-    """One line that explains the status, such as the reason of a failure."""
+    """One line that explains the status, such as the reason for a failure."""
     step: int = 0
     """The last step in metrics.jsonl."""
     perplexity: float | None = None
@@ -189,8 +189,8 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
     Args:
         run: the run.
         split: the split.
-        any_search: whether to accept evaluations with other search options, or with another number
-            of averaged checkpoints, than the run's config has.
+        any_search: whether to accept evaluations whose search options or number of averaged
+            checkpoints differ from the run's config.
     """
     decode = run.config.decode
     own_search = (asdict(decode), decode.average_checkpoints)

@@ -33,7 +33,7 @@ MAX_NOTE_LENGTH = 300
 
 
 def run_worker(run: SweepRun, step_timeout: float) -> int:
-    """Train and score what is left of a run, and write its status.
+    """Run the remaining phases of a run, and write its status.
 
     Args:
         run: the run.

@@ -36,7 +36,7 @@ def create_run(
         config: the experiment. The new run's config has the actual vocabulary sizes.
         path: the new folder.
         console: prints notes.
-        init_from: a run that supplies the initial parameters (its newest) and the vocabulary.
+        init_from: a run whose newest parameters and vocabulary the new run starts with.
         progress: called with the progress of the preparation.
 
     Raises:

@@ -54,7 +54,7 @@ class DevEvaluator:
         if not math.isfinite(values["perplexity"]):
             raise DivergedError(
                 f"the perplexity of the development set is {values['perplexity']} at step {step}; "
-                f"this step is not saved, earlier checkpoints are intact. {DIVERGENCE_ADVICE}"
+                f"this step is not saved; earlier checkpoints are intact. {DIVERGENCE_ADVICE}"
             )
         if translate:
             sources, references = self._prepared.lines("dev")

@@ -1,4 +1,4 @@
-"""The training loop: steps, and between them reports, evaluations, and checkpoints."""
+"""The training loop: steps, with reports, evaluations, and checkpoints between them."""
 
 import contextlib
 import math
@@ -54,7 +54,7 @@ def run_training(
         The number of scheduled checkpoints on disk, which can be averaged.
 
     Raises:
-        RunInterrupted: a signal ended the run; its state is saved.
+        RunInterrupted: a signal ended the run; the run's state is saved.
         DivergedError: the loss is not finite.
         OutOfMemoryError: the device does not have enough memory.
         StorageError: the run cannot be read or written.
@@ -168,7 +168,9 @@ def _run_steps(
                 raise RunInterrupted(f"{name}: saved at step {step}; {shutdown.resume_hint}")
             tracer.after(step, state)
             if schedule.is_out_of_patience(step, checkpointer.scores):
-                writer.say(f"no better perplexity in {schedule.patience} checkpoints: ended")
+                writer.say(
+                    f"training ends: no better perplexity in {schedule.patience} checkpoints"
+                )
                 break
 
 
@@ -208,7 +210,7 @@ def _check_divergence(run: RunComponents, step: int, num_skipped: int) -> None:
     run.group.barrier()
     raise DivergedError(
         f"loss or gradient was not finite in {num_skipped} consecutive steps, up to step {step}; "
-        f"{path.name} lists their training pairs, earlier checkpoints are intact. "
+        f"{path.name} lists their training pairs; earlier checkpoints are intact. "
         f"{DIVERGENCE_ADVICE}"
     )
 

@@ -45,7 +45,7 @@ def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransform
     """
 
     def schedule(count: ArrayLike) -> Float[Array, ""]:
-        # Optax counts updates from 0, the paper from 1.
+        # Optax counts updates from 0, and the paper counts from 1.
         step = jnp.asarray(count) + 1
         return learning_rate(
             step,

@@ -45,7 +45,7 @@ class DataParallel:
         """The rows of each batch that this process provides."""
 
     def sharding(self, _leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
-        """Return the sharding of an array of the state, which depends on its shape alone."""
+        """Return the sharding of an array of the state, which depends only on its shape."""
         return self.replicated
 
     def abstract_state(self, tree: Tree) -> Tree:
@@ -89,7 +89,7 @@ class DataParallel:
         """
         shardings = jax.tree.map(self.sharding, state)
 
-        # JAX names the program in traces and messages after this function.
+        # In traces and messages, JAX names the program after this function.
         def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
             return step(state, batch)
 
@@ -159,9 +159,9 @@ class Compilation(NamedTuple):
 
     rows: int
     source_length: int
-    """Tokens of a source row, padding included."""
+    """Tokens in a source row, including padding."""
     target_length: int
-    """Tokens of a target row, padding included."""
+    """Tokens in a target row, including padding."""
     seconds: float
 
     def __str__(self) -> str:

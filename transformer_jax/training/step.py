@@ -1,6 +1,6 @@
 """One update of the parameters: a pure function of the state and a batch.
 
-The batch is global: nothing here depends on the number of devices that hold it.
+The batch is global: this module does not depend on the number of devices that hold the batch.
 Shapes: B rows of the batch, T token positions, N micro-batches.
 """
 
@@ -25,7 +25,7 @@ class TrainState(NamedTuple):
     """The input and output of a step. With the config and data, it determines all later steps."""
 
     step: Int[Array, ""]
-    """Number of batches that training has seen."""
+    """Number of batches that training has processed."""
     seed: Int[Array, ""]
     """The run's seed. It never changes, but it is an array so that all seeds share one program."""
     params: Params

@@ -15,8 +15,8 @@ class StepTracer:
         """Choose the steps.
 
         Args:
-            folder: where the profiler writes each trace into a new subfolder.
-            after: the last step before the trace. By then most shapes should be compiled.
+            folder: the profiler writes each trace to a new subfolder of this folder.
+            after: the last step before the trace. Most shapes should be compiled by this step.
             steps: number of steps to trace; 0 for none.
         """
         self._folder, self._first, self._last = folder, after, after + steps
@@ -42,7 +42,7 @@ class StepTracer:
         try:
             self._folder.mkdir(exist_ok=True)
         except OSError as error:
-            raise StorageError(f"{self._folder} cannot be made: {error.strerror}") from error
+            raise StorageError(f"{self._folder} cannot be created: {error.strerror}") from error
         options = jax.profiler.ProfileOptions()
         # Traces of Python calls would crowd out the operations of the devices.
         options.python_tracer_level = 0
@@ -67,7 +67,7 @@ class StepTracer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Write the trace of a run that ends before the last step to trace."""
+        """Write the trace if the run ends before the last step to trace."""
         try:
             self._stop()
         except StorageError:

@@ -1,7 +1,7 @@
 """Attention scores with learned parameters, as alternatives to the dot product.
 
 Section 3.2.1 names two kinds of attention, multiplicative and additive. Queries and keys are
-projected for each head before they reach a score, so cached decoding projects the memory once.
+projected for each head before they are scored, so cached decoding projects the memory only once.
 Shapes: B batch, T queries, S keys, H heads, K d_k.
 """
 

@@ -112,7 +112,7 @@ def add_at(x: Float[Array, "m ..."], j: Index, y: Float[Array, "..."]) -> Float[
 
 
 def float32_einsum(equation: str, *arrays: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Return `jnp.einsum` with float32 sums in any compute dtype."""
+    """Return `jnp.einsum` with float32 sums regardless of the compute dtype."""
     return jnp.einsum(equation, *arrays, preferred_element_type=jnp.float32)
 
 
