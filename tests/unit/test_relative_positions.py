@@ -55,7 +55,8 @@ def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairS
         return float(query @ key) * scale - slope * abs(t - s)
 
     def rotary(_: int, query: Floats, key: Floats, t: int, s: int) -> float:
-        # Pairs of components are complex numbers: Re(q e^(i t angle) (k e^(i s angle))*).
+        # Each pair of components is a complex number, and the score is Re(q e^(i t angle) (k e^(i s
+        # angle))*).
         total = 0.0
         for i in range(D_K // 2):
             angle = 10000 ** (-2 * i / D_K)

@@ -1,8 +1,9 @@
 """A parent process that watches one trainer and ends it if it is lost or stuck.
 
 If one of several trainers is lost or stuck, the others wait for it in a collective, where no Python
-code runs, until JAX aborts them, if ever. With a supervisor for each, all of them end with a
-one-line error and an exit code that indicates whether to resume. A supervisor does not import JAX.
+code runs, until JAX aborts them, which may never happen. With a supervisor for each, all of them
+end with a one-line error and an exit code that indicates whether to resume. A supervisor does not
+import JAX.
 """
 
 import os
@@ -91,7 +92,8 @@ def supervise(
         command: the command that starts the trainer, which must call `heartbeat.connect`.
         run: the run's folder, for the error message.
         step_timeout: the shortest silence between steps, in seconds, that counts as stuck.
-        phase_timeout: the same at the start, and while the trainer compiles, evaluates, or saves.
+        phase_timeout: the same limit at the start, and while the trainer compiles, evaluates, or
+            saves.
         forwarded_signals: receives the number of each signal that this process forwards.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Cached decoding: `Transformer.decode` one position at a time.
+"""Cached decoding, which computes `Transformer.decode` one position at a time.
 
 The decoder generates one token at a time and reads the previous tokens (section 3.1). These
 functions cache the keys and values of earlier positions and reuse the layers' modules for the rest.
@@ -155,7 +155,7 @@ def decode_layer(
     """Compute `DecoderLayer.__call__` at one position of the J hypotheses of each sentence.
 
     Args:
-        layer: a bound layer.
+        layer: a decoder layer, bound to its parameters.
         x: the vectors of this position.
         view: which position it is, and which entries each hypothesis reads.
         cache: self-attention's keys and values of earlier positions.

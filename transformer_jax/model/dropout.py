@@ -26,7 +26,7 @@ def random_bits(rng: Array, index: UInt32[Array, "*shape"]) -> UInt32[Array, "*s
 
     The hash has three rounds of multiply and shift. Half of the key enters before the first round
     and half after it, and two full rounds follow. With only one round after the second half, two
-    keys with nearly equal halves would give masks that exclude each other. The key must be a
+    keys with nearly equal halves would give mutually exclusive masks. The key must be a
     "threefry2x32" key, JAX's default. Differs from `jax.random.bits` only in the generator.
     """
     first, second = jax.random.key_data(rng).astype(jnp.uint32)
