@@ -237,7 +237,7 @@ def test_processes_with_different_options_end_with_the_names_of_the_options(
     for exit_code, stderr in wait_for_end(processes):
         assert exit_code == 2
         assert stderr == (
-            "transformer-jax: process 1 has other options than process 0: "
+            "transformer-jax: process 1 has different options from process 0: "
             f"train.steps {STEPS + 1} there, {STEPS} here\n"
         )
 

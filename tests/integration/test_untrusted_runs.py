@@ -193,7 +193,7 @@ def test_no_vocabulary_crashes_the_process(tries: int) -> None:
         message = rejection_of(bytes(model))
         rejected += bool(message)
         assert "\n" not in message
-        kinds = ("is not a SentencePiece model: ", "has other special tokens: ")
+        kinds = ("is not a SentencePiece model: ", "has different special tokens: ")
         assert not message or message.removeprefix("tokenizer.model ").startswith(kinds)
     assert rejected > tries / 4
 

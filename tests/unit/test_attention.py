@@ -1,4 +1,4 @@
-"""Attention against its equation in loops, and against what section 3.2 says about it."""
+"""Test attention against its equation as loops and against the claims of section 3.2."""
 
 import math
 from dataclasses import replace
@@ -72,14 +72,14 @@ def test_a_masked_key_has_weight_zero() -> None:
     np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-6)
 
 
-def test_a_query_that_may_attend_nowhere_attends_evenly() -> None:
+def test_a_query_without_allowed_keys_attends_evenly() -> None:
     mask = jnp.ones((1, 1, 3, 5), bool).at[:, :, 1].set(False)
     weights = masked_softmax(50 * normal(0, 2, 2, 3, 5), mask)
     np.testing.assert_allclose(weights[:, :, 1], 1 / 5, atol=1e-7)
     assert not np.allclose(weights[:, :, 0], 1 / 5, atol=0.1)
 
 
-def test_a_query_that_may_attend_nowhere_has_a_finite_gradient() -> None:
+def test_a_query_without_allowed_keys_has_a_finite_gradient() -> None:
     mask = jnp.ones((1, 1, 3, 5), bool).at[:, :, 1].set(False)
 
     def total(query: Array, key: Array, value: Array) -> Array:
@@ -89,7 +89,7 @@ def test_a_query_that_may_attend_nowhere_has_a_finite_gradient() -> None:
     for gradient in jax.grad(total, argnums=(0, 1, 2))(*arrays):
         assert np.all(np.isfinite(gradient))
         assert np.any(gradient)
-    # Its scores have no influence, so they have no gradient.
+    # The scores of this query do not affect the output, so they have no gradient.
     query_gradient = jax.grad(total)(*arrays)
     assert not np.any(query_gradient[:, 1])
     assert np.all(np.any(query_gradient[:, [0, 2]], axis=-1))
@@ -112,7 +112,7 @@ def test_scores_of_bfloat16_vectors_are_summed_in_float32(score: str) -> None:
     scores, expected = DOT_PRODUCTS[score](query, key), DOT_PRODUCTS[score](*in_float32)
     assert scores.dtype == jnp.float32
     np.testing.assert_allclose(scores, expected, rtol=1e-5)
-    # Rounded to bfloat16, they would differ.
+    # Rounding to bfloat16 would change them.
     assert not np.allclose(expected.astype(jnp.bfloat16).astype(jnp.float32), expected, rtol=1e-4)
 
 
@@ -168,7 +168,7 @@ def test_a_pass_with_intermediates_returns_the_weights_of_every_head() -> None:
 
 
 def test_projections_start_glorot_uniform_as_one_matrix_of_all_heads() -> None:
-    """The bound for one head alone is larger."""
+    """The bound would be larger if each head were drawn separately."""
     d_model, heads, d_k, d_v = 64, 8, 16, 24
     config = replace(SMALL, d_model=d_model, num_heads=heads, d_k=d_k, d_v=d_v)
     x, mask = normal(0, 1, 2, d_model), jnp.ones((1, 1, 1, 2), bool)
@@ -178,7 +178,7 @@ def test_projections_start_glorot_uniform_as_one_matrix_of_all_heads() -> None:
         kernel = np.asarray(params[name]["kernel"])
         assert kernel.size == d_model * heads * width
         assert 0.995 * bound < np.abs(kernel).max() <= bound, name
-        # Uniform between the bounds.
+        # The distribution is uniform between the bounds.
         assert np.std(kernel) == pytest.approx(bound / math.sqrt(3), rel=0.03), name
 
 

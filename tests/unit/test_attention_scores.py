@@ -1,4 +1,4 @@
-"""Attention scores with parameters against their formulas, one query and one key at a time."""
+"""Test attention scores with parameters against their formulas, one query and one key at a time."""
 
 import math
 from dataclasses import replace
@@ -76,5 +76,5 @@ def test_additive_stores_no_array_of_all_pairs_and_components_for_its_gradient()
 
     _, backward = jax.vjp(total, QUERY, KEY, vector)
     stored = [leaf.size for leaf in jax.tree.leaves(backward)]
-    # The scores for their square, then queries, keys, and the vector.
+    # The backward pass stores the queries, the keys, the vector, and the scores that are squared.
     assert max(stored) <= 2 * HEADS * 5 * 6

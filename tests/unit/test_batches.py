@@ -1,4 +1,4 @@
-"""Every epoch has each pair exactly once; a batch depends on the seed and the step alone."""
+"""Every epoch contains each pair exactly once; a batch depends only on the seed and the step."""
 
 from collections import Counter
 
@@ -85,7 +85,7 @@ def test_each_epoch_and_each_seed_has_a_different_order() -> None:
     by_seed = [plan(lengths, 200, seed) for seed in range(3)]
     orders = [tuple(epoch(batches, number)) for batches in by_seed for number in range(3)]
     assert len(set(orders)) == len(orders)
-    # The pairs that share a batch change too, not only the order of the batches.
+    # The pairs that share a batch also change, not only the order of the batches.
     first, second = (
         {frozenset(unpad(batches[step])) for step in range(4)} for batches in by_seed[:2]
     )
@@ -116,7 +116,7 @@ def test_batches_have_the_planned_shapes_within_the_budget(
         rows, width = batch.source.shape
         assert batch.target.shape[0] == rows
         assert rows % ROW_MULTIPLE == 0
-        # A batch of the fewest rows may exceed the budget, because no sentence is cut.
+        # A batch with the minimum number of rows may exceed the budget, because no sentence is cut.
         assert rows == ROW_MULTIPLE or rows * max(width, batch.target.shape[1]) <= batch_tokens
         assert batch.source.dtype == batch.target.dtype == np.int32
     tokens = sum(np.count_nonzero(side) for batch in epoch for side in batch)

@@ -1,4 +1,4 @@
-"""Blockwise and cuDNN attention against full attention."""
+"""Test blockwise and cuDNN attention against full attention."""
 
 import functools
 from dataclasses import replace
@@ -35,7 +35,7 @@ MASK_SHAPES = [(2, 3, 7, 9), (1, 3, 1, 9), (2, 1, 1, 9), (1, 1, 7, 9)]
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make blocks so short that a few queries and keys fill several."""
+    """Make blocks so small that a few queries and keys fill several blocks."""
     monkeypatch.setattr(blockwise_module, "MAX_QUERIES", 3)
     monkeypatch.setattr(blockwise_module, "MAX_KEYS", 4)
 
@@ -60,7 +60,7 @@ def blockwise(
 
 
 def inputs(queries: int, keys: int, dtype: Any = jnp.float32, seed: int = 0) -> tuple[Array, ...]:
-    """Draw queries, keys, and values of two rows and three heads, with d_k 4 and d_v 5."""
+    """Draw queries, keys, and values of two rows and three heads, with d_k = 4 and d_v = 5."""
     shapes = (2, queries, 3, 4), (2, keys, 3, 4), (2, keys, 3, 5)
     return tuple(2 * normal(seed + i, *s).astype(dtype) for i, s in enumerate(shapes))
 
@@ -82,7 +82,7 @@ def assert_same_output_and_gradients(
     *,
     atol: float = 1e-5,
 ) -> None:
-    """Assert that both implementations give the same output and gradients, none constant."""
+    """Assert that both implementations give equal outputs and gradients that are not constant."""
     pairs = (values_and_gradients(f, arrays, mask, rate, rng) for f in (blockwise, full))
     for actual, expected in zip(*pairs, strict=True):
         assert actual.dtype == expected.dtype
@@ -103,7 +103,7 @@ def test_blockwise_attention_is_equation_1(mask_shape: tuple[int, ...], seed: in
 
 @pytest.mark.parametrize("mask_shape", MASK_SHAPES)
 def test_output_and_gradients_are_those_of_full_attention(mask_shape: tuple[int, ...]) -> None:
-    """Some queries may attend nowhere, others to little."""
+    """Some queries may not attend to any key, and others only to a few keys."""
     mask = coins(1, 0.3, *mask_shape).at[0, 0, 0].set(False).at[-1, -1, -1, 2].set(True)
     assert_same_output_and_gradients(inputs(7, 9), mask, 0.4, RNG)
 
@@ -123,7 +123,7 @@ def test_a_causal_mask_works_with_dropout() -> None:
 
 
 def test_key_blocks_that_no_query_may_read_are_skipped() -> None:
-    """NaN in a key that is read makes the output NaN, even if its weight is zero."""
+    """A NaN in any key that is read makes the output NaN, even if the key's weight is zero."""
     query, key, value = inputs(12, 12)
     output = blockwise(query, key.at[:, 8:].set(jnp.nan), value, causal_mask(12))
     # The last block of keys begins with key 8.
@@ -183,8 +183,6 @@ def test_no_array_is_as_large_as_all_weights() -> None:
     assert temporary_bytes(full) >= weights_bytes
     assert temporary_bytes(blockwise) < weights_bytes / 2
 
-
-# Inside a model
 
 DROPPED = replace(SMALL, num_layers=1, dropout=0.1, attention_dropout=0.3)
 

@@ -1,4 +1,4 @@
-"""Models from configs: every name in the config has a module."""
+"""Test models built from configs: every name in the config has a module."""
 
 import typing
 from dataclasses import replace
@@ -32,7 +32,7 @@ def test_every_name_in_the_config_has_an_entry(field: str) -> None:
 
 
 def test_equal_configs_build_equal_models() -> None:
-    """Then `jax.jit` compiles a function of a static model once for both."""
+    """`jax.jit` therefore compiles a function with a static model argument once for both."""
     one, other = (build_transformer(replace(SMALL), VOCABULARY, 17) for _ in range(2))
     assert one is not other
     assert one == other

@@ -1,4 +1,4 @@
-"""Cached decoding against `Transformer.decode`, for every variant of the model."""
+"""Test cached decoding against `Transformer.decode`, for every variant of the model."""
 
 import functools
 from dataclasses import replace
@@ -71,7 +71,7 @@ class TokensSoFar(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def search(model: Transformer, has_cache: bool, params: dict[str, Any]) -> Translations:
-    """Search translations with decode steps, or with a whole forward pass for each token."""
+    """Search for translations with decode steps, or with a whole forward pass for each token."""
     source = jnp.repeat(SOURCE, HYPOTHESES, axis=0)
     state: Any = TokensSoFar(jnp.zeros((len(SOURCE), HYPOTHESES, ROOM), jnp.int32))
     if has_cache:
@@ -89,7 +89,7 @@ def search(model: Transformer, has_cache: bool, params: dict[str, Any]) -> Trans
             mask = source_mask(source)
             output: Any = model.apply({"params": params}, read, memory, mask, method="decode")
             logits = output[:, position].reshape(*newest.shape, -1)
-        # Flatten the logits and delay the end, so that hypotheses move between beam slots.
+        # Flatten the logits and delay the end token, so that hypotheses move between beam slots.
         end = jnp.where(position < ROOM - 4, -50.0, 0.0)
         return (logits / 4).at[..., EOS].add(end), state
 

@@ -1,6 +1,7 @@
-"""Dropout: its rate, its mean, and statistical tests of its random bits.
+"""Test dropout: its rate, its mean, and the statistics of its random bits.
 
-Keys are fixed, so each test always passes or always fails. Bounds are five standard deviations.
+Keys are fixed, so each test always passes or always fails. Deviations of up to five standard
+deviations are accepted.
 """
 
 import functools
@@ -131,7 +132,7 @@ def test_bits_are_balanced_and_bytes_uniform() -> None:
         counts = np.bincount((bits >> shift) & 255, minlength=256)
         expected = count / 256
         chi_square = ((counts - expected) ** 2 / expected).sum()
-        # 255 degrees of freedom: mean 255, standard deviation 22.6.
+        # With 255 degrees of freedom, chi-squared has mean 255 and standard deviation 22.6.
         assert abs(chi_square - 255) < 5 * 22.6, shift
 
 
@@ -192,7 +193,7 @@ def test_dropout_needs_no_key_and_changes_nothing_in_inference_or_at_rate_zero()
 
 
 class TwoDropouts(nn.Module):
-    """Two dropout modules that act on the same vector."""
+    """A module with two dropout modules that act on the same vector."""
 
     @nn.compact
     def __call__(self, x: Array) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Encoding keeps or counts every pair, drops none that is scored, and needs little memory."""
+"""Encoding keeps or counts every pair, does not drop scored pairs, and needs little memory."""
 
 from collections import Counter
 from collections.abc import Sequence

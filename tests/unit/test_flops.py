@@ -1,4 +1,4 @@
-"""FLOPs of a step are those of its matrix products, without padding."""
+"""The FLOPs of a step are those of its matrix products, without padding."""
 
 from typing import Any
 
@@ -68,12 +68,12 @@ def test_padding_does_not_count() -> None:
 
 
 def test_the_base_model_needs_six_flops_per_parameter_and_token() -> None:
-    # In short sentences, attention scores hardly count. The shared embedding has three roles, but
-    # only the output projection is a matrix product.
+    # In short sentences, attention scores contribute little. The shared embedding has three roles,
+    # but only the output projection is a matrix product.
     batch = Batch(np.full((1, 2), 4), np.full((1, 2), 4))
     layers = 63_045_632 - 37_000 * 512
     per_token = step_flops(Config().model, 37_000, batch) / 2
-    # Each source token passes the encoder, and each target token the decoder.
+    # Each source token passes through the encoder, and each target token through the decoder.
     assert per_token == pytest.approx(6 * (layers + 37_000 * 512), rel=0.01)
 
 

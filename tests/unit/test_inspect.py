@@ -1,4 +1,4 @@
-"""Looking inside a model: attention weights, and shapes and counts of parameters."""
+"""Test the inspection of models: attention weights, and shapes and counts of parameters."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Layers against their equations in loops, and against PyTorch's layers."""
+"""Test layers against their equations as loops and against PyTorch's layers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,7 +34,7 @@ BIASED = replace(SMALL, attention_bias=True)
 
 
 def is_source_token() -> Array:
-    """Return the mask of two sentences, the second two positions shorter."""
+    """Return the mask of two sentences, the second of which is two positions shorter."""
     return jnp.arange(SOURCES)[None, None, None] < jnp.asarray([6, 4])[:, None, None, None]
 
 
@@ -95,7 +95,7 @@ def test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one() -> No
     inner = convolve(channels_first, params["inner"])
     expected = convolve(jnp.maximum(inner, 0), params["outer"]).swapaxes(1, 2)
     np.testing.assert_allclose(apply(layer, params, x), expected, atol=1e-5)
-    # The maximum with zero has an effect.
+    # Some inputs of the ReLU are negative, so it has an effect.
     assert np.any(np.asarray(inner) < 0)
 
 
@@ -127,7 +127,7 @@ def test_epsilon_is_added_to_the_variance() -> None:
 
 
 def test_dropout_acts_on_the_sub_layer_output_before_the_sum() -> None:
-    """Section 5.4: dropout leaves the input alone, and the sum and the norm follow it."""
+    """Section 5.4: dropout does not affect the input, and it precedes the sum and the norm."""
     x, zeros = normal(0, BATCH, TARGETS, WIDTH), jnp.zeros((BATCH, TARGETS, WIDTH))
     layer, rng = AddAndNorm(SMALL), jax.random.key(1)
     params = drawn_params(layer, x, zeros, method="leave")
@@ -143,9 +143,6 @@ def test_dropout_acts_on_the_sub_layer_output_before_the_sum() -> None:
     dropped = leave(plain, zeros, zeros + 1)
     for vector in floats(dropped).reshape(-1, WIDTH):
         assert len(np.unique(vector.round(4))) == 2
-
-
-# Agreement with PyTorch
 
 
 def norm_params(norm: Any) -> dict[str, Array]:
@@ -182,7 +179,7 @@ def as_array(tensor: Any) -> Array:
 
 
 def torch_layer(torch: Any, kind: str, config: ModelConfig) -> Any:
-    """Return a PyTorch layer with random parameters; attention biases are zero without ours."""
+    """Return a PyTorch layer with random parameters; attention biases are zero if ours has none."""
     layer = getattr(torch.nn, kind)(
         WIDTH,
         config.num_heads,

@@ -1,4 +1,4 @@
-"""Products with a matrix: equal to `dot_general`, without transposed copies."""
+"""Matrix products equal those of `dot_general` and need no transposed copies."""
 
 import math
 from typing import Any
@@ -84,7 +84,7 @@ def test_a_kernel_starts_glorot_uniform_as_one_matrix() -> None:
 
 @on_cpu
 @pytest.mark.parametrize("case", ["feed forward", "to heads", "from heads"])
-def test_the_gradient_of_the_matrix_transposes_nothing(case: str) -> None:
+def test_the_gradient_of_the_matrix_needs_no_transposed_copy(case: str) -> None:
     small_x, small_matrix, axes = SHAPES[case]
     x, matrix = (tuple(16 * n for n in shape) for shape in (small_x, small_matrix))
 
@@ -93,11 +93,13 @@ def test_the_gradient_of_the_matrix_transposes_nothing(case: str) -> None:
         return product[1](cotangent)[0]
 
     shapes = x, matrix, (*x[:-axes], *matrix[axes:])
-    assert_transposes_nothing(gradient, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+    assert_needs_no_transposed_copy(
+        gradient, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
+    )
 
 
 @on_cpu
-def test_the_gradient_of_the_shared_matrix_transposes_nothing() -> None:
+def test_the_gradient_of_the_shared_matrix_needs_no_transposed_copy() -> None:
     embedding = SharedEmbedding(SMALL, 300)
     x, cotangent = (jax.ShapeDtypeStruct((8, 16, n), jnp.float32) for n in (SMALL.d_model, 300))
     params = {"params": {"table": jax.ShapeDtypeStruct((300, SMALL.d_model), jnp.float32)}}
@@ -108,10 +110,10 @@ def test_the_gradient_of_the_shared_matrix_transposes_nothing() -> None:
 
         return jax.vjp(logits, params)[1](cotangent)[0]
 
-    assert_transposes_nothing(gradient, params, x, cotangent)
+    assert_needs_no_transposed_copy(gradient, params, x, cotangent)
 
 
-def assert_transposes_nothing(function: Any, *arguments: Any) -> None:
+def assert_needs_no_transposed_copy(function: Any, *arguments: Any) -> None:
     program: Any = jax.jit(function).lower(*arguments).compile().as_text()
     assert " dot(" in program
     assert " transpose(" not in program

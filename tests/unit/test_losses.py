@@ -1,4 +1,4 @@
-"""The loss against a dense, smoothed target in float64 (sections 5.4 and 6.2)."""
+"""Test the loss against a dense, smoothed target in float64 (sections 5.4 and 6.2)."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ VOCABULARY = 7
 
 
 def draw_tokens(seed: int, rows: int, length: int) -> Array:
-    """Draw tokens, about a quarter of them padding."""
+    """Draw tokens, of which about a quarter are padding."""
     generator = np.random.default_rng(seed)
     drawn = generator.integers(1, VOCABULARY, (rows, length))
     return jnp.asarray(np.where(generator.random((rows, length)) < 0.25, 0, drawn))

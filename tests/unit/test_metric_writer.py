@@ -1,4 +1,4 @@
-"""Metrics are the same in metrics.jsonl and TensorBoard, also after a process was killed."""
+"""Metrics are the same in metrics.jsonl and TensorBoard, even after a process is killed."""
 
 import json
 from io import StringIO
@@ -47,7 +47,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_all_places_get_the_same_values(tmp_path: Path) -> None:
+def test_terminal_metrics_file_and_tensorboard_get_the_same_values(tmp_path: Path) -> None:
     shown = write(tmp_path, (2, "train", VALUES), (4, "dev", {"perplexity": 12.0}))
     first, second = lines_of(tmp_path)
     assert {k: v for k, v in first.items() if k != "time"} == VALUES | {"step": 2, "split": "train"}
@@ -56,7 +56,7 @@ def test_all_places_get_the_same_values(tmp_path: Path) -> None:
     assert set(events) == {(f"train/{k}", 2) for k in VALUES} | {("dev/perplexity", 4)}
     for name, value in VALUES.items():
         np.testing.assert_allclose(events[f"train/{name}", 2], value, rtol=1e-6)
-    # The files alone have the FLOPs.
+    # Only the files have the FLOPs.
     assert shown == ("step 2/8  train  loss 2.500  lr 1.00e-03\nstep 4/8  dev    ppl 12.000\n")
 
 

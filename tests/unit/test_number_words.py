@@ -122,7 +122,7 @@ def test_the_corpus_has_as_many_pairs_as_the_config_allows(most: int) -> None:
     train = 500_000 // most
     corpus = CORPORA["number_words"](DataConfig(num_pairs=train, max_numbers_per_line=most))
     assert isinstance(corpus, NumberWords)
-    # The number of numbers follows from the index of the line, to the very last one.
+    # The index of a line determines how many numbers it has, up to the last line.
     [(source, _)] = corpus.read("train", train - 1)
     last = train - 1 + corpus.test_pairs + corpus.dev_pairs
     assert len(source.split("; ")) == last % most + 1
@@ -158,7 +158,7 @@ def test_max_digits_makes_all_lengths_of_numbers_equally_frequent_and_no_line_tw
         digits.update(len(str(number)) for number in numbers)
         sizes[len(numbers)] += 1
     assert set(sizes.values()) == {450}
-    # 4,500 numbers: about 750 of each length. One-digit lines are rarer, as only ten exist.
+    # 4,500 numbers: about 750 of each length. One-digit lines are rarer, because only ten exist.
     assert set(digits) == {1, 2, 3, 4, 5, 6}
     assert all(650 < count < 850 for count in digits.values())
 

@@ -1,4 +1,4 @@
-"""Clipping compared with Optax's. `test_paper` compares the learning rate with the paper."""
+"""Test clipping against that of Optax. `test_paper` compares the learning rate with the paper."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A sweep's plan is stored, may grow, and does not change."""
+"""A sweep's plan is stored; rows and seeds can be added but not changed."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_a_sweep_needs_a_seed() -> None:
 
 def test_a_row_name_must_be_valid_as_a_folder_name() -> None:
     for name in ("..", "a/b", " ", ".hidden", "a b", "-x"):
-        with pytest.raises(UsageError, match="a row's name consists of"):
+        with pytest.raises(UsageError, match="a row's name must consist of"):
             plan_sweep(Path("s"), {"base": ROWS["base"], name: ROWS["E"]}, 1)
 
 
@@ -62,7 +62,7 @@ def test_a_stored_plan_may_grow_but_not_change(tmp_path: Path) -> None:
     changed = {"base": Row(SMALL.change(model={"d_ff": 48}))}
     with pytest.raises(UsageError) as error:
         plan_sweep(path, changed, 1).store()
-    assert "row base with another config (model.d_ff 32 -> 48)" in str(error.value)
+    assert "row base with a different config (model.d_ff 32 -> 48)" in str(error.value)
     assert "--out FOLDER" in error.value.for_shell()
     assert Sweep.open(path) == grown
 

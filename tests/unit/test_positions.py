@@ -1,4 +1,4 @@
-"""Positional encodings against section 3.5's formula and its claims."""
+"""Test positional encodings against the formula and the claims of section 3.5."""
 
 import math
 from dataclasses import replace
@@ -73,7 +73,7 @@ def test_the_encoding_of_a_later_position_is_a_rotation_of_an_earlier_one(offset
 
 def test_wavelengths_grow_geometrically_from_2_pi_to_almost_10000_times_2_pi() -> None:
     d_model = 512
-    # At position 1, sine and cosine give the angle of one step, and from it the wavelength.
+    # At position 1, sine and cosine give the angle of one step, which determines the wavelength.
     sines, cosines = floats(sinusoid(jnp.asarray([1]), d_model))[0].reshape(-1, 2).T
     wavelengths = 2 * math.pi / np.arctan2(sines, cosines)
     assert wavelengths[0] == pytest.approx(2 * math.pi, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Layers that normalize first, against their formula and PyTorch's layers."""
+"""Test layers that normalize first against their formula and PyTorch's layers."""
 
 from dataclasses import replace
 
@@ -131,7 +131,8 @@ def test_each_sub_layer_has_its_own_dropout_mask() -> None:
     outer = params["feed_forward"]["outer"] | {"bias": jnp.full(WIDTH, 1000.0)}
     output = params["self_attention"]["output"]
     assert set(output) == {"kernel"}
-    # A large bias of the feed-forward network shows its mask, a silent network that of attention.
+    # A large bias in the feed-forward network reveals its dropout mask. If the network returns
+    # zeros, the output reveals the dropout mask of attention.
     fed = dict(params) | {"feed_forward": params["feed_forward"] | {"outer": outer}}
     both = apply(layer, fed, x, mask, train=True, rng=jax.random.key(1))
     dropped_by_second = np.abs(floats(both)) < 500

@@ -1,6 +1,6 @@
-"""A corpus is encoded once, completely, and the same on every machine; interruptions lose little.
+"""A corpus is encoded once, completely, and the same on every machine.
 
-`test_encode` has the claims about the encoded files of one split.
+`test_encode` tests the encoded files of one split.
 """
 
 import json
@@ -148,7 +148,7 @@ def test_a_vocabulary_is_trained_on_fit_pairs_spread_evenly_over_the_text(
     prepare(replace(CONFIG, vocab_size=100))
     spread = [line for number in (0, 10, 40, 50, 60, 70, 80, 90) for line in pairs[number]]
     assert samples == [[*spread[:4], "short", *spread[4:]]]
-    # The vocabulary depends on the text alone, not on the limits of training pairs.
+    # The vocabulary depends only on the text, not on the limits of training pairs.
     prepare(replace(CONFIG, vocab_size=100, max_length=20, max_ratio=2.0))
     assert len(samples) == 1
 
@@ -195,7 +195,8 @@ def test_an_error_of_the_corpus_during_training_of_the_vocabulary_is_raised(
 
 
 CHUNK = 8
-# 7 chunks of train, 3 of dev, 3 of test. Each has a call for its sources and one for its targets.
+# There are 7 chunks of train, 3 of dev, and 3 of test. Each chunk has a call for its sources and
+# one for its targets.
 CORPUS = InMemoryCorpus([*WORDS[:48], ("", ""), WORDS[49]], WORDS[:20])
 CALLS = 2 * (7 + 3 + 3)
 LINES = 2 * (49 + 20 + 20)
@@ -236,7 +237,7 @@ def encoder(monkeypatch: pytest.MonkeyPatch) -> Encoder:
 
 @pytest.fixture
 def complete(encoder: Encoder, cache: Path) -> dict[str, bytes]:
-    """The files of an uninterrupted preparation; the cache is empty again."""
+    """The files of an uninterrupted preparation; the cache is empty afterward."""
     prepare(CONFIG, VOCABULARY)
     assert (encoder.calls, encoder.lines) == (CALLS, LINES)
     files = read_files(cache)
@@ -323,7 +324,8 @@ def test_an_interruption_after_the_last_chunk_encodes_nothing_again(
                 prepare(CONFIG, VOCABULARY)
         assert encoder.lines == LINES
         prepare(CONFIG, VOCABULARY)
-        # The exception is the moment between the removal of the journals and the renaming.
+        # The only exception is an interruption between removing the journals and renaming the
+        # folder.
         assert encoder.lines == LINES * (2 if name == "rename" else 1)
         assert read_files(cache) == complete
         shutil.rmtree(cache)
@@ -351,7 +353,7 @@ prepare(DataConfig(num_pairs=300, vocab_size=256), progress=progress)
 def test_a_new_process_resumes_the_work_of_a_killed_one(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # While the vocabulary is trained, and while the test split is encoded.
+    # Kill the process while it trains the vocabulary, and while it encodes the test split.
     for calls in (2, 70):
         killed = subprocess.run([sys.executable, "-c", KILLED_AFTER, str(calls)], check=False)
         assert killed.returncode == -signal.SIGKILL
@@ -466,7 +468,7 @@ def test_the_data_of_a_run_is_found_although_its_files_are_gone(tmp_path: Path) 
         find_prepared(config, first.vocabulary, "0" * 64)
     with pytest.raises(DataError, match="there is no file"):
         find_prepared(config, first.vocabulary, first.fingerprint, verify_text=True)
-    # A preparation that is not finished does not count.
+    # An unfinished preparation does not count.
     shutil.move(first.folder, first.folder.with_suffix(".partial"))
     with pytest.raises(DataError, match="there is no file"):
         find_prepared(config, first.vocabulary, first.fingerprint)

@@ -9,7 +9,7 @@ MODULE = "transformer_jax/distributed/_private_jax.py"
 
 
 def private_name(module: str, name: str) -> object:
-    """Return a name of a private module, or fail with the place that must change."""
+    """Return a name of a private module, or fail and name the place that must change."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:

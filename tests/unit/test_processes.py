@@ -1,4 +1,4 @@
-"""Barriers, broadcasts, and votes of processes, which are threads here."""
+"""Test barriers, broadcasts, and votes of processes; threads take the place of processes."""
 
 import threading
 from collections.abc import Callable
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Store:
-    """A key-value store that threads share, in place of the one of `jax.distributed`."""
+    """A key-value store that threads share, in place of the store of `jax.distributed`."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
@@ -31,7 +31,7 @@ class Store:
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
         with self._changed:
-            # Report a timeout once in a while, as JAX does.
+            # Raise a timeout from time to time, as JAX does.
             if not self._changed.wait_for(lambda: key in self._values, timeout_in_ms / 1e5):
                 raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out")
             return self._values[key]
@@ -40,7 +40,7 @@ class Store:
 def run_in_each(
     action: Callable[[ProcessGroup], T], monkeypatch: pytest.MonkeyPatch, count: int = 3
 ) -> list[T]:
-    """Call a function in each of some processes; return the results in order."""
+    """Call a function in each of several processes; return the results in order."""
     store = Store()
     monkeypatch.setattr(processes, "key_value_store", lambda: store)
     with ThreadPoolExecutor(count) as executor:
@@ -72,7 +72,7 @@ def test_no_process_passes_a_barrier_before_the_last_one_arrives(
     assert run_in_each(arrive, monkeypatch) == [3, 3, 3]
 
 
-def test_a_process_with_another_config_names_the_fields_but_may_have_its_own_data_folder(
+def test_all_processes_must_have_the_same_config_except_for_the_data_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def check(group: ProcessGroup) -> str:
@@ -85,11 +85,11 @@ def test_a_process_with_another_config_names_the_fields_but_may_have_its_own_dat
             return str(error)
         return ""
 
-    message = "process 2 has other options than process 0: train.steps 8 there, 9 here"
+    message = "process 2 has different options from process 0: train.steps 8 there, 9 here"
     assert run_in_each(check, monkeypatch) == ["", "", message]
 
 
-def test_a_single_process_waits_for_nobody() -> None:
+def test_a_single_process_does_not_wait() -> None:
     group = ProcessGroup()
     group.barrier()
     assert group.is_primary
@@ -99,7 +99,7 @@ def test_a_single_process_waits_for_nobody() -> None:
 
 
 def test_several_processes_learn_a_vote_two_steps_later() -> None:
-    # The devices of this process stand for those of both.
+    # The devices of this process take the place of the devices of both processes.
     consensus = StepConsensus(ProcessGroup(2, 0))
     votes = [(1, 0, False), (2, 15, False), (3, 0, True), (4, 0, False), (5, 0, False)]
     assert [consensus.vote(*vote) for vote in votes] == [

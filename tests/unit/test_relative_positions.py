@@ -1,4 +1,4 @@
-"""Self-attention that depends on distance, against its formulas one pair at a time."""
+"""Test self-attention that depends on distance against its formulas, one pair at a time."""
 
 import cmath
 import math
@@ -50,12 +50,13 @@ def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairS
     scale = 1 / math.sqrt(D_K) if config.attention_score == "scaled_dot_product" else 1.0
 
     def alibi(head: int, query: Floats, key: Floats, t: int, s: int) -> float:
-        # Three heads: the two slopes of two heads, then the first of four.
+        # Three heads have the two slopes for two heads, then the first slope for four heads.
         slope = [2**-4, 2**-8, 2**-2][head]
         return float(query @ key) * scale - slope * abs(t - s)
 
     def rotary(_: int, query: Floats, key: Floats, t: int, s: int) -> float:
-        # Pairs of components are complex numbers: Re(q e^(i t angle) (k e^(i s angle))*).
+        # Each pair of components is a complex number, and the score is Re(q e^(i t angle) (k e^(i s
+        # angle))*).
         total = 0.0
         for i in range(D_K // 2):
             angle = 10000 ** (-2 * i / D_K)
@@ -161,7 +162,7 @@ def test_only_the_distance_of_query_and_key_matters(positions: str) -> None:
         (1, [2**-8]),
         (8, [2**-n for n in range(1, 9)]),
         (16, [2 ** (-n / 2) for n in range(1, 17)]),
-        # Four heads' slopes, then the first and third of eight's.
+        # Six heads have the slopes for four heads, then the first and third slope for eight heads.
         (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
     ],
 )

@@ -1,4 +1,4 @@
-"""The processes of a run find one another by options or environment, or report what is missing."""
+"""The processes of a run find one another, or they report what is missing."""
 
 import os
 import socket
@@ -27,7 +27,7 @@ def test_process_0_is_connected_to_every_other_process_of_its_run() -> None:
 
     threads = [threading.Thread(target=connect, args=(index,)) for index in range(3)]
     threads[0].start()
-    # A port scanner, and a process of a run of another size.
+    # These lines come from a port scanner and from a process of a run with another size.
     for line in (b"GET / HTTP/1.0\n", b"transformer-jax 1 of 2\n"):
         stranger = connect_to(coordinator)
         stranger.sendall(line)
@@ -125,7 +125,7 @@ MPI = {
         (SLURM, ProcessSpec("node1:62344", 2, 1)),
         (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, ProcessSpec("node1:62344", 2, 1, [0])),
         (MPI, ProcessSpec("10.96.0.1:62624", 8, 5, [1])),
-        # An sbatch script, a step of one task, and no cluster.
+        # These environments are an sbatch script, a step with one task, and no cluster.
         ({"SLURM_JOB_ID": "5000", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, None),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, None),
         ({}, None),

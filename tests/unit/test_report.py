@@ -1,4 +1,4 @@
-"""A report has the same results in every format, and sentences that qualify them."""
+"""A report has the same results in every format, with footnotes that qualify them."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ def folder(sweep: Sweep) -> Path:
 
 @pytest.fixture
 def dev_sweep(tmp_path: Path) -> Sweep:
-    """A sweep that a test may change. Without test scores it is cheap, as there is no bootstrap."""
+    """A sweep that a test may change. It has no test scores, which avoids the bootstrap."""
     return make_finished_sweep(tmp_path / "s", rows=["base", "worse"], splits=["dev"])
 
 
@@ -112,7 +112,7 @@ def test_a_report_names_rows_with_another_vocabulary(dev_sweep: Sweep) -> None:
         data = {"data": {"fingerprint": "b" if run.row == "worse" else "a"}}
         (run.path / "run.json").write_text(json.dumps(data))
     notes = " ".join(footnotes(collect(dev_sweep)))
-    assert "Rows with other text, or another vocabulary, than base: worse." in notes
+    assert "Rows whose text or vocabulary differs from that of base: worse." in notes
 
 
 def test_the_command_prints_the_table_and_its_folder(
@@ -123,5 +123,5 @@ def test_the_command_prints_the_table_and_its_folder(
     assert "worse" in out
     assert f"written to {dev_sweep.path / 'report'}" in out
     assert f"Command: transformer-jax report {dev_sweep.path}" in out
-    # Columns of BLEU on the test set that have no value are left out.
+    # The report omits columns of test BLEU that have no values.
     assert "compound-split" not in read_csv(dev_sweep.path / "report" / "table.csv")[0]

@@ -1,4 +1,4 @@
-"""Results are the scores in the runs' files, and what can be concluded from them."""
+"""Test the scores that a sweep collects, and the differences between its rows."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def results(sweep: Sweep) -> Results:
 
 @pytest.fixture
 def dev_sweep(tmp_path: Path) -> Sweep:
-    """A sweep that a test may change. Without test scores it is cheap, as there is no bootstrap."""
+    """A sweep that a test may change. It has no test scores, which avoids the bootstrap."""
     return make_finished_sweep(tmp_path / "s", rows=["base", "worse"], splits=["dev"])
 
 
@@ -75,11 +75,11 @@ def test_p_values_are_those_of_sacrebleus_own_command(sweep: Sweep, results: Res
     )
     expected = re.findall(r"p = ([0-9.]+)", sacrebleu.stdout)[-1]
     assert float(expected) == pytest.approx(results.rows["worse"].p[1], abs=1e-4)
-    # Two identical translations differ by chance alone.
+    # Identical translations differ only by chance.
     assert results.rows["same"].p[0] == 1
 
 
-def test_compounds_count_as_their_halves(results: Results) -> None:
+def test_halves_of_compounds_count_as_words(results: Results) -> None:
     # sacreBLEU counts "well-known" as one token, and the paper's script counts it as three.
     scores = results.rows["better"].scores
     assert scores["compound_bleu"].values != scores["test_bleu"].values
@@ -93,7 +93,7 @@ def test_flops_are_counted_and_estimated_by_the_papers_method(results: Results) 
 
 
 def test_the_same_difference_of_fewer_seeds_is_not_significant(dev_sweep: Sweep) -> None:
-    # These are 0.2 above the mean of the first row, whose deviation is 0.1.
+    # These scores are 0.2 above the mean of the first row, whose standard deviation is 0.1.
     for seed in range(3):
         run = dev_sweep.find(f"worse/seed-{seed}")
         for path in run.path.glob("evaluations/dev-*/scores.json"):

@@ -1,4 +1,4 @@
-"""What is due after each step, without a model."""
+"""Test which actions are due after each step, without a model."""
 
 import dataclasses
 import signal
@@ -35,7 +35,7 @@ def test_only_multiples_of_the_interval_are_scheduled_checkpoints() -> None:
 
 
 def test_a_checkpoint_keeps_the_metrics_that_no_scheduled_report_contains() -> None:
-    # Step 11 reports because it is the last one. A run of more steps reports it again at step 12.
+    # Step 11 reports because it is the last one. A longer run reports it again at step 12.
     assert steps_with("keep_pending_metrics") == [11]
     coarser = dataclasses.replace(SCHEDULE, log_every=3)
     assert steps_with("keep_pending_metrics", coarser) == [4, 8, 11]
@@ -79,11 +79,12 @@ def test_a_recovery_checkpoint_is_due_unless_one_was_saved_since_the_vote(
         (11, NO_VOTE, True),
         (3, NO_VOTE, False),
         (3, Vote(3, signal.SIGTERM, False), True),
-        # If the clock saves, nothing else may happen: results must not depend on the clock.
+        # If the timer requests a save, nothing else may happen: results must not depend on the
+        # clock.
         (3, Vote(3, 0, True), False),
     ],
 )
-def test_divergence_is_checked_early_only_at_steps_that_no_clock_decides(
+def test_divergence_is_checked_early_only_at_steps_that_do_not_depend_on_the_clock(
     step: int, vote: Vote, is_free: bool
 ) -> None:
     assert due_after(step, vote).waits_for_step is is_free
@@ -102,12 +103,12 @@ def test_patience_counts_scheduled_checkpoints_since_the_best_perplexity() -> No
     schedule = dataclasses.replace(SCHEDULE, patience=2)
     scores = {4: 9.0, 8: 5.0, 12: 7.0}
     assert not schedule.is_out_of_patience(12, scores)
-    # Better than the one before is not enough.
+    # It is not enough to be better than the previous checkpoint.
     assert schedule.is_out_of_patience(16, scores | {16: 6.0})
     assert not schedule.is_out_of_patience(16, scores | {16: 4.0})
     # The first of equal scores is the best one.
     assert schedule.is_out_of_patience(16, scores | {16: 5.0})
-    # Off schedule there is no new score.
+    # At a step off schedule, there is no new score.
     assert not schedule.is_out_of_patience(17, scores | {16: 6.0})
     assert not schedule.is_out_of_patience(4, {})
     without_patience = dataclasses.replace(schedule, patience=None)

@@ -1,4 +1,4 @@
-"""Statistics over seeds are those of textbooks."""
+"""Statistics over seeds agree with textbook formulas."""
 
 import numpy as np
 import pytest
@@ -32,6 +32,6 @@ def test_two_rows_give_the_threshold_of_scipys_t_test() -> None:
     assert stats.ttest_ind(ours, shifted).pvalue == pytest.approx(0.05)
 
 
-def test_single_seeds_detect_nothing() -> None:
+def test_single_seeds_have_no_detectable_difference() -> None:
     assert detectable_difference([SeedStatistics((5.0,)), SeedStatistics((4.0,))], 1, 1) is None
     assert detectable_difference([], 1, 1) is None

@@ -1,4 +1,4 @@
-"""The list of splits and the type of a split agree."""
+"""The list of splits matches the `Split` type."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""A train step applies the gradient of the mean loss per token, with reproducible dropout."""
+"""A training step applies the gradient of the mean loss per token, with reproducible dropout."""
 
 from functools import cache
 from typing import Any
@@ -27,7 +27,7 @@ DROPOUT = SMALL.change(model={"dropout": 0.5})
 
 
 def random_batch(rows: int = 10) -> Batch:
-    """Return rows of very different lengths, so that a mean of means is not the mean."""
+    """Return rows of very different lengths, so that a mean of means differs from the mean."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(4, VOCAB, (2, rows, 9)).astype(np.int32)
     lengths = rng.integers(1, 10, (2, rows, 1))
@@ -173,5 +173,6 @@ def test_an_update_does_not_copy_the_moments(clip_norm: float | None) -> None:
     sums = jax.eval_shape(lambda: (state.params, Loss(*jnp.zeros(3))))
     program: Any = jax.jit(step.apply_gradients, donate_argnums=0).lower(state, sums).compile()
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
-    # The squares of the gradient, for its norm, take 1.0 of this size; copies would take 2.0 more.
+    # The squared gradient, which the norm needs, takes 1.0 times this size. Copies of the moments
+    # would take a further 2.0 times this size.
     assert program.memory_analysis().temp_size_in_bytes < 1.5 * size

@@ -1,4 +1,4 @@
-"""Text files are read exactly, or refused in one line that names the file and the line."""
+"""Text files are read exactly, or rejected in one line that names the file and the line."""
 
 import gzip
 import os
@@ -75,8 +75,9 @@ LINES = st.lists(
 def test_lines_are_read_as_they_were_written_from_any_start(
     folder: Path, lines: list[str], end: bytes, has_mark: bool, is_gzip: bool, ends: bool
 ) -> None:
-    # A reader cannot distinguish a carriage return of the line from one of the line end, nor a
-    # byte-order mark of the line from one of the file, nor a final empty line from no line.
+    # A reader cannot distinguish a carriage return at the end of a line from a part of the line
+    # end, a byte-order mark of the first line from that of the file, or a final empty line from no
+    # line.
     lines = [line.removesuffix("\r") for line in lines]
     if lines[0].startswith("\ufeff"):
         has_mark = True
@@ -113,7 +114,7 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "longer": (b"one\ntwo\n\n", "train.de, line 3: no such line in train.en; train.en has 2"),
     "cut gzip": (compress(b"one\ntwo\n" * 999)[:-9], "train.de, after line "),
     "gzip's head": (compress(b"one\ntwo\n")[:5], "train.de, after line 0: broken gzip: "),
-    # The library decides which line fails, and whether its bytes or its checksum do.
+    # It depends on the library which line fails, and whether its bytes or its checksum are wrong.
     "corrupt gzip": (bytes(CORRUPT), "train.de, "),
     "wrong checksum": (compress(b"one\ntwo\n")[:-8] + bytes(8), "after line 2: broken gzip: CRC"),
     "gzip and more": (compress(b"one\ntwo\n") + b"more", "after line 2: broken gzip: "),
@@ -121,7 +122,7 @@ FAULTS: dict[str, tuple[bytes, str]] = {
 
 
 def data_error(call: Callable[[], object]) -> str:
-    """Return the message, one line, of the DataError that the call raises."""
+    """Return the one-line message of the DataError that the call raises."""
     with pytest.raises(DataError) as caught:
         call()
     message = str(caught.value)
@@ -307,7 +308,7 @@ def test_train_and_dev_files_are_required(tmp_path: Path) -> None:
 
 
 def long_lines() -> Iterator[bytes]:
-    """Yield lines of about the longest length, with letters of all sizes at all offsets."""
+    """Yield lines of about the maximum length, with characters of all byte sizes at all offsets."""
     for letter in ("a", "é", "日", "𝄞"):
         size = len(letter.encode())
         for shift in range(size):
@@ -326,7 +327,7 @@ def test_only_lines_that_are_too_long_are_truncated(
         assert is_too_long(first) is (len(line) > MAX_LINE_BYTES)
         assert line.decode().startswith(first)
         assert is_too_long(first) or first.encode() == line
-        # Only the beginning of a line that is far too long is in memory.
+        # Only the beginning of a line that is far too long is kept in memory.
         assert len(first.encode()) <= MAX_LINE_BYTES + 8
 
 

@@ -1,4 +1,4 @@
-"""Datasets of TFDS: its real builders and files, on synthetic downloads, without TensorFlow."""
+"""Test datasets with the real builders of TFDS and synthetic downloads, without TensorFlow."""
 
 import itertools
 import json
@@ -126,7 +126,7 @@ def restore_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def failure(kind: type[TransformerJaxError], call: Callable[[], object]) -> str:
-    """Return the message, one line, of the error that the call raises."""
+    """Return the one-line message of the error that the call raises."""
     with pytest.raises(kind) as caught:
         call()
     message = str(caught.value)
@@ -202,7 +202,7 @@ def test_pairs_can_be_read_repeatedly_from_any_start(folder: Path) -> None:
 def test_a_stored_dataset_needs_no_network(folder: Path) -> None:
     corpus = TranslationDataset(WMT14, folder=folder)
     assert len(list(corpus.read("train"))) == corpus.count("train")
-    # A dataset named with its version is read from its files alone.
+    # A dataset named with its version is read only from its files.
     named = TranslationDataset(f"{WMT14}:1.0.0", folder=folder)
     assert named.identity == corpus.identity
     assert list(named.read("test")) == list(corpus.read("test"))
@@ -380,7 +380,7 @@ def test_damaged_files_are_reported_in_one_line(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         message = failure(DataError, lambda: list(small(tmp_path).read("train")))
         assert message.startswith("small 1.0.0, en-de cannot be read (")
-        assert message.endswith(f"): remove {file.parent}, and it is downloaded again")
+        assert message.endswith(f"): remove {file.parent} to download it again")
     file.unlink()
     message = failure(DataError, lambda: list(small(tmp_path).read("train")))
     assert message.startswith("small 1.0.0, en-de cannot be read (")
@@ -390,7 +390,7 @@ def test_damaged_files_are_reported_in_one_line(tmp_path: Path) -> None:
     assert message.startswith(f"small cannot be read from {tmp_path}: Expecting property name")
     info.unlink()
     assert failure(DataError, lambda: small(tmp_path).identity) == (
-        f"small 1.0.0, en-de is incomplete: remove {file.parent}, and it is downloaded again"
+        f"small 1.0.0, en-de is incomplete: remove {file.parent} to download it again"
     )
 
 

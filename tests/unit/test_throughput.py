@@ -30,7 +30,7 @@ STEPS = [metrics(30, 20, 8), metrics(0, 0, 0), metrics(50, 40, 8, norm=math.inf)
 
 
 class RecordingArray:
-    """A scalar that records when the host reads it."""
+    """A scalar that records each read by the host."""
 
     def __init__(self, step: int, reads: list[int]) -> None:
         self._step, self._reads = step, reads

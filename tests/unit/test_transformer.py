@@ -1,4 +1,4 @@
-"""The whole model: its equations, and which inputs influence which outputs."""
+"""Test the whole model: its equations, and which inputs influence which outputs."""
 
 from typing import Any
 
@@ -39,9 +39,6 @@ def test_masks_allow_source_tokens_and_past_targets() -> None:
 def test_shifting_right_adds_the_begin_token_and_drops_the_last_token() -> None:
     shifted = shift_right(jnp.asarray([[8, 3, EOS], [7, EOS, PAD]]))
     assert shifted.tolist() == [[BOS, 8, 3], [BOS, 7, EOS]]
-
-
-# Influence of inputs on outputs
 
 
 def test_no_position_sees_the_future() -> None:
@@ -101,7 +98,7 @@ def test_padding_does_not_change_the_output(positions: str) -> None:
     padded_target = jnp.pad(TARGET, ((0, 0), (0, 2)))
     after = apply(model, params, padded_source, padded_target)
     np.testing.assert_allclose(after[:, : TARGET.shape[1]], before, atol=1e-5)
-    # A token in its place does.
+    # A token in place of the padding changes the output.
     other = apply(model, params, padded_source.at[:, SOURCE.shape[1]].set(7), padded_target)
     assert not np.allclose(other[:, : TARGET.shape[1]], before, atol=0.01)
 
@@ -135,9 +132,6 @@ def test_the_encoder_ignores_order_only_without_positions(positions: str) -> Non
     assert is_order_ignored is (positions == "none")
     if not is_order_ignored:
         assert np.abs(floats(shuffled - memory[:, order])).max() > 0.1
-
-
-# Training
 
 
 def gradient(model: Transformer, params: dict[str, Any]) -> dict[str, Any]:
@@ -199,7 +193,7 @@ def test_dropout_acts_at_the_points_that_the_paper_names() -> None:
     assert sorted(path[:-1] for path, _ in active) == sorted(points)
     assert len(active) == 2 + 2 * 2 + 3 * 2
     for _, mask in active:
-        # About half of 160 numbers, in vectors of width d_model.
+        # The mask keeps about half of 160 numbers, in vectors of width d_model.
         assert mask.shape[-1] == SMALL.d_model
         assert 0.3 < float(mask.mean()) < 0.7
     masks = {np.asarray(mask).tobytes() for _, mask in active}
@@ -222,9 +216,6 @@ def test_dropout_acts_only_in_training() -> None:
     other = apply(model, params, SOURCE, TARGET, train=True, rng=jax.random.key(1))
     assert not np.allclose(trained, still, atol=0.1)
     assert not np.allclose(trained, other, atol=0.1)
-
-
-# Parameters
 
 
 def test_initial_parameters_are_a_function_of_the_key() -> None:

@@ -1,4 +1,4 @@
-"""What holds for every variant of the model: training, padding, and causality."""
+"""Test what holds for every variant of the model: training, padding, and causality."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -34,7 +34,7 @@ SLOW = [VARIANTS[0], *VARIANTS[8:10]]
 
 
 def cases(variants: list[dict[str, Any]], slow: Iterable[dict[str, Any]] = SLOW) -> list[Any]:
-    """Return the variants as test cases, some of them only in the slow set."""
+    """Return the variants as test cases, some of which are marked as slow."""
     return [
         pytest.param(changes, id=str(changes), marks=[pytest.mark.slow] if changes in slow else [])
         for changes in variants

@@ -1,4 +1,4 @@
-"""A worker trains and scores what is left of its run."""
+"""A worker runs the remaining phases of its run."""
 
 from pathlib import Path
 

@@ -11,14 +11,14 @@ import numpy as np
 
 from transformer_jax.data.buckets import assign_buckets, choose_bucket_sizes
 
-# Each batch has a multiple of this many rows, which most numbers of devices divide.
+# The number of rows in each batch is a multiple of this number, which most device counts divide.
 ROW_MULTIPLE = 8
 
 
 class Batch(NamedTuple):
     """Token ids of sentence pairs, one pair per row, padded at the end with 0.
 
-    The arrays are NumPy's on the host and JAX's on devices. Each sequence ends in EOS.
+    The arrays are NumPy arrays on the host and JAX arrays on devices. Each sequence ends in EOS.
     """
 
     source: Any
@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """The part of each batch that one process needs: shards [first, last) of `total` equal ones."""
+    """The part of each batch that one process needs: shards [first, last) of `total` shards."""
 
     first: int = 0
     last: int = 1
@@ -45,13 +45,13 @@ class Ragged(NamedTuple):
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64[sequences]."""
+        """The length of each sequence, int64[sequences]."""
         return np.diff(self.offsets)
 
     def pad(self, indices: np.ndarray, rows: int, width: int) -> np.ndarray:
         """Return the sequences at `indices` as int32[rows, width], padded with 0.
 
-        Rows beyond the last index are all padding.
+        Rows after the last index contain only padding.
         """
         starts = self.offsets[indices]
         lengths = self.offsets[indices + 1] - starts
@@ -62,13 +62,13 @@ class Ragged(NamedTuple):
 
     @classmethod
     def from_lists(cls, sequences: list[list[int]], dtype: type = np.int32) -> "Ragged":
-        """Copy the sequences end to end."""
+        """Concatenate the sequences."""
         flat = np.fromiter((token for sequence in sequences for token in sequence), dtype)
         return cls(flat, np.cumsum([0, *map(len, sequences)], dtype=np.int64))
 
 
 class Bucket(NamedTuple):
-    """The shape of some batches, and how many of them an epoch has."""
+    """A shape of batches, and the number of batches of this shape in an epoch."""
 
     rows: int
     source: int
@@ -79,12 +79,12 @@ class Bucket(NamedTuple):
 
 
 class Batches:
-    """All batches of a run in order: `batches[step]`. An epoch has each pair exactly once."""
+    """All batches of a run in order: `batches[step]`. An epoch contains each pair exactly once."""
 
     def __init__(self, source: Ragged, target: Ragged, *, batch_tokens: int, seed: int) -> None:
-        """Plan batches of at most `batch_tokens` positions on each side, padding included.
+        """Plan batches of at most `batch_tokens` positions on each side, including padding.
 
-        A batch has at least `ROW_MULTIPLE` rows, however long they are: no sentence is cut.
+        A batch has at least `ROW_MULTIPLE` rows, even if they are long, because no sentence is cut.
         """
         self._source, self._target, self._seed = source, target, seed
         lengths = np.stack([source.lengths, target.lengths], axis=1)
@@ -97,7 +97,7 @@ class Batches:
         self._cached_epoch = functools.lru_cache(maxsize=2)(self._shuffle_epoch)
 
     def _plan_buckets(self, sizes: np.ndarray, batch_tokens: int) -> list[Bucket]:
-        """Distribute the pairs of each bucket evenly over as few batches as have room."""
+        """Distribute the pairs of each bucket evenly over as few batches as possible."""
         buckets: list[Bucket] = []
         for members, (source, target) in zip(self._members, sizes.tolist(), strict=True):
             most_rows = batch_tokens // max(source, target) // ROW_MULTIPLE * ROW_MULTIPLE
@@ -107,7 +107,7 @@ class Batches:
         return buckets
 
     def _shuffle_epoch(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
-        """Return the bucket and the indices of the pairs of each batch of an epoch, in order."""
+        """Return the bucket and the pair indices of each batch of an epoch, in order."""
         rng = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
         batches = [
             (bucket, pairs)
@@ -131,7 +131,7 @@ class Batches:
     def local_batch(self, step: int, shard: Shard) -> Batch:
         """Return only this shard of the batch; the other rows are not read.
 
-        If the rows do not divide evenly into the shards, empty rows fill up the last ones.
+        If the rows do not divide evenly into the shards, empty rows fill the last shards.
         """
         bucket, pairs = self._look_up(step)
         rows_per_shard = -(-bucket.rows // shard.total)

@@ -4,10 +4,10 @@ XLA compiles one program for each batch shape, so sentence pairs are grouped int
 A bucket of size (S, T) holds pairs of at most S source tokens and T target tokens, and pads each
 of them to S + T positions. The search minimizes the total number of positions in three steps:
 
-1. Greedy: begin with one bucket that has room for every pair. Add the bucket that saves the most
-   positions until enough positions hold tokens.
-2. Local search: take each bucket out in turn and put back the best one given the others, until
-   the total stops falling.
+1. Greedy: begin with one bucket that has room for every pair. Repeatedly add the bucket that saves
+   the most positions until enough positions hold tokens.
+2. Local search: replace each bucket in turn with the best one, given the others, until the total
+   stops falling.
 3. Restarts: repeat the local search from random buckets and keep the best result. The random
    generator has a fixed seed, so the same lengths always give the same buckets.
 """
@@ -25,12 +25,12 @@ def choose_bucket_sizes(
 ) -> np.ndarray:
     """Return the source width and target width of each bucket, smallest first.
 
-    The search stops at the fewest buckets, at most `MAX_BUCKETS`, with which the greedy step
-    reaches the target density: another compilation would save little padding.
+    The search uses the fewest buckets, at most `MAX_BUCKETS`, with which the greedy step reaches
+    the target density. Another bucket would cost a compilation but save little padding.
 
     Args:
         lengths: int[pairs, 2], the source length and target length of each pair.
-        target_density: the share of positions that hold tokens at which no bucket is added.
+        target_density: no bucket is added once this share of positions holds tokens.
         starts: the number of local searches.
 
     Returns:
@@ -46,7 +46,7 @@ def choose_bucket_sizes(
         candidate = padding.local_search([sizes[0], *padding.random_start(rng, len(sizes) - 1)])
         best = min(best, candidate, key=padding.cost)
     ordered = np.asarray(sorted(set(best), key=lambda size: (sum(size), size)))
-    # Drop buckets that no pair needs, often the largest: all pairs may fit in smaller ones.
+    # Drop buckets without pairs. Often this is the largest, if all pairs fit in smaller buckets.
     return ordered[np.unique(assign_buckets(lengths, ordered))]
 
 
@@ -71,19 +71,20 @@ class PaddingCost:
 
     def __init__(self, lengths: np.ndarray) -> None:
         """Count the pairs of each combination of lengths: int[pairs, 2]."""
-        # A side with many different lengths is rounded up to a few quantiles, which are denser
-        # among the longest sentences. The search considers only these lengths as bucket widths.
+        # If a side has many different lengths, they are rounded up to a few quantiles, which are
+        # denser among the longest sentences. The search considers only these lengths as bucket
+        # widths.
         levels = np.union1d(np.linspace(0, 1, 129), 1 - 0.5 ** np.arange(4, 24, 0.5))
         self.widths = [np.unique(np.quantile(side, levels, method="higher")) for side in lengths.T]
         indices = [np.searchsorted(w, side) for w, side in zip(self.widths, lengths.T, strict=True)]
         self.counts = np.zeros([len(w) for w in self.widths], np.int64)
         np.add.at(self.counts, tuple(indices), 1)
-        # Positions that a pair occupies in a bucket of each candidate size.
+        # The number of positions that a pair occupies in a bucket of each candidate size.
         self.positions = self.widths[0][:, None] + self.widths[1][None, :]
         self.tokens = int(lengths.sum())
 
     def cost(self, sizes: list[Size]) -> int:
-        """Return the number of positions that all pairs occupy, padding included."""
+        """Return the number of positions that all pairs occupy, including padding."""
         return int((self._positions_per_pair(sizes) * self.counts).sum())
 
     def _positions_per_pair(self, sizes: list[Size]) -> np.ndarray:
@@ -98,8 +99,9 @@ class PaddingCost:
         """Return the bucket that saves the most positions if it is added to `sizes`."""
         current = self._positions_per_pair(sizes)
         saved = np.zeros(self.counts.shape)
-        # Pairs with the same current cost save the same in a candidate bucket, so a cumulative
-        # sum that counts those that fit in each candidate gives the savings of all candidates.
+        # Pairs with the same current cost save equally many positions in a candidate bucket. A
+        # cumulative sum counts the pairs that fit in each candidate, which gives the savings of all
+        # candidates.
         for positions in np.unique(current):
             counts = np.where(current == positions, self.counts, 0)
             fitting = counts.cumsum(axis=0).cumsum(axis=1)
@@ -108,7 +110,7 @@ class PaddingCost:
         return int(self.widths[0][i]), int(self.widths[1][j])
 
     def greedy_search(self, target_density: float) -> list[Size]:
-        """Return a bucket for all pairs, and further ones until enough positions hold tokens."""
+        """Return a bucket for all pairs, and more buckets until enough positions hold tokens."""
         sizes: list[Size] = [(int(self.widths[0][-1]), int(self.widths[1][-1]))]
         most = min(MAX_BUCKETS, np.count_nonzero(self.counts))
         while len(sizes) < most and self.tokens < target_density * self.cost(sizes):
@@ -116,7 +118,7 @@ class PaddingCost:
         return sizes
 
     def random_start(self, rng: np.random.Generator, count: int) -> list[Size]:
-        """Return `count` random sizes, distributed as the lengths of the pairs."""
+        """Return `count` random sizes, distributed like the lengths of the pairs."""
         i, j = np.nonzero(self.counts)
         drawn = rng.choice(len(i), count, p=self.counts[i, j] / self.counts.sum())
         return [(int(self.widths[0][i[k]]), int(self.widths[1][j[k]])) for k in drawn]

@@ -15,12 +15,12 @@ class Corpus(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that people read."""
+        """A human-readable name."""
         ...
 
     @property
     def identity(self) -> str:
-        """A string that identifies the text: corpora of equal identity have equal lines."""
+        """A string that identifies the text: corpora with equal identities have equal lines."""
         ...
 
     @property
@@ -33,7 +33,7 @@ class Corpus(Protocol):
         ...
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield the source line and the target line of each pair, from pair `start` on."""
+        """Yield the source line and the target line of each pair, starting at pair `start`."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Encodes lines as token ids in flat files, chunk by chunk; counts and drops unfit pairs.
+"""Encode lines as token ids in flat files, chunk by chunk; count and drop unfit pairs.
 
 {train,dev,test}.{source,target}.{tokens,lengths}   little-endian integers
 {dev,test}.{source,target}.txt                      the lines
@@ -25,19 +25,20 @@ from transformer_jax.errors import DataError
 T = TypeVar("T")
 
 SIDES = ("source", "target")
-# A chunk ends at the first of these limits. A token takes 36 bytes in a list of Python integers.
+# A chunk ends when it reaches either of these limits. A token takes 36 bytes in a list of Python
+# integers.
 CHUNK_PAIRS = 4096
 CHUNK_CHARACTERS = 1 << 21
 LENGTH = np.dtype("<u4")
 
-# Symbols that no sentence contains: control characters except the tab, line ends other than "\n",
-# byte-order marks, and the symbols that SentencePiece reserves.
+# Symbols that no sentence may contain: control characters except the tab, line ends other than
+# "\n", byte-order marks, and the symbols that SentencePiece reserves.
 CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ufeff\u2581\u2585]|<(?:pad|s|/s|unk)>")
 
 Progress = Callable[[str, int, int], None]
-"""A callback for progress: `progress(activity, done, total)`, the last two in sentence pairs.
+"""A callback for progress: `progress(activity, done, total)`; counts are in sentence pairs.
 
-It is called about once per chunk. A total of 0 means that the length of the activity is unknown.
+It is called about once per chunk. If the total is unknown, `total` is 0.
 """
 
 
@@ -65,8 +66,8 @@ def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
     """Return the reason to leave a pair out of training, or None.
 
     Args:
-        source: number of source tokens, EOS included.
-        target: number of target tokens, EOS included.
+        source: number of source tokens, including EOS.
+        target: number of target tokens, including EOS.
         config: the limits on length and ratio.
     """
     shorter, longer = sorted((source - 1, target - 1))
@@ -78,7 +79,7 @@ def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
 
 
 class SplitWriter:
-    """Writes the files of one split. Resumes after an interrupted attempt."""
+    """Writes the files of one split. Writing resumes after an interruption."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class SplitWriter:
         vocabulary: Vocabulary,
         config: DataConfig,
     ) -> None:
-        """Name the files of the split in `folder`; nothing is written yet."""
+        """Choose the paths of the split's files in `folder`, but write nothing yet."""
         self.corpus, self.split, self.config = corpus, split, config
         self.vocabulary = vocabulary
         # Only the training split is filtered: dev and test are scored as a whole.
@@ -129,7 +130,7 @@ class SplitWriter:
         return {"pairs": done, **outcome}
 
     def _write_chunk(self, sources: list[str], targets: list[str]) -> Counter[str]:
-        """Append the fit pairs to the files; count them and the others, by reason."""
+        """Append fit pairs to the files; count the kept pairs and, by reason, the dropped pairs."""
         outcome = Counter[str]()
         if self.is_filtered:
             reasons = [unfit_text(*pair) for pair in zip(sources, targets, strict=True)]
@@ -163,7 +164,7 @@ class SplitWriter:
                 )
 
     def _write_journal(self, done: int, outcome: Counter[str]) -> None:
-        """Record the progress and the size of each file, so that an interrupted split resumes."""
+        """Record the progress and the size of each file, so that encoding can resume."""
         for file in self.files.values():
             file.flush()
         sizes = [path.stat().st_size for path in self.paths.values()]
@@ -172,7 +173,7 @@ class SplitWriter:
         temporary.replace(self.journal)
 
     def _resume(self) -> tuple[int, Counter[str]]:
-        """Truncate the files to the sizes in the journal; return the progress at that time."""
+        """Truncate the files to the sizes in the journal; return the progress recorded there."""
         try:
             journal = json.loads(self.journal.read_bytes())
             sizes = dict(zip(self.paths.values(), journal["sizes"], strict=True))

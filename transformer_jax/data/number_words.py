@@ -15,8 +15,8 @@ SEPARATOR = "; "
 class NumberWords:
     """Numbers below a million in English and German words.
 
-    The corpus is small but poses real problems of translation: 231 is "two hundred and
-    thirty-one" and "zweihunderteinunddreißig", so words move, merge, and inflect.
+    The corpus is small but poses real problems of translation: 231 is "two hundred and thirty-one"
+    and "zweihunderteinunddreißig", so in German the words move, merge, and inflect.
     """
 
     splits = SPLITS
@@ -32,9 +32,9 @@ class NumberWords:
             train_pairs: number of training pairs.
             max_numbers_per_line: lines cycle through 1, 2, ..., `max_numbers_per_line` numbers,
                 separated by semicolons, so all counts are equally frequent.
-            max_digits: each number has 1 to `max_digits` digits, all equally likely, so that a
-                line of many numbers can be short; a line that already exists is drawn again. If
-                None, no number occurs twice, and most numbers have six digits.
+            max_digits: each number has 1 to `max_digits` digits, all equally likely, so that a line
+                of many numbers can be short. A line that already exists is drawn again. If None, no
+                number occurs twice, and most numbers have six digits.
         """
         self.train_pairs = train_pairs
         self.max_numbers_per_line = max_numbers_per_line
@@ -51,8 +51,8 @@ class NumberWords:
         return {"train": self.train_pairs, "dev": self.dev_pairs, "test": self.test_pairs}[split]
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield the English line and the German line of each pair, from pair `start` on."""
-        # Training lines come last: test and dev do not depend on the number of training pairs.
+        """Yield the English line and the German line of each pair, starting at pair `start`."""
+        # Training lines come last, so test and dev do not depend on the number of training pairs.
         order: tuple[Split, ...] = ("test", "dev", "train")
         first = sum(self.count(earlier) for earlier in order[: order.index(split)])
         for line in range(first + start, first + self.count(split)):

@@ -1,11 +1,12 @@
-"""Encodes a corpus once and caches the result: a vocabulary and flat files of token ids.
+"""Encode a corpus once and cache the result: a vocabulary and flat files of token ids.
 
 <cache>/vocabularies/<digest of text and size>.{model,sha256}
 <cache>/corpora/<digest of text, vocabulary, and limits>/
     report.json                     pairs read, kept, and dropped by reason; sizes; fingerprint
     files of `encode`               tokens and lengths; lines of dev and test
 
-Text is read in chunks, so memory does not grow with it. An interrupted preparation resumes.
+Text is read in chunks, so memory use does not grow with its size. An interrupted preparation
+resumes.
 """
 
 import fcntl
@@ -37,9 +38,10 @@ from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError, UsageError
 
-# Part of every digest. Increase it when the stored files change, so that old caches are ignored.
+# This number is part of every digest. Increase it when the format of the stored files changes, so
+# that old caches are ignored.
 FORMAT = 6
-# Limits on the sample that a tokenizer is trained on, which SentencePiece holds in memory. The
+# Limits on the sample that a tokenizer is trained on, which SentencePiece keeps in memory. The
 # sample is spread evenly over the text.
 SAMPLE_PAIRS = 500_000
 SAMPLE_BYTES = 1 << 28
@@ -55,7 +57,7 @@ class Prepared(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of all tokens and lines: equal for equal data on any machine."""
+        """SHA-256 of all tokens and lines. Equal data have equal fingerprints on any machine."""
         return self.report["fingerprint"]
 
     def tokens(self, split: Split) -> tuple[Ragged, Ragged]:
@@ -76,7 +78,7 @@ class Prepared(NamedTuple):
         """
         self._check_has(split)
         source, target = (
-            # Only "\n" ends a line: `splitlines` would break at U+2028 and others.
+            # Only "\n" ends a line: `splitlines` would also split at U+2028 and other symbols.
             (self.folder / f"{split}.{side}.txt").read_bytes().decode().split("\n")[:-1]
             for side in SIDES
         )
@@ -109,7 +111,7 @@ def prepare(
     Args:
         config: the corpus, the vocabulary size, and the limits on pairs.
         vocabulary: a trained vocabulary; None trains one on the corpus.
-        progress: called while text is read, trained on, and encoded.
+        progress: called while text is read and encoded, and while the vocabulary is trained.
 
     Raises:
         UsageError: the config does not say where the text is.
@@ -139,13 +141,13 @@ def find_prepared(
     verify_text: bool = False,
     progress: Progress = ignore_progress,
 ) -> Prepared:
-    """Find the data that a run was created with, or encode it again if the cache lost it.
+    """Find the data that a run was created with, or encode it again if it is not in the cache.
 
     Args:
         config: the data section of the run's config.
         vocabulary: the run's vocabulary.
         fingerprint: `Prepared.fingerprint` of the run's data.
-        verify_text: read the text again even if the cache already holds this fingerprint.
+        verify_text: whether to read the text again even if the cache already has this fingerprint.
         progress: called while text is read and encoded.
 
     Raises:
@@ -155,7 +157,7 @@ def find_prepared(
     """
     if not verify_text:
         with _storage_errors():
-            # Corpora that are not finished yet, and lock files, have a suffix.
+            # Unfinished corpora and lock files have a suffix.
             for folder in sorted(x for x in cache_folder("corpora").iterdir() if not x.suffix):
                 report = _read_report(folder)
                 if report is not None and report["fingerprint"] == fingerprint:
@@ -194,7 +196,7 @@ def _read_report(folder: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def _exclusive(folder: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock so that one process at a time writes; the lock ends with its process."""
+    """Hold a lock, so that only one process writes at a time; the lock ends with its process."""
     with folder.with_suffix(".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -246,14 +248,14 @@ def _load_cached_tokenizer(path: Path) -> Tokenizer | None:
 
 
 def _verify_text(corpus: Corpus, progress: Progress) -> None:
-    """Read every line once, so that a fault in any file is raised before an hour of work."""
+    """Read every line once, so that an error in any file is raised before the long work starts."""
     progress("reading", 0, 0)
     for split in corpus.splits:
         corpus.count(split)
 
 
 def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Iterator[str]:
-    """Yield the lines that a tokenizer is trained on, which depend on the text alone."""
+    """Yield the lines that a tokenizer is trained on, which depend only on the text."""
     _verify_text(corpus, progress)
     total = corpus.count("train")
 
@@ -291,7 +293,8 @@ def _encode(
     report["sizes"] = {path.name: path.stat().st_size for path in files}
     report["fingerprint"] = _compute_fingerprint(files)
     (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-    # Remove the journals last: an interruption before this line loses no encoded pair.
+    # Remove the journals last, so that an interruption before this line does not lose encoded
+    # pairs.
     for journal in partial.glob("*.journal.*"):
         journal.unlink()
     shutil.rmtree(folder, ignore_errors=True)

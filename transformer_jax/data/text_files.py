@@ -1,8 +1,8 @@
 """Parallel text in files: line n of one file is the translation of line n of the other.
 
-Files are read as bytes, and only a newline ends a line: text may contain U+2028 and other Unicode
-line separators. A byte-order mark at the start of a file and a carriage return at the end of a
-line are not part of the text.
+Files are read as bytes, and only a newline ends a line, because text may contain U+2028 and other
+Unicode line separators. A byte-order mark at the start of a file and a carriage return at the end
+of a line are not part of the text.
 """
 
 import codecs
@@ -19,20 +19,20 @@ from pathlib import Path
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import DataError, Setting, UsageError
 
-# Only the beginning of a line much longer than this is read.
+# If a line is much longer than this, only its beginning is read.
 MAX_LINE_BYTES = 1 << 16
 GZIP_MAGIC = b"\x1f\x8b"
 
 
 class TextFiles:
-    """A corpus in pairs of files, plain or gzip."""
+    """A corpus in pairs of plain or gzip-compressed files."""
 
     def __init__(self, files: Mapping[Split, tuple[str, str] | None], folder: str | None) -> None:
         """Find the files.
 
         Args:
             files: the source file and the target file of each split.
-            folder: the folder that relative names start from; None means
+            folder: the folder that relative names are resolved against; None means
                 `$TRANSFORMER_JAX_DATA`, or else the working directory.
 
         Raises:
@@ -106,12 +106,12 @@ class TextFiles:
         return self._counts[split]
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield the source line and the target line of each pair, from pair `start` on.
+        """Yield the source line and the target line of each pair, starting at pair `start`.
 
         Raises:
             DataError: the files are invalid, or a file changes while it is read.
         """
-        # Both files have equally many lines from here on, unless they change.
+        # After this check, both files have the same number of lines unless they change.
         self.count(split)
         source, target = (_lines(path) for path in self._paths[split])
         yield from itertools.islice(zip(source, target, strict=False), start, None)
@@ -181,13 +181,14 @@ def _lines(path: Path) -> Iterator[str]:
     """Yield the lines of a file without their ends; a line that is too long is truncated.
 
     Raises:
-        DataError: the file cannot be read. The message has the file and the line.
+        DataError: the file cannot be read. The message names the file and the line.
     """
     number = 0
     try:
         with _open(path) as file:
-            # A truncated line still counts as too long after it loses a byte-order mark (3
-            # bytes) and an incomplete last character (at most 3).
+            # The 8 bytes above the limit ensure that a truncated line still counts as too long
+            # after it loses a byte-order mark (3 bytes) and an incomplete last character (at most 3
+            # bytes).
             while line := file.readline(MAX_LINE_BYTES + 8):
                 number += 1
                 is_truncated = len(line) == MAX_LINE_BYTES + 8 and not line.endswith(b"\n")

@@ -1,8 +1,8 @@
 """Parallel text from TensorFlow Datasets (TFDS), without TensorFlow (section 5.1).
 
 TFDS downloads a dataset once, verifies it, and stores it as ArrayRecord files, which can be read
-without TensorFlow and without a network. It shuffles the pairs, in the same order on every
-machine: line 1 of a test set here is not line 1 of the published file.
+without TensorFlow and without a network. TFDS shuffles the pairs, in the same order on every
+machine, so line 1 of a test set here is not line 1 of the published file.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from transformer_jax.errors import DataError, Setting, StorageError, UsageError
 
 # The names of the splits in TFDS.
 SPLIT_NAMES: dict[Split, str] = {"train": "train", "dev": "validation", "test": "test"}
-# Pairs read at a time: reading them one by one takes twenty times as long.
+# The number of pairs to read at a time: reading them one by one takes twenty times as long.
 CHUNK_PAIRS = 1024
-# Retry an unreachable server for 25 seconds. The 10 retries of TFDS take 200 seconds.
+# Retry an unreachable server for 25 seconds. The default of TFDS, 10 retries, takes 200 seconds.
 RETRIES = 7
 ADVICE = "or download the text yourself and train with configs/text.py"
 
@@ -57,7 +57,7 @@ class TranslationDataset:
 
     @property
     def name(self) -> str:
-        """The dataset with its version and direction, for people.
+        """A human-readable name: the dataset with its version and direction.
 
         Raises:
             UsageError: TFDS does not have this dataset or language, or is not installed.
@@ -67,7 +67,7 @@ class TranslationDataset:
 
     @property
     def identity(self) -> str:
-        """The name and the sizes of all splits. Downloads the dataset if necessary.
+        """The name and the sizes of all splits, after downloading the dataset if necessary.
 
         Raises:
             DataError: TFDS cannot build the dataset, or it has no train or no validation split.
@@ -91,7 +91,7 @@ class TranslationDataset:
         return self._info(split).num_examples
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield the source line and the target line of each pair, from pair `start` on.
+        """Yield the source line and the target line of each pair, starting at pair `start`.
 
         Raises:
             DataError: the stored files are damaged.
@@ -112,7 +112,7 @@ class TranslationDataset:
 
     @cached_property
     def _builder(self) -> Any:
-        """The TFDS builder of this dataset, which has both languages. Needs no data on disk."""
+        """The TFDS builder of this dataset, which has both languages. It needs no data on disk."""
         builder = _find_builder(self._dataset, self._folder)
         text = _tfds().features.Text
         features = builder.info.features or {}
@@ -126,7 +126,7 @@ class TranslationDataset:
 
     @cached_property
     def _prepared(self) -> Any:
-        """The same builder after it has stored the data, with at least train and dev."""
+        """The same builder after it has stored the data, which include at least train and dev."""
         builder = self._builder
         _download_and_prepare(builder)
         if not builder.info.splits:
@@ -149,11 +149,11 @@ def _name(builder: Any) -> str:
 
 
 def _removal_advice(builder: Any) -> str:
-    return f"remove {builder.data_dir}, and it is downloaded again"
+    return f"remove {builder.data_dir} to download it again"
 
 
 def _line(text: bytes | str) -> str:
-    """Return a sentence as one line. TFDS yields bytes, and str from its mock data."""
+    """Return a sentence as one line. TFDS yields bytes, but its mock data yield str."""
     line = text.decode() if isinstance(text, bytes) else text
     if not isinstance(line, str):
         raise ValueError("a pair has no text")
@@ -166,8 +166,8 @@ def _tfds() -> ModuleType:
     Raises:
         UsageError: a package is not installed.
     """
-    # Without the first two, TFDS logs a traceback and continues. Importing `translate` registers
-    # the translation datasets.
+    # Without the first two packages, TFDS logs a traceback and continues. Importing `translate`
+    # registers the translation datasets.
     for module in ("importlib_resources", "array_record", "tensorflow_datasets.translate"):
         try:
             importlib.import_module(module)
@@ -186,7 +186,7 @@ def _find_builder(dataset: str, folder: Path | str | None) -> Any:
         UsageError: TFDS does not have this dataset, configuration, or version.
         DataError: the stored dataset is damaged, or needs TensorFlow.
     """
-    # Accept only names: TFDS also parses builder arguments and community namespaces.
+    # Accept only names, because TFDS also parses builder arguments and community namespaces.
     match = re.fullmatch(r"(\w+)(?:/([\w.+-]+))?(?::([\d.]+))?", dataset)
     if not match:
         raise UsageError(
@@ -208,7 +208,7 @@ def _find_builder(dataset: str, folder: Path | str | None) -> Any:
                 Setting("data.folder", "FOLDER"),
             ) from error
         if isinstance(error, ValueError | AssertionError):
-            # TFDS puts the call that failed before the reason.
+            # The message of TFDS contains the failed call, then the reason.
             reason = _root_cause(error).rpartition('": ')[2]
             raise UsageError(f"TFDS cannot provide {dataset}: {reason}") from error
         raise DataError(
@@ -235,7 +235,7 @@ def _download_and_prepare(builder: Any) -> None:
     """Download a dataset that is not stored yet; TFDS shows its progress on standard error.
 
     Raises:
-        DataError: a download is corrupt, or has to be made by hand.
+        DataError: a download is corrupt, or must be made manually.
         StorageError: a server cannot be reached, or the folder cannot be written.
     """
     tfds = _tfds()
@@ -246,7 +246,7 @@ def _download_and_prepare(builder: Any) -> None:
         with contextlib.redirect_stdout(sys.stderr), _fewer_retries():
             builder.download_and_prepare(download_config=config)
     except OSError as error:
-        # The exceptions of `requests` are OSErrors with the request that failed.
+        # The exceptions of `requests` are OSErrors that hold the failed request.
         url = getattr(getattr(error, "request", None), "url", None)
         problem = f"could not be downloaded from {url}" if url else "could not be stored"
         raise StorageError(
@@ -254,7 +254,7 @@ def _download_and_prepare(builder: Any) -> None:
             f"try again, which keeps the finished downloads, {ADVICE}"
         ) from error
     except Exception as error:
-        # The builder of a dataset can raise anything.
+        # The builder of a dataset can raise any exception.
         raise DataError(
             f"{_name(builder)} could not be built: {_root_cause(error)}; {ADVICE}"
         ) from error

@@ -5,7 +5,7 @@ Encoding and then decoding returns the line, with these exceptions:
 1. a run of spaces (only U+0020) becomes one space;
 2. "▁" (U+2581), which SentencePiece writes for a space, becomes a space;
 3. spaces at both ends are removed;
-4. a run of characters that no training line contains becomes " ⁇ ", spaces included.
+4. a run of characters that no training line contains becomes " ⁇ ", including the spaces.
 """
 
 import hashlib
@@ -22,11 +22,12 @@ import sentencepiece
 from transformer_jax.errors import DataError, TransformerJaxError
 from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 
-# In bytes. SentencePiece silently drops longer lines.
+# The maximum length of a line in bytes. SentencePiece silently drops longer lines.
 MAX_TRAINING_LINE = 4192
 
-# Loads an untrusted model in a separate process, with at most 2 GiB of memory. The arguments are
-# the import path. "ready" on standard output separates import errors from those of the model.
+# This program loads an untrusted model in a separate process, with at most 2 GiB of memory. Its
+# arguments are the import path. It prints "ready" to separate import errors from errors in the
+# model.
 PROBE = """
 import resource, sys
 sys.path[:] = sys.argv[1:]
@@ -49,7 +50,7 @@ class Tokenizer:
         """Read a SentencePiece model from the bytes of its file; errors mention `name`.
 
         Raises:
-            DataError: the bytes are not a SentencePiece model, or it has other special tokens.
+            DataError: the bytes are not a SentencePiece model, or it has different special tokens.
         """
         self.model = model
         try:
@@ -59,19 +60,20 @@ class Tokenizer:
         p = self._processor
         if (p.pad_id(), p.bos_id(), p.eos_id(), p.unk_id()) != (PAD, BOS, EOS, UNKNOWN):
             raise DataError(
-                f"{name} has other special tokens: padding, BOS, EOS, and unknown must be "
+                f"{name} has different special tokens: padding, BOS, EOS, and unknown must be "
                 f"{PAD}, {BOS}, {EOS}, {UNKNOWN}"
             )
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int) -> "Tokenizer":
-        """Train a vocabulary of at most `vocab_size` tokens; little text gives fewer.
+        """Train a vocabulary of at most `vocab_size` tokens; a short text gives fewer.
 
         The same lines give the same bytes on any machine: training uses one thread, and the model
         contains no file names.
 
         Raises:
-            DataError: the lines are empty, or have more different characters than `vocab_size`.
+            DataError: the lines are empty, or have more distinct characters than `vocab_size`
+                allows.
         """
         model = io.BytesIO()
         raised: list[BaseException] = []
@@ -93,7 +95,7 @@ class Tokenizer:
                 minloglevel=2,
             )
         except RuntimeError as error:
-            # SentencePiece wraps every exception of the iterator, Ctrl-C included.
+            # SentencePiece wraps every exception of the iterator, including Ctrl-C.
             if raised:
                 raise raised[0] from None
             needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
@@ -111,9 +113,9 @@ class Tokenizer:
 
     @classmethod
     def load_untrusted(cls, model: bytes, name: str) -> "Tokenizer":
-        """Read a model from an untrusted origin, after it was loaded once in a separate process.
+        """Read a model from an untrusted source, after loading it once in a separate process.
 
-        A corrupt model can crash SentencePiece, and only the separate process then ends.
+        A corrupt model can crash SentencePiece, but then only the separate process ends.
 
         Raises:
             DataError: the model is invalid, or it crashed the separate process.
@@ -150,7 +152,7 @@ def _probe(model: bytes, name: str) -> None:
         DataError: the process failed or did not end.
         TransformerJaxError: the process could not import SentencePiece.
     """
-    # Relative entries are left out: the working directory may belong to the model's author.
+    # Leave out relative entries, because the model's author may control the working directory.
     path = [entry for entry in sys.path if Path(entry).is_absolute()]
     try:
         # The program is a constant, and only Python itself runs it.
@@ -162,7 +164,7 @@ def _probe(model: bytes, name: str) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise DataError(f"{name} is not a SentencePiece model: reading it does not end") from None
+        raise DataError(f"{name} is not a SentencePiece model: reading it did not finish") from None
     if probe.returncode == 0:
         return
     last_line = probe.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason"]
@@ -200,8 +202,8 @@ class Vocabulary(NamedTuple):
     def sizes(self) -> dict[str, Any]:
         """The arguments `vocab_size` and `source_vocab_size` of `build_transformer`.
 
-        They are fields of `DataConfig` too. `vocab_size` counts the shared tokens, or the
-        target's; `source_vocab_size` counts the source's, and is None if they are shared.
+        They are also fields of `DataConfig`. `vocab_size` counts the shared or target tokens;
+        `source_vocab_size` counts the source tokens, and is None if the vocabulary is shared.
         """
         source_vocab_size = None if self.is_shared else len(self.source)
         return {"vocab_size": len(self.target), "source_vocab_size": source_vocab_size}

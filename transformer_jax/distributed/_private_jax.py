@@ -1,10 +1,11 @@
-"""The private names of JAX that this package uses, in one place.
+"""Wraps all private names of JAX that this package uses.
 
-JAX may move them in any release; `tests/unit/test_private_jax.py` then names what is missing.
+JAX may move these names in any release; `tests/unit/test_private_jax.py` then reports which are
+missing.
 
-The public `jax.experimental.multihost_utils` offers a barrier and a broadcast too. They run on the
-devices, inside C++: a process that waits in one of them handles no signal and sends no heartbeat,
-and a wait longer than the collective's own timeout aborts it.
+The public `jax.experimental.multihost_utils` also offers a barrier and a broadcast, but they run on
+the devices, inside C++. A process that waits in one of them does not handle signals or send
+heartbeats, and a wait longer than the timeout of the collective aborts the process.
 """
 
 from typing import NamedTuple, Protocol, cast, runtime_checkable
@@ -15,20 +16,20 @@ class KeyValueStore(Protocol):
     """The store of strings that `jax.distributed` shares between processes."""
 
     def key_value_set(self, key: str, value: str) -> None:
-        """Store a value under a key that is not taken yet."""
+        """Store a value under a key that is not in use yet."""
         ...
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        """Return the value of a key, and wait for it if necessary.
+        """Return the value of a key, after waiting for it if necessary.
 
         Raises:
-            jax.errors.JaxRuntimeError: with DEADLINE_EXCEEDED, if the time is over.
+            jax.errors.JaxRuntimeError: with DEADLINE_EXCEEDED, if the timeout expires.
         """
         ...
 
 
 class DetectedCluster(NamedTuple):
-    """What JAX knows about the processes that a cluster's scheduler started."""
+    """What JAX detects about the processes that a cluster's scheduler started."""
 
     coordinator: str
     """HOST:PORT of process 0."""
@@ -46,10 +47,10 @@ def key_value_store() -> KeyValueStore:
 
 
 def detect_cluster(timeout_seconds: int) -> DetectedCluster | None:
-    """Return what the environment of Slurm, Open MPI, Kubernetes, or Cloud TPU says, or None.
+    """Return the cluster that Slurm, Open MPI, Kubernetes, or Cloud TPU describes, or None.
 
-    `jax.distributed.initialize` detects the same but aborts the process if it fails. This function
-    raises any error that the detection raises.
+    `jax.distributed.initialize` uses the same detection but aborts the process if it fails. This
+    function raises the error instead.
 
     Args:
         timeout_seconds: how long the detection may wait for the coordinator's address.

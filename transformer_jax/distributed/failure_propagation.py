@@ -1,7 +1,7 @@
 """If one process of a run fails, all processes end with the same message and exit code.
 
 A process that waits in a collective runs no Python on its main thread. Therefore each process
-listens for failures on a thread, over dedicated connections.
+listens for failures on a separate thread, over dedicated connections.
 """
 
 import contextlib
@@ -27,17 +27,19 @@ GOODBYE = "goodbye"
 class FailurePropagation:
     """Connections between process 0 and each other process, open for the whole run.
 
-    A process that fails sends its message and its exit code, and all others end with them at once.
-    A process that is killed sends nothing, but its operating system closes the connection.
+    A process that fails sends its message and its exit code, and all others end at once with the
+    same message and exit code. A process that is killed sends nothing, but its operating system
+    closes the connection.
     """
 
     def __init__(
         self, connections: dict[int, socket.socket], run: Path, *, is_primary: bool
     ) -> None:
-        """Start to listen.
+        """Start listening.
 
         Args:
-            connections: a connection to each other process; except in process 0, only to that one.
+            connections: in process 0, the connections to all other processes, by index; in the
+                others, only the connection to process 0.
             run: the run's folder, for the message about a lost process.
             is_primary: whether this is process 0, which relays the messages of all others.
         """
@@ -50,18 +52,18 @@ class FailurePropagation:
         threading.Thread(target=self._listen, name="failure-propagation", daemon=True).start()
 
     def leave(self) -> None:
-        """Announce that this process ends successfully, so that the others do not miss it."""
+        """Announce that this process ends successfully, so that it does not count as lost."""
         self._send(GOODBYE)
 
     def close(self) -> None:
-        """Ignore connections that close from here on: all processes have left."""
+        """Ignore connections that close from now on, because all processes have left."""
         self._is_closed = True
 
     def end(self, error: BaseException) -> NoReturn:
         """End all processes because of an error in this one."""
         message, is_lost = message_and_exit_code(error), is_lost_peer(error)
         if message is None or is_lost:
-            # JAX reports a lost peer before the cause is known here. The peer's own message, or
+            # JAX may report a lost peer before the cause is known here. The peer's own message, or
             # its closed connection, arrives within moments and ends this process first.
             time.sleep(GRACE_SECONDS / 2)
         if is_lost:
@@ -104,7 +106,7 @@ class FailurePropagation:
                 connection.sendall(json.dumps(message).encode() + b"\n")
 
     def _end(self, line: str, exit_code: int) -> NoReturn:
-        # Never release the lock: only the first failure of this process is reported.
+        # Never release the lock, so that only the first failure of this process is reported.
         self._ending.acquire()
         if line:
             stderr.print(line)
@@ -114,7 +116,7 @@ class FailurePropagation:
             self._wait_for_others(time.monotonic() + GRACE_SECONDS)
         sys.stdout.flush()
         sys.stderr.flush()
-        # A regular exit would wait for the other processes: in JAX, in Orbax, in their threads.
+        # A regular exit would wait for the other processes in JAX, in Orbax, and in their threads.
         os._exit(exit_code)
 
     def _wait_for_others(self, deadline: float) -> None:

@@ -1,6 +1,6 @@
 """The trainer's side of supervision: heartbeats for the process that watches it.
 
-A process has one supervisor or none, so the state is the module's. Without a supervisor, these
+A process has at most one supervisor, so this module holds the state. Without a supervisor, these
 functions do nothing.
 """
 
@@ -15,10 +15,10 @@ from contextlib import suppress
 VARIABLE = "TRANSFORMER_JAX_HEARTBEAT"
 """Environment variable with the file descriptor of the pipe to the supervisor."""
 
-# `Meter.add` waits for step n - 2, so a beat for step n proves that step n - 2 is done. A message
-# every third beat therefore spans at least one whole step.
+# `Meter.add` waits for step n - 2, so a beat for step n proves that step n - 2 is done. Two
+# messages are three beats apart, so the time between them covers at least one whole step.
 BEATS_PER_MESSAGE = 3
-# Time for a trainer to save after its supervisor is gone.
+# Seconds for a trainer to save after its supervisor is gone.
 ORPHAN_SECONDS = 30.0
 
 _pipe: int | None = None
@@ -34,7 +34,7 @@ def connect() -> bool:
     global _pipe
     if _pipe is None and VARIABLE in os.environ:
         _pipe = int(os.environ.pop(VARIABLE))
-        # Training must not wait for a supervisor that does not read.
+        # Training must not wait for a supervisor that does not read the pipe.
         os.set_blocking(_pipe, False)
         # This handler runs in C, so it works while Python waits in a collective.
         faulthandler.register(signal.SIGUSR2, all_threads=True)
@@ -51,7 +51,7 @@ def beat(step: int) -> None:
 
 
 def busy(phase: str) -> None:
-    """Report a phase that may take long, such as compilation.
+    """Report a phase that may take a long time, such as compilation.
 
     The phase ends only when a later step is done, because that step waits for the slowest process.
     """

@@ -1,4 +1,4 @@
-"""Preemption: save and stop on a signal, and save often enough to survive a sudden end."""
+"""Preemption: save and stop on a signal, and save often enough to lose little if killed."""
 
 import signal
 import time
@@ -10,19 +10,19 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class GracefulShutdown:
-    """A context that handles `SIGNALS`: training stops after the current step.
+    """A context manager that handles `SIGNALS`: training stops after the current step.
 
-    Until `can_wait` is set there is nothing to save, and a signal ends the run at once by
+    Until `can_wait` is set there is nothing to save, and a signal ends the run at once with
     `RunInterrupted` (exit code 75). After that, the first signal is only recorded in `signal`; the
     training loop saves and stops. Ctrl-C after any other signal ends the run at once (exit code
     130).
     """
 
     def __init__(self, resume_hint: str) -> None:
-        """Record no signal yet.
+        """Start without a recorded signal.
 
         Args:
-            resume_hint: how to resume the run, for the error's message.
+            resume_hint: how to resume the run, for the error message.
         """
         self.signal: signal.Signals | None = None
         self.can_wait = False
@@ -61,10 +61,9 @@ class GracefulShutdown:
 
 
 class CheckpointTimer:
-    """Times the checkpoints between the scheduled ones: the first at once, then ever less often.
+    """Decides when recovery checkpoints are due: the first at once, then less and less often.
 
-    Each start therefore gets further than the one before, however early it ends, and a long run
-    rarely pauses.
+    A run that is often killed early therefore still makes progress, and a long run rarely pauses.
     """
 
     MIN_SECONDS = 5.0
@@ -82,8 +81,8 @@ class CheckpointTimer:
         if self._start is None:
             self._start = now
             return True
-        # Wait as long as the run had lasted at the last save: at most half of the work can be
-        # lost.
+        # Wait as long as the run had lasted at the last save, so that at most half of the work can
+        # be lost.
         wait = max(self.MIN_SECONDS, self._last_save - self._start)
         return now - self._last_save >= min(self._max_seconds, wait)
 

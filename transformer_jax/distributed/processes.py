@@ -1,7 +1,7 @@
 """Several processes, on one machine or many, that train one run together.
 
-Each process has its own devices, reads its own rows of each batch, and runs the same program. The
-primary process, process 0, alone writes the run's folder, except for the arrays of checkpoints.
+Each process has its own devices, reads its own rows of each batch, and runs the same program. Only
+the primary process, process 0, writes the run's folder, except for the arrays of checkpoints.
 
 The processes must agree on each decision that depends on a clock, a disk, or a signal. If one
 process saved and another did not, both would wait for each other forever.
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# JAX waits in C++, where Python handles no signal. So wait in slices of this length.
+# JAX waits in C++, where Python cannot handle signals, so wait in slices of this length.
 POLL_MILLISECONDS = 2000
-# JAX itself ends a run this long after a machine disappears. `FailurePropagation` usually notices
-# earlier.
+# JAX itself ends a run this many seconds after a machine disappears. `FailurePropagation` usually
+# notices earlier.
 HEARTBEAT_TIMEOUT_SECONDS = 60
 
 
@@ -57,7 +57,7 @@ class ProcessGroup:
 
     @property
     def is_primary(self) -> bool:
-        """Whether this process does what only one process may do, such as write the metrics."""
+        """Whether this process does what only one process may do, such as writing metrics."""
         return self.index == 0
 
     def barrier(self) -> None:
@@ -97,7 +97,8 @@ class ProcessGroup:
         ]
         if differences:
             raise UsageError(
-                f"process {self.index} has other options than process 0: {', '.join(differences)}"
+                f"process {self.index} has different options from process 0: "
+                f"{', '.join(differences)}"
             )
 
     def _wait_for_value(self, key: str) -> str:
@@ -117,7 +118,7 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 class Vote(NamedTuple):
-    """What the processes ask for after a step: the maximum over all of them."""
+    """The signals and requests of the processes after a step, as the maximum over all processes."""
 
     step: int
     """The step after which they voted; 0 if no vote has arrived yet."""
@@ -130,15 +131,15 @@ class Vote(NamedTuple):
 class StepConsensus:
     """Lets the processes agree after each step without waiting for each other.
 
-    The devices compute the maximum of all votes. This computation runs behind the step itself, so
-    it is finished `DELAY` steps later, when every process reads it. The vote of a single process
-    counts at once.
+    The devices compute the maximum of all votes. This computation runs after the step itself, so it
+    is finished `DELAY` steps later, when every process reads it. With a single process, a vote
+    takes effect at once.
     """
 
     DELAY = 2
 
     def __init__(self, group: ProcessGroup) -> None:
-        """Compile nothing yet; the first vote does."""
+        """Prepare the computation; the first vote compiles it."""
         self._max_over_processes = _make_max_over_processes() if group.count > 1 else None
         self._pending: deque[tuple[int, jax.Array]] = deque()
 
@@ -161,7 +162,7 @@ class StepConsensus:
 
 
 def _make_max_over_processes() -> Callable[[int, bool], "jax.Array"]:
-    """Return a function of one process's vote that gives the maximum over all processes."""
+    """Return a function that takes this process's vote and returns the maximum of all votes."""
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -184,8 +185,8 @@ def join_processes(
 ) -> Iterator[ProcessGroup]:
     """Connect the processes of a run, if there are several, before JAX touches a device.
 
-    With several processes, an error inside the context ends all of them. It does not leave the
-    context.
+    With several processes, an error inside the context ends all of them and does not propagate out
+    of the context.
 
     Args:
         run: the run's folder, for the message about a lost process.
@@ -219,7 +220,7 @@ def _initialize_jax(spec: ProcessSpec) -> None:
 
     # `GracefulShutdown` handles the signals.
     jax.config.update("jax_enable_preemption_service", False)
-    # JAX warns at each start that a proxy may be configured.
+    # Silence JAX's warning at each start that a proxy may be configured.
     logging.getLogger("jax._src.distributed").setLevel(logging.ERROR)
     jax.distributed.initialize(
         spec.coordinator,

@@ -1,4 +1,4 @@
-"""How the processes of a run find one another, before JAX is initialized."""
+"""Connect the processes of a run before JAX is initialized."""
 
 import contextlib
 import importlib.util
@@ -10,9 +10,9 @@ from typing import NamedTuple
 from transformer_jax.distributed._private_jax import detect_cluster
 from transformer_jax.errors import ConnectionFailedError, Setting, UsageError
 
-# How long processes wait for one another at the start.
+# How long processes wait for one another at the start, in seconds.
 RENDEZVOUS_SECONDS = 300.0
-# A machine that dies silently is noticed after 10 + 3 * 5 seconds.
+# These options detect a machine that dies silently within 10 + 3 * 5 seconds.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 # Process 0 sends this line once all processes are connected.
 READY = b"ready\n"
@@ -43,8 +43,8 @@ def resolve_cluster(
     Cloud TPU may have set.
 
     Raises:
-        UsageError: the arguments are incomplete or invalid, or the environment has other processes
-            but does not say where.
+        UsageError: the arguments are incomplete or invalid, or the environment indicates other
+            processes but not where they are.
         ConnectionFailedError: JAX cannot read the environment.
     """
     spec = _from_options(coordinator, num_processes, process_id)
@@ -56,7 +56,7 @@ def resolve_cluster(
 def _from_options(
     coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> ProcessSpec | None:
-    """Return what the options say, or None if they are absent or ask for a single process."""
+    """Return the process that the options describe, or None unless they describe several."""
     options = (coordinator, num_processes, process_id)
     if num_processes == 1 or options == (None, None, None):
         return None
@@ -77,7 +77,7 @@ def _from_options(
 def _missing_option(
     coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> UsageError:
-    """Return the error for options of which one or two are missing."""
+    """Return the error for one or two missing options."""
     options = [
         (Setting("coordinator", coordinator), Setting("coordinator", "HOST:PORT")),
         (Setting("num_processes", num_processes), Setting("num_processes", "N")),
@@ -89,10 +89,10 @@ def _missing_option(
 
 
 def _from_environment() -> ProcessSpec | None:
-    """Return what the environment says, or None if this process is the only one."""
+    """Return the process that the environment describes, or None if it is the only one."""
     environ = os.environ
-    # srun sets the size of its step. An sbatch script knows only the number of tasks of its job,
-    # and is not one of several processes.
+    # srun sets the number of tasks in its step. An sbatch script has only the number of tasks in
+    # its job, and is itself a single process.
     is_slurm = int(environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
     is_mpi = int(environ.get("OMPI_COMM_WORLD_SIZE", 1)) > 1
     is_pod = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environ.keys()
@@ -102,19 +102,19 @@ def _from_environment() -> ProcessSpec | None:
     try:
         cluster = detect_cluster(int(RENDEZVOUS_SECONDS))
         spec = None if cluster is None else ProcessSpec(*cluster)
-    # The cluster's own tools may raise anything.
+    # The cluster's own tools may raise any exception.
     except Exception as error:
         reason = str(error).strip() or type(error).__name__
         raise ConnectionFailedError(*_ADVICE, f": {reason}") from error
     if spec is None and not (is_slurm or is_mpi or is_pod):
-        # A single TPU, or libtpu without a TPU.
+        # The machine has a single TPU, or libtpu without a TPU.
         return None
     if spec is None:
         raise UsageError(
             *_ADVICE, ", or ", Setting("num_processes", 1), " to train in this process alone"
         )
-    # JAX assigns one device to each process, as if each node had a process per device. A process
-    # that is alone on its machine gets all devices.
+    # JAX assigns one device to each process, as if each node had a process per device. Here, a
+    # process that is alone on its machine gets all devices.
     is_alone_on_machine = (
         environ.get("SLURM_STEP_NUM_TASKS") == environ.get("SLURM_STEP_NUM_NODES")
         if is_slurm
@@ -163,8 +163,8 @@ def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
 
 
 def _accept_others(spec: ProcessSpec, deadline: float, seconds: float) -> dict[int, socket.socket]:
-    """Accept a connection from each other process; then report to all that the run is complete."""
-    # Other programs may connect too: only the processes of this run count.
+    """Accept a connection from each other process; then notify all of them."""
+    # Other programs may connect too, so accept only the handshakes of this run.
     indices = {_handshake(spec._replace(index=i)): i for i in range(1, spec.count)}
     connections: dict[int, socket.socket] = {}
     with _listen(spec.coordinator) as server:
@@ -193,7 +193,7 @@ def _accept_others(spec: ProcessSpec, deadline: float, seconds: float) -> dict[i
 
 
 def _listen(coordinator: str) -> socket.socket:
-    """Return a server socket at the coordinator's port, for IPv6 and IPv4 if the system can."""
+    """Return a server socket at the coordinator's port, for IPv6 and IPv4 if possible."""
     port = int(coordinator.rpartition(":")[2])
     is_dualstack = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if is_dualstack else socket.AF_INET

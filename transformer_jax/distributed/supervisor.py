@@ -1,8 +1,9 @@
 """A parent process that watches one trainer and ends it if it is lost or stuck.
 
-If one of several trainers is lost or stuck, the others wait for it in a collective, where no
-Python code runs, until JAX aborts them, if ever. With a supervisor for each, all of them end with
-a one-line error and an exit code that says whether to resume. A supervisor does not import JAX.
+If one of several trainers is lost or stuck, the others wait for it in a collective, where no Python
+code runs, until JAX aborts them, which may never happen. With a supervisor for each, all of them
+end with a one-line error and an exit code that indicates whether to resume. A supervisor does not
+import JAX.
 """
 
 import os
@@ -43,10 +44,10 @@ class Heartbeats:
     silence: float = 0.0
     """Seconds since the last message."""
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """The last heartbeat intervals between steps, in seconds: a stall is forgotten in time."""
+    """The newest heartbeat intervals between steps, in seconds. Old stalls drop out."""
 
     def add_silence(self, seconds: float) -> None:
-        """Add to the silence, except for time in which the supervisor itself was suspended."""
+        """Add time to the silence, except while the supervisor itself was suspended."""
         self.silence += min(seconds, 2 * TICK)
 
     def receive(self, message: str) -> None:
@@ -88,10 +89,11 @@ def supervise(
     """Run a trainer and return its exit code.
 
     Args:
-        command: starts the trainer, which must call `heartbeat.connect`.
-        run: the run's folder, for the error's message.
+        command: the command that starts the trainer, which must call `heartbeat.connect`.
+        run: the run's folder, for the error message.
         step_timeout: the shortest silence between steps, in seconds, that counts as stuck.
-        phase_timeout: the same at the start, and while the trainer compiles, scores, or saves.
+        phase_timeout: the same limit at the start, and while the trainer compiles, evaluates, or
+            saves.
         forwarded_signals: receives the number of each signal that this process forwards.
 
     Raises:
@@ -99,7 +101,7 @@ def supervise(
     """
     ours, theirs = os.pipe()
     environment = {**os.environ, heartbeat.VARIABLE: str(theirs)}
-    # A new session: Ctrl-C in a terminal reaches the trainer only once, through this process.
+    # In a new session, Ctrl-C in a terminal reaches the trainer only once, through this process.
     trainer = subprocess.Popen(  # noqa: S603
         command, env=environment, pass_fds=(theirs,), start_new_session=True
     )
@@ -127,7 +129,7 @@ def supervise(
 
 
 def _explain(code: int | None, heartbeats: Heartbeats) -> str:
-    """Return why a trainer was lost: the signal `-code`, or None if it was stuck."""
+    """Explain why a trainer was lost: signal `-code` ended it, or it was stuck (None)."""
     if code is not None:
         return f"{_signal_name(-code)} ended training after step {heartbeats.step}"
     phase = f" while {heartbeats.phase}" if heartbeats.phase else ""
@@ -171,7 +173,7 @@ def _kill(trainer: subprocess.Popen[bytes]) -> None:
         trainer.wait(STACKS_SECONDS)
     with suppress(ProcessLookupError):
         os.killpg(trainer.pid, signal.SIGKILL)
-    # A device driver may keep the process alive: do not wait forever.
+    # A device driver may keep the process alive, so do not wait forever.
     with suppress(subprocess.TimeoutExpired):
         trainer.wait(10 * STACKS_SECONDS)
 

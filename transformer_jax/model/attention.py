@@ -17,7 +17,7 @@ from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.linear import Dense
 
 Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array, "B H T S"]]
-"""A function of queries and keys that says how well they match, in float32."""
+"""A function that scores how well each query matches each key, in float32."""
 
 
 class Positions(NamedTuple):
@@ -32,17 +32,17 @@ def dot_product(
 ) -> Float[Array, "B H T S"]:
     """Score each query against each key by their dot product.
 
-    Its variance grows with d_k, which moves the softmax to regions of small gradients
-    (section 3.2.1). Differs from the paper, which scales it.
+    The variance of the dot product grows with d_k, which pushes the softmax into regions with small
+    gradients (section 3.2.1). Differs from the paper, which scales the dot product.
     """
-    # Sum in float32 in any compute dtype: bfloat16 would round large scores.
+    # Sum in float32 regardless of the compute dtype, because bfloat16 would round large scores.
     return jnp.einsum("bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32)
 
 
 def scaled_dot_product(
     query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
 ) -> Float[Array, "B H T S"]:
-    """Score each query against each key by q k / sqrt(d_k), which has variance one."""
+    """Score each query against each key by q k / sqrt(d_k), to keep the variance near one."""
     return dot_product(query, key) * query.shape[-1] ** -0.5
 
 
@@ -51,10 +51,10 @@ def masked_softmax(
 ) -> Float[Array, "B H T S"]:
     """Turn scores into weights that sum to one over S (the softmax of equation 1).
 
-    A query that may attend nowhere attends evenly: padded positions stay finite,
-    and the loss leaves them out.
+    A query that may not attend to any key attends to all keys evenly, so padded positions stay
+    finite. The loss ignores them.
     """
-    # In float32 in any compute dtype: bfloat16 sums lose the small weights.
+    # Use float32 regardless of the compute dtype, because bfloat16 sums lose small weights.
     scores = scores.astype(jnp.float32)
     return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
 
@@ -96,13 +96,13 @@ class MultiHeadAttention(nn.Module):
         *,
         train: bool = False,
     ) -> Float[Array, "B T D"]:
-        """Let x attend to memory: to itself, or the decoder to the encoder's output."""
+        """Attend from x to memory, which is x itself or the encoder's output."""
         return self.attend(x, *self.project_keys_and_values(memory), mask, train=train)
 
     def project_keys_and_values(
         self, memory: Float[Array, "B S D"]
     ) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H V"]]:
-        """Project what is attended to: K W^K and V W^V."""
+        """Project memory to keys and values: K W^K and V W^V."""
         return self.key(memory), self.value(memory)
 
     def attend(
@@ -115,15 +115,15 @@ class MultiHeadAttention(nn.Module):
         *,
         train: bool = False,
     ) -> Float[Array, "B T D"]:
-        """Let x attend to keys and values that are already projected, as in cached decoding.
+        """Attend from x to keys and values that are already projected, as in cached decoding.
 
         Args:
             x: the input of the query projection.
             key: projected keys.
             value: projected values.
             mask: True where attention is allowed.
-            positions: of queries and keys; None if both are in order from 0.
-            train: whether to drop out weights.
+            positions: the positions of queries and keys; None if both count up from 0.
+            train: whether to apply dropout to the weights.
         """
         query = self.query(x)
         positions = positions or Positions(jnp.arange(x.shape[1]), jnp.arange(key.shape[1]))
@@ -139,13 +139,13 @@ class MultiHeadAttention(nn.Module):
         train: bool,
         /,
     ) -> Float[Array, "B T H V"]:
-        """Return Attention(Q, K, V) of each head (equation 1), which ignores positions."""
+        """Return Attention(Q, K, V) for each head (equation 1), which ignores positions."""
         return weighted_sum(self.to_weights(self.score(query, key), mask, train=train), value)
 
     def to_weights(
         self, scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T S"], *, train: bool
     ) -> Float[Array, "B H T S"]:
-        """Return the softmax of the scores, recorded, then dropped out."""
+        """Record the softmax of the scores, and return it after dropout."""
         weights = masked_softmax(scores, mask)
         self.sow("intermediates", "weights", weights)
         return self.dropout(weights, train=train)

@@ -1,4 +1,4 @@
-"""Make a model from a config: the one place that maps the config's names to modules."""
+"""Build a model from a config. Only this file maps names in the config to Flax modules."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class PositionScheme(NamedTuple):
 
     add_positions: type[AddPositions]
     self_attention: type[MultiHeadAttention] | None = None
-    """None for the class of `model.attention_implementation`, which ignores positions."""
+    """None selects the class of `model.attention_implementation`, which ignores positions."""
 
 
 POSITION_SCHEMES = {
@@ -97,12 +97,12 @@ def build_transformer(
 ) -> Transformer:
     """Make the model that the config describes.
 
-    Equal arguments make equal models, so functions that take a model as a static argument of
-    `jax.jit` are compiled once for both.
+    Equal arguments give equal models, so `jax.jit` compiles a function with a static model argument
+    only once for both.
 
     Args:
         config: the architecture.
-        vocab_size: the size of the shared vocabulary, or of the target's.
+        vocab_size: the size of the shared vocabulary, or of the target vocabulary.
         source_vocab_size: the size of a separate source vocabulary; None if it is shared.
     """
     return Transformer(config, choose_components(config), vocab_size, source_vocab_size)

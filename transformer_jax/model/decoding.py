@@ -1,14 +1,15 @@
-"""Cached decoding: `Transformer.decode` one position at a time.
+"""Cached decoding, which computes `Transformer.decode` one position at a time.
 
-Section 3.1: the decoder generates one token at a time and reads the ones before it. These functions
-keep the keys and values of earlier positions, and use the layers' own modules for the rest.
+The decoder generates one token at a time and reads the previous tokens (section 3.1). These
+functions cache the keys and values of earlier positions and reuse the layers' modules for the rest.
 
 A search keeps J hypotheses of each sentence in J beam slots. Keys and values stay in the slot that
 computed them. When hypotheses move between slots, only `ancestors` changes: ancestors[b, j, l] is
-the slot that read token l of the hypothesis that is in slot j now.
+the slot that read token l of the hypothesis now in slot j.
 
-Shapes: B batch, S source positions, D d_model, H heads, K d_k, V d_v, N vocab_size, J hypotheses of
-a sentence, L longest translation; a cache has LJ = L J entries. `_` is any size.
+Shapes: B batch, S source positions, D d_model, H heads, K d_k, V d_v, N vocab_size, J hypotheses
+per sentence, L maximum length of a translation; a cache has LJ = L J entries. `_` is an axis of any
+size.
 """
 
 from typing import Any, NamedTuple
@@ -24,14 +25,14 @@ from transformer_jax.model.transformer import Params, Transformer, source_mask
 
 
 class KeyValueCache(NamedTuple):
-    """Keys and values in the layout in which a decode step reads them as matrices."""
+    """Keys and values, laid out so that a decoding step can read them as matrices."""
 
     keys: Float[Array, "B H K _"]
     values: Float[Array, "B H _ V"]
 
 
 class DecodingState(NamedTuple):
-    """What a translation carries from step to step."""
+    """The state that decoding carries from step to step."""
 
     caches: list[KeyValueCache]
     """For each layer, self-attention's keys [B, H, K, LJ] and values [B, H, LJ, V]."""
@@ -41,14 +42,14 @@ class DecodingState(NamedTuple):
 
 
 class CacheView(NamedTuple):
-    """What the hypotheses at one position read from a cache and write to it."""
+    """The cache entries that the hypotheses at one position read and write."""
 
     start: Int[Array, ""]
     """The first of the J entries that this position writes."""
     mask: Bool[Array, "B 1 J LJ"]
     """True for the entries of the hypothesis's own tokens up to this position."""
     positions: Positions
-    """The position of each hypothesis, J times the same, and the position of each entry."""
+    """The current position, repeated for J hypotheses, and the position of each entry."""
 
     @classmethod
     def at(cls, position: Int[Array, ""], ancestors: Int[Array, "B J L"]) -> "CacheView":
@@ -87,18 +88,19 @@ def decode_step(
     ancestors: Int[Array, "B J L"],
     state: DecodingState,
 ) -> tuple[Float[Array, "B J N"], DecodingState]:
-    """Read one more token of each hypothesis, and return the logits of the next.
+    """Read one more token of each hypothesis, and return the logits of the next token.
 
     Args:
         model: the model.
         params: its parameters.
         tokens: the newest token of each hypothesis.
-        position: its position, counted from 0.
-        ancestors: the beam slot that read each token of each hypothesis, this position included.
-        state: the result of `init_decoding` or of the step before.
+        position: the position of these tokens, counted from 0.
+        ancestors: the beam slot that read each token of each hypothesis, including this position.
+        state: the result of `init_decoding` or of the previous step.
 
     Returns:
-        The logits that `Transformer.decode` returns at this position, and the state after it.
+        The logits that `Transformer.decode` would return at this position, and the state after this
+        step.
     """
     bound: Any = nn.apply(_decode_step, model)
     return bound({"params": params}, tokens, position, ancestors, state)
@@ -150,10 +152,10 @@ def decode_layer(
     memory: KeyValueCache,
     memory_mask: Bool[Array, "#B 1 1 S"],
 ) -> tuple[Float[Array, "B J D"], KeyValueCache]:
-    """Do what `DecoderLayer.__call__` does, for one position of J hypotheses of each sentence.
+    """Compute `DecoderLayer.__call__` at one position of the J hypotheses of each sentence.
 
     Args:
-        layer: a bound layer.
+        layer: a decoder layer, bound to its parameters.
         x: the vectors of this position.
         view: which position it is, and which entries each hypothesis reads.
         cache: self-attention's keys and values of earlier positions.
@@ -167,7 +169,7 @@ def decode_layer(
     attended, cache = _attend_to_cache(layer.self_attention, h, view, cache)
     x = layer.self_attention_residual.leave(x, attended)
     h = layer.cross_attention_residual.enter(x)
-    # The hypotheses of a sentence are J queries to one memory.
+    # The J hypotheses of a sentence are J queries to the same memory.
     attended = layer.cross_attention.attend(h, *from_cache_layout(memory), memory_mask)
     x = layer.cross_attention_residual.leave(x, attended)
     h = layer.feed_forward_residual.enter(x)
@@ -177,10 +179,11 @@ def decode_layer(
 def _attend_to_cache(
     attention: MultiHeadAttention, x: Float[Array, "B J D"], view: CacheView, cache: KeyValueCache
 ) -> tuple[Float[Array, "B J D"], KeyValueCache]:
-    """Write this position's keys and values to the cache, then attend to what `view` allows.
+    """Write this position's keys and values to the cache, then attend as `view` allows.
 
-    Each hypothesis reads the entries of all hypotheses, masked. That costs less than moving the
-    entries each time a hypothesis moves to another beam slot.
+    Each hypothesis reads the entries of all hypotheses, and the mask hides those that are not its
+    ancestors. This costs less than moving the entries each time a hypothesis moves to another beam
+    slot.
     """
     new = to_cache_layout(*attention.project_keys_and_values(x))
     update = jax.lax.dynamic_update_slice_in_dim

@@ -1,8 +1,8 @@
-"""Dropout (section 5.4), with random bits that cost next to nothing.
+"""Dropout (section 5.4), with random bits that cost almost nothing.
 
-A mask is a pure function of (random key, index in the array): a hash of each element's index, which
-XLA computes inside the operation that uses it. The mask is therefore the same on any number of
-devices, and no array of bits is ever stored.
+A mask is a hash of the random key and of each element's index in the array. XLA computes the hash
+inside the operation that uses the mask. The mask is therefore the same on any number of devices,
+and no array of bits is ever stored.
 """
 
 import functools
@@ -26,7 +26,7 @@ def random_bits(rng: Array, index: UInt32[Array, "*shape"]) -> UInt32[Array, "*s
 
     The hash has three rounds of multiply and shift. Half of the key enters before the first round
     and half after it, and two full rounds follow. With only one round after the second half, two
-    keys whose halves are nearly equal would give masks that exclude each other. The key must be a
+    keys with nearly equal halves would give mutually exclusive masks. The key must be a
     "threefry2x32" key, JAX's default. Differs from `jax.random.bits` only in the generator.
     """
     first, second = jax.random.key_data(rng).astype(jnp.uint32)
@@ -43,7 +43,7 @@ def keep_mask(rng: Array, rate: float, index: UInt32[Array, "*shape"]) -> Bool[A
     return random_bits(rng, index) >= threshold
 
 
-# `jit` traces each shape once, which takes a fifth off the time to trace the base model.
+# `jit` traces each shape once, which reduces the time to trace the base model by a fifth.
 @functools.partial(jax.jit, static_argnames="rate")
 def dropout(x: Float[Array, "*shape"], rate: float, rng: Array) -> Float[Array, "*shape"]:
     """Set each element to zero with probability `rate`, and scale the others to keep the mean."""
@@ -52,12 +52,12 @@ def dropout(x: Float[Array, "*shape"], rate: float, rng: Array) -> Float[Array, 
 
 
 class Dropout(nn.Module):
-    """`dropout` with a key from Flax's "dropout" stream, a different one for each module."""
+    """Applies `dropout` with a key from Flax's "dropout" stream, different in each module."""
 
     rate: float
 
     def draw_key(self, *, train: bool) -> Array | None:
-        """Return the random key of this module, or None if nothing is dropped."""
+        """Return the random key of this module, or None if dropout is off."""
         return self.make_rng("dropout") if train and self.rate > 0 else None
 
     def __call__(self, x: Float[Array, "*shape"], *, train: bool) -> Float[Array, "*shape"]:

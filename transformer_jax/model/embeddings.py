@@ -14,9 +14,10 @@ from transformer_jax.model.linear import flat_matmul
 class SharedEmbedding(nn.Module):
     """One matrix for source tokens, target tokens, and the linear layer before the softmax.
 
-    It starts as N(0, 1/d_model), on which the paper is silent: embeddings times sqrt(d_model) then
-    have the size of the sinusoids, and logits start with variance one. If `model.tie_embeddings`
-    or separate vocabularies split the three roles, the model has several of these modules.
+    The matrix starts as N(0, 1/d_model), which the paper does not specify. Embeddings times
+    sqrt(d_model) then have the same scale as the sinusoids, and logits start with variance one. If
+    `model.tie_embeddings` or separate vocabularies split the three roles, the model has several of
+    these modules.
     """
 
     config: ModelConfig
@@ -34,6 +35,6 @@ class SharedEmbedding(nn.Module):
         return self.table[tokens].astype(dtype) * jnp.asarray(self.config.d_model**0.5, dtype)
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
-        """Compare each vector with that of every token, with sums in float32."""
+        """Return the dot product of each vector with each token's vector, summed in float32."""
         table = self.table.astype(x.dtype)
         return flat_matmul(x, table.T, preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""Look inside a model: shapes and counts of parameters, and attention weights.
+"""Inspect a model: shapes and counts of parameters, and attention weights.
 
 Shapes: B batch, S source positions, T target positions, H heads.
 """
@@ -17,12 +17,12 @@ from transformer_jax.model.transformer import Params, Transformer, init_params
 
 
 def abstract_params(model: Transformer) -> Params:
-    """Return the shapes and dtypes of the parameters, without allocating any."""
+    """Return the shapes and dtypes of the parameters, without allocating them."""
     return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
 
 
 def parameter_counts(model: Transformer) -> dict[str, int]:
-    """Return the number of parameters in each kind of module, over all layers, and the "total"."""
+    """Return the number of parameters in each kind of module, summed over layers, and in total."""
     counts: Counter[str] = Counter()
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_params(model)):
         module, *submodules = (entry.key for entry in path)
@@ -39,9 +39,9 @@ def attention_weights(
     """Return all attention weights of a forward pass, by kind, stacked over layers.
 
     The kinds are "encoder" [layers, B, H, S, S], "decoder" [layers, B, H, T, T], and "cross"
-    [layers, B, H, T, S]: figures 3 to 5 of the paper draw them. The blockwise and cuDNN
-    implementations never hold these weights, so this function computes them with the full one,
-    which has the same parameters.
+    [layers, B, H, T, S]: figures 3 to 5 of the paper show such weights. The blockwise and cuDNN
+    implementations do not store the weights, so this function uses the full implementation, which
+    has the same parameters.
     """
     full = build_transformer(
         replace(model.config, attention_implementation="full"),

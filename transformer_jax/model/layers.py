@@ -59,7 +59,7 @@ class AddAndNorm(nn.Module):
 
 @dataclass(frozen=True)
 class Components:
-    """The modules of a Transformer that have variants. `build` chooses them by config."""
+    """The modules of a Transformer that have variants. `build` chooses them from the config."""
 
     add_positions: type[AddPositions]
     self_attention: type[MultiHeadAttention]
@@ -67,7 +67,7 @@ class Components:
     score: Callable[[ModelConfig], Score]
     residual: type[AddAndNorm]
     stack_norm: Callable[[ModelConfig], Callable[[Array], Array]]
-    """What follows the last layer of each stack."""
+    """Returns the function that is applied after the last layer of each stack."""
 
 
 class EncoderLayer(nn.Module):
@@ -81,7 +81,7 @@ class EncoderLayer(nn.Module):
         c, components = self.config, self.components
         self.self_attention = components.self_attention(c, components.score)
         self.feed_forward = FeedForward(c)
-        # Figure 1 draws "Add & Norm" after each sub-layer, and parameters have these names.
+        # The names of the parameters follow figure 1, which has "Add & Norm" after each sub-layer.
         self.attention_residual = components.residual(c, name="after_self_attention")
         self.feed_forward_residual = components.residual(c, name="after_feed_forward")
 

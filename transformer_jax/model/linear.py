@@ -1,6 +1,6 @@
 """Linear layers (the projections of sections 3.2.2, 3.3, and 3.4), applied at every position.
 
-Shapes: B batch, T positions; `in` and `out` stand for one axis or several.
+Shapes: B batch, T positions; `in` and `out` each stand for one or more axes.
 """
 
 import math
@@ -22,7 +22,7 @@ def flat_matmul(
 
     The result equals that of `jax.lax.dot_general` on the unflattened arrays. The gradient of
     `dot_general` with respect to the matrix sums over two axes, batch and positions, and XLA's CPU
-    backend copies transposed operands for such a sum. Flattened, it needs no copy.
+    backend copies transposed operands for such a sum. Flattening avoids the copy.
 
     Args:
         x: [B, T, in] or [B, in].
@@ -43,10 +43,10 @@ def flat_matmul(
 
 
 class Dense(nn.Module):
-    """x W + b at each position. W starts Glorot-uniform and b at zero.
+    """Computes x W + b at each position. W starts Glorot-uniform, and b starts at zero.
 
-    The paper does not name an initializer. The fans are those of the whole matrix, so a projection
-    to H heads of width K starts like one matrix [D, H K], not like H matrices.
+    The paper does not name an initializer. Fan-in and fan-out are those of the whole matrix, so a
+    projection to H heads of width K starts like one matrix [D, H K], not like H matrices.
     """
 
     features: tuple[int, ...]

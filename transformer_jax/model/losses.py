@@ -1,6 +1,7 @@
 """Label smoothing and perplexity (sections 5.4 and 6.2), as sums and counts.
 
-The caller divides sums by counts once, at the end: a mean of means would weigh short batches more.
+The caller divides sums by counts once, at the end: a mean of means would give short batches too
+much weight.
 Shapes: B batch, T positions, N vocab_size.
 """
 
@@ -14,7 +15,7 @@ from transformer_jax.special_tokens import PAD
 
 
 class Loss(NamedTuple):
-    """Sums over the tokens of a batch. Losses of several batches add up field by field."""
+    """Sums over the tokens of a batch. To combine batches, add their losses field by field."""
 
     smoothed: Float[Array, ""]
     """Cross-entropy with the smoothed target, in nats: what training minimizes."""
@@ -29,9 +30,9 @@ def cross_entropy(
 ) -> Loss:
     """Compare predictions with the target (section 5.4).
 
-    The smoothed target gives 1 - smoothing to the true token and spreads smoothing evenly over all
-    N tokens, the true one included. The paper does not specify this; Tensor2Tensor leaves the
-    true token out.
+    The smoothed target gives probability 1 - `smoothing` to the true token and spreads `smoothing`
+    evenly over all N tokens, including the true one. The paper does not specify this; Tensor2Tensor
+    leaves the true token out.
     """
     logits = logits.astype(jnp.float32)
     is_real = target != PAD

@@ -23,9 +23,9 @@ def sinusoid(positions: Int[Array, " T"], d_model: int) -> Float[Array, "T D"]:
 
 
 class AddPositions(nn.Module):
-    """Add sinusoids to embeddings, then drop out (sections 3.5 and 5.4).
+    """Add sinusoids to embeddings, then apply dropout (sections 3.5 and 5.4).
 
-    Each stack has its own. A variant is a subclass that overrides `encode`.
+    Each stack has its own module. A variant is a subclass that overrides `encode`.
     """
 
     config: ModelConfig
@@ -52,7 +52,7 @@ class AddLearnedPositions(AddPositions):
         """Return the rows of the table at these positions.
 
         Raises:
-            ValueError: there are more positions than rows, as `to_rows` says.
+            ValueError: there are more positions than rows; see `to_rows`.
         """
         d_model = self.config.d_model
         init = nn.initializers.normal(d_model**-0.5)
@@ -60,11 +60,11 @@ class AddLearnedPositions(AddPositions):
         return table[self.to_rows(positions)]
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
-        """Return the row for each position: its own, which must exist.
+        """Return the row of the table for each position, which must exist.
 
-        The check compares numbers of positions, because their values exist only on the device,
-        where an index past the end of an array is not an error. Cached decoding asks for one
-        position at a time; `Translator` limits the length of its translations instead.
+        The check uses the number of positions, because their values exist only on the device, where
+        an index past the end of an array does not raise an error. Cached decoding passes one
+        position at a time, so `Translator` limits the length of translations instead.
 
         Raises:
             ValueError: there are more positions than rows.

@@ -1,7 +1,7 @@
 """The Transformer: encoder, decoder, and both as one model (section 3.1).
 
 Shapes: B batch, S source positions, T target positions, D d_model, N vocab_size.
-Tokens are integers; 0 is padding, which only ever follows the end of a sentence.
+Tokens are integers; 0 is padding, which occurs only after the end of a sentence.
 """
 
 from typing import Any
@@ -20,14 +20,14 @@ Params = dict[str, Any]
 
 
 def source_mask(source: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
-    """Allow attention to everything but padding."""
+    """Allow attention to everything except padding."""
     return (source != PAD)[:, None, None, :]
 
 
 def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
     """Allow attention to a position itself and to earlier ones (section 3.2.3).
 
-    Padding needs no extra mask: it is at the end of the target, after all tokens.
+    Padding needs no extra mask, because it follows all tokens of the target.
     """
     return jnp.tril(jnp.ones((1, 1, length, length), bool))
 
@@ -46,7 +46,7 @@ class Transformer(nn.Module):
     config: ModelConfig
     components: Components
     vocab_size: int
-    """The size of the shared vocabulary, or of the target's if the source has its own."""
+    """The size of the shared vocabulary, or of the target vocabulary if the source has its own."""
     source_vocab_size: int | None = None
     """The size of a separate source vocabulary. Differs from the paper when set."""
 
@@ -104,8 +104,8 @@ class Transformer(nn.Module):
 
         Args:
             source: tokens, the end token, then padding.
-            target: the same. This method shifts it, so the labels are the target itself.
-            train: whether to drop out, which needs `rngs={"dropout": key}`.
+            target: in the same format. This method shifts it, so the labels are the target itself.
+            train: whether to apply dropout, which needs `rngs={"dropout": key}`.
         """
         memory = self.encode(source, train=train)
         return self.decode(shift_right(target), memory, source_mask(source), train=train)

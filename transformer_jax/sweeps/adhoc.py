@@ -58,7 +58,7 @@ def collect_runs(paths: Sequence[Path], out: Path) -> Sweep:
 def read_adhoc_status(run: SweepRun) -> RunStatus:
     """Return the status of a run that was trained by hand: "done" if it has scores.
 
-    Scores count with any search options.
+    Scores with any search options count.
     """
     status = with_results(RunStatus(run), any_search=True)
     if not status.scores:

@@ -44,7 +44,7 @@ def draw_curves(results: Results) -> str:
 def draw_ratios(results: Results) -> str:
     """Draw each row's perplexity relative to the first row's, here and in the paper.
 
-    The bars are one standard deviation over seeds.
+    The error bars show one standard deviation over seeds.
     """
 
     def draw(axes: Axes) -> None:
@@ -96,7 +96,7 @@ def _to_svg(draw: Callable[[Axes], None], height: float) -> str:
         if handles:
             figure.legend(loc="outside right upper", fontsize="small")
         out = io.StringIO()
-        # The file has no date, so that it depends on the runs alone.
+        # Omit the date, so that the file depends only on the runs.
         figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()
 

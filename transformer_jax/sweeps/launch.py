@@ -26,7 +26,7 @@ from transformer_jax.sweeps.status import (
 )
 
 POLL_SECONDS = 0.2
-# The time for a worker to save after SIGTERM.
+# Seconds for a worker to save after SIGTERM.
 STOP_SECONDS = 120.0
 
 
@@ -108,7 +108,7 @@ class _Pool:
         return slot
 
     def remove_ended(self) -> list[tuple[SweepRun, int]]:
-        """Free the slots of workers that ended; return the runs and exit codes of this pool's."""
+        """Free the slots of ended workers; return the runs and exit codes of those in this pool."""
         ended = []
         for run, (slot, process) in list(self._workers.items()):
             if (code := process.poll()) is not None:
@@ -154,13 +154,13 @@ def _is_pending(status: RunStatus, retry_failed: bool) -> bool:
 def start_worker(
     sweep: Sweep, run: SweepRun, slot: Slot, step_timeout: float
 ) -> subprocess.Popen[bytes]:
-    """Start a worker process that trains and scores what is left of a run."""
+    """Start a worker process that runs the remaining phases of a run."""
     worker = train_command(
         [str(sweep.path), run.name, str(step_timeout)], "transformer_jax.sweeps.worker"
     )
-    # Slurm announces the time limit by SIGUSR2 to all processes, but the launcher decides what to
-    # do, so workers ignore it. A shell sets this up, because `preexec_fn` would run Python between
-    # fork and exec, which is unsafe with the threads of JAX.
+    # Slurm announces the time limit by sending SIGUSR2 to all processes, but the launcher decides
+    # what to do, so workers ignore it. A shell sets this up, because `preexec_fn` would run Python
+    # between fork and exec, which is unsafe with the threads of JAX.
     command = ["/bin/sh", "-c", 'trap \'\' USR2; exec "$0" "$@"', *worker]
     environment = {**os.environ, **slot.environment, SLOT_VARIABLE: slot.name}
     if slot.cores is not None:
@@ -173,7 +173,7 @@ def start_worker(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # A new session: Ctrl-C reaches only the launcher, which stops its workers.
+                # In a new session, Ctrl-C reaches only the launcher, which stops its workers.
                 start_new_session=True,
             )
     except OSError as error:

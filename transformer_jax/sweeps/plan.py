@@ -1,4 +1,4 @@
-"""Plan a sweep: the rows of an ablation, each trained from several random seeds.
+"""Plan a sweep: the rows of an ablation, each trained with several random seeds.
 
 sweeps/table3/
     sweep.json           the plan: seeds, and rows with their configs and the paper's results
@@ -23,7 +23,7 @@ from transformer_jax.runs.atomic_files import write_json
 
 # Format 2 has the config fields that were renamed on 2026-11-22.
 FORMAT = 2
-# A longer sweep.json cannot be ours and is not parsed.
+# A larger sweep.json was not written by this package, and is not parsed.
 MAX_PLAN_BYTES = 16 << 20
 # A row's name is also the name of its folder.
 ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -66,7 +66,7 @@ class Sweep:
     path: Path
     """The sweep's folder."""
     rows: Mapping[str, Row]
-    """By name. The other rows are compared with the first."""
+    """The rows by name. The other rows are compared with the first."""
     runs: Sequence[SweepRun]
 
     @property
@@ -91,7 +91,7 @@ class Sweep:
         A stored plan may grow, but its rows do not change.
 
         Raises:
-            UsageError: the stored plan has one of the rows with another config, or the folder
+            UsageError: the stored plan has one of the rows with a different config, or the folder
                 exists but is not a sweep.
             StorageError: the folder cannot be read or written.
         """
@@ -126,7 +126,7 @@ class Sweep:
 
         Raises:
             UsageError: the folder has no plan.
-            StorageError: the plan cannot be read, is invalid, or has another format.
+            StorageError: the plan cannot be read, is invalid, or has a different format.
         """
         file = path / "sweep.json"
         if not file.is_file():
@@ -155,7 +155,7 @@ def plan_sweep(
 
     Args:
         path: the sweep's folder, which need not exist.
-        rows: by name; the other rows are compared with the first.
+        rows: the rows by name; the other rows are compared with the first.
         seeds: the number of seeds. They count up from the seed of the first row.
         only: the rows to train in addition to the first row; None for all.
 
@@ -200,10 +200,10 @@ def check_row_name(name: str) -> str:
     """Return the name of a row if it can also be the name of a folder.
 
     Raises:
-        UsageError: the name is empty or has other characters than letters, digits, and ._+-.
+        UsageError: the name is empty or has characters other than letters, digits, and ._+-.
     """
     if not ROW_NAME.fullmatch(name):
-        raise UsageError(f"a row's name consists of letters, digits, and ._+-, got {name!r}")
+        raise UsageError(f"a row's name must consist of letters, digits, and ._+-, got {name!r}")
     return name
 
 
@@ -214,8 +214,8 @@ def _check_unchanged(path: Path, name: str, stored: Config, given: Config) -> No
     )
     if changes:
         raise UsageError(
-            f"the sweep in {path} has row {name} with another config ({changes}): choose another "
-            f"folder (",
+            f"the sweep in {path} has row {name} with a different config ({changes}): choose "
+            f"another folder (",
             Setting("out", "FOLDER"),
             ") or rename the row",
         )

@@ -1,7 +1,7 @@
 """Write the report of a sweep: its results next to the paper's, as in Table 3.
 
 report/
-    table.md  table.tex  table.csv   the table, for reading, for a paper, for a spreadsheet
+    table.md  table.tex  table.csv   the table for reading, for a paper, and for a spreadsheet
     runs.csv                         the unrounded scores of every run, and how to reproduce them
     index.html                       a page with the tables, figures, and footnotes
     curves.svg                       perplexity on the development set by step
@@ -103,8 +103,8 @@ COLUMNS: dict[str, Callable[[Results, RowResult], str]] = {
     "compound-split": lambda _, row: _format_score(row, "compound_bleu", 1),
     "p": _format_p,
 }
-# Columns that are left out if they are empty: for rows that are not in the paper, and for BLEU over
-# characters.
+# Columns that are left out if they are empty, as for rows that are not in the paper or for BLEU
+# over characters.
 OPTIONAL_COLUMNS = {"paper", "paper to base", "same sign", "paper BLEU", "compound-split"}
 
 
@@ -222,7 +222,7 @@ def _list_caveats(results: Results) -> list[str]:
     notes = []
     if names := [row.name for row in results.rows.values() if row.has_own_text]:
         notes.append(
-            f"Rows with other text, or another vocabulary, than {results.base.name}: "
+            f"Rows whose text or vocabulary differs from that of {results.base.name}: "
             f"{', '.join(names)}. Their perplexities per token cannot be compared."
         )
     statuses = _all_statuses(results)
@@ -246,7 +246,7 @@ def make_page(
 
     Args:
         results: the results.
-        table: of rows; each row links to its first run.
+        table: the table of rows; each row links to its first run.
         runs: the table of runs; each row links to its run.
         figures: SVG files.
     """

@@ -22,7 +22,7 @@ from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.seed_statistics import SeedStatistics, detectable_difference
 from transformer_jax.sweeps.status import RunStatus, read_metrics
 
-# Compounds, as tensor2tensor's get_ende_bleu.sh splits them for the paper's BLEU.
+# For the paper's BLEU, tensor2tensor's get_ende_bleu.sh splits compounds that match this pattern.
 COMPOUND = re.compile(r"(\S)-(\S)")
 # A score of `Paper` that can be compared with ours.
 PaperScore = Literal["perplexity", "bleu"]
@@ -38,14 +38,14 @@ class RowResult:
     paper: Paper
     parameters: int
     flops: tuple[float, float] | None
-    """The FLOPs of one training: counted, and by the paper's method, which multiplies training
-    time by the peak FLOP/s of the devices. None without a finished run."""
+    """The FLOPs of one training run: counted, and by the paper's method, which multiplies training
+    time by the peak FLOP/s of the devices. None if no run has finished."""
     statuses: Sequence[RunStatus]
     missing: Sequence[str] = ()
     """One line for each run without scores: the run and the reason."""
     scores: Mapping[str, SeedStatistics] = field(default_factory=dict)
-    """By name: perplexity and bleu on the development set, test_bleu and compound_bleu on the test
-    set."""
+    """The scores by name: perplexity and bleu on the development set, test_bleu and compound_bleu
+    on the test set."""
     p: Mapping[int, float] = field(default_factory=dict)
     """By seed, the p-value of the difference in test BLEU from the first row."""
     has_own_text: bool = False
@@ -64,9 +64,9 @@ class Results:
 
     sweep: Sweep
     rows: Mapping[str, RowResult]
-    """By name. The other rows are compared with the first."""
+    """The rows by name. The other rows are compared with the first."""
     signature: str
-    """sacreBLEU's signature of the comparison of test BLEU, or "" without one."""
+    """sacreBLEU's signature for the comparison of test BLEU, or "" if there is none."""
     command: str
     """The command that writes this report."""
 
@@ -78,7 +78,7 @@ class Results:
     def difference(self, name: str, score: str) -> float | None:
         """Return a row's mean score minus the first row's.
 
-        None if one of them is missing, or if the two cannot be compared.
+        The result is None if one of them is missing, or if the two cannot be compared.
         """
         ours, base = self.rows[name].scores.get(score), self.base.scores.get(score)
         if score == "perplexity" and self.rows[name].has_own_text:
@@ -93,7 +93,7 @@ class Results:
     def minimum_detectable_difference(self, score: str) -> float | None:
         """Return the smallest difference of two complete rows that seeds alone do not explain.
 
-        None if no row has two seeds.
+        The result is None if no row has two seeds.
         """
         rows = self._rows_with(score)
         num_seeds = max((len(row.values) for row in rows), default=1)
@@ -102,13 +102,13 @@ class Results:
     def has_paper_sign(self, name: str, score: PaperScore) -> bool | None:
         """Return whether a row's difference from the first row has the same sign as in the paper.
 
-        None if there is no difference in the paper, or if a score is missing.
+        The result is None if there is no difference in the paper, or if a score is missing.
         """
         paper, ours = self.paper_difference(name, score), self.difference(name, score)
         return None if not paper or ours is None else (ours > 0) == (paper > 0)
 
     def is_significant(self, name: str, score: str) -> bool:
-        """Return whether a row differs from the first row by more than seeds explain."""
+        """Return whether a row differs from the first row by more than seeds alone explain."""
         difference = self.difference(name, score)
         if difference is None:
             return False
@@ -176,9 +176,9 @@ def _collect_row(
 
 
 def _config_as_trained(statuses: Sequence[RunStatus]) -> Config:
-    """Return the config of the first run that has begun: its vocabulary may be smaller than asked.
+    """Return the config of the first started run: its vocabulary may be smaller than requested.
 
-    Without such a run, return the planned config.
+    If no run has started, return the planned config.
     """
     for status in statuses:
         with contextlib.suppress(KeyError, TypeError, ConfigError):
@@ -221,7 +221,7 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, SeedStatistics]:
 
 
 def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
-    """Return the mean FLOPs of a training, counted and by the paper's method."""
+    """Return the mean FLOPs of a training run, counted and by the paper's method."""
     totals = []
     for status in statuses:
         reports = read_metrics(status.run.path / "metrics.jsonl")

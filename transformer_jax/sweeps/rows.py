@@ -1,6 +1,6 @@
 """Change the rows of an ablation without changing what defines each row.
 
-This module needs only configs, so the command line can import it without delay.
+This module needs only configs, so the command line can import it quickly.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ from typing import Literal
 from transformer_jax.config import Config, Row
 
 Scale = Literal["full", "half", "small", "tiny"]
-# The divisors of width and depth.
+# The divisors for width and depth.
 DIVISORS: dict[Scale, tuple[int, int]] = {
     "full": (1, 1),
     "half": (2, 1),
@@ -21,13 +21,13 @@ WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 
 
 def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> dict[str, Row]:
-    """Return the rows with config sections of other experiments.
+    """Return the rows with config sections from other experiments.
 
     Each row keeps the fields in which it differs from the first row.
 
     Args:
-        rows: by name; the first row is the one that defines the differences.
-        sections: by name, such as "data", the config that supplies the section.
+        rows: the rows by name; the differences are relative to the first row.
+        sections: the config that supplies each section, by section name, such as "data".
 
     Raises:
         ConfigError: a row is invalid with the new sections.
@@ -53,7 +53,7 @@ def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> di
 
 
 def scale_rows(rows: Mapping[str, Row], scale: Scale) -> dict[str, Row]:
-    """Return the rows with smaller models that keep their ratios to each other.
+    """Return the rows with smaller models; the ratios between rows stay the same.
 
     Widths and depth are divided and rounded up; the number of heads does not change.
     """

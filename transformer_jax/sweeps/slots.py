@@ -30,7 +30,7 @@ class Slot:
 
 
 def find_slots(limit: int | None = None) -> list[Slot]:
-    """Return one slot per accelerator, or split the CPU into as many as cores and memory allow.
+    """Return one slot per accelerator, or as many slots on the CPU as its cores and memory allow.
 
     Args:
         limit: the number of slots; None for all.
@@ -67,7 +67,7 @@ def make_slots(backend: str, num_devices: int, limit: int | None = None) -> list
 
 def _make_accelerator_slots(backend: str, num_devices: int) -> list[Slot]:
     if backend == "tpu":
-        # Each process sees one chip, and does not connect to the processes of other chips.
+        # Each process sees one chip and does not connect to the processes of other chips.
         single = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
         return [
             Slot(f"tpu {i}", {"TPU_VISIBLE_CHIPS": str(i), **single}) for i in range(num_devices)
@@ -84,7 +84,7 @@ def _make_cpu_slots(limit: int | None) -> list[Slot]:
     if not hasattr(os, "sched_getaffinity"):
         return [Slot("cpu")]
     cores = sorted(os.sched_getaffinity(0))
-    # Without a limit, memory decides.
+    # Without a limit, the available memory determines the number of slots.
     wanted = limit or max(1, _available_bytes() // CPU_RUN_BYTES)
     count = max(1, min(wanted, len(cores)))
     return [Slot(f"cpu {i}", cores=frozenset(cores[i::count])) for i in range(count)]

@@ -31,16 +31,17 @@ from transformer_jax.sweeps.status import RunStatus, current_slurm_job, read_sta
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
-# Slurm signals this long before the time limit, so that a trainer can save. If the limit is short,
-# it is a quarter of the limit.
+# Slurm signals this long before the time limit, so that a trainer can save. If the time limit is
+# short, a quarter of the limit is used instead.
 SAVING_SECONDS = 120
-# How long a task waits for the submitting process to record its job.
+# How many seconds a task waits for the submitting process to record its job.
 SUBMISSION_SECONDS = 60.0
-# How long a task stays alive after Slurm ended its worker.
+# How many seconds a task stays alive after Slurm ends its worker.
 LINGER_SECONDS = 300.0
 # A run fails after this many consecutive allocations without progress.
 MAX_FRUITLESS_REQUEUES = 3
-# submitit limits the number of timeouts, whether a run makes progress or not. This disables it.
+# submitit limits the number of timeouts even if a run makes progress. This value disables that
+# limit.
 MAX_TIMEOUTS = 10_000
 
 
@@ -50,7 +51,7 @@ class Task:
     submitit stores it as a pickle and calls it on the node.
     """
 
-    # These change only on the node.
+    # These attributes change only on the node.
     _process: subprocess.Popen[bytes] | None = None
     _progress_at_start: tuple[int, int] = (0, 0)
     _is_ending = False
@@ -73,7 +74,7 @@ class Task:
         self.fruitless_requeues = fruitless_requeues
 
     def __call__(self) -> None:
-        """Train and score what is left of the run; exit with the worker's exit code."""
+        """Run the remaining phases of the run; exit with the worker's exit code."""
         sweep = Sweep.open(Path(self.sweep))
         run = sweep.find(self.run_name)
         _await_submission(run)
@@ -85,7 +86,7 @@ class Task:
         _await_exit(self._process)
         code = self._process.wait()
         status = read_status(run)
-        # A worker that was killed could not write a status. One that saved may have.
+        # A killed worker could not write a status. A worker that saved may have written one.
         if status.status in ("submitted", "stopped"):
             note = status.note or f"its worker ended with exit code {code}"
             if self._is_ending:
@@ -93,8 +94,9 @@ class Task:
                 note = f"Slurm ended job {job}, and may queue it again"
             write_status(run, "stopped", code=code, note=note)
             if self._is_ending:
-                # If the task exited now, Slurm would consider it complete. Instead Slurm kills it
-                # and may queue it again, or sends the signal at which submitit queues it again.
+                # If the task exited now, Slurm would consider it complete. Wait instead: Slurm
+                # kills the task and may queue it again, or sends the signal at which submitit
+                # queues it again.
                 time.sleep(LINGER_SECONDS)
         if code:
             sys.exit(code if code > 0 else RunInterrupted.exit_code)
@@ -103,7 +105,7 @@ class Task:
         """Let the worker save; return the task to queue again, or None if the run has ended.
 
         submitit calls this method when Slurm signals that the time limit is near, or that another
-        job takes the node.
+        job needs the node.
         """
         from submitit.helpers import DelayedSubmission
 
@@ -134,14 +136,14 @@ class Task:
 
 
 def _await_exit(process: subprocess.Popen[bytes]) -> None:
-    """Wait until a process ends, and leave its exit code to `Popen.wait`. May be called twice."""
+    """Wait until a process ends, but leave its exit code to `Popen.wait`. A second call is safe."""
     if process.returncode is None:
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
 def _await_submission(run: SweepRun) -> None:
-    """Wait until the status of a run has this job.
+    """Wait until the status of a run names this job.
 
     Slurm may start a task before the submitting process has written its status, which would then
     replace the worker's.

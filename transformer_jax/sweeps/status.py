@@ -19,13 +19,13 @@ from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.sweeps.plan import SweepRun
 
 Status = Literal["queued", "submitted", "running", "stopped", "failed", "done"]
-# A process on another machine counts as lost if it writes nothing for this long.
+# A process on another machine counts as lost if it writes nothing for this many seconds.
 SILENT_SECONDS = 1800.0
 PROCESS_GONE = "its process is gone"
 # Environment variables of a worker: the name of its slot, and its CPU cores.
 SLOT_VARIABLE = "TRANSFORMER_JAX_SLOT"
 CORES_VARIABLE = "TRANSFORMER_JAX_CORES"
-# The tail of metrics.jsonl suffices for a run's status.
+# The last bytes of metrics.jsonl suffice for a run's status.
 TAIL_BYTES = 1 << 16
 MAX_METRICS_BYTES = 64 << 20
 
@@ -48,7 +48,7 @@ class RunStatus:
     code: int | None = None
     """The exit code of a run that failed or stopped."""
     note: str = ""
-    """One line that explains the status, such as the reason of a failure."""
+    """One line that explains the status, such as the reason for a failure."""
     step: int = 0
     """The last step in metrics.jsonl."""
     perplexity: float | None = None
@@ -94,14 +94,14 @@ def write_status(
     code: int | None = None,
     note: str = "",
 ) -> None:
-    """Write the status of a run, and this process as the one that reports it.
+    """Write the status of a run, and record this process as the one that wrote it.
 
     Args:
         run: the run.
         status: its status.
         phase: None keeps the phase.
         finished: None keeps the finished phases.
-        job: None stands for the Slurm job of this process.
+        job: None means the Slurm job of this process.
         code: the exit code, if the run failed or stopped.
         note: one line that explains the status.
 
@@ -184,13 +184,13 @@ def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
 
 
 def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) -> Path | None:
-    """Return the folder of the newest evaluation on a split: the highest step, then the last made.
+    """Return the folder of the newest evaluation on a split, by step and then by time.
 
     Args:
         run: the run.
         split: the split.
-        any_search: whether to accept evaluations with other search options, or with another number
-            of averaged checkpoints, than the run's config has.
+        any_search: whether to accept evaluations whose search options or number of averaged
+            checkpoints differ from the run's config.
     """
     decode = run.config.decode
     own_search = (asdict(decode), decode.average_checkpoints)
@@ -212,7 +212,7 @@ def _reason_if_lost(run: SweepRun, stored: Mapping[str, Any]) -> str:
             return PROCESS_GONE
         except PermissionError:
             pass
-        # After a restart, another process may have the same id.
+        # After a reboot, another process may have the same id.
         start = stored.get("process_start")
         is_same = not start or start == _process_start(int(stored["pid"]))
         return "" if is_same else PROCESS_GONE
@@ -232,7 +232,7 @@ def _process_start(pid: int) -> str:
 
 
 def _seconds_left(train: list[dict[str, Any]], steps: int) -> float | None:
-    """Estimate the time that is left from the last ten training reports."""
+    """Estimate the remaining time from the last ten training reports."""
     recent = train[-10:]
     if len(recent) < 2 or recent[-1]["step"] == recent[0]["step"]:
         return None

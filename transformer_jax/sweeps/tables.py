@@ -38,11 +38,11 @@ def escape_markdown(text: str) -> str:
 
 
 def to_markdown(table: Table, *, align: bool = False) -> str:
-    """Return a Markdown table. Cells are escaped, so they render as they are.
+    """Return a Markdown table. Cells are escaped, so that they render literally.
 
     Args:
         table: the table.
-        align: whether to pad the cells, and to align all columns but the first to the right.
+        align: whether to pad the cells and right-align all columns except the first.
     """
     head, *body = [[escape_markdown(cell) for cell in row] for row in table]
     rule = ["---"] * len(head)
@@ -79,7 +79,7 @@ def to_latex(table: Table) -> str:
 def to_csv(table: Table) -> str:
     """Return a table as CSV.
 
-    A quote precedes text that a spreadsheet would execute as a formula.
+    A single quotation mark precedes text that a spreadsheet would execute as a formula.
     """
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(map(_escape_formula, row) for row in table)

@@ -28,12 +28,12 @@ from transformer_jax.sweeps.status import (
 
 PHASE_TIMEOUT = 1800.0
 SCORING_TIMEOUT = 4 * 3600.0
-# The length of a note that is taken from the log, in characters.
+# The maximum length of a note that is taken from the log, in characters.
 MAX_NOTE_LENGTH = 300
 
 
 def run_worker(run: SweepRun, step_timeout: float) -> int:
-    """Train and score what is left of a run, and write its status.
+    """Run the remaining phases of a run, and write its status.
 
     Args:
         run: the run.
@@ -47,7 +47,7 @@ def run_worker(run: SweepRun, step_timeout: float) -> int:
     # the run is running on the previous node.
     is_own_job = bool(status.job) and status.job == current_slurm_job()
     if status.status == "running" and not is_own_job:
-        # Another sweep's worker was faster.
+        # A worker of another launcher has already started this run.
         return 0
     finished = list(status.finished)
     signals: list[int] = []
@@ -81,7 +81,7 @@ def list_phases(run: SweepRun) -> list[Split]:
 
 
 def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int, str]:
-    """Train under a supervisor; return the exit code and a note, and add signals to `signals`."""
+    """Train under a supervisor; return the exit code and a note; record signals in `signals`."""
     if (run.path / "run.json").exists():
         arguments = ["resume", str(run.path), "--train.steps", str(run.config.train.steps)]
     else:
@@ -105,7 +105,7 @@ def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int,
 
 
 def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str]:
-    """Score a split; return the exit code and a note, and add signals to `signals`."""
+    """Score a split; return the exit code and a note; record signals in `signals`."""
     command = train_command(["evaluate", str(run.path), "--split", split])
     with subprocess.Popen(command) as process:  # noqa: S603 - runs this package
 
@@ -126,7 +126,8 @@ def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str
     if code < 0:
         return RunInterrupted.exit_code, f"{signal.Signals(-code).name} ended it"
     if code == 0 and newest_evaluation(run, split) is None:
-        # `evaluate` succeeds if it prints scores but cannot store them. A sweep needs the files.
+        # `evaluate` also succeeds if it can print the scores but not store them. A sweep needs the
+        # files.
         code = StorageError.exit_code
     return code, ""
 

@@ -1,4 +1,4 @@
-"""Training states in checkpoints: saved on schedule or for recovery, and restored."""
+"""Save training states in checkpoints, on schedule or for recovery, and restore them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ def checkpoint_arrays(state: TrainState) -> dict[str, Any]:
 
 
 def checkpoint_metadata(state: TrainState, pending_metrics: Sums) -> dict[str, Any]:
-    """Return what a checkpoint stores of a state in addition to its arrays, as plain data."""
+    """Return the plain data that a checkpoint stores in addition to the arrays of a state."""
     return {
         "versions": installed_versions(),
         "pending_metrics": pending_metrics,
@@ -76,7 +76,7 @@ def restore_state(
     config: TrainConfig,
     sharding: DataParallel,
 ) -> tuple[TrainState, Sums]:
-    """Return the state after a step, sharded, and the metrics that were not reported by then.
+    """Return the sharded state after a step, and the metrics that were not yet reported.
 
     Raises:
         StorageError: the checkpoint is damaged.
@@ -127,26 +127,26 @@ class Checkpointer:
         return self._manager.scores
 
     def is_due(self) -> bool:
-        """Return whether this process asks for a checkpoint now; only the primary ever does."""
+        """Return whether this process asks for a checkpoint now; only the primary does."""
         if not self._group.is_primary:
             return False
-        # A failed save surfaces when the next one begins, so begin it.
+        # A failed save raises its error when the next save begins, so request a save.
         is_idle = not self._manager.is_writing()
         return self._manager.has_failed() or (is_idle and self._timer.is_due())
 
     def save(
         self, step: int, state: TrainState, pending_metrics: Sums, perplexity: float | None
     ) -> None:
-        """Begin to write a checkpoint; afterwards the state may be donated.
+        """Begin to write a checkpoint; after this call, the state may be donated.
 
         Args:
-            step: the step that gave the state.
-            state: the state, as the step returned it.
+            step: the step that returned the state.
+            state: the state to save.
             pending_metrics: the metrics that a resumed run reports.
             perplexity: the score of a scheduled checkpoint, else None.
 
         Raises:
-            StorageError: this checkpoint or the one before it cannot be written.
+            StorageError: this checkpoint or the previous one cannot be written.
         """
         arrays = checkpoint_arrays(state)
         self._manager.prepare_save(step, arrays)

@@ -1,4 +1,4 @@
-"""What a run is made of: its text, model, batches, schedule, and sharding."""
+"""The components of a run: its text, model, batches, schedule, and sharding."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from transformer_jax.training.sharding import SHARDINGS, DataParallel
 
 @dataclass(frozen=True)
 class RunComponents:
-    """What a run is made of: everything that stays the same while it trains."""
+    """The parts of a run that stay the same while it trains."""
 
     folder: RunDirectory
     group: ProcessGroup
@@ -51,7 +51,7 @@ def build_run_components(
     """Prepare the text of a run, and build its model, batches, schedule, and sharding.
 
     Raises:
-        DataError: the text is not the text that the run began with.
+        DataError: the text differs from the one that the run began with.
     """
     config = folder.config
     prepared = find_prepared(

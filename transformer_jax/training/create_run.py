@@ -1,4 +1,4 @@
-"""Creates a run: prepares its text and makes its folder."""
+"""Create a run: prepare its text and make its folder."""
 
 from pathlib import Path
 
@@ -30,17 +30,17 @@ def create_run(
 ) -> RunDirectory:
     """Prepare the text and make the folder of a new run.
 
-    The folder appears under its name only when it is complete.
+    The folder gets its final name only when it is complete.
 
     Args:
         config: the experiment. The new run's config has the actual vocabulary sizes.
         path: the new folder.
-        console: where notes are printed.
-        init_from: a run whose newest parameters, and vocabulary, the new run starts with.
+        console: prints notes.
+        init_from: a run whose newest parameters and vocabulary the new run starts with.
         progress: called with the progress of the preparation.
 
     Raises:
-        UsageError: the folder exists, or the other run's parameters have other shapes.
+        UsageError: the folder exists, or the parameters of `init_from` have different shapes.
         DataError: the text cannot be used.
         StorageError: the folder cannot be written.
     """

@@ -24,7 +24,7 @@ class DevEvaluator:
         """Prepare the evaluation.
 
         Args:
-            config: the experiment. Its beam size is ignored: the search is greedy.
+            config: the experiment. Its beam size is ignored, because the search is greedy.
             model: the model to score.
             prepared: the text, with the split "dev".
         """
@@ -40,9 +40,9 @@ class DevEvaluator:
         """Report the scores of a step; return the perplexity per token.
 
         Args:
-            step: the step that gave the parameters.
+            step: the step that returned the parameters.
             params: the parameters, on one device of this process.
-            writer: where the scores and the samples are reported.
+            writer: writes the scores and the samples.
             translate: whether to translate the set and report BLEU.
 
         Raises:
@@ -54,7 +54,7 @@ class DevEvaluator:
         if not math.isfinite(values["perplexity"]):
             raise DivergedError(
                 f"the perplexity of the development set is {values['perplexity']} at step {step}; "
-                f"this step is not saved, earlier checkpoints are intact. {DIVERGENCE_ADVICE}"
+                f"this step is not saved; earlier checkpoints are intact. {DIVERGENCE_ADVICE}"
             )
         if translate:
             sources, references = self._prepared.lines("dev")

@@ -10,8 +10,8 @@ from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.batches import Batch
 from transformer_jax.special_tokens import PAD
 
-# Dense bfloat16 peak of each device in FLOP/s, from the vendors' data sheets. A key is a prefix
-# of JAX's `device_kind`; the longest matching key applies.
+# Peak dense bfloat16 FLOP/s of each device, from the vendors' data sheets. A key is a prefix of
+# JAX's `device_kind`; the longest matching key applies.
 PEAK_FLOPS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
@@ -24,20 +24,21 @@ PEAK_FLOPS = {
     "TPU v6 lite": 918e12,
 }
 
-# Tokens of a typical sentence, for estimates made without text.
+# Tokens in a typical sentence, for estimates that do not read any text.
 TYPICAL_LENGTH = 32
 
 
 def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
     """Return the FLOPs of a training step: three times those of its forward pass.
 
-    Only matrix products count, and padding does not: attention takes each row's real lengths. The
+    Only matrix products count. Padding does not count: attention uses each row's real lengths. The
     sum in an additive score counts as the dot product that it replaces. Operations that
     `model.remat` repeats count once.
     """
     source, target = ((side != PAD).sum(axis=1).astype(float) for side in batch)
     d, heads = config.d_model, config.num_heads
-    # Projections of keys and values, and as much for queries and output, per token.
+    # Multiply-adds per token: the projections of queries and output cost as much as those of keys
+    # and values.
     keys_values = queries_output = d * heads * (config.d_k + config.d_v)
     feed_forward = 2 * d * config.d_ff
     encoder = (keys_values + queries_output + feed_forward) * source.sum()
@@ -52,7 +53,7 @@ def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
         attention += heads * config.d_k * vectors * (source + target).sum()
         attention += heads * config.d_v * np.sum(source * source + target * target)
     forward = config.num_layers * (encoder + decoder + attention) + d * vocab_size * target.sum()
-    # Two operations, multiply and add, for each product of two numbers.
+    # Each product of two numbers takes two operations, multiply and add.
     return float(3 * 2 * forward)
 
 
@@ -70,8 +71,8 @@ def train_flops(config: Config) -> float:
 def peak_flops(dtype: str) -> float:
     """Return the peak FLOP/s of all local devices together.
 
-    For bfloat16 on a device in `PEAK_FLOPS`, this is the vendor's figure. Otherwise, as on a CPU
-    or in float32, it is the best rate of a few matrix products timed here.
+    For bfloat16 on a device in `PEAK_FLOPS`, this is the vendor's figure. Otherwise, as on a CPU or
+    in float32, it is the best rate among a few timed matrix products.
     """
     devices = jax.local_devices()
     kind = devices[0].device_kind

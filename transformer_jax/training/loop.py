@@ -1,4 +1,4 @@
-"""The training loop: steps, and between them reports, evaluations, and checkpoints."""
+"""The training loop: steps, with reports, evaluations, and checkpoints between them."""
 
 import contextlib
 import math
@@ -47,14 +47,14 @@ def run_training(
 
     Args:
         folder: the run.
-        console: where progress is printed. Processes other than the primary pass a quiet one.
+        console: prints progress. Processes other than the primary pass a quiet console.
         group: the processes that train the run together.
 
     Returns:
         The number of scheduled checkpoints on disk, which can be averaged.
 
     Raises:
-        RunInterrupted: a signal ended the run; its state is saved.
+        RunInterrupted: a signal ended the run; the run's state is saved.
         DivergedError: the loss is not finite.
         OutOfMemoryError: the device does not have enough memory.
         StorageError: the run cannot be read or written.
@@ -89,7 +89,7 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
     """Restore the state, train, and return the number of scheduled checkpoints on disk."""
     folder, group, schedule = run.folder, run.group, run.schedule
     train = folder.config.train
-    # An exception in the middle of an Orbax call would corrupt its state: signals wait from here.
+    # From here on, signals wait: an exception inside an Orbax call would corrupt Orbax's state.
     shutdown.can_wait = True
     manager, latest = open_checkpoints(folder, group, lambda line: _print_line(console, line))
     with manager:
@@ -131,7 +131,7 @@ def _run_steps(
     train_step = CompiledStep(make_train_step(run.model, config.train), run.sharding)
     evaluator = DevEvaluator(config, run.model, run.prepared)
     consensus = StepConsensus(run.group)
-    # All processes run the same program, so the trace of one is enough.
+    # All processes run the same program, so it is enough to trace one of them.
     num_traced = config.train.profile if run.group.is_primary else 0
     trace_folder = run.folder.path / "profile"
     with StepTracer(trace_folder, after=first + schedule.log_every, steps=num_traced) as tracer:
@@ -143,11 +143,12 @@ def _run_steps(
                     compilation = train_step.compile(state, batch)
                 writer.say(str(compilation))
             state, metrics = train_step(state, batch)
-            # `Meter.add` waits for step n - 2 and returns its count.
+            # `Meter.add` waits for step n - 2 and returns its number of consecutive skipped steps.
             _check_divergence(run, step - 2, meter.add(metrics, batch))
             heartbeat.beat(step)
             writer.advance(step)
-            # Read the signal once: if another one arrives from here on, the next step handles it.
+            # Read the signal once. If another signal arrives after this line, the next step handles
+            # it.
             vote = consensus.vote(step, shutdown.signal or 0, checkpointer.is_due())
             due = schedule.after(step, vote, checkpointer.last_step)
             if due.waits_for_step:
@@ -167,7 +168,9 @@ def _run_steps(
                 raise RunInterrupted(f"{name}: saved at step {step}; {shutdown.resume_hint}")
             tracer.after(step, state)
             if schedule.is_out_of_patience(step, checkpointer.scores):
-                writer.say(f"no better perplexity in {schedule.patience} checkpoints: ended")
+                writer.say(
+                    f"training ends: no better perplexity in {schedule.patience} checkpoints"
+                )
                 break
 
 
@@ -179,11 +182,11 @@ def _evaluate(
     evaluator: DevEvaluator,
     writer: MetricWriter,
 ) -> float | None:
-    """Return the perplexity on the development set if it is due; the primary reports it."""
+    """Return the perplexity on the development set if it is due; the primary also reports it."""
     if not due.evaluate:
         return None
     params = run.sharding.to_local_device(state.params)
-    # One process computes the perplexity, so that all processes have the same bits.
+    # Only the primary computes the perplexity, so that all processes use the same bits.
     if not run.group.is_primary:
         return run.group.broadcast(math.nan)
     return run.group.broadcast(evaluator.evaluate(step, params, writer, translate=due.translate))
@@ -207,13 +210,13 @@ def _check_divergence(run: RunComponents, step: int, num_skipped: int) -> None:
     run.group.barrier()
     raise DivergedError(
         f"loss or gradient was not finite in {num_skipped} consecutive steps, up to step {step}; "
-        f"{path.name} lists their training pairs, earlier checkpoints are intact. "
+        f"{path.name} lists their training pairs; earlier checkpoints are intact. "
         f"{DIVERGENCE_ADVICE}"
     )
 
 
 def _learning_rate(config: Config, num_updates: int) -> float:
-    """Return the learning rate of the last of some updates; skipped steps do not count."""
+    """Return the learning rate of the newest update; skipped steps are not updates."""
     rate = learning_rate(
         max(num_updates, 1),
         d_model=config.model.d_model,

@@ -1,8 +1,8 @@
-"""Metrics of a run on the terminal, in metrics.jsonl, and in TensorBoard.
+"""Write the metrics of a run to the terminal, to metrics.jsonl, and to TensorBoard.
 
 A line of metrics.jsonl is a JSON object with "step", "split" ("train" or "dev"), "time" (seconds
-since 1970), and the reported values. Except for "time" and the rates, the values are functions of
-the seed.
+since 1970), and the reported values. Except for "time" and the rates, the values depend only on the
+config and the seed.
 """
 
 import json
@@ -19,7 +19,7 @@ from tensorboard.summary import Writer
 from transformer_jax.errors import StorageError
 from transformer_jax.runs.run_directory import RunDirectory
 
-# Formats of the values on the terminal. All other values go to the files only.
+# Formats of the values on the terminal. All other values are written only to the files.
 TERMINAL_FORMATS = {
     "loss": "loss {:.3f}",
     "perplexity": "ppl {:.3f}",
@@ -32,7 +32,7 @@ TERMINAL_FORMATS = {
 
 
 class MetricWriter:
-    """A context that writes a run's metrics, after those that earlier processes wrote."""
+    """A context manager that appends metrics to those that earlier processes of the run wrote."""
 
     def __init__(self, folder: RunDirectory, console: Console, *, step: int) -> None:
         """Set up a progress bar.
@@ -52,7 +52,7 @@ class MetricWriter:
             TextColumn("{task.fields[status]}"),
             console=console,
             transient=True,
-            # Without a terminal, print only lines: no escape codes in files.
+            # Without a terminal, print only lines, so that log files contain no escape codes.
             disable=not console.is_terminal,
         )
         self._task = self._progress.add_task(

@@ -21,7 +21,7 @@ def learning_rate(
 
 
 def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
-    """Return `optax.clip_by_global_norm` for callers that have the norm already.
+    """Return `optax.clip_by_global_norm` for callers that already have the norm.
 
     Its update takes the gradient's global norm as the keyword argument `norm`.
     """
@@ -39,13 +39,13 @@ def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs
 
 
 def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransformationExtraArgs:
-    """Return Adam with the paper's learning rate, after clipping if the config asks for it.
+    """Return Adam with the paper's learning rate, preceded by clipping if the config asks for it.
 
     Its update takes the gradient's global norm as the keyword argument `norm`.
     """
 
     def schedule(count: ArrayLike) -> Float[Array, ""]:
-        # Optax counts updates from 0, the paper from 1.
+        # Optax counts updates from 0, and the paper counts from 1.
         step = jnp.asarray(count) + 1
         return learning_rate(
             step,

@@ -1,9 +1,9 @@
-"""What is due after each training step: a pure function of the step and the votes.
+"""Decide what is due after each training step, as a pure function of the step and the votes.
 
-Steps count from 1. Checkpoints of two kinds exist. A scheduled checkpoint belongs to a fixed step
-and carries the perplexity on the development set. All other checkpoints (recovery, interruption,
-end of training off schedule) carry no score, so that no clock and no signal changes which
-checkpoints are averaged.
+Steps count from 1. There are two kinds of checkpoints. A scheduled checkpoint belongs to a fixed
+step and carries the perplexity on the development set. All other checkpoints (recovery,
+interruption, end of training off schedule) carry no score, so clocks and signals do not affect
+which checkpoints are averaged.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class DueActions(NamedTuple):
     evaluate: bool
     """Compute the perplexity on the development set."""
     translate: bool
-    """Translate the development set too, for its BLEU."""
+    """Also translate the development set, to compute its BLEU."""
     save: bool
     """Save a checkpoint."""
     is_scheduled: bool
@@ -30,21 +30,21 @@ class DueActions(NamedTuple):
     keep_pending_metrics: bool
     """Whether the checkpoint carries the metrics since the last scheduled report.
 
-    The last step reports off schedule. A run that is extended later reports these metrics again,
-    at the scheduled step, as if it had never ended.
+    The last step may report off schedule. If the run is extended later, it reports these metrics
+    again at the scheduled step, as if it had never ended.
     """
     interrupt: bool
     """End training because of a signal, after the checkpoint is on disk."""
 
     @property
     def waits_for_step(self) -> bool:
-        """Whether an action needs the step's result now, so that checking it costs nothing."""
+        """Whether an action waits for the step's result anyway, so that a check is free."""
         return self.report or self.evaluate or self.interrupt
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a run reports, evaluates, saves, and ends."""
+    """The steps at which a run reports, evaluates, saves, and ends."""
 
     steps: int
     """The last step."""
@@ -53,9 +53,9 @@ class Schedule:
     checkpoint_every: int
     """Steps between scheduled checkpoints."""
     bleu_every: int = 1
-    """Scheduled checkpoints between translations of the development set."""
+    """The number of scheduled checkpoints between translations of the development set."""
     patience: int | None = None
-    """Scheduled checkpoints without a better perplexity after which training ends."""
+    """Training ends after this many scheduled checkpoints without a better perplexity."""
 
     @classmethod
     def from_config(cls, config: TrainConfig, steps_per_epoch: int) -> "Schedule":
@@ -74,11 +74,12 @@ class Schedule:
 
         Args:
             step: the step that has just run.
-            vote: the signal and the request for a recovery checkpoint that all processes know.
+            vote: the newest vote that all processes know.
             last_saved: the step of the newest checkpoint.
         """
         has_signal = vote.signal != 0
-        # A vote is a few steps old. A checkpoint since then has already met its request.
+        # A vote may be a few steps old. A checkpoint saved since then has already fulfilled its
+        # request.
         needs_recovery = vote.is_due and vote.step > last_saved
         is_last = step == self.steps
         is_report_scheduled = step % self.log_every == 0
@@ -96,7 +97,7 @@ class Schedule:
         )
 
     def is_out_of_patience(self, step: int, scores: Mapping[int, float]) -> bool:
-        """Return whether the last `patience` scheduled checkpoints brought no better perplexity.
+        """Return whether the last `patience` scheduled checkpoints did not improve the perplexity.
 
         Args:
             step: the step that has just run.

@@ -1,11 +1,11 @@
-"""Placement of arrays: three ways to run one step on many devices, with one result.
+"""Three ways to place arrays and run one training step on many devices.
 
 data    every device holds all parameters and an equal share of each batch's rows
-fsdp    as data, but parameters and optimizer state are split over the devices too
-pmap    as data, but by `jax.pmap`: each device sums over its rows, then `psum` adds the sums
+fsdp    like data, but parameters and optimizer state are also split over the devices
+pmap    like data, but with `jax.pmap`: each device sums over its rows, then `psum` adds the sums
 
-Under data and fsdp the step is one program over global arrays, and XLA adds the communication. A
-dropout mask is the same on any number of devices. Under pmap each device runs its own program and
+Under data and fsdp the step is one program over global arrays, and XLA adds the communication. The
+dropout masks are the same on any number of devices. Under pmap each device runs its own program and
 draws different masks. All three keep the state in the same global arrays, so a checkpoint written
 under one can be restored under another.
 """
@@ -31,11 +31,11 @@ class DataParallel:
     """Name of the only mesh axis."""
 
     def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
-        """Build a one-dimensional mesh, by default of all devices of all processes."""
+        """Build a one-dimensional mesh. The default is all devices of all processes."""
         devices = jax.devices() if devices is None else devices
         # Sort by process, so that each process has consecutive rows of a batch.
         self.devices = sorted(devices, key=lambda device: (device.process_index, device.id))
-        # With explicit axes, Flax would have to name the sharding of each embedding lookup.
+        # Explicit axes would require Flax to name the sharding of each embedding lookup.
         self.mesh = Mesh(np.array(self.devices), (self.axis,), axis_types=(AxisType.Auto,))
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.batch_sharding = NamedSharding(self.mesh, PartitionSpec(self.axis))
@@ -45,7 +45,7 @@ class DataParallel:
         """The rows of each batch that this process provides."""
 
     def sharding(self, _leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
-        """Return the sharding of an array of the state, which depends on its shape alone."""
+        """Return the sharding of an array of the state, which depends only on its shape."""
         return self.replicated
 
     def abstract_state(self, tree: Tree) -> Tree:
@@ -67,13 +67,13 @@ class DataParallel:
         return jax.tree.map(place, state)
 
     def to_local_device(self, tree: Tree) -> Tree:
-        """Gather arrays of the state on one device of this process. Every process must call it."""
+        """Gather arrays of the state on one device of this process. Each process must call this."""
         return jax.tree.map(
             lambda leaf: jax.device_put(leaf, self.replicated).addressable_data(0), tree
         )
 
     def place_batch(self, batch: Batch) -> Batch:
-        """Return the global batch of which `batch` has the rows of this process's `shard`."""
+        """Return the global batch. `batch` has the rows of this process's `shard`."""
         first, last, total = self.shard
 
         def place(rows: np.ndarray) -> jax.Array:
@@ -85,11 +85,11 @@ class DataParallel:
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
         """Compile the step for the shapes of a state and of a placed batch.
 
-        The compiled step donates its state: the caller must not use that state again.
+        The compiled step donates its input state: the caller must not use that state again.
         """
         shardings = jax.tree.map(self.sharding, state)
 
-        # JAX names the program in traces and messages after this function.
+        # In traces and messages, JAX names the program after this function.
         def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
             return step(state, batch)
 
@@ -106,7 +106,7 @@ class DataParallel:
 
 
 class FSDP(DataParallel):
-    """Data parallelism that splits the state too, each array along its largest divisible axis."""
+    """Data parallelism that also splits the state, each array along its largest divisible axis."""
 
     def sharding(self, leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
         """Return the sharding of an array of the state: replicated if no axis is divisible."""
@@ -118,7 +118,7 @@ class FSDP(DataParallel):
 
 
 class PmapDataParallel(DataParallel):
-    """Data parallelism by `jax.pmap`: each device sums over its rows, then `psum` adds the sums."""
+    """Data parallelism with `jax.pmap`: each device sums its rows, then `psum` adds the sums."""
 
     def place_batch(self, batch: Batch) -> Batch:
         """Return the global batch as [devices, rows of a device, length]."""
@@ -142,7 +142,7 @@ class PmapDataParallel(DataParallel):
             donate_argnums=0,
             devices=self.devices,
         )
-        # With several processes, `jax.pmap` lowers for concrete arrays only.
+        # With several processes, `jax.pmap` can lower only for concrete arrays.
         is_alone = jax.process_count() == 1
         return mapped.lower(self.abstract_state(state) if is_alone else state, batch).compile()
 
@@ -159,9 +159,9 @@ class Compilation(NamedTuple):
 
     rows: int
     source_length: int
-    """Tokens of a source row, padding included."""
+    """Tokens in a source row, including padding."""
     target_length: int
-    """Tokens of a target row, padding included."""
+    """Tokens in a target row, including padding."""
     seconds: float
 
     def __str__(self) -> str:
@@ -170,7 +170,7 @@ class Compilation(NamedTuple):
 
 
 class CompiledStep:
-    """A train step under a sharding, compiled ahead of time for each shape of a batch."""
+    """A training step with a sharding, compiled ahead of time for each batch shape."""
 
     def __init__(self, step: TrainStep, sharding: DataParallel) -> None:
         self._step, self._sharding = step, sharding
@@ -193,9 +193,9 @@ class CompiledStep:
         )
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Do a step with this process's rows of a batch, compiling it first if necessary.
+        """Run a step on this process's rows of a batch, and compile it first if necessary.
 
-        The step donates the state: the caller must not use it again.
+        The step donates the state: the caller must not use the state again.
         """
         if not self.is_compiled_for(batch):
             self.compile(state, batch)

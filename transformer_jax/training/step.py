@@ -1,6 +1,6 @@
 """One update of the parameters: a pure function of the state and a batch.
 
-The batch is global: nothing here depends on the number of devices that hold it.
+The batch is global: this module does not depend on the number of devices that hold the batch.
 Shapes: B rows of the batch, T token positions, N micro-batches.
 """
 
@@ -22,12 +22,12 @@ from transformer_jax.training.optimizer import make_optimizer
 
 
 class TrainState(NamedTuple):
-    """The input and output of a step. With config and data, it determines all later steps."""
+    """The input and output of a step. With the config and data, it determines all later steps."""
 
     step: Int[Array, ""]
-    """Number of batches that training has seen."""
+    """Number of batches that training has processed."""
     seed: Int[Array, ""]
-    """The run's seed. It never changes, and is an array so that all seeds share one program."""
+    """The run's seed. It never changes, but it is an array so that all seeds share one program."""
     params: Params
     optimizer: optax.OptState
     skipped: Int[Array, ""]
@@ -58,8 +58,8 @@ class TrainStep:
     """One update as two pure functions. Several devices can add up their sums in between."""
 
     compute_gradients: Callable[[TrainState, Batch, Array], GradientSum]
-    """Sums over a batch or over a shard of it. The last argument is the shard's index, so that
-    each shard draws different dropout masks."""
+    """Computes the sums over a batch or over a shard of it. The last argument is the shard's index,
+    so that each shard draws different dropout masks."""
     apply_gradients: Callable[[TrainState, GradientSum], tuple[TrainState, StepMetrics]]
     """Updates the state with the sums over the whole batch."""
 
@@ -99,7 +99,7 @@ def compute_gradients(
     batch: Batch,
     shard_index: Int[Array, ""],
 ) -> GradientSum:
-    """Sum gradient and loss over a batch, in `config.gradient_accumulation_steps` parts."""
+    """Sum gradient and loss over a batch, in `config.gradient_accumulation_steps` micro-batches."""
     # Dropout is a function of seed and step, so that a resumed run draws the same masks.
     rng = jax.random.fold_in(jax.random.fold_in(make_rng(state.seed), state.step), shard_index)
     num_micro_batches = config.gradient_accumulation_steps
@@ -120,7 +120,7 @@ def compute_gradients(
 def _sum_loss(
     model: Transformer, smoothing: float, params: Params, batch: Batch, rng: Array
 ) -> tuple[Float[Array, ""], Loss]:
-    """Return the smoothed loss, summed over target tokens, and all sums."""
+    """Return the smoothed loss, summed over target tokens, and all loss sums."""
     logits: Any = model.apply({"params": params}, *batch, train=True, rngs={"dropout": rng})
     loss = cross_entropy(logits, batch.target, smoothing)
     return loss.smoothed, loss
@@ -145,7 +145,7 @@ def apply_gradients(
 ) -> tuple[TrainState, StepMetrics]:
     """Update the parameters with the mean gradient per token.
 
-    If the gradient or the loss is not finite, parameters and optimizer stay as they are: the
+    If the gradient or the loss is not finite, parameters and optimizer stay as they are, and the
     step counts as skipped.
     """
     gradients, loss = sums
@@ -157,8 +157,8 @@ def apply_gradients(
         updates, adam = optimizer.update(gradients, state.optimizer, state.params, norm=norm)
         return optax.apply_updates(state.params, updates), adam
 
-    # With `jnp.where` in place of `cond`, XLA on a CPU would copy Adam's moments: the new
-    # parameters would read the old moments after the new ones overwrite them.
+    # With `jnp.where` instead of `cond`, XLA on a CPU would copy Adam's moments, because the new
+    # parameters would read the old moments after the new moments overwrite them.
     params, adam = jax.lax.cond(is_finite, update, lambda: (state.params, state.optimizer))
     new_state = TrainState(
         state.step + 1,

@@ -25,8 +25,8 @@ class Meter:
 
         Args:
             model: the model being trained.
-            peak: FLOP/s that the devices can reach.
-            earlier: `pending_metrics` of an interrupted process. They make the next report the
+            peak: the peak FLOP/s of the devices.
+            earlier: `pending_metrics` of an interrupted process. With them, the next report is the
                 same as without the interruption.
         """
         self._model, self._peak = model, peak
@@ -41,9 +41,9 @@ class Meter:
     def add(self, metrics: StepMetrics, batch: Batch) -> int:
         """Count step n, and wait until the devices have finished step n - 2.
 
-        The wait bounds how far the host runs ahead of the devices, and it makes progress
-        observable: once `add` returns for step n, step n - 2 is done. `heartbeat.beat` relies on
-        this. The first two steps after a report do not wait.
+        The wait bounds how far the host runs ahead of the devices, and it shows progress: once
+        `add` returns for step n, step n - 2 is done. `heartbeat.beat` relies on this. The first two
+        steps after a report do not wait.
 
         Returns:
             The length of the streak of skipped steps that ends with step n - 2; 0 if `add` did
@@ -57,7 +57,7 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Wait for all steps so far; then exclude the time spent in this context from the rates."""
+        """Wait for all steps so far; exclude the time spent in this context from the rates."""
         jax.block_until_ready(self._metrics)
         start = time.perf_counter()
         try:
@@ -71,23 +71,24 @@ class Meter:
         return self._metrics[-1]
 
     def pending_metrics(self) -> Sums:
-        """Return the sums of each step since the last report, including the earlier ones."""
+        """Return the sums of each step since the last report, including those in `earlier`."""
         losses = jax.device_get([metrics.loss for metrics in self._metrics])
         return [*self._earlier, *([float(x) for x in loss] for loss in losses)]
 
     def read(self) -> dict[str, float]:
         """Return means and rates since the last report, and reset.
 
-        The means include steps of the interrupted process; the rates do not.
+        The means include the steps of an interrupted process; the rates do not.
 
         Returns:
             loss: mean smoothed cross-entropy per token, in nats; absent if all steps were skipped.
-            perplexity: exp of the mean negative log-likelihood per token; absent as `loss` is.
-            gradient_norm: the newest step's, before clipping; absent if it is not finite.
+            perplexity: exp of the mean negative log-likelihood per token; absent if `loss` is
+                absent.
+            gradient_norm: the norm in the newest step, before clipping; absent if it is not finite.
             skipped: number of skipped steps; absent if 0.
-            tokens_per_second: target tokens.
-            flops: FLOPs of all steps, padding not counted.
-            utilization: fraction of the devices' peak.
+            tokens_per_second: target tokens per second.
+            flops: FLOPs of all steps, without padding.
+            utilization: FLOP/s as a fraction of the devices' peak.
         """
         sums = self.pending_metrics()
         seconds = time.perf_counter() - self._start - self._paused_seconds

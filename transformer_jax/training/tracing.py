@@ -1,4 +1,4 @@
-"""Profiler traces of some steps, for TensorBoard or Perfetto."""
+"""Profiler traces of selected steps, for TensorBoard or Perfetto."""
 
 from pathlib import Path
 from types import TracebackType
@@ -9,14 +9,14 @@ from transformer_jax.errors import StorageError
 
 
 class StepTracer:
-    """A context that traces some consecutive steps of a run."""
+    """A context manager that traces consecutive steps of a run."""
 
     def __init__(self, folder: Path, *, after: int, steps: int) -> None:
         """Choose the steps.
 
         Args:
-            folder: where the profiler writes each trace into a new subfolder.
-            after: the last step before the trace. By then most shapes should be compiled.
+            folder: the profiler writes each trace to a new subfolder of this folder.
+            after: the last step before the trace. Most shapes should be compiled by this step.
             steps: number of steps to trace; 0 for none.
         """
         self._folder, self._first, self._last = folder, after, after + steps
@@ -42,9 +42,9 @@ class StepTracer:
         try:
             self._folder.mkdir(exist_ok=True)
         except OSError as error:
-            raise StorageError(f"{self._folder} cannot be made: {error.strerror}") from error
+            raise StorageError(f"{self._folder} cannot be created: {error.strerror}") from error
         options = jax.profiler.ProfileOptions()
-        # Traced Python calls would crowd out the operations of the devices.
+        # Traces of Python calls would crowd out the operations of the devices.
         options.python_tracer_level = 0
         jax.profiler.start_trace(str(self._folder), profiler_options=options)
         self._is_tracing = True
@@ -67,7 +67,7 @@ class StepTracer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Write the trace of a run that ends before the last step to trace."""
+        """Write the trace if the run ends before the last step to trace."""
         try:
             self._stop()
         except StorageError:

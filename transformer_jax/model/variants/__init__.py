@@ -1,1 +1,1 @@
-"""Departures from the paper. Each module imports the core; the core imports none of them."""
+"""Variants that differ from the paper. They import the core, and the core does not import them."""

@@ -1,7 +1,7 @@
-"""Attention scores with parameters, alternatives to the dot product.
+"""Attention scores with learned parameters, as alternatives to the dot product.
 
 Section 3.2.1 names two kinds of attention, multiplicative and additive. Queries and keys are
-projected for each head before they reach a score, so cached decoding projects the memory once.
+projected for each head before they are scored, so cached decoding projects the memory only once.
 Shapes: B batch, T queries, S keys, H heads, K d_k.
 """
 
@@ -14,9 +14,9 @@ from transformer_jax.config import ModelConfig
 
 
 class General(nn.Module):
-    """q^T W k with one W for each head ("general" of Luong et al. 2015).
+    """Computes q^T W k with one W for each head ("general" of Luong et al. 2015).
 
-    Differs from the paper, which has no W but scales. W starts Glorot-uniform.
+    Differs from the paper, which scales q^T k and has no W. W starts Glorot-uniform.
     """
 
     config: ModelConfig
@@ -30,15 +30,15 @@ class General(nn.Module):
         init = nn.initializers.xavier_uniform(batch_axis=0)
         matrix = self.param("matrix", init, (c.num_heads, c.d_k, c.d_k))
         query = jnp.einsum("bthk,hkj->bthj", query, matrix.astype(query.dtype))
-        # In float32, like the dot product.
+        # Sum in float32, as the dot product does.
         return jnp.einsum("bthj,bshj->bhts", query, key, preferred_element_type=jnp.float32)
 
 
 class Additive(nn.Module):
-    """v^T tanh(q + k) with one v for each head (Bahdanau et al. 2015).
+    """Computes v^T tanh(q + k) with one v for each head (Bahdanau et al. 2015).
 
-    Their score is v^T tanh(W s + U h). Here the query and key projections are W and U, so U h is
-    computed once. Differs from the paper. v starts as N(0, 1/d_k).
+    The authors' score is v^T tanh(W s + U h). Here the query and key projections are W and U,
+    which computes U h only once. Differs from the paper. v starts as N(0, 1/d_k).
     """
 
     config: ModelConfig
@@ -53,12 +53,13 @@ class Additive(nn.Module):
         return additive(query, key, self.param("vector", init, (c.num_heads, c.d_k)))
 
 
-# Compute tanh again in the backward pass: a stored [B, H, T, S, K] would be the largest array.
+# Recompute tanh in the backward pass: its result, [B, H, T, S, K], would be the largest stored
+# array.
 @jax.checkpoint
 def additive(
     query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], vector: Float[Array, "H K"]
 ) -> Float[Array, "B H T S"]:
-    """Return v^T tanh(q + k) for each query and key, in float32 in any compute dtype."""
+    """Return v^T tanh(q + k) for each query and key, in float32 regardless of the dtype."""
     query, key = (jnp.moveaxis(x.astype(jnp.float32), 2, 1) for x in (query, key))
     hidden = jnp.tanh(query[:, :, :, None] + key[:, :, None])
     return jnp.sum(hidden * vector[:, None, None], axis=-1)

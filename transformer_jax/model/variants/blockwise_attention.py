@@ -1,13 +1,13 @@
-"""Blockwise attention: equation 1 without ever holding all of its weights.
+"""Blockwise attention: equation 1 without storing all of its weights at once.
 
 Full attention writes [B, H, T, S] scores to memory, then reads and writes them several times, which
-takes more time than the matrix products if sequences are long. Here each block of queries meets the
-keys block by block, and a running maximum and sum build up the softmax ("online softmax": Milakov
-and Gimelshein 2018; Rabe and Staats 2021; FlashAttention, Dao et al. 2022). The backward pass
-computes the weights again, so memory grows with the length, not with its square.
+takes more time than the matrix products if sequences are long. Here each block of queries visits
+the keys block by block, and a running maximum and sum accumulate the softmax ("online softmax":
+Milakov and Gimelshein 2018; Rabe and Staats 2021; FlashAttention, Dao et al. 2022). The backward
+pass recomputes the weights, so memory grows linearly with the length, not quadratically.
 
-Measured on two CPU cores, with 2,048 tokens in a batch: a training step takes 0.50 of the time of
-full attention at length 2,048, and 0.89 at length 1,024.
+On two CPU cores, with 2,048 tokens per batch, a training step takes 0.50 times as long as with full
+attention at length 2,048, and 0.89 times as long at length 1,024.
 
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v; n blocks of t queries, m blocks of s
 keys. The last block is padded. Masks are boolean, and True where attention is allowed.
@@ -24,11 +24,12 @@ from transformer_jax.model.dropout import keep_mask
 
 Index = int | Int[Array, ""]
 
-# The most queries and keys in a block, so that one head's scores stay in the processor's cache but
-# products are long enough. Other sizes from 256 to 1024 took 1.02 to 1.07 of the time on a CPU.
+# The maximum numbers of queries and keys in a block. One head's scores fit in the processor's
+# cache, and the matrix products are still large enough to be efficient. On a CPU, other sizes from
+# 256 to 1024 take 1.02 to 1.07 times as long.
 MAX_QUERIES, MAX_KEYS = 256, 512
 
-# The score of a masked key: finite, so a query that may attend nowhere attends evenly.
+# The score of a masked key. It is finite, so a query that may not attend to any key attends evenly.
 MASKED = jnp.finfo(jnp.float32).min
 
 
@@ -42,22 +43,23 @@ def blockwise_attention(
     rate: float = 0.0,
     rng: Array | None = None,
 ) -> Float[Array, "B T H V"]:
-    """Average the values by softmax(scale q k), like `MultiHeadAttention` but block by block.
+    """Average the values by softmax(scale q k), as `MultiHeadAttention` does, but block by block.
 
     Args:
         query: queries of each head.
         key: keys of each head.
         value: values of each head.
-        mask: True where attention is allowed. A query that may attend nowhere attends evenly.
-        scale: the factor of the dot products.
-        rate: dropout of the weights, which drops the same ones as `dropout` of the whole array.
+        mask: True where attention is allowed. A query that may not attend to any key attends
+            evenly.
+        scale: the factor that multiplies the dot products.
+        rate: the dropout rate of the weights. The same weights are dropped as in full attention.
         rng: dropout's key; None for no dropout.
     """
     return _attention(scale, 0.0 if rng is None else rate, query, key, value, mask, rng)
 
 
 def block_size(length: int, max_size: int) -> int:
-    """Return the size of equal blocks: the fewest that `max_size` allows, as small as possible."""
+    """Return the smallest block size that needs no more blocks than `max_size` does."""
     return -(-length // -(-length // max_size))
 
 
@@ -80,12 +82,13 @@ def block_mask(
     """Split a mask into blocks of `query_size` queries and `key_size` keys.
 
     Returns:
-        The blocks of the mask, and the number of key blocks that each query block must visit: no
-        query in it may attend to later ones. A causal mask leaves little more than half of all.
+        The blocks of the mask, and the number of key blocks that each query block must visit,
+        because no query in it may attend to later keys. With a causal mask, slightly more than half
+        of all pairs of blocks remain.
     """
     batch, heads, rows, keys = mask.shape
     last = jnp.max(jnp.where(mask, jnp.arange(1, keys + 1), 0), axis=-1)
-    # A query that may attend nowhere visits all keys.
+    # A query that may not attend to any key visits all keys.
     last = jnp.max(jnp.where(last == 0, keys, last), axis=(0, 1))
     last = jnp.pad(jnp.broadcast_to(last, num_queries), (0, -num_queries % query_size))
     num_key_blocks = -(-jnp.max(last.reshape(-1, query_size), axis=1) // key_size)
@@ -109,12 +112,12 @@ def add_at(x: Float[Array, "m ..."], j: Index, y: Float[Array, "..."]) -> Float[
 
 
 def float32_einsum(equation: str, *arrays: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Return `jnp.einsum` with float32 sums in any compute dtype."""
+    """Return `jnp.einsum` with float32 sums regardless of the compute dtype."""
     return jnp.einsum(equation, *arrays, preferred_element_type=jnp.float32)
 
 
 class Blocks:
-    """What both passes read: blocks of queries, keys, values, and mask, and dropout's choice."""
+    """The inputs of both passes: blocks of queries, keys, values, and mask, and dropout's mask."""
 
     def __init__(
         self,
@@ -127,7 +130,7 @@ class Blocks:
         scale: float,
         rate: float,
     ) -> None:
-        """Split all arrays into blocks, with the vectors of keys and values as columns [K, s]."""
+        """Split all arrays into blocks; keys and values become columns, [K, s]."""
         self.batch, self.num_queries, self.heads, _ = query.shape
         self.num_keys = key.shape[1]
         self.query_size = block_size(self.num_queries, MAX_QUERIES)
@@ -138,7 +141,7 @@ class Blocks:
         self.mask, self.num_key_blocks = block_mask(
             mask, self.num_queries, self.query_size, self.key_size
         )
-        # Keys that only pad the last block have no weight, even for a query with nothing allowed.
+        # Padding keys in the last block get no weight, even if a query may not attend to any key.
         exists = jnp.arange(self.key.shape[1] * self.key_size) < self.num_keys
         self.masked_score = jnp.where(exists, MASKED, -jnp.inf).reshape(-1, self.key_size)
         self.rng, self.scale, self.rate = rng, scale, rate
@@ -155,9 +158,10 @@ class Blocks:
     def drop(
         self, x: Float[Array, "B t s"], head: Index, i: Index, j: Index
     ) -> Float[Array, "B t s"]:
-        """Set to zero what dropout of the whole [B, H, T, S] would drop, without scaling the rest.
+        """Set to zero the weights that full attention would drop, without scaling the rest.
 
-        The mask is a function of the element's index in the whole array, row by row.
+        The dropout mask is a function of an element's row-major index in the whole [B, H, T, S]
+        array.
         """
         if self.rng is None:
             return x
@@ -172,7 +176,7 @@ class Blocks:
 
 
 class Residuals(NamedTuple):
-    """What the backward pass needs of the forward pass: of size T S, only the mask."""
+    """What the backward pass needs from the forward pass. Only the mask has size T S."""
 
     query: Float[Array, "B T H K"]
     key: Float[Array, "B S H K"]
@@ -196,7 +200,7 @@ def forward(
     mask: Bool[Array, "#B #H #T S"],
     rng: Array | None,
 ) -> tuple[Float[Array, "B T H V"], Residuals]:
-    """Visit the keys once for each block of queries."""
+    """Compute attention and visit the keys once for each block of queries."""
     blocks = Blocks(query, key, value, mask, rng, scale=scale, rate=rate)
 
     def visit_queries(head: Index, i: Index) -> Triple:
@@ -233,10 +237,10 @@ def forward(
 def backward(
     scale: float, rate: float, residuals: Residuals, gradient: Float[Array, "B T H V"]
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B S H K"], Float[Array, "B S H V"], None, None]:
-    """Visit the keys once more, and add up what each pair of blocks contributes to the gradients.
+    """Visit the keys once more, and sum the contributions of all pairs of blocks to the gradients.
 
-    Dropout turns the weights w into w'. The gradient of a score is w (dw - sum of w dw over the
-    keys), and that sum equals the product of the output with its gradient.
+    For weights w with gradients dw, the gradient of a score is w (dw - sum of w dw over the keys).
+    That sum equals the dot product of the output and its gradient, also with dropout.
     """
     query, key, value, mask, rng, output, row_max, log_sum = residuals
     blocks = Blocks(query, key, value, mask, rng, scale=scale, rate=rate)
@@ -258,8 +262,8 @@ def backward(
             keys = dynamic_index(blocks.key, head, j)
             values = dynamic_index(blocks.value, head, j)
             scores, mask = blocks.scores(queries, head, i, j)
-            # Subtract row_max and log_sum one after the other: in a fully masked row their float32
-            # sum would round log_sum away.
+            # Subtract the maximum and the logarithm separately: in a fully masked row, the
+            # logarithm would vanish in their float32 sum.
             weights = jnp.exp(scores - block_max - block_log_sum)
             d_weights = blocks.drop(float32_einsum("btv,bvs->bts", d_output, values), head, i, j)
             d_scores = jnp.where(mask, weights * (d_weights - block_sums) * scale, 0).astype(dtype)

@@ -1,7 +1,7 @@
-"""Attention that never holds all of its weights, which saves memory and time on long sequences.
+"""Attention without storing all of its weights, which saves memory and time on long sequences.
 
-Both classes compute equation 1 and have the parameters of `MultiHeadAttention`. They record no
-weights, because they have none; `inspect.attention_weights` computes them with the full attention.
+Both classes compute equation 1 and have the parameters of `MultiHeadAttention`. They do not store
+weights, so they cannot record them; `inspect.attention_weights` computes them with full attention.
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v.
 """
 
@@ -15,12 +15,12 @@ from transformer_jax.model.variants.blockwise_attention import blockwise_attenti
 
 
 def score_scale(config: ModelConfig) -> float:
-    """Return the factor of the dot product in the config's score."""
+    """Return the factor by which the config's score multiplies the dot product."""
     return config.d_k**-0.5 if config.attention_score == "scaled_dot_product" else 1.0
 
 
 class BlockwiseAttention(MultiHeadAttention):
-    """Attention block by block, on any device and with dropout: see `blockwise_attention`."""
+    """Computes attention block by block, on any device, with dropout: see `blockwise_attention`."""
 
     def attend_heads(
         self,
@@ -39,10 +39,10 @@ class BlockwiseAttention(MultiHeadAttention):
 
 
 class CudnnAttention(MultiHeadAttention):
-    """cuDNN's flash attention on an NVIDIA GPU, through `jax.nn.dot_product_attention`.
+    """Runs cuDNN's flash attention on an NVIDIA GPU through `jax.nn.dot_product_attention`.
 
-    The config requires what cuDNN requires: bfloat16, no dropout of weights, d_k = d_v. Tests run
-    this class with JAX's own implementation, because they have no GPU.
+    The config enforces cuDNN's requirements: bfloat16, no dropout of weights, and d_k = d_v. Tests
+    run without a GPU, so they run this class with JAX's own implementation.
     """
 
     def attend_heads(
@@ -56,7 +56,7 @@ class CudnnAttention(MultiHeadAttention):
         /,
     ) -> Float[Array, "B T H V"]:
         """Return Attention(Q, K, V) of each head, up to rounding; dropout has rate 0."""
-        # cuDNN's backward pass takes only even numbers of masked queries and keys.
+        # cuDNN's backward pass accepts only even numbers of masked queries and keys.
         num_queries, num_keys = query.shape[1], key.shape[1]
         query, key, value = (
             jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (query, key, value)

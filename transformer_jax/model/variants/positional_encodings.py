@@ -24,7 +24,7 @@ class AddConcatenatedSinusoids(AddPositions):
 
 
 class AddNothing(AddPositions):
-    """Only drop out: for self-attention that knows positions, and for the ablation "none".
+    """Apply only dropout, for schemes in self-attention and for the ablation "none".
 
     Differs from the paper. Without any positions, the encoder sees a bag of words.
     """
@@ -41,5 +41,5 @@ class AddClampedPositions(AddLearnedPositions):
     """
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
-        """Return the row for each position: its own, or the last one."""
+        """Return the row of the table for each position, or the last row past the table's end."""
         return jnp.minimum(positions, self.max_positions - 1)

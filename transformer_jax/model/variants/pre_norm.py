@@ -1,7 +1,7 @@
 """Layer normalization before each sub-layer instead of after it (Xiong et al. 2020).
 
-Differs from the paper: nothing on the residual path through a stack is normalized, so each stack
-ends with one more layer normalization.
+Differs from the paper: the residual path through a stack is not normalized, so each stack ends with
+one more layer normalization.
 Shapes: B batch, T positions, D d_model.
 """
 
@@ -12,7 +12,7 @@ from transformer_jax.model.layers import AddAndNorm, layer_norm
 
 
 class NormAndAdd(AddAndNorm):
-    """x + Dropout(Sublayer(LayerNorm(x))). Differs from the paper."""
+    """Computes x + Dropout(Sublayer(LayerNorm(x))). Differs from the paper."""
 
     def setup(self) -> None:
         """Make the layer normalization and the dropout."""

@@ -1,8 +1,8 @@
 """Self-attention that depends on the distance between query and key.
 
-The paper adds positions to embeddings. These schemes add nothing there; each is a
-`MultiHeadAttention` that overrides `attend_heads`. Attention to the encoder's output stays the
-paper's, as in the literature: positions of two different sentences have no distance.
+The paper adds positions to embeddings. These schemes do not add anything to embeddings; each is a
+`MultiHeadAttention` that overrides `attend_heads`. Attention to the encoder's output stays as in
+the paper, which is standard: positions in two different sentences have no distance.
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v, R max_relative_position.
 """
 
@@ -21,8 +21,8 @@ def relative_positions(positions: Positions) -> Int[Array, "T S"]:
 def alibi_slopes(num_heads: int) -> list[float]:
     """Return ALiBi's slope for each head: 2^(-8/n), 2^(-16/n), ... 2^-8 for n heads.
 
-    If n is not a power of two, its authors take the slopes of the next lower power, then every
-    second slope of twice that power.
+    If n is not a power of two, the authors take the slopes for the next lower power of two, then
+    every second slope for twice that power.
     """
 
     def geometric(n: int) -> list[float]:
@@ -33,7 +33,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 class AlibiAttention(MultiHeadAttention):
-    """Each head lowers a score by its slope times the distance (ALiBi, Press et al. 2022).
+    """Lowers each score by the head's slope times the distance (ALiBi, Press et al. 2022).
 
     Differs from the paper. In the encoder, for which the authors give no formula, the distance
     counts the same in both directions.
@@ -71,9 +71,9 @@ def rotate(x: Float[Array, "B T H K"], positions: Int[Array, " T"]) -> Float[Arr
 
 
 class RotaryAttention(MultiHeadAttention):
-    """Queries and keys rotate with their positions (RoFormer, Su et al. 2021, equation 34).
+    """Rotates queries and keys by their positions (RoFormer, Su et al. 2021, equation 34).
 
-    Their dot product then depends on the distance only. Differs from the paper.
+    Their dot product then depends on positions only through the distance. Differs from the paper.
     """
 
     def attend_heads(
@@ -92,15 +92,16 @@ class RotaryAttention(MultiHeadAttention):
 
 
 class RelativeAttention(MultiHeadAttention):
-    """Learned vectors for each distance join the keys and the values (Shaw et al. 2018).
+    """Adds learned vectors for each distance to the keys and the values (Shaw et al. 2018).
 
-    These are their equations 3 to 5. Distances are clipped at `max_relative_position`. Each layer
-    has its own vectors, which all heads share. Tensor2Tensor's later `dot_product_relative_v2`
-    leaves out those of the values by default. Differs from the paper.
+    These are equations 3 to 5 of Shaw et al. Distances are clipped at `max_relative_position`. Each
+    layer has its own vectors, which all heads share. Tensor2Tensor's later
+    `dot_product_relative_v2` leaves out the vectors for the values by default. Differs from the
+    paper.
     """
 
     def setup(self) -> None:
-        """Make the vectors of 2 R + 1 distances, next to the projections."""
+        """Make the projections, and the vectors for 2 R + 1 distances."""
         super().setup()
         c = self.config
         init, rows = nn.initializers.xavier_uniform(), 2 * c.max_relative_position + 1
@@ -117,9 +118,10 @@ class RelativeAttention(MultiHeadAttention):
         train: bool,
         /,
     ) -> Float[Array, "B T H V"]:
-        """Attend with scores of q (k + a) and average v + b, for the vectors a, b of a distance.
+        """Score by q (k + a) and average v + b, with the vectors a and b of each distance.
 
-        q (k + a) is q k + q a, and q a needs computing only once for each of the 2 R + 1 distances.
+        Because q (k + a) = q k + q a, this method computes q a only once for each of the 2 R + 1
+        distances.
         """
         limit = self.config.max_relative_position
         rows = jnp.clip(relative_positions(positions), -limit, limit) + limit
