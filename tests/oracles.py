@@ -219,7 +219,7 @@ def transformer(params: Params, source: ArrayLike, target: ArrayLike) -> Floats:
 
 
 class BeamSlots:
-    """Random beam slots for the hypotheses of each step, as if a beam search had permuted them.
+    """Random beam slots of the hypotheses at each step, as after the permutations of a beam search.
 
     Shapes: B sentences, J hypotheses, L steps.
     """
