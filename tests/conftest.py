@@ -1,4 +1,4 @@
-"""Set up all tests: check array shapes, and use a separate cache and short compilations."""
+"""Set up all tests: check array shapes, and use a separate cache and fast compilation."""
 
 import os
 import tempfile

@@ -51,7 +51,7 @@ def initial_params(module: nn.Module, *arguments: ArrayLike, method: str = "__ca
 def drawn_params(
     module: nn.Module, *arguments: ArrayLike, seed: int = 0, method: str = "__call__"
 ) -> dict[str, Any]:
-    """Draw parameters of the module's shapes, random also where they start as zero or one."""
+    """Draw random parameters of the module's shapes, even for those that start as zero or one."""
     shapes = jax.eval_shape(lambda: initial_params(module, *arguments, method=method))
     seeds = itertools.count(1000 * seed)
 

@@ -1,4 +1,4 @@
-"""The demo's task, in fewer steps: number words, English to German."""
+"""The tiny model learns the demo's task: number words, from English to German."""
 
 import json
 from pathlib import Path

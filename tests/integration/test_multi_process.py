@@ -1,4 +1,4 @@
-"""Two processes train one run as one process with two devices does, and end together."""
+"""Two processes train a run as one process with two devices does, and they end together."""
 
 import json
 import os
