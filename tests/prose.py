@@ -20,7 +20,7 @@ CODE = re.compile(r"`+[^`]*`+")
 
 
 class Passage(NamedTuple):
-    """Some consecutive prose of a file."""
+    """A paragraph or an item of prose in a file."""
 
     path: Path
     line: int

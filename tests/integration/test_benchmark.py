@@ -1,4 +1,4 @@
-"""The benchmark measures what it reports, and reports each worker that fails, at toy size."""
+"""At toy size, the benchmark reports what it measured, and each worker that failed."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Full and read-only disks, options that must not change results, and memory over long runs."""
+"""Runs survive full disks, and neither reports nor long training change results or memory use."""
 
 import json
 import os
