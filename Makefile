@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 DOCS_VENV ?= .venv-docs
-# Versions that the tests passed with. Warnings are errors in tests, so a new release of a
+# The tests passed with these versions. Warnings are errors in tests, so a new release of a
 # dependency can break them. To try the newest releases: make test CONSTRAINTS=/dev/null
 CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
@@ -39,7 +39,7 @@ clean:  ## Delete the environments and the built documentation; keep runs.
 
 $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; select one with make PYTHON=...")'
-	@echo "creating $(VENV), once; about a minute"
+	@echo "creating $(VENV); this takes about a minute, once"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade pip
 	@$(PIP) install --constraint $(CONSTRAINTS) --editable .
@@ -53,7 +53,7 @@ $(VENV)/installed-lint: $(VENV)/installed-test
 	@$(PIP) install --constraint $(CONSTRAINTS) --group lint
 	@touch $@
 
-# Separate from the tests' environment: the site needs none of the package's dependencies.
+# This environment is separate because the site does not need the package's dependencies.
 $(DOCS_VENV)/installed: pyproject.toml
 	@$(PYTHON) -m venv $(DOCS_VENV)
 	@$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade pip

@@ -19,7 +19,7 @@ def params_of(step: int) -> dict[str, Any]:
 
 
 def with_optimizer(params: Any) -> dict[str, Any]:
-    """Return what a checkpoint stores."""
+    """Return these parameters and an optimizer state, as a checkpoint stores them."""
     return {"params": params, "optimizer": {"count": jnp.int32(7)}}
 
 

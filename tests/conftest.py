@@ -1,4 +1,4 @@
-"""What all tests share: checked shapes, a cache of their own, small models."""
+"""Set up all tests: check array shapes, and use a separate cache and fast compilation."""
 
 import os
 import tempfile
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from jaxtyping import install_import_hook
 
-# Before the package is imported: one cache for all tests, apart from the user's own. Workers of
-# one run share it, so that text is prepared and programs are compiled once.
+# Set these variables before the package is imported. All tests use one cache, which is not the
+# user's cache. The workers of a test run share it, so they prepare text and compile programs once.
 DEFAULT_CACHE = Path(tempfile.gettempdir()) / f"transformer_jax-tests-{os.getuid()}"
 CACHE = Path(os.environ.get("TRANSFORMER_JAX_TEST_CACHE", DEFAULT_CACHE))
 os.environ["TRANSFORMER_JAX_CACHE"] = str(CACHE)
@@ -28,5 +28,5 @@ install_import_hook([f"transformer_jax.{wing}" for wing in WINGS], "shape_checks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes minutes, so that no worker does it alone at the end."""
+    """Run the slowest tests first, so that no worker runs them alone at the end."""
     items.sort(key=lambda item: item.path.stem != "test_commands")

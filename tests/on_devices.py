@@ -1,4 +1,4 @@
-"""Compares shardings on eight simulated devices, for `test_sharding`; prints JSON.
+"""Compare shardings on eight simulated devices, for `test_sharding`, and print JSON.
 
 python on_devices.py DTYPE COUNTS STEPS DROPOUT:SHARDING,SHARDING ...
 """
@@ -24,7 +24,7 @@ STEPS = 50
 
 
 def random_batches() -> list[Batch]:
-    """Return batches with the longest rows first. No number of devices divides their 13 rows."""
+    """Return batches of 13 rows, which devices cannot share equally, the longest rows first."""
     rng = np.random.default_rng(0)
     batches = []
     for _ in range(STEPS):
@@ -35,12 +35,12 @@ def random_batches() -> list[Batch]:
 
 
 def pad_rows(batch: Batch, devices: int) -> Batch:
-    """Add empty rows, so that the devices have equally many."""
+    """Add empty rows, so that all devices have the same number of rows."""
     return Batch(*(np.pad(side, ((0, -len(side) % devices), (0, 0))) for side in batch))
 
 
 def use_double_precision(config: Config) -> Config:
-    """Compute in float64 in place of float32."""
+    """Compute in float64 instead of float32."""
     jax.config.update("jax_enable_x64", True)
     # The package asks for float32 by name, and the config does not allow float64.
     jnp.float32 = jnp.float64
@@ -89,7 +89,7 @@ def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
             relative = np.abs(np.divide(history, expected) - 1)
             distances[dropout][f"{name} {devices}"] = {
                 "params": max(jax.tree.leaves(params)),
-                # The largest over all steps: smoothed, nll, count, gradient_norm.
+                # The maxima over all steps, of smoothed, nll, count, and gradient_norm.
                 "metrics": relative.max(axis=0).tolist(),
             }
     sys.stdout.write(json.dumps(distances) + "\n")

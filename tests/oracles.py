@@ -51,7 +51,7 @@ def initial_params(module: nn.Module, *arguments: ArrayLike, method: str = "__ca
 def drawn_params(
     module: nn.Module, *arguments: ArrayLike, seed: int = 0, method: str = "__call__"
 ) -> dict[str, Any]:
-    """Draw parameters of the module's shapes, random also where they start as zero or one."""
+    """Draw random parameters of the module's shapes, even for those that start as zero or one."""
     shapes = jax.eval_shape(lambda: initial_params(module, *arguments, method=method))
     seeds = itertools.count(1000 * seed)
 
@@ -219,7 +219,7 @@ def transformer(params: Params, source: ArrayLike, target: ArrayLike) -> Floats:
 
 
 class BeamSlots:
-    """Random beam slots for the hypotheses of each step, as if a beam search had permuted them.
+    """Random beam slots of the hypotheses at each step, as after the permutations of a beam search.
 
     Shapes: B sentences, J hypotheses, L steps.
     """

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# These pages contain commands that readers run, in the order in which they read them.
+# These pages contain the commands that readers run.
 GUIDES = (
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -32,7 +32,7 @@ class Command:
     label: str
     language: str = "sh"
     path: str | None = None
-    """The file that a block of Python is, relative to the clone; None for code to run."""
+    """The path of the file that a block of Python shows; None for code to run."""
 
     @property
     def is_tested(self) -> bool:
@@ -55,8 +55,8 @@ def name(page: Path) -> str:
 def commands(page: Path) -> list[Command]:
     """Return the commands of a page in order.
 
-    The label of a shell command follows `  # ` at the end of its last line. A block of Python is
-    left out if it begins with `# sketch`, and is a file if it begins with `# PATH.py`.
+    The label of a shell command follows `  # ` at the end of its last line. A block of Python
+    that begins with `# sketch` is left out, and one that begins with `# PATH.py` is that file.
     """
     found = []
     for language, body in FENCE.findall(page.read_text("utf-8")):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pages import PAGES, ROOT
 
 FOLDERS = ("transformer_jax", "configs", "experiments", "tests", "docs")
-# The log keeps what was written at the time, and the test of prose lists banned words.
+# The log is a historical record, and the test of prose lists banned words.
 SKIPPED = {ROOT / "experiments/LOG.md", ROOT / "tests/docs/test_prose.py"}
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
 # A list item, a table row, a heading, or an entry of `Args:` begins a passage.
@@ -20,7 +20,7 @@ CODE = re.compile(r"`+[^`]*`+")
 
 
 class Passage(NamedTuple):
-    """Some consecutive prose of a file."""
+    """A paragraph or an item of prose in a file."""
 
     path: Path
     line: int

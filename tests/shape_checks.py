@@ -1,6 +1,6 @@
-"""The checker behind the shapes in signatures: on whenever the tests run, never otherwise."""
+"""The checker of the shapes in signatures, which runs only in tests."""
 
 from beartype import BeartypeConf, beartype
 
-# An int is a fine float, as everywhere in Python.
+# Accept an int for a float, as Python does.
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))

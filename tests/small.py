@@ -1,4 +1,4 @@
-"""A small experiment that several tests run: seconds, not minutes."""
+"""A small experiment that several tests run. It takes seconds."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ SMALL = Config().change(
         "d_v": 8,
         "max_length": 64,
     },
-    # Four batches of two shapes: an epoch ends within a run, and little is compiled.
+    # There are four batches of two shapes, so an epoch ends within a run, and little is compiled.
     data={"num_pairs": 200, "vocab_size": 64, "max_length": 24, "batch_tokens": 512},
     train={
         "steps": 8,
@@ -29,7 +29,7 @@ SMALL = Config().change(
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
-    """Return what metrics.jsonl says, without what the clock decides."""
+    """Return the content of metrics.jsonl, without the fields that depend on the clock."""
     clock = {"time", "tokens_per_second", "flops", "utilization"}
     lines = (run / "metrics.jsonl").read_text("utf-8").splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]

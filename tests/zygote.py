@@ -1,9 +1,9 @@
 # ruff: noqa: T201
-"""Starts processes that can be killed: each is a fork of one that has imported everything.
+"""Start processes that tests can kill, as forks of a process that has imported everything.
 
-`python zygote.py` reads one JSON request per line from standard input. A request to run a command
-line forks a child and answers with its process id; a process id waits for that child and answers
-with its exit code. A start costs no imports, so a test can kill many processes.
+`python zygote.py` reads one JSON request per line from standard input. For a command line, it forks
+a child and answers with the child's process id. For a process id, it waits for that child and
+answers with the exit code. A new process imports nothing, so a test can kill many processes.
 """
 
 import json
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Import what a child needs. None of it starts a device or a thread.
+# Import the modules that a child needs. They start neither a device nor a thread.
 import transformer_jax.training.loop  # noqa: F401
 from transformer_jax.cli import main
 from transformer_jax.runs import array_store, checksums
@@ -28,12 +28,12 @@ def die() -> None:
 
 
 def die_before(owner: Any, name: str, argument: str = "", count: int = 2) -> None:
-    """Die before the count-th call of a function with this text in its arguments."""
+    """Kill this process before the count-th call of a function with this text in its arguments."""
     _intercept(owner, name, argument, count, lambda call: (die(), call()))
 
 
 def die_after(owner: Any, name: str, argument: str = "", count: int = 2) -> None:
-    """Die after such a call."""
+    """Kill this process after the count-th call of a function with this text in its arguments."""
     _intercept(owner, name, argument, count, lambda call: (call(), die()))
 
 
@@ -52,7 +52,7 @@ def _intercept(
     setattr(owner, name, intercepted)
 
 
-# Moments in the life of a run's second checkpoint, and of the checkpoint that it supersedes.
+# Moments while a run's second checkpoint is saved and the checkpoint before it is removed.
 MOMENTS: dict[str, Callable[[], None]] = {
     "before a save": lambda: die_before(array_store.ocp, "save_checkpointables_async"),
     "after a save has begun": lambda: die_after(array_store.ocp, "save_checkpointables_async"),

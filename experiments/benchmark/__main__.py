@@ -25,7 +25,8 @@ from transformer_jax.errors import SweepFailedError, UsageError
 PROGRAM = "python -m experiments.benchmark"
 SizesName = Positional[Annotated[str, arg(metavar="SIZES", help=", ".join(SIZES))]]
 Changes = Annotated[
-    tuple[str, ...], arg(name="set", metavar="NAME=NUMBER", help="Change sizes, as batch=8 src=64.")
+    tuple[str, ...],
+    arg(name="set", metavar="NAME=NUMBER", help="Change sizes, such as batch=8 src=64."),
 ]
 
 
@@ -38,9 +39,9 @@ class MeasureCommand:
     torch_python: str = sys.executable
     """Python interpreter that has PyTorch, Hugging Face Transformers, and CTranslate2."""
     rounds: int = 9
-    """Rounds. Each worker runs once per round."""
+    """Number of rounds. Each worker runs once per round."""
     steps: int = 1
-    """Steps per round."""
+    """Number of steps per round."""
 
     @property
     def settings(self) -> benchmarks.Settings:
@@ -121,12 +122,12 @@ class Input(MeasureCommand):
 
 @dataclass(frozen=True)
 class Scaling(MeasureCommand):
-    """Compare steps with the same number of tokens in longer and longer sentences."""
+    """Compare steps with the same number of tokens in sentences of increasing length."""
 
     sizes: SizesName = "base"
     changes: Changes = ("layers=2", "vocab=8000")
     lengths: tuple[int, ...] = benchmarks.LENGTHS
-    """Tokens per source and per target; other lengths are compared with the first."""
+    """Tokens per source and per target. Every length is compared with the first one."""
     tokens: int = 2048
     """Target tokens per step."""
     rounds: int = 5
@@ -146,7 +147,7 @@ class Gpu(MeasureCommand):
     """Measure training and decoding on a GPU within minutes, without a network."""
 
     data: str | None = None
-    """A config file that names the text. Default: number words."""
+    """The config whose text is used. Default: number words."""
     minutes: float = 7.5
     """Time limit for the whole command."""
     toy: bool = False

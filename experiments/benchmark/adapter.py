@@ -1,7 +1,7 @@
-"""Workers of this project: its train step and its search, as a user runs them.
+"""Workers of this project: its train step and its search, with the code that a user runs.
 
-External benchmarks call `train_step` and `decode`, and the project's own benchmark calls the
-functions below them.
+External benchmarks call `train_step` and `decode`. The project's own benchmark calls the functions
+below them.
 """
 
 import contextlib
@@ -112,7 +112,7 @@ def train_step(
 def decode(
     sizes: Mapping[str, Any], source: np.ndarray, beam_size: int, steps: int
 ) -> Callable[[], float]:
-    """Return a function that translates into exactly `steps` tokens and returns their mean number.
+    """Return a function that translates into `steps` tokens and returns their mean number.
 
     Args:
         sizes: see `make_config`; also vocab.
@@ -141,8 +141,9 @@ def decode(
 def suppress_eos(params: Params, layers: int) -> Params:
     """Return parameters under which no translation ends early.
 
-    The output of the last layer normalization sums to the sum of its biases. With biases of one and
-    an end-token embedding of -100 everywhere, the end token always has the logit -100 d_model.
+    The elements of a layer normalization's output sum to the sum of its biases if its scales are
+    one. With biases of one and an end-token embedding whose elements are all -100, the end token
+    always has the logit -100 d_model.
     """
     changed: Any = jax.tree.map(jnp.asarray, params)
     table = changed["embedding"]["table"]
@@ -152,7 +153,7 @@ def suppress_eos(params: Params, layers: int) -> Params:
     return changed
 
 
-# The functions below make workloads for `worker`, from a task as plain data.
+# Each function below makes a workload for `worker` from a task, which is plain data.
 
 
 def describe_device(dtype: str, **more: Any) -> dict[str, Any]:
@@ -257,7 +258,7 @@ def translate(task: Mapping[str, Any]) -> Workload:
 
 
 def pipeline(task: Mapping[str, Any]) -> Workload:
-    """Train on the text of a config, batch after batch, like a run between two reports.
+    """Train on the text of a config, batch by batch, like a run between two reports.
 
     Args:
         task: a config as plain data; is_preloaded (train on preloaded full batches of the same
@@ -268,14 +269,14 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     prepared = prepare(config.data)
     sizes = prepared.vocabulary.sizes
     batches = prepared.batches(config.data.batch_tokens, config.train.seed)
-    # Measure the peak once. This function does not use the reports of the meter.
+    # Measure the peak FLOP/s once. This function does not use the reports of the meter.
     about = describe_device(
         config.model.dtype, shapes=len(batches.buckets), density=batches.density
     )
     meter = Meter(build_transformer(config.model, **sizes), about["peak_flops"], [])
     trainer = Trainer(config, **sizes, paused=meter.paused)
     kept = {shape[:3]: _random_batch(shape, **sizes) for shape in batches.buckets}
-    # Gather batches before timing starts, because gathering reveals their shapes.
+    # The shape of a batch is known only after it is gathered, so gather before timing starts.
     each = (batches[step] for step in range(task["steps"] if task["is_preloaded"] else 0))
     shape_of = [(*batch.source.shape, batch.target.shape[1]) for batch in each]
     about.update(parameters=trainer.parameters, batches_per_epoch=batches.per_epoch)

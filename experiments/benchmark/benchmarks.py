@@ -27,13 +27,13 @@ from transformer_jax.training.flops import step_flops
 
 TRAINERS = ("ours", "torch", "torch-compiled")
 DECODERS = ("ours", "ctranslate2", "hf")
-# Sentence lengths of equal work.
+# Sentence lengths that are compared at the same number of tokens.
 LENGTHS = (128, 256, 512, 1024, 2048)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure any benchmark."""
+    """Settings that apply to every benchmark."""
 
     rounds: int = 9
     steps: int = 1
@@ -103,11 +103,11 @@ def train(
 
     Args:
         name: the name of the benchmark.
-        sizes: of the model, and of the batch unless `batches` is given.
+        sizes: the sizes of the model, and of the batch unless `batches` is given.
         settings: how to measure.
         only: workers, separated by commas.
         usual: workers to run if `only` is None.
-        references: candidates for the reference; the first that ran is used.
+        references: candidates for the reference; the first one that ran is used.
         batches: real batches; each round uses `settings.steps` of them.
         again: start this project's worker a second time at the end, to measure what the
             compilation cache saves.
@@ -259,7 +259,7 @@ def pipeline(config: Config, settings: Settings) -> Benchmark:
 
 
 def scaling(sizes: Sizes, settings: Settings, lengths: Sequence[int], tokens: int) -> Benchmark:
-    """Compare steps with the same number of tokens in longer and longer sentences."""
+    """Compare steps with the same number of tokens in sentences of increasing length."""
     with isolated_cache(settings) as (inside, folder):
         specs, flops = list[WorkerSpec](), dict[int, float]()
         for length in lengths:

@@ -1,4 +1,4 @@
-"""Compare two results: what became faster or slower, and what the spread explains."""
+"""Compare two results, and show which changes are larger than the spread."""
 
 import itertools
 from collections.abc import Sequence
@@ -32,10 +32,10 @@ def describe_change(ratio: Quartiles) -> str:
 
 
 def compare(before: Results, after: Results) -> str:
-    """Return a table of what both results contain, and notes about what only one contains.
+    """Return a table of the workers in both results, and notes about those in only one.
 
-    If both have the same reference, speeds are compared as ratios to it, because ratios do not
-    depend on other load. Otherwise absolute speeds are compared.
+    If both have the same reference, their speeds relative to it are compared, because ratios do not
+    depend on other load. Otherwise, absolute speeds are compared.
 
     Raises:
         UsageError: the results have nothing in common.

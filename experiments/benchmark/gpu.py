@@ -1,7 +1,7 @@
-"""All GPU benchmarks in one command, within a few minutes.
+"""Run all GPU benchmarks in one command, within a few minutes.
 
 Benchmarks run in order of importance, and the result lists those for which there was no time. The
-workers of a benchmark compile at the same time, so their first calls take longer than alone.
+workers of a benchmark compile at the same time, so their first calls take longer than usual.
 """
 
 import time
@@ -23,7 +23,7 @@ from transformer_jax.errors import UsageError
 
 # Several workers share one device.
 SHARE = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}
-# Seconds that a benchmark needs at least.
+# The minimum time that a benchmark needs, in seconds.
 LEAST = 45.0
 
 
@@ -34,11 +34,11 @@ class Amount:
     base: Sizes
     big: Sizes
     tokens: int
-    """Target tokens per train step, at least, on average."""
+    """Minimum average number of target tokens per train step."""
     batches: int
     """Batches per round."""
     shapes: int
-    """Distinct shapes among the batches."""
+    """Maximum number of distinct shapes among the batches."""
     sentences: int
     rounds: int
     trainers: tuple[str, ...]
@@ -87,7 +87,7 @@ def gpu(
     """Measure training and decoding. Return the benchmarks, and those for which there was no time.
 
     Args:
-        config: names the text.
+        config: the config whose text is used.
         amount: the amount of work.
         settings: how to measure.
         seconds: the time limit.
@@ -128,7 +128,7 @@ def gpu(
             work=work,
         )
 
-    # The share of the remaining time that each may take.
+    # Each benchmark may take this share of the remaining time.
     plan: dict[str, tuple[float, Callable[[str, Settings], Benchmark]]] = {
         "train base": (0.38, training(amount.base)),
         "train big": (0.55, training(amount.big)),
@@ -164,7 +164,8 @@ def check_gpu_is_available(settings: Settings) -> None:
     Raises:
         UsageError: JAX finds only a CPU.
     """
-    outcome = replace(settings, rounds=0).run([WorkerSpec("device", {"maker": "adapter.report_device"})])
+    spec = WorkerSpec("device", {"maker": "adapter.report_device"})
+    outcome = replace(settings, rounds=0).run([spec])
     why = outcome.skipped.get("device")
     if why is None and outcome.workers["device"].startup.facts["platform"] == "cpu":
         why = "JAX finds only a CPU"

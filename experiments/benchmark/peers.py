@@ -15,11 +15,11 @@ import numpy as np
 
 from experiments.benchmark.worker import RunResult, Workload, resident_bytes
 
-# The values of `transformer_jax.special_tokens`, which not every environment can import.
+# These are the values of `transformer_jax.special_tokens`, which not every environment can import.
 PAD, BOS, EOS = 0, 1, 2
 DROPOUT = 0.1
 SMOOTHING = 0.1
-# Sentences per batch; a GPU needs more.
+# Number of sentences per batch. A GPU needs more.
 ROWS = {"cpu": 32, "cuda": 128}
 
 

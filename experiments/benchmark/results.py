@@ -61,7 +61,7 @@ class Benchmark:
     """A description of the work."""
     measurements: dict[str, Measurement]
     reference: str | None = None
-    """The worker that the others are compared with; None if only one worker ran."""
+    """The worker with which the others are compared; None if only one worker ran."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Workers that did not run, and the reason for each."""
     notes: list[str] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Results:
         """Return the results that `to_dict` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: the data has another form.
+            KeyError, TypeError, ValueError: the data has a different form.
         """
         content = dict(data)
         if content.pop("format") != FORMAT:
@@ -157,7 +157,7 @@ class Results:
             DataError: the file does not contain results.
             StorageError: the file cannot be read.
         """
-        # Path.is_file raises an error if the name is too long.
+        # Path.is_file would raise an error if the name is too long.
         if not os.path.isfile(path):  # noqa: PTH113
             raise UsageError(f"no such file: {path}")
         try:
@@ -218,14 +218,14 @@ def summarize(
         work: a description of the work.
         references: candidates for the reference; the first that ran is used.
         flops: FLOPs per unit, from `training.flops`.
-        notes: lines that a reader needs.
+        notes: explanations to print below the table.
     """
     measurements = {
         key: Measurement(worker.startup.first_seconds, worker.startup.facts, worker.process.samples)
         for key, worker in rounds.workers.items()
         if worker.process.samples
     }
-    # Only the JAX worker measures the peak, and all workers use the same device.
+    # Only the JAX worker measures the peak FLOP/s, and all workers use the same device.
     peaks = [one.facts["peak_flops"] for one in measurements.values() if "peak_flops" in one.facts]
     for one in measurements.values():
         if flops and peaks:

@@ -1,7 +1,7 @@
 """Interleaved rounds of workers: A B C, C B A, A B C, ...
 
-Other load on the machine then affects all workers equally. The ratio of two samples of the same
-round is what counts.
+With this order, other load on the machine affects all workers equally. Results are ratios of two
+samples from the same round.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from typing import Any, NamedTuple, Self
 
 from experiments.benchmark.worker import PACKAGE, Sample, Startup
 
-# Seconds that a run may exceed the time limit.
+# The number of seconds by which a run may exceed the time limit.
 GRACE = 20.0
 ROOT = Path(__file__).parents[2]
 
 
 class WorkerFailedError(Exception):
-    """A worker cannot run, or failed; the message gives the reason."""
+    """A worker cannot run or has failed. The message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class WorkerProcess:
                 text=True,
                 encoding="utf-8",
                 env={k: v for k, v in environment.items() if v is not None},
-                # A session of its own, so that `close` also ends processes that compilers start.
+                # Start a new session, so that `close` also ends processes that compilers start.
                 start_new_session=True,
             )
         except OSError as error:
@@ -130,7 +130,7 @@ class WorkerProcess:
         self._process.wait()
         self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout, self._stderr):
-            # A process that is gone no longer reads what is buffered.
+            # If the process is gone, flushing the buffer on close fails.
             with contextlib.suppress(BrokenPipeError):
                 if pipe is not None:
                     pipe.close()

@@ -1,7 +1,7 @@
 """A worker: a process that prepares one workload, and runs it on request.
 
 The worker reads its task as one line of JSON from standard input, and answers with one line when it
-is ready. After that, each input line holds a number of steps, and each output line holds a sample.
+is ready. After that, each input line has a number of steps, and each output line has a sample.
 This module imports only the standard library, because a worker may run in another environment.
 """
 

@@ -1,4 +1,4 @@
-"""Workloads: model sizes, and batches that are equal for all workers."""
+"""Workloads: model sizes, and batches that all workers share."""
 
 import dataclasses
 import itertools
@@ -81,7 +81,7 @@ def random_tokens(rng: np.random.Generator, vocab: int, *shape: int) -> np.ndarr
 
 
 def full_batch(sizes: Sizes) -> Batch:
-    """Return a batch without padding, equal in every call."""
+    """Return a batch without padding. Every call returns the same batch."""
     rng = np.random.default_rng(0)
     source = random_tokens(rng, sizes.vocab, sizes.batch, sizes.src)
     return Batch(source, random_tokens(rng, sizes.vocab, sizes.batch, sizes.tgt))
@@ -103,10 +103,10 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
     """Return real batches of the shapes that hold most of the tokens of a text.
 
     Args:
-        config: names the text.
-        tokens: target tokens per batch, at least, on average, if the text has that many.
-        shapes: the largest number of shapes; each is compiled.
-        count: the largest number of batches.
+        config: the config whose text is used.
+        tokens: the minimum average number of target tokens per batch, if the text has that many.
+        shapes: the maximum number of shapes; each is compiled.
+        count: the maximum number of batches.
     """
     from transformer_jax.data.prepare import prepare
 
@@ -118,7 +118,7 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
         mean = sum(map(count_target_tokens, selected)) / len(selected)
         if mean >= tokens or batches.per_epoch == len(batches.buckets):
             return selected
-        # Batches are planned by positions, and some positions are padding.
+        # `batch_tokens` counts positions, and some positions are padding, so increase it.
         room = round(room * min(2.0, 1.01 * tokens / mean)) + 1
 
 

@@ -40,7 +40,7 @@ LEARNED = BASE.change(model={"positions": "learned"})
 SWEEP = {
     "sinusoidal": Row(BASE),
     "clamped": Row(LEARNED.change(model={"max_positions": L, "out_of_range_positions": "clamp"})),
-    # The table has 4 L positions. Training never updates those past L.
+    # The table has 4 L positions. Training never updates those beyond L.
     "untrained": Row(LEARNED),
     "concatenated": Row(BASE.change(model={"positions": "concatenated_sinusoidal"})),
     "alibi": Row(BASE.change(model={"positions": "alibi"})),

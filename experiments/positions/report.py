@@ -1,4 +1,4 @@
-"""The study as a figure and as tables."""
+"""Render the study as a figure and as tables."""
 
 import csv
 import io
@@ -35,7 +35,7 @@ def draw_figure(study: Study) -> Figure:
     """Plot perplexity and the other score by length, one curve for each scheme.
 
     Error bars show one standard deviation over seeds. A point is in the middle of its bucket, with
-    the number of sentences above it. The broken vertical line is L.
+    the number of sentences above it. The dashed vertical line is L.
     """
     drawing = Figure(figsize=(11, 4.8), layout="constrained")
     names: tuple[Score, ...] = ("perplexity", study.metric)
@@ -133,7 +133,7 @@ def to_markdown(study: Study) -> str:
 
 
 def footnotes(study: Study) -> Sequence[str]:
-    """Return how to read the tables, and what is missing from them."""
+    """Return notes on how to read the tables, and on what is missing from them."""
     notes = [
         f"Training sentences have at most L = {study.max_training_length} tokens, EOS included. A "
         "bucket has the sentences whose longer side, source or target, has a length in its range.",

@@ -3,9 +3,9 @@
     transformer-jax sweep experiments/positions/short_numbers.py --seeds 3
     python -m experiments.positions sweeps/short_numbers
 
-Like number_words, but each number has one to six digits. Training therefore sees a few lines with
-up to eight numbers within L = 30 tokens, so most longer lines differ from training in their length
-and not in their count of numbers.
+This sweep is like number_words, but each number has one to six digits. Training therefore includes
+some lines with up to eight numbers within L = 30 tokens. Most longer lines differ from the training
+lines in length, not in how many numbers they have.
 """
 
 from experiments.positions.number_words import SWEEP as NUMBER_WORDS

@@ -1,8 +1,8 @@
-"""Scores by sentence length: how do the runs of a sweep translate longer sentences than they saw?
+"""Score the runs of a sweep by sentence length, also beyond the lengths that they trained on.
 
 The scores come from the files that `evaluate` saved: `sentences.csv`, `hypothesis.txt`, and
 `reference.txt`. L is the longest training sentence in tokens, EOS included (data.max_length). Each
-row of the sweep is a scheme of positions.
+row of the sweep is a position scheme.
 """
 
 import csv
@@ -22,7 +22,7 @@ from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.results import SeedStatistics
 from transformer_jax.sweeps.status import read_status
 
-# A bucket with fewer sentences has no scores.
+# The minimum number of sentences in a bucket.
 MIN_SENTENCES = 20
 # The upper ends of the buckets, in multiples of L.
 ENDS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
@@ -78,7 +78,7 @@ class Study:
     curves: Mapping[str, Curve]
     """By scheme; schemes without a finished run are left out."""
     missing: Sequence[str]
-    """The runs and the sentences without scores, each with the reason."""
+    """Descriptions of the runs and the sentences without scores, with the reason for each."""
 
 
 def score_by_length(sweep: Sweep) -> Study:

@@ -18,7 +18,7 @@ MIN_WORDS = 4
 
 
 def main() -> None:
-    """Print the sentences, numbered, with their places if `--places` is given."""
+    """Print numbered sentences, with their files and lines if `--places` is given."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=80)

@@ -14,13 +14,13 @@ from transformer_jax.data.number_words import NumberWords
 from transformer_jax.data.splits import SPLITS
 
 LABELS = re.compile(r"\d+ (s|min)\b|needs (a GPU|a TPU|hours|Slurm|the network|minutes)\b")
-# These commands would run the tests again, or need an environment besides that of the tests.
+# These commands would run the tests again, or need an environment other than that of the tests.
 RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
 CHEAP = sorted({c.text for page in GUIDES for c in commands(page) if c.is_cheap} - {*RECURSIVE})
 
 
 def make_clone(folder: Path) -> Path:
-    """Copy the files under version control, and link this environment as the copy's own."""
+    """Copy the files under version control, and link this environment into the copy."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -34,7 +34,7 @@ def make_clone(folder: Path) -> Path:
             shutil.copy2(ROOT / path, folder / path)
     (folder / ".venv").unlink(missing_ok=True)
     (folder / ".venv").symlink_to(sys.prefix)
-    # The pages call a reader's own text train.en, train.de, and so on.
+    # In the pages, a reader's text is in train.en, train.de, and so on.
     for split in SPLITS:
         pairs = NumberWords(400).read(split)
         for language, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
@@ -53,7 +53,7 @@ def run(command: Command, clone: Path) -> str:
         (clone / command.path).parent.mkdir(parents=True, exist_ok=True)
         (clone / command.path).write_text(command.text, "utf-8")
         return ""
-    # The shell of a user sets none of the tests' variables, except for the cache.
+    # A user's shell does not set the tests' variables. Keep only the one of the cache.
     hidden = ("JAX_", "PYTEST_", "PYTHONPATH", "XLA_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     if command.language == "python":
@@ -72,7 +72,7 @@ def test_every_command_has_a_label(page: Path) -> None:
 
 
 def is_set_up_by_make() -> bool:
-    """Return whether `make` would leave this environment as it is."""
+    """Return whether `make` would leave this environment unchanged."""
     installed = Path(sys.prefix) / "installed"
     project = ROOT / "pyproject.toml"
     return installed.exists() and installed.stat().st_mtime >= project.stat().st_mtime
@@ -103,13 +103,11 @@ ALONE = tuple((page,) for page in GUIDES if page not in USE_DEMO and remaining(p
 @needs_environment
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("pages", [USE_DEMO, *ALONE], ids=lambda pages: name(pages[0]))
-def test_the_commands_of_a_page_work_one_after_the_other(
-    pages: tuple[Path, ...], tmp_path: Path
-) -> None:
+def test_the_commands_of_a_page_work_in_order(pages: tuple[Path, ...], tmp_path: Path) -> None:
     folder = make_clone(tmp_path)
     distinct = {command.text: command for page in pages for command in remaining(page)}
     outputs = {text: run(command, folder) for text, command in distinct.items()}
     if "make demo" in outputs:
-        # The last figure is the score of the held-out lines; those before it show progress.
+        # The last number is the score of the held-out lines. Earlier numbers show progress.
         *_, exact = re.findall(r"exact +([0-9.]+)%", outputs["make demo"])
         assert float(exact) >= 98

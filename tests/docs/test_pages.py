@@ -1,4 +1,4 @@
-"""Every Markdown page renders on GitHub as it is meant to."""
+"""Every Markdown page renders correctly on GitHub."""
 
 import re
 from itertools import pairwise
@@ -20,7 +20,7 @@ def parse(page: Path) -> list[Token]:
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """Return the source lines of each table, without the line between header and body."""
+    """Return the lines of each table, without the line between header and body."""
     lines = text.splitlines()
     tables = [token.map for token in GITHUB.parse(text) if token.type == "table_open"]
     return [
@@ -30,7 +30,7 @@ def table_rows(text: str) -> list[list[str]]:
 
 
 def cell_count(row: str) -> int:
-    """Count cells as GitHub does: a pipe ends a cell, also inside a code span, unless escaped."""
+    """Count cells as GitHub does: an unescaped pipe ends a cell, even inside a code span."""
     return len(CELL_BORDER.findall(row.strip().strip("|"))) + 1
 
 

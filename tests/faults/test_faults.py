@@ -1,4 +1,4 @@
-"""A run that is killed, interrupted, or damaged ends in the bits of an undisturbed run."""
+"""A run that is killed, interrupted, or damaged ends with the same bits as an undisturbed run."""
 
 import dataclasses
 import json
@@ -23,7 +23,8 @@ from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.run_directory import RunDirectory
 
 TESTS = Path(__file__).parents[1]
-# The run has dropout, gradient accumulation, the peak of the learning rate, and the ends of epochs.
+# The run includes dropout, gradient accumulation, the peak of the learning rate, and the ends of
+# epochs.
 CONFIG = SMALL.change(
     train={
         "steps": 60,
@@ -41,7 +42,7 @@ NUM_KILLS = int(os.environ.get("TRANSFORMER_JAX_KILLS", "50"))
 
 @dataclasses.dataclass
 class Zygote:
-    """Starts training processes that cost no imports; see `zygote.py`."""
+    """Starts training processes without the cost of imports; see `zygote.py`."""
 
     process: subprocess.Popen[str]
     folder: Path
@@ -55,7 +56,7 @@ class Zygote:
         return int(self.process.stdout.readline())
 
     def start(self, *arguments: str, die: str | None = None) -> int:
-        """Start a command line, which dies at one of `MOMENTS`; return the process id."""
+        """Start a command line, which may die at one of `MOMENTS`; return the process id."""
         return self.request({"arguments": arguments, "log": str(self.folder / "log"), "die": die})
 
     def train(self, path: Path, die: str | None = None) -> int:
@@ -76,7 +77,7 @@ class Zygote:
         return text
 
     def finish(self, path: Path) -> None:
-        """Resume a run and check that it ends."""
+        """Start or resume a run, and check that it ends successfully."""
         self.read_log()
         exit_code = self.wait(self.train(path))
         assert exit_code == 0, self.read_log()
@@ -106,7 +107,7 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 
 @pytest.fixture(scope="module")
 def undisturbed(zygote: Zygote) -> Path:
-    """A run that nothing disturbed."""
+    """The path of an undisturbed run."""
     path = zygote.folder / "undisturbed"
     zygote.finish(path)
     return path
@@ -137,7 +138,7 @@ def events_of(path: Path) -> list[tuple[str, int]]:
     return [(tag, e.step) for tag in events.Tags()["tensors"] for e in events.Tensors(tag)]
 
 
-# In the fast set, the next test kills a run once.
+# Among the fast tests, the next one kills a run once.
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
     zygote: Zygote, undisturbed: Path
@@ -149,7 +150,7 @@ def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
         path = zygote.folder / f"killed-{num_kills}-{num_runs}"
         for _ in range(min(5, num_kills - num_killed)):
             pid = zygote.train(path)
-            # The range reaches from the end of the imports into the training.
+            # The delay ends at a random moment between the end of the imports and late training.
             time.sleep(rng.uniform(0, 6))
             os.kill(pid, signal.SIGKILL)
             num_killed += zygote.wait(pid) == -signal.SIGKILL
@@ -200,14 +201,14 @@ def test_a_signal_at_any_time_loses_no_step(
     for _ in range(num_signals):
         zygote.read_log()
         pid = zygote.train(path)
-        # Before a process holds the run, there is nothing to resume.
+        # Before a process locks the run, there is nothing to resume.
         while not describe_holder(path):
             time.sleep(0.05)
         time.sleep(rng.uniform(0, 4))
         os.kill(pid, number)
         exit_code = zygote.wait(pid)
         if exit_code == 0:
-            # The run ended before the signal. Begin another one.
+            # The run ended before the signal. Start another one.
             assert_equal(path, undisturbed)
             shutil.rmtree(path)
             continue
@@ -260,7 +261,7 @@ def test_if_several_processes_start_at_once_one_trains_and_the_others_report_it(
         assert sorted(exit_codes) == [0, *[2] * (count - 1)], log
         messages = [line for line in log.splitlines() if line.startswith("transformer-jax: ")]
         assert len(messages) == count - 1
-        # Between its creation and its lock a run exists, but nobody trains it.
+        # After its creation and before its lock, a run exists, but no process trains it.
         known = ("is being trained by", "already exists")
         assert all(any(text in message for text in known) for message in messages), messages
     assert_same(state_of(path), state_of(undisturbed))

@@ -9,12 +9,12 @@ from training_runs import train
 
 @pytest.fixture(scope="session")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of eight steps without an interruption."""
+    """The path of an uninterrupted run of eight steps."""
     return train(SMALL, tmp_path_factory.mktemp("runs") / "whole")
 
 
 @pytest.fixture(scope="session")
 def half_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the first four of these steps."""
+    """The path of a run of the first four of these steps."""
     config = SMALL.change(train={"steps": 4})
     return train(config, tmp_path_factory.mktemp("runs") / "half")

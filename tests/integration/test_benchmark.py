@@ -1,4 +1,4 @@
-"""The benchmark at toy size: its numbers are what they say, and nothing that is wrong is hidden."""
+"""At toy size, the benchmark reports what it measured, and each worker that failed."""
 
 import dataclasses
 import json
@@ -45,15 +45,15 @@ def results(ours: Sequence[float], torch: Sequence[float], **more: Any) -> Resul
     return Results.collect("train", [part])
 
 
-def test_a_ratio_is_of_two_turns_of_one_round() -> None:
+def test_a_ratio_compares_two_samples_of_the_same_round() -> None:
     [part] = results([1.0, 2.0, 8.0, 4.0], [2.0, 2.0, 4.0, 2.0]).benchmarks
-    # So many times as fast as the other, in each round; the middle two are 0.5 and 1.
+    # The ratio is the speed relative to torch in each round.
     assert part.ratios("ours") == [2.0, 1.0, 0.5, 0.5]
     assert part.ratios("torch") == [1.0] * 4
     assert part.cpu_ratios("ours") == [2.0, 1.0, 0.5, 0.5]
     found = quartiles(part.ratios("ours"))
     assert (found.median, found.low, found.high) == (0.75, 0.5, 1.25)
-    # A machine that is half as fast in one round changes no ratio.
+    # If the machine is half as fast in one round, ratios do not change.
     [other] = results([1.0, 4.0, 8.0, 4.0], [2.0, 4.0, 4.0, 2.0]).benchmarks
     assert other.ratios("ours") == part.ratios("ours")
 
@@ -70,7 +70,7 @@ def test_one_round_has_no_spread() -> None:
     assert quartiles([3.0]) == (3.0, 3.0, 3.0)
 
 
-def test_a_comparison_weighs_every_round_before_with_every_round_after() -> None:
+def test_a_comparison_uses_every_pair_of_rounds_before_and_after() -> None:
     before, after = [1.0, 2.0, 4.0], [2.0, 6.0]
     every = sorted([2.0, 1.0, 0.5, 6.0, 3.0, 1.5])
     found = all_ratios(before, after)
@@ -90,7 +90,7 @@ def test_a_difference_within_the_spread_is_not_reported_as_a_change(
     ours: list[float], printed: str
 ) -> None:
     before = results([1.0, 1.1, 0.9], [1.0, 1.0, 1.0])
-    # Half as fast a machine, which says nothing of this project.
+    # The second machine is half as fast, which is not a change of this project.
     after = results([2 * x for x in ours], [2.0, 2.0, 2.0])
     line = next(x for x in compare(before, after).splitlines() if "speed relative to torch" in x)
     assert line.rstrip(" |").endswith(printed)
@@ -109,7 +109,7 @@ def test_only_the_same_work_is_compared() -> None:
     assert "different machine: cores" in compare(before, moved)
 
 
-def test_results_come_back_from_json_as_they_were(tmp_path: Path) -> None:
+def test_results_do_not_change_when_stored_as_json(tmp_path: Path) -> None:
     found = results([1.0, 2.0], [2.0, 2.0])
     part = dataclasses.replace(found.benchmarks[0], skipped={"hf": "no module"}, notes=["a remark"])
     found = dataclasses.replace(found, benchmarks=[part], skipped=["train big: 3 s were left"])
@@ -142,7 +142,7 @@ def test_results_come_back_from_json_as_they_were(tmp_path: Path) -> None:
         lambda data: data.update(parts=[None]),
     ],
 )
-def test_a_damaged_result_file_is_one_line(
+def test_a_damaged_result_file_is_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any
 ) -> None:
     good = results([1.0, 2.0], [2.0, 2.0]).store(tmp_path)
@@ -156,7 +156,9 @@ def test_a_damaged_result_file_is_one_line(
     assert f"{bad} is not a result file" in shown.err
 
 
-def test_every_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_reported_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     garbage = tmp_path / "garbage.json"
     garbage.write_bytes(b"\xff" * 10)
     cases = [
@@ -183,7 +185,7 @@ def test_every_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_worker_that_cannot_run_is_skipped_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # This Python has none of the libraries: -S hides what is installed, and exits where asked to.
+    # This Python cannot import the libraries, because -S hides installed packages.
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     bare.chmod(0o755)
@@ -257,7 +259,7 @@ def test_our_workers_train_and_translate_their_task(tmp_path: Path) -> None:
     workload = adapter.train(task)
     first, later = workload.run(2), workload.run(40)
     assert (first.units, later.units) == (2 * 4 * 5, 40 * 4 * 5)
-    # It learns; a random guess of 50 pieces costs log 50 = 3.9.
+    # The model learns. A uniform guess over 50 tokens has the loss log 50 = 3.9.
     assert later.value != first.value
     assert 2 < later.value < 6
     assert workload.facts["parameters"] > 1000
@@ -266,7 +268,7 @@ def test_our_workers_train_and_translate_their_task(tmp_path: Path) -> None:
     data = {"sizes": task["sizes"], "sources": sources, "beam_size": 2, "extra": 3}
     found = adapter.translate(data).run(1)
     assert found.units == 5
-    # Each takes all its steps: its source's pieces and three more.
+    # Each translation has the maximum length: that of its source, plus three tokens.
     assert found.value == np.mean([len(source) + 3 for source in sources])
 
 
@@ -279,15 +281,13 @@ def test_external_benchmarks_can_call_train_step_and_decode() -> None:
     assert adapter.decode(sizes, batch.source, 2, 9)() == 9
 
 
-def test_the_pipeline_workload_uses_the_batches_of_a_run_and_preloaded_ones_have_equal_shapes() -> (
-    None
-):
+def test_pipeline_batches_are_those_of_a_run_and_preloaded_batches_have_the_same_shapes() -> None:
     batches = prepare(SMALL.data).batches(SMALL.data.batch_tokens, SMALL.train.seed)
     task = {"config": SMALL.to_dict(), "steps": batches.per_epoch + 2}
     real = adapter.pipeline({**task, "is_preloaded": False})
     kept = adapter.pipeline({**task, "is_preloaded": True})
     assert real.cycle == kept.cycle == len(batches.buckets) == real.facts["shapes"]
-    # Each shape comes in the first call, which needs no text.
+    # The first call runs every shape once, on random batches.
     assert real.run(real.cycle).units == kept.run(kept.cycle).units
     for steps in ([0], [1, 2], list(range(3, batches.per_epoch + 2))):
         some = [batches[step] for step in steps]
@@ -334,7 +334,7 @@ def test_scaling_reports_cost_next_to_model_flops() -> None:
 def test_the_gpu_command_runs_at_toy_size_on_a_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Only what is always there: peers are tried where their libraries are.
+    # Run only our worker, because the other libraries may not be installed.
     monkeypatch.setattr(on_gpu, "TOY", dataclasses.replace(on_gpu.TOY, trainers=("ours",)))
     python = ["--torch-python", str(tmp_path / "none")]
     assert main(["gpu", "--toy", "--out", str(tmp_path), *python]) == 0
@@ -371,7 +371,7 @@ def test_the_gpu_command_lists_benchmarks_without_time() -> None:
     ]
 
 
-def test_the_gpu_command_without_a_gpu_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gpu_command_without_a_gpu_prints_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpu"]) == UsageError.exit_code
     assert "no GPU found: JAX finds only a CPU" in capsys.readouterr().err
 
@@ -387,6 +387,6 @@ def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
     torch = peers.train({**task, "is_compiled": False})
     ours = adapter.train(task)
     assert torch.run(1).units == ours.run(1).units
-    # All they differ in: a layer normalisation after each stack, and biases of attention.
+    # The models differ only in a layer normalization after each stack and in attention biases.
     more = 2 * 2 * 16 + 3 * 4 * 16
     assert torch.facts["parameters"] == ours.facts["parameters"] + more

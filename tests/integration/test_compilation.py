@@ -58,14 +58,14 @@ def test_a_step_is_compiled_once_for_each_shape_and_later_epochs_compile_nothing
     epochs = train_epochs(components)
     compiled = compiled_by(lambda: next(epochs), caplog)
     assert compiled.count("jit(train_step)") == num_shapes, compiled
-    # From here on no shape is new. Between two steps nothing else may be compiled either, and
-    # nothing may move between host and device unless the code asks for it.
+    # From here on, no shape is new, so nothing may be compiled. The guard raises an error if data
+    # moves between host and device without an explicit transfer.
     with jax.transfer_guard("disallow"):
         assert compiled_by(lambda: next(epochs), caplog) == []
-        # The guard works.
+        # Check that the guard works.
         with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device"):
             jax.jit(jnp.negative)(np.ones(3))
-    # The log shows compilations.
+    # Check that the log shows compilations.
     assert compiled_by(lambda: jax.jit(lambda x: x + 3)(1), caplog)
 
 
@@ -107,7 +107,7 @@ def test_runs_of_all_seeds_share_their_train_steps(
 def test_whole_and_resumed_runs_of_all_seeds_share_their_programs(
     tmp_path: Path, cached_programs: Callable[[], set[str]]
 ) -> None:
-    # Train one epoch, so that each run meets each shape.
+    # Train one epoch, so that each run uses every shape.
     config = SMALL.change(train={"steps": 4})
     train(config, tmp_path / "one")
     first = cached_programs()
@@ -115,6 +115,6 @@ def test_whole_and_resumed_runs_of_all_seeds_share_their_programs(
     train(config.change(train={"seed": 1}), tmp_path / "two")
     assert cached_programs() == first
     train(config.change(train={"seed": 2, "steps": 1}), tmp_path / "three")
-    # To restore a state takes other programs than to initialize it, but the steps are the same.
+    # Restoring a state and initializing it need different programs, but the steps are the same.
     resume(tmp_path / "three", train={"steps": 4})
     assert {name for name in cached_programs() - first if "train_step" in name} == set()

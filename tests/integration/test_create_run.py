@@ -1,4 +1,4 @@
-"""A new run may start with the parameters of another; its folder is complete or absent."""
+"""A new run may start with the parameters of another. Its folder is either complete or absent."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Full and read-only disks, options that must not change results, and memory over long runs."""
+"""Runs survive full disks, and neither reports nor long training change results or memory use."""
 
 import json
 import os
@@ -51,7 +51,8 @@ def test_reports_and_checkpoints_change_no_bit(
 
 @pytest.mark.slow
 def test_a_run_can_end_and_resume_after_every_step(whole_run: Path, tmp_path: Path) -> None:
-    # The end of an epoch, the peak of the learning rate, and both kinds of checkpoint are in it.
+    # These steps include the end of an epoch, the peak of the learning rate, and both kinds of
+    # checkpoint.
     path = train(SMALL.change(train={"steps": 1}), tmp_path / "run")
     for step in range(2, 9):
         resume(path, train={"steps": step})
@@ -66,7 +67,7 @@ def mount(disk: Path, options: str) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of two megabytes, if this user may mount one."""
+    """The path of a disk of two megabytes; skip the test if this user may not mount one."""
     path = tmp_path / "disk"
     path.mkdir()
     mount(path, "size=2m")
@@ -74,7 +75,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-def test_a_full_disk_ends_a_run_with_74_and_the_run_resumes_when_there_is_room(
+def test_a_full_disk_ends_a_run_with_74_and_the_run_resumes_when_space_is_free(
     whole_run: Path, half_run: Path, disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path(shutil.copytree(half_run, disk / "run"))
@@ -198,7 +199,8 @@ def test_a_long_run_uses_no_more_memory_and_compiles_each_shape_once(
     assert done.returncode == 0, done.stderr
     training, translation, num_compiled, num_shapes = json.loads(done.stdout.splitlines()[-1])
     assert num_compiled == num_shapes > 1
-    # Compare in megabytes after the warm-up: two tenths of the steps, one of the translations.
+    # Compare memory in megabytes after a warm-up of two tenths of the steps and one tenth of the
+    # translations.
     assert training[-1] - np.median(training[1:3]) < 50
     assert translation[-1] - translation[1] < 50
 

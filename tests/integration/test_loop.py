@@ -48,7 +48,7 @@ def test_an_interrupted_run_resumes_to_the_bits_of_an_uninterrupted_run(
 
 @pytest.mark.slow
 def test_the_same_command_gives_the_same_bits(whole_run: Path, tmp_path: Path) -> None:
-    # In the fast set, `test_a_trace_changes_no_bit` says more.
+    # Among the fast tests, `test_a_trace_changes_no_bit` also checks this.
     path = train(SMALL, tmp_path / "again")
     assert_same(state_of(path), state_of(whole_run))
     assert metrics_of(path) == metrics_of(whole_run)
@@ -65,7 +65,7 @@ def test_a_run_that_ended_off_schedule_and_is_extended_equals_one_long_run(
     assert RunDirectory.open(path).config == RunDirectory.open(whole_run).config
 
 
-def test_a_killed_run_drops_the_reports_that_come_again(
+def test_a_killed_run_drops_the_reports_that_it_repeats(
     whole_run: Path, half_run: Path, tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(half_run, tmp_path / "run"))
@@ -143,7 +143,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
     # Nothing differs before the first skipped step.
     assert reports[0] == usual[0]
     assert reports[2]["perplexity"] != usual[2]["perplexity"]
-    # A skipped step is no update, so the learning rate grows later.
+    # A skipped step does not count as an update, so the learning rate grows later.
     assert reports[1]["learning_rate"] < usual[1]["learning_rate"]
     # Resume from step 4, as if the newest checkpoint had never been written.
     resumed = Path(shutil.copytree(path, tmp_path / "resumed"))
@@ -153,7 +153,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
     assert metrics_of(resumed) == metrics_of(path)
 
 
-# Without a report the loop knows a step's result two steps later, unless the run was resumed.
+# Between reports, the loop reads a step's result two steps later.
 @pytest.mark.parametrize(
     ("log_every", "last"), [(100, 16), pytest.param(1, 15, marks=pytest.mark.slow)]
 )
@@ -222,7 +222,7 @@ def dev_reports(path: Path) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_checkpoints_can_be_counted_in_epochs_and_translated_less_often(tmp_path: Path) -> None:
+def test_checkpoints_can_be_scheduled_in_epochs_and_translated_less_often(tmp_path: Path) -> None:
     per_epoch = {"checkpoint_unit": "epoch", "checkpoint_every": 1, "bleu_every": 2}
     folder = create_run(SMALL.change(train=per_epoch), tmp_path / "run", QUIET)
     epoch = build_run_components(folder).batches.per_epoch
@@ -242,7 +242,8 @@ def test_checkpoints_can_be_counted_in_epochs_and_translated_less_often(tmp_path
 def test_patience_ends_a_run_that_no_longer_improves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The best is step 2. Three worse steps follow, each better than the one before.
+    # The best perplexity is at step 2. The three after it are worse, although each improves on the
+    # previous one.
     perplexities = iter([9.0, 5.0, 7.0, 6.0, 5.5, 5.4, 5.3, 5.2])
     monkeypatch.setattr(evaluation, "perplexity", lambda _: next(perplexities))
     often = {"checkpoint_every": 1, "patience": 3, "keep_checkpoints": 1, "bleu_every": 100}

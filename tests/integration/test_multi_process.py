@@ -1,4 +1,4 @@
-"""Two processes train one run as one process with two devices does, and end together."""
+"""Two processes train a run as one process with two devices does, and they end together."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def wait_for_metrics(run: Path, processes: list[subprocess.Popen[str]]) -> None:
 
 @pytest.fixture(scope="module")
 def run_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two processes that nothing disturbed."""
+    """The path of an undisturbed run of two processes."""
     folder = tmp_path_factory.mktemp("processes")
     assert_success(start_two(folder, "train", "mine.py", "--out", "run"))
     return folder / "run"
@@ -122,7 +122,7 @@ def test_a_signal_to_one_process_ends_both_at_one_step_and_loses_nothing(
     assert_equal_runs(run_of_two, tmp_path / "run")
 
 
-# This code runs in both processes. In one of them it lets `fail` run in the named phase.
+# This code runs in both processes. In one of them, it calls `fail` in the named phase.
 FAILURE = f"""
 import os, signal, sys, time
 from pathlib import Path

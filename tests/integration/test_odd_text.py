@@ -1,4 +1,4 @@
-"""Random corpora through the real command: each is prepared and counted, or rejected by name.
+"""`prepare` on random corpora: it counts every pair, or rejects the corpus and names the file.
 
 For any content of the files, `prepare` ends in one of two ways: with exit code 0 and every pair
 kept or counted, or with exit code 65 and one line that names a faulty file and, if possible, the
@@ -20,7 +20,7 @@ from transformer_jax.data.number_words import NumberWords
 PAIRS = [(s.encode(), t.encode()) for s, t in NumberWords(300).read("train")]
 LONG = b"x" * 1_000_000
 
-# Lines that are dropped from the training set, and the reason that is counted for them.
+# Lines that are dropped from the training set, and the reason that `prepare` counts for each.
 DROPPED_LINES: list[tuple[bytes, str]] = [
     (b"", "empty"),
     (b"  ", "empty"),
@@ -61,7 +61,8 @@ class RandomCorpus:
                 self.files[name] = list(side)
         self.no_files: dict[str, str] = {}
         self.encoded: dict[str, bytes] = {}
-        # Parts of the possible error messages; the actual one contains all parts of one of them.
+        # Each tuple has parts of a possible error message. The actual message contains all parts
+        # of one tuple.
         self.faults: list[tuple[str, ...]] = []
         self.dropped: Counter[str] = Counter()
         for _ in range(rng.randrange(6)):
@@ -106,7 +107,7 @@ class RandomCorpus:
         self.faults.append((f"{self.names(split)[side]}, line ", "not UTF-8"))
 
     def break_sides(self) -> None:
-        """Give one file fewer lines than the other, more lines, or none."""
+        """Give one file fewer lines than the other, more lines, or no lines."""
         names = self.names(self.rng.choice(self.splits))
         name = self.rng.choice(names)
         lines = self.files[name]
@@ -211,7 +212,7 @@ def check(corpus: RandomCorpus, code: int, out: str, err: str) -> None:
 @pytest.mark.parametrize(
     "seeds", [range(40), pytest.param(range(40, 1240), marks=pytest.mark.slow)], ids=len
 )
-def test_any_corpus_is_prepared_and_counted_or_rejected_by_name(
+def test_any_corpus_is_prepared_and_counted_or_rejected_with_its_faulty_file(
     seeds: range,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""The study of positions reports what the evaluations of a sweep contain, on synthetic runs."""
+"""The positions study reports the scores in a sweep's evaluations, here of synthetic runs."""
 
 import csv
 import json
@@ -33,7 +33,7 @@ TEXT = {
     **dict.fromkeys(("train", "dev", "test"), ("a", "b")),
     "bleu_tokenizer": "none",
 }
-# Source lengths. Every fourth target has one more token, and is the longer side.
+# Source lengths by split. Every fourth target has one more token than its source.
 LENGTHS = {"dev": [2 + i % 14 for i in range(90)], "test": [3 + i % 20 for i in range(120)]}
 
 Sentence = tuple[int, int, float, str, str]
@@ -171,7 +171,7 @@ def test_the_command_writes_the_same_figure_and_tables_each_time(
     assert text.count("| none |") == text.count("| clamped |") == 2
     with (folder / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
-    # Two runs of two schemes and one of the third, with two scores each.
+    # Two schemes have two runs each, and the third has one. Each run has two scores.
     assert len(rows) == 5 * 2 * len(study.buckets)
     value = next(r["value"] for r in rows if r["row"] == "base" and r["score"] == "exact")
     assert float(value) == pytest.approx(exact.values[0], rel=1e-5)

@@ -1,4 +1,4 @@
-"""What a run accepts when it is resumed or loaded, and what it rejects."""
+"""A run that is resumed or loaded rejects a different config, text, or model."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.training.create_run import create_run
 
 
-def test_a_run_rejects_another_experiment_and_names_each_field(whole_run: Path) -> None:
+def test_a_run_rejects_another_config_and_names_each_changed_field(whole_run: Path) -> None:
     folder = RunDirectory.open(whole_run)
     other = folder.config.change(model={"dropout": 0.2}, train={"seed": 1, "steps": 9})
     with pytest.raises(ConfigError) as caught:
@@ -47,7 +47,7 @@ def copy_with_description(run: Path, copy: Path, section: str, **values: Any) ->
     return copy
 
 
-def test_a_run_rejects_other_text_than_it_began_with(whole_run: Path, tmp_path: Path) -> None:
+def test_a_run_rejects_text_that_differs_from_the_original(whole_run: Path, tmp_path: Path) -> None:
     copy = copy_with_description(whole_run, tmp_path / "copy", "data", fingerprint="0" * 64)
     with pytest.raises(DataError, match="not the text that the run began with"):
         resume(copy, train={"steps": 9})

@@ -1,4 +1,4 @@
-"""All shardings train as one device does, on any number of devices, in subprocesses."""
+"""Every sharding gives the results of one device, on any number of simulated devices."""
 
 import json
 import os
@@ -46,9 +46,9 @@ def run_program(*arguments: str, **environment: str) -> Any:
     ids=["8 devices", "1, 2, 4 and 8 devices"],
 )
 def distances(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Distances of shardings from one device, in float64, by dropout.
+    """Distances of each sharding from one device, in float64, by dropout.
 
-    No number of devices divides the 13 rows of a batch.
+    The devices cannot share the 13 rows of a batch equally.
     """
     return run_program("on_devices.py", "float64", *request.param)
 
@@ -58,13 +58,14 @@ def test_every_sharding_trains_as_one_device_does(distances: dict[str, Any]) -> 
     assert {name.split()[0] for name, _, _ in cases} == {"data", "fsdp", "pmap"}
     for name, distance, dropout in cases:
         if dropout != "0" and name.startswith("pmap") and name != "pmap 1":
-            # Under pmap each device draws different dropout masks.
+            # With pmap, each device draws different dropout masks.
             assert max(distance["metrics"]) > 1e-3, name
             continue
-        # Under data and fsdp, the dropout masks are those of one device too.
+        # With data and fsdp, the dropout masks are also those of one device.
         assert distance["params"] < 1e-9, name
-        # Adam hides a constant factor of the gradient, so compare its norm too. Most tokens are on
-        # the first device, and the last of eight has none, so a mean of means would differ.
+        # Adam hides a constant factor of the gradient, so also compare the gradient's norm. Most
+        # tokens are on the first device and the last of eight devices has none, so a mean of means
+        # would differ.
         assert max(distance["metrics"]) < 1e-9, name
 
 
@@ -188,13 +189,13 @@ def test_a_run_that_changes_devices_and_shardings_ends_as_one_that_does_not(
     one_device = train_on(1, tmp_path / "one", steps=10)
     path = tmp_path / "several"
     train_on(8, path, parallelism="pmap", steps=3)
-    # The number of rows is a multiple of eight, which three devices do not share evenly.
+    # The number of rows is a multiple of eight, which three devices cannot share equally.
     train_on(3, path, parallelism="fsdp", steps=5)
     with pytest.raises(subprocess.CalledProcessError) as caught:
         train_on(2, path, killed_at=9, parallelism="data", steps=10)
     assert caught.value.returncode == -signal.SIGKILL
     several = train_on(1, path, steps=10)
-    # The development set was also scored at each early end.
+    # Each early end also scored the development set. Ignore these scores.
     reports = {(line["step"], line["split"]) for line in one_device}
     several = [line for line in several if (line["step"], line["split"]) in reports]
     assert len(one_device) == len(several) > 0

@@ -1,4 +1,4 @@
-"""Slurm gets each unfinished run once, and a run that Slurm ends resumes from its checkpoint."""
+"""Each unfinished run is submitted to Slurm once, and resumes if Slurm ends it."""
 
 import json
 import os
@@ -45,7 +45,7 @@ CONFIG = """
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a simulated Slurm. The working directory has a sweep's config."""
+    """The folder of simulated Slurm commands. The working directory has a sweep's config."""
     folder, work = tmp_path / "cluster", tmp_path / "work"
     for path in (folder, work):
         path.mkdir()
@@ -102,7 +102,7 @@ def test_one_array_job_requests_the_resources_of_the_options(
         assert f"#SBATCH --{line}\n" in script
     assert "srun --unbuffered" in script
     assert " --cpus-per-task=6 " in script
-    # One seed of every row before the next.
+    # The first seed of every row comes before the second seed of any row.
     assert {name: status.job for name, status in statuses().items()} == {
         "base/seed-0": "70_0",
         "B/seed-0": "70_1",
@@ -129,7 +129,7 @@ def test_a_single_run_without_a_gpu_is_a_plain_job(
     assert "submitted job 70 (1 task)" in capsys.readouterr().out
 
 
-def test_only_runs_that_slurm_no_longer_has_are_submitted_again(
+def test_only_runs_that_slurm_has_dropped_are_submitted_again(
     cluster: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert submit_sweep() == 0
@@ -140,8 +140,8 @@ def test_only_runs_that_slurm_no_longer_has_are_submitted_again(
     assert submit_sweep() == 0
     assert "nothing to submit" in capsys.readouterr().out
     assert len(submissions(cluster)) == 1
-    # In this order, the runs were killed, canceled while pending, saved and queued again by Slurm,
-    # and failed.
+    # The first run was killed, the second was canceled while pending, the third was saved and
+    # queued again by Slurm, and the fourth failed.
     (cluster / "queue").write_text("70_2\n")
     write_status(other, "stopped", code=75, job="70_2")
     write_status(last, "failed", code=70, note="diverged", job="70_3")
@@ -166,7 +166,7 @@ def test_only_runs_that_slurm_no_longer_has_are_submitted_again(
     } == {"B/seed-1": "72"}
 
 
-def test_the_local_launcher_trains_only_runs_that_slurm_no_longer_has(
+def test_the_local_launcher_trains_only_runs_that_slurm_has_dropped(
     cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert submit_sweep() == 0
@@ -237,7 +237,7 @@ def test_a_dry_run_calls_no_slurm_command_and_creates_nothing(
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepRun:
-    """A run that is submitted as job 7_0. This process is in that job."""
+    """A run that was submitted as job 7_0, to which this process belongs."""
     sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL)}, 1)
     sweep.store()
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
@@ -298,7 +298,7 @@ def test_a_task_that_slurm_ends_lets_its_worker_save_and_waits_for_slurm(
 
 
 def test_a_worker_ignores_the_signal_of_the_time_limit(run_task: Callable[[str], int]) -> None:
-    # Slurm sends it to all processes, and it kills a process without a handler.
+    # Slurm sends this signal to all processes, and it kills a process without a handler.
     assert run_task("os.kill(os.getpid(), signal.SIGUSR2); os._exit(3)") == 3
 
 
@@ -307,7 +307,7 @@ def test_a_run_fails_after_three_allocations_without_progress(run: SweepRun) -> 
     assert again is not None
     assert again.function.__dict__ == make_task(run, fruitless_requeues=2).__dict__
     assert (read_status(run).status, read_status(run).phase) == ("submitted", "job 7_0")
-    # A new checkpoint is progress.
+    # A new checkpoint counts as progress.
     (run.path / "checkpoints" / "12").mkdir(parents=True)
     again = make_task(run, fruitless_requeues=2).checkpoint()
     assert again is not None
@@ -367,7 +367,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 400) -> None:
 
 @pytest.mark.slurm
 @pytest.mark.skipif("SLURM_CONF" not in os.environ, reason="SLURM_CONF names no cluster")
-def test_on_a_cluster_failures_stay_alone_and_ended_runs_resume(tmp_path: Path) -> None:
+def test_on_a_cluster_a_failure_affects_one_run_and_ended_runs_resume(tmp_path: Path) -> None:
     options = ["sweep", "mine.py", "--seeds", "2", "--launcher", "slurm", "--slurm.gpus", "0"]
     submission = run_command(tmp_path, *options)
     assert submission.returncode == 0, submission.stderr
@@ -379,18 +379,18 @@ def test_on_a_cluster_failures_stay_alone_and_ended_runs_resume(tmp_path: Path) 
         return {name: read_status(run).status for name, run in runs.items()}
 
     def end(name: str, *command: str) -> None:
-        """End a run that has a checkpoint by this `scontrol` command; wait until it saved."""
+        """Wait for a checkpoint, end the run with this `scontrol` command, and check the save."""
         wait_until(lambda: any((runs[name].path / "checkpoints").glob("[0-9]*")))
         subprocess.run(["scontrol", *command], check=True)
         wait_until(lambda: states()[name] in ("submitted", "stopped"))
         assert "SIGTERM: saved at step" in runs[name].log_file.read_text()
 
-    # Slurm sends its signal, because the time limit is near.
+    # The time limit is now near, so Slurm sends its signal.
     end("long/seed-0", "update", f"JobId={number}_2", "TimeLimit=1")
     wait_until(lambda: states()["long/seed-0"] == "submitted")
     subprocess.run(["scontrol", "update", f"JobId={number}_2", "TimeLimit=720"], check=True)
     end("long/seed-1", "requeue", f"{number}_5")
-    # All runs are pending, running, done, or failed.
+    # Every run is pending, running, done, or failed.
     again = run_command(tmp_path, *options)
     assert "nothing to submit" in again.stdout
     # Slurm waits for two minutes before it starts a job again.

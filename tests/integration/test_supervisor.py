@@ -36,8 +36,8 @@ TRAINER = """
             heartbeat.beat(step)
     assert heartbeat.connect()
 """
-# Deadlines are far beyond what any machine needs, so that they never decide a test. Tests of a
-# silent trainer wait for STEP_TIMEOUT, so it is short.
+# Deadlines are much longer than any machine needs, so that they do not make a test fail.
+# STEP_TIMEOUT is short, because tests of a silent trainer wait for it.
 STEP_TIMEOUT = 2.0
 DEADLINE = 120.0
 
@@ -57,7 +57,7 @@ def run_supervised(
 
 
 def lost_error(folder: Path, *code: str, phase_timeout: float = DEADLINE) -> str:
-    """Return the error about a trainer that is lost."""
+    """Run a trainer that hangs or is killed, and return the error about it."""
     with pytest.raises(LostProcessError) as caught:
         run_supervised(folder, *code, step_timeout=STEP_TIMEOUT, phase_timeout=phase_timeout)
     assert caught.value.exit_code == 75
@@ -99,11 +99,11 @@ def test_a_trainer_that_never_starts_is_killed(tmp_path: Path) -> None:
 def test_silence_in_a_phase_may_last_longer_than_between_steps() -> None:
     heartbeats = Heartbeats(step_timeout=30, phase_timeout=1800)
     for message, limit in (
-        # The duration of three steps is unknown until they are done without compilation.
+        # The first message may include compilation, so it does not give the duration of steps.
         ("step 3", 1800),
         ("step 6", 80),
         ("busy scoring", 1800),
-        # The time since the start of a phase is not the duration of steps.
+        # The time since the start of a phase does not count as the duration of steps.
         ("step 9", 80),
     ):
         heartbeats.silence = 500.0 if heartbeats.phase else 20.0
@@ -115,16 +115,16 @@ def test_silence_in_a_phase_may_last_longer_than_between_steps() -> None:
     assert fast.limit == 30
 
 
-def test_a_stall_is_forgotten_in_time() -> None:
+def test_a_long_step_extends_the_limit_for_a_hundred_messages() -> None:
     heartbeats = Heartbeats(step_timeout=30, phase_timeout=1800, phase="")
     for index, silence in enumerate([10.0, 300.0, *[10.0] * 100]):
         heartbeats.silence = silence
         heartbeats.receive(f"step {3 * index}")
-        # The stall counts as long as it is one of the last hundred intervals.
+        # The long silence counts while it is one of the last hundred intervals.
         assert heartbeats.limit == (1200 if 1 <= index <= 100 else 40)
 
 
-def test_time_in_which_the_supervisor_is_suspended_is_not_silence() -> None:
+def test_time_while_the_supervisor_is_suspended_does_not_count_as_silence() -> None:
     heartbeats = Heartbeats(step_timeout=30, phase_timeout=1800)
     heartbeats.add_silence(TICK)
     heartbeats.add_silence(3600.0)
@@ -154,7 +154,7 @@ def test_the_error_does_not_advise_to_resume_a_run_that_does_not_exist(tmp_path:
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that are killed after the test."""
+    """A list to which a test adds processes, which are killed after the test."""
     processes: list[subprocess.Popen[str]] = []
     yield processes
     for process in processes:
@@ -208,7 +208,7 @@ def test_signals_reach_the_trainer_once_each(
     assert read_line(supervisor) == "ready"
     assert os.getpgid(trainer) != os.getpgid(supervisor.pid)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-        # A terminal, too, sends a signal to all processes of a group. Wait for each, because equal
+        # Signal the whole process group, as a terminal does. Wait for each signal, because equal
         # signals that arrive together count as one.
         os.killpg(supervisor.pid, number)
         assert read_line(supervisor) == number.name
@@ -236,7 +236,7 @@ def test_no_trainer_outlives_its_supervisor(
 
 def is_alive(pid: int) -> bool:
     try:
-        # A zombie counts as ended: its new parent may not have waited for it yet.
+        # A zombie counts as ended, because its new parent may not have waited for it yet.
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
@@ -298,7 +298,7 @@ LONGER = SMALL.change(train={"steps": 120, "checkpoint_every": 40})
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run without interruption."""
+    """The path of an uninterrupted run."""
     quiet = Console(quiet=True)
     folder = create_run(LONGER, tmp_path_factory.mktemp("runs") / "undisturbed", quiet)
     run_training(folder, quiet)
@@ -321,7 +321,7 @@ def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
 @pytest.mark.parametrize(
     ("number", "condition", "error"),
     [
-        # Two intervals after a phase, the supervisor knows the duration of steps.
+        # The supervisor knows the duration of steps two messages after the end of a phase.
         (
             signal.SIGSTOP,
             "step > 45 and heartbeat._beats > 6",

@@ -1,4 +1,4 @@
-"""A sweep trains and scores every run it can, reports failures, and resumes after interruptions."""
+"""A sweep trains and scores its runs, reports failures, and resumes after interruptions."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import RunStatus, read_status
 
 TESTS = Path(__file__).parents[1]
-# Processes with this `sitecustomize.py` on their path fail in a way that depends on their run.
+# With this `sitecustomize.py` on its path, a process fails in a way that depends on its run.
 FAULTS = """
     import os, signal, sys, time
     from transformer_jax.distributed import heartbeat

@@ -1,4 +1,4 @@
-"""A trace of some steps changes no result, and a failure to write it ends the run."""
+"""Tracing steps does not change results, and a trace that cannot be written ends the run."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ def test_a_trace_changes_no_bit(whole_run: Path, tmp_path: Path) -> None:
     [trace] = path.glob("profile/plugins/profile/*/*.trace.json.gz")
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     names = " ".join(event.get("name", "") for event in events)
-    # The trace shows the step, and the device's operations in it.
+    # The trace shows the step and its operations on the device.
     assert "train_step" in names
     assert "fusion" in names
 

@@ -1,4 +1,4 @@
-"""The commands `train` and `resume`, from the shell."""
+"""The commands `train` and `resume` print the next commands, and save on a signal."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ def test_train_and_resume_name_the_next_commands_and_these_commands_work(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(TESTS))
     Path("mine.py").write_text("from small import SMALL as CONFIG\n")
-    # The run has fewer scheduled checkpoints than it would average.
+    # The run has fewer scheduled checkpoints than `decode.average_checkpoints`.
     short = ["--train.steps", "2", "--decode.average_checkpoints", "3"]
     assert main(["train", "mine.py", *short, "--decode.beam-size", "1"]) == 0
     command = capsys.readouterr().out.split("next: transformer-jax ")[1].splitlines()[0]
@@ -41,7 +41,7 @@ def test_train_and_resume_name_the_next_commands_and_these_commands_work(
     assert "model.d_k 8 -> 4" in capsys.readouterr().err
 
 
-# In the fast set, `test_faults` sends SIGTERM to a process.
+# Among the fast tests, `test_faults` sends SIGTERM to a process.
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_saves_and_exits_with_75(tmp_path: Path, number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""Nothing in a run is executed, followed to the outside, or trusted without a check."""
+"""An untrusted run cannot execute code, access other files, or crash the process."""
 
 import hashlib
 import io
@@ -35,7 +35,7 @@ PRIVATE = "hunter2-and-more"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained run, made while the environment contains secrets."""
+    """The path of a run that was trained while the environment contained secrets."""
     path = tmp_path_factory.mktemp("runs") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EXAMPLE_API_KEY", PRIVATE)
@@ -46,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(run: Path, tmp_path: Path) -> Path:
-    """A copy of the run, which a test may change."""
+    """The path of a copy of the run, which a test may change."""
     subprocess.run(["cp", "-r", str(run), str(tmp_path / "copy")], check=True)
     return tmp_path / "copy"
 
@@ -188,7 +188,7 @@ def test_no_vocabulary_crashes_the_process(tries: int) -> None:
         for _ in range(rng.choice([1, 1, 5, 50])):
             model[rng.randrange(len(model))] = rng.randrange(256)
         if number % 4 == 0:
-            # A SentencePiece entry whose length exceeds the file, or is huge.
+            # Add a SentencePiece entry whose length is huge, and may exceed the file.
             model += b"\x0a\xff\xff\xff\x0f" + bytes(rng.choice([0, 10_000]))
         message = rejection_of(bytes(model))
         rejected += bool(message)
@@ -200,7 +200,7 @@ def test_no_vocabulary_crashes_the_process(tries: int) -> None:
 
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """A vocabulary that must be verified, although an earlier test may have done so."""
+    """A vocabulary that must be verified again, even if an earlier test verified it."""
     monkeypatch.setattr(tokenizer, "TRIED", set())
     return Tokenizer.train(["one two three"], 20).model
 
@@ -257,7 +257,7 @@ def test_terminals_show_control_sequences_as_text(capsys: pytest.CaptureFixture[
     assert "größe 日本 ½" in out.getvalue()
 
 
-def test_a_name_that_is_too_long_is_one_line(
+def test_a_name_that_is_too_long_is_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments in (["train", "tiny", "--out"], ["resume"], ["translate"]):

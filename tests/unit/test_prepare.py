@@ -22,6 +22,7 @@ from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
 from transformer_jax.data import encode
 from transformer_jax.data import prepare as prepare_module
+from transformer_jax.data import vocabulary as vocabulary_module
 from transformer_jax.data.corpora import CORPORA
 from transformer_jax.data.number_words import NumberWords
 from transformer_jax.data.prepare import Prepared, find_prepared, prepare
@@ -142,7 +143,7 @@ def test_a_vocabulary_is_trained_on_fit_pairs_spread_evenly_over_the_text(
 ) -> None:
     pairs = [(f"one {number}", f"eins {number}") for number in range(95)]
     pairs[20], pairs[30] = ("", "empty"), ("x" * (MAX_TRAINING_LINE + 1), "short")
-    monkeypatch.setattr(prepare_module, "SAMPLE_PAIRS", 10)
+    monkeypatch.setattr(vocabulary_module, "SAMPLE_PAIRS", 10)
     use_corpus(monkeypatch, InMemoryCorpus(pairs, WORDS[:1]))
     samples = record_training(monkeypatch)
     prepare(replace(CONFIG, vocab_size=100))
@@ -158,7 +159,7 @@ def test_the_sample_for_the_vocabulary_is_limited_in_bytes(
     limit: int, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pairs: Pairs = [(f"{number:02} " + "ä" * 26, "x" * 45) for number in range(100)]
-    monkeypatch.setattr(prepare_module, "SAMPLE_BYTES", limit)
+    monkeypatch.setattr(vocabulary_module, "SAMPLE_BYTES", limit)
     use_corpus(monkeypatch, InMemoryCorpus(pairs, WORDS[:1]))
     samples = record_training(monkeypatch)
     prepare(replace(CONFIG, vocab_size=100, max_ratio=100.0))

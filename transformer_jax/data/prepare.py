@@ -1,6 +1,5 @@
-"""Encode a corpus once and cache the result: a vocabulary and flat files of token ids.
+"""Encode a corpus once and cache the result: flat files of token ids.
 
-<cache>/vocabularies/<digest of text and size>.{model,sha256}
 <cache>/corpora/<digest of text, vocabulary, and limits>/
     report.json                     pairs read, kept, and dropped by reason; sizes; fingerprint
     files of `encode`               tokens and lengths; lines of dev and test
@@ -9,7 +8,6 @@ Text is read in chunks, so memory use does not grow with its size. An interrupte
 resumes.
 """
 
-import fcntl
 import hashlib
 import json
 import shutil
@@ -25,26 +23,17 @@ from transformer_jax.config import DataConfig
 from transformer_jax.data.batches import Batches, Ragged
 from transformer_jax.data.corpora import CORPORA, Corpus
 from transformer_jax.data.encode import (
-    CHUNK_PAIRS,
     LENGTH,
     SIDES,
     Progress,
     SplitWriter,
     ignore_progress,
     token_dtype,
-    unfit_text,
 )
 from transformer_jax.data.splits import Split
-from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Vocabulary
+from transformer_jax.data.tokenizer import Vocabulary
+from transformer_jax.data.vocabulary import digest, exclusive, train_vocabulary, verify_every_line
 from transformer_jax.errors import DataError, StorageError, UsageError
-
-# This number is part of every digest. Increase it when the format of the stored files changes, so
-# that old caches are ignored.
-FORMAT = 6
-# Limits on the sample that a tokenizer is trained on, which SentencePiece keeps in memory. The
-# sample is spread evenly over the text.
-SAMPLE_PAIRS = 500_000
-SAMPLE_BYTES = 1 << 28
 
 
 class Prepared(NamedTuple):
@@ -122,12 +111,12 @@ def prepare(
         corpora = cache_folder("corpora")
         corpus = CORPORA[config.corpus](config)
         identity = corpus.identity
-        vocabulary = vocabulary or _train_vocabulary(corpus, identity, config, progress)
+        vocabulary = vocabulary or train_vocabulary(corpus, identity, config, progress)
         tokenizers = [tokenizer.digest for tokenizer in vocabulary.tokenizers.values()]
-        folder = corpora / _digest(identity, *tokenizers, config.max_length, config.max_ratio)
+        folder = corpora / digest(identity, *tokenizers, config.max_length, config.max_ratio)
         report = _read_report(folder)
         if report is None:
-            with _exclusive(folder, progress):
+            with exclusive(folder, progress):
                 report = _read_report(folder)
                 report = report or _encode(folder, corpus, vocabulary, config, progress)
     return Prepared(folder, vocabulary, report)
@@ -179,10 +168,6 @@ def _storage_errors() -> Iterator[None]:
         raise StorageError(f"cannot write the corpus to the cache: {error}") from error
 
 
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(json.dumps([FORMAT, *parts]).encode()).hexdigest()[:16]
-
-
 def _read_report(folder: Path) -> dict[str, Any] | None:
     """Return the report of a complete corpus, or None."""
     try:
@@ -194,90 +179,6 @@ def _read_report(folder: Path) -> dict[str, Any] | None:
     return report if is_complete else None
 
 
-@contextmanager
-def _exclusive(folder: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock, so that only one process writes at a time; the lock ends with its process."""
-    with folder.with_suffix(".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("waiting for another process that prepares the same text", 0, 0)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _train_vocabulary(
-    corpus: Corpus, identity: str, config: DataConfig, progress: Progress
-) -> Vocabulary:
-    def train(vocab_size: int, *sides: str) -> Tokenizer:
-        return _train_tokenizer(corpus, identity, vocab_size, sides, progress)
-
-    if config.source_vocab_size is None:
-        return Vocabulary.shared(train(config.vocab_size, *SIDES))
-    return Vocabulary(train(config.source_vocab_size, "source"), train(config.vocab_size, "target"))
-
-
-def _train_tokenizer(
-    corpus: Corpus, identity: str, vocab_size: int, sides: tuple[str, ...], progress: Progress
-) -> Tokenizer:
-    """Train a tokenizer on these sides of the corpus, or load it from the cache."""
-    name = _digest(identity, vocab_size, *sides)
-    path = cache_folder("vocabularies") / f"{name}.model"
-    tokenizer = _load_cached_tokenizer(path)
-    if tokenizer is None:
-        with _exclusive(path, progress):
-            tokenizer = _load_cached_tokenizer(path)
-            if tokenizer is None:
-                tokenizer = Tokenizer.train(_sample(corpus, sides, progress), vocab_size)
-                temporary, digest = path.with_suffix(".tmp"), path.with_suffix(".sha256")
-                for file, content in ((path, tokenizer.model), (digest, tokenizer.digest.encode())):
-                    temporary.write_bytes(content)
-                    temporary.replace(file)
-    return tokenizer
-
-
-def _load_cached_tokenizer(path: Path) -> Tokenizer | None:
-    """Return the tokenizer of a complete model file, or None."""
-    try:
-        tokenizer = Tokenizer.load(path)
-        digest = path.with_suffix(".sha256").read_bytes()
-    except (FileNotFoundError, DataError):
-        return None
-    # A truncated file can be a valid, smaller model, so compare the digests.
-    return tokenizer if digest == tokenizer.digest.encode() else None
-
-
-def _verify_text(corpus: Corpus, progress: Progress) -> None:
-    """Read every line once, so that an error in any file is raised before the long work starts."""
-    progress("reading", 0, 0)
-    for split in corpus.splits:
-        corpus.count(split)
-
-
-def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Iterator[str]:
-    """Yield the lines that a tokenizer is trained on, which depend only on the text."""
-    _verify_text(corpus, progress)
-    total = corpus.count("train")
-
-    def every_nth(n: int, activity: str) -> Iterator[str]:
-        for index, pair in enumerate(corpus.read("train")):
-            if index % CHUNK_PAIRS == 0:
-                progress(activity, index, total)
-            if index % n == 0 and unfit_text(*pair) is None:
-                for side, line in zip(SIDES, pair, strict=True):
-                    if side in sides and len(line.encode()) <= MAX_TRAINING_LINE:
-                        yield line
-
-    n = -(-total // SAMPLE_PAIRS)
-    size = sum(len(line.encode()) for line in every_nth(n, "sampling lines for the vocabulary"))
-    if not size:
-        raise DataError(
-            f"there is nothing to learn a vocabulary from: all {total} pairs of {corpus.name} are "
-            f"empty, longer than {MAX_TRAINING_LINE} bytes, or contain control symbols"
-        )
-    return every_nth(n * -(-size // SAMPLE_BYTES), "training the vocabulary")
-
-
 def _encode(
     folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: DataConfig, progress: Progress
 ) -> dict[str, Any]:
@@ -285,7 +186,7 @@ def _encode(
     partial = folder.with_suffix(".partial")
     partial.mkdir(exist_ok=True)
     report: dict[str, Any] = {"corpus": corpus.name, **vocabulary.describe()}
-    _verify_text(corpus, progress)
+    verify_every_line(corpus, progress)
     writers = [SplitWriter(partial, corpus, split, vocabulary, config) for split in corpus.splits]
     for writer in writers:
         report[writer.split] = writer.write(progress)
@@ -303,9 +204,9 @@ def _encode(
 
 
 def _compute_fingerprint(files: list[Path]) -> str:
-    digest = hashlib.sha256()
+    checksum = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
-            digest.update(path.name.encode() + b"\0")
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+            checksum.update(path.name.encode() + b"\0")
+            checksum.update(hashlib.file_digest(file, "sha256").digest())
+    return checksum.hexdigest()

@@ -7,7 +7,7 @@ lock            the process that trains the run or last trained it
 metrics.jsonl   one line of JSON for each report
 tensorboard/    the same reports as TensorBoard events
 profile/        traces of some steps, if train.profile is positive
-samples/        translations of development sentences, one file for each scored step
+samples/        translations of development sentences, one file per scored step
 evaluations/    hypotheses, references, and scores: one directory for each evaluation
 """
 

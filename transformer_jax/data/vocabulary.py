@@ -1,0 +1,130 @@
+"""Train the vocabulary of a corpus, or load it from the cache.
+
+<cache>/vocabularies/<digest of text and size>.{model,sha256}
+"""
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from transformer_jax.cache import cache_folder
+from transformer_jax.config import DataConfig
+from transformer_jax.data.corpora import Corpus
+from transformer_jax.data.encode import CHUNK_PAIRS, SIDES, Progress, unfit_text
+from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Vocabulary
+from transformer_jax.errors import DataError
+
+# This number is part of every digest. Increase it when the format of the stored files changes, so
+# that old caches are ignored.
+FORMAT = 6
+# Limits on the sample that a tokenizer is trained on, which SentencePiece keeps in memory. The
+# sample is spread evenly over the text.
+SAMPLE_PAIRS = 500_000
+SAMPLE_BYTES = 1 << 28
+
+
+def digest(*parts: object) -> str:
+    """Return a short digest of the cache's format and of plain data."""
+    return hashlib.sha256(json.dumps([FORMAT, *parts]).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def exclusive(folder: Path, progress: Progress) -> Iterator[None]:
+    """Hold a lock, so that only one process writes at a time; the lock ends with its process."""
+    with folder.with_suffix(".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for another process that prepares the same text", 0, 0)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def train_vocabulary(
+    corpus: Corpus, identity: str, config: DataConfig, progress: Progress
+) -> Vocabulary:
+    """Train a vocabulary for the corpus, or load it from the cache.
+
+    Args:
+        corpus: the text.
+        identity: a digest of the text.
+        config: the sizes of the vocabulary.
+        progress: receives the activity, and how much of it is done.
+
+    Raises:
+        DataError: the text is too short for the vocabulary.
+    """
+
+    def train(vocab_size: int, *sides: str) -> Tokenizer:
+        return _train_tokenizer(corpus, identity, vocab_size, sides, progress)
+
+    if config.source_vocab_size is None:
+        return Vocabulary.shared(train(config.vocab_size, *SIDES))
+    return Vocabulary(train(config.source_vocab_size, "source"), train(config.vocab_size, "target"))
+
+
+def _train_tokenizer(
+    corpus: Corpus, identity: str, vocab_size: int, sides: tuple[str, ...], progress: Progress
+) -> Tokenizer:
+    """Train a tokenizer on these sides of the corpus, or load it from the cache."""
+    name = digest(identity, vocab_size, *sides)
+    path = cache_folder("vocabularies") / f"{name}.model"
+    tokenizer = _load_cached_tokenizer(path)
+    if tokenizer is None:
+        with exclusive(path, progress):
+            tokenizer = _load_cached_tokenizer(path)
+            if tokenizer is None:
+                tokenizer = Tokenizer.train(_sample(corpus, sides, progress), vocab_size)
+                temporary, checksum = path.with_suffix(".tmp"), path.with_suffix(".sha256")
+                for file, content in (
+                    (path, tokenizer.model),
+                    (checksum, tokenizer.digest.encode()),
+                ):
+                    temporary.write_bytes(content)
+                    temporary.replace(file)
+    return tokenizer
+
+
+def _load_cached_tokenizer(path: Path) -> Tokenizer | None:
+    """Return the tokenizer of a complete model file, or None."""
+    try:
+        tokenizer = Tokenizer.load(path)
+        checksum = path.with_suffix(".sha256").read_bytes()
+    except (FileNotFoundError, DataError):
+        return None
+    # A truncated file can be a valid, smaller model, so compare the digests.
+    return tokenizer if checksum == tokenizer.digest.encode() else None
+
+
+def verify_every_line(corpus: Corpus, progress: Progress) -> None:
+    """Read every line once, so that an error in any file is raised before the long work starts."""
+    progress("reading", 0, 0)
+    for split in corpus.splits:
+        corpus.count(split)
+
+
+def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Iterator[str]:
+    """Yield the lines that a tokenizer is trained on, which depend only on the text."""
+    verify_every_line(corpus, progress)
+    total = corpus.count("train")
+
+    def every_nth(n: int, activity: str) -> Iterator[str]:
+        for index, pair in enumerate(corpus.read("train")):
+            if index % CHUNK_PAIRS == 0:
+                progress(activity, index, total)
+            if index % n == 0 and unfit_text(*pair) is None:
+                for side, line in zip(SIDES, pair, strict=True):
+                    if side in sides and len(line.encode()) <= MAX_TRAINING_LINE:
+                        yield line
+
+    n = -(-total // SAMPLE_PAIRS)
+    size = sum(len(line.encode()) for line in every_nth(n, "sampling lines for the vocabulary"))
+    if not size:
+        raise DataError(
+            f"there is nothing to learn a vocabulary from: all {total} pairs of {corpus.name} are "
+            f"empty, longer than {MAX_TRAINING_LINE} bytes, or contain control symbols"
+        )
+    return every_nth(n * -(-size // SAMPLE_BYTES), "training the vocabulary")
