@@ -31,12 +31,14 @@ class Params(ConfigCommand):
     """Print JSON."""
 
     def load_rows(self) -> dict[str, Row]:
+        """Return all rows of the file."""
         rows = loading.load_rows(self.file)
         if len(rows) > 1:
             return self.with_sections(rows)
         return dict.fromkeys(rows, self.load_row(self.file))
 
     def run(self, rows: dict[str, Row]) -> None:
+        """Print the parameter counts."""
         from transformer_jax.model.build import build_transformer
         from transformer_jax.model.inspect import parameter_counts
 
@@ -67,6 +69,7 @@ class Diff(PathCommand):
     argument_name = "two configs or runs"
 
     def run(self) -> None:
+        """Print the differences."""
         config, versions = _load_config_or_run(self.first)
         other_config, other_versions = _load_config_or_run(self.second)
         differences: dict[str, tuple[object, object]] = {

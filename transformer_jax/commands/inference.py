@@ -82,6 +82,7 @@ class Evaluate(RunCommand):
     """Print the scores as a JSON object."""
 
     def run(self) -> None:
+        """Evaluate the run, print its scores, and store them with the run."""
         if self.baseline is not None:
             from transformer_jax.runs.run_directory import RunDirectory
 
@@ -152,6 +153,7 @@ class Translate(RunCommand):
     """Truncate a line that is too long instead of raising an error."""
 
     def run(self) -> None:
+        """Translate all lines of standard input."""
         run = self.load()
         if sys.stdin.isatty():
             stderr.print("enter lines to translate, then Ctrl-D:")

@@ -37,6 +37,7 @@ class Between(Rule):
     high: int
 
     def allows(self, value: float) -> bool:
+        """Return whether the value is between the bounds, which are allowed."""
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
@@ -50,6 +51,7 @@ class AtLeast(Rule):
     low: int
 
     def allows(self, value: float) -> bool:
+        """Return whether the value is finite and not below the bound."""
         return self.low <= value < math.inf
 
     def __str__(self) -> str:
@@ -61,6 +63,7 @@ class Positive(Rule):
     """The number is finite and above zero."""
 
     def allows(self, value: float) -> bool:
+        """Return whether the value is finite and above zero."""
         return 0 < value < math.inf
 
     def __str__(self) -> str:
@@ -72,6 +75,7 @@ class Probability(Rule):
     """The number is at least zero and below one."""
 
     def allows(self, value: float) -> bool:
+        """Return whether the value is at least zero and below one."""
         return 0 <= value < 1
 
     def __str__(self) -> str:

@@ -37,8 +37,7 @@ MAX_DESCRIPTION = 1 << 20
 MAX_TOKENIZER = 256 << 20
 TOKENIZERS = {"vocabulary": "tokenizer.model", "source_vocabulary": "tokenizer.source.model"}
 # Fields that may change when a run resumes. Any other change would make it a different experiment.
-# (Gradient accumulation and some kinds of parallelism draw different dropout masks. They change
-# the numerical results, but not the experiment.)
+# Gradient accumulation and parallelism may change dropout masks, but not the experiment.
 MUTABLE_ON_RESUME = {
     "model": {"remat"},
     # The text may move, but its fingerprint must not change.
@@ -291,7 +290,7 @@ def _check_no_links(folder: Path) -> None:
                 elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
                     raise StorageError(
                         f"{entry.path} is a link or a special file, which a run must not contain "
-                        f"(`cp -rL` copies the files that links point to)"
+                        "(`cp -rL` copies the files that links point to)"
                     )
 
 
