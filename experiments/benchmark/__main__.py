@@ -147,7 +147,7 @@ class Gpu(MeasureCommand):
     """Measure training and decoding on a GPU within minutes, without a network."""
 
     data: str | None = None
-    """The config whose text is used. Default: number words."""
+    """The config that specifies which text to use. Default: number words."""
     minutes: float = 7.5
     """Time limit for the whole command."""
     toy: bool = False

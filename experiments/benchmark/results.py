@@ -124,7 +124,7 @@ class Results:
         """Return the results that `to_dict` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: the data has a different form.
+            KeyError, TypeError, ValueError: the data is not in the expected format.
         """
         content = dict(data)
         if content.pop("format") != FORMAT:

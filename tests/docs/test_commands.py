@@ -53,7 +53,7 @@ def run(command: Command, clone: Path) -> str:
         (clone / command.path).parent.mkdir(parents=True, exist_ok=True)
         (clone / command.path).write_text(command.text, "utf-8")
         return ""
-    # A user's shell does not set the tests' variables. Keep only the one of the cache.
+    # A user's shell does not have the variables that the tests set. Keep only the one of the cache.
     hidden = ("JAX_", "PYTEST_", "PYTHONPATH", "XLA_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     if command.language == "python":

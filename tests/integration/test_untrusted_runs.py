@@ -95,7 +95,7 @@ def change_config(section: str, **fields: Any) -> Callable[[Path], None]:
 
 
 def link(name: str, to: str) -> Callable[[Path], None]:
-    """Return a function that replaces a file by a link."""
+    """Return a function that replaces a file with a link."""
 
     def change(path: Path) -> None:
         (path / name).parent.mkdir(parents=True, exist_ok=True)

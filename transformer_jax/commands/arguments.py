@@ -62,7 +62,7 @@ def split_words(words: Sequence[str], command: type) -> Words:
         command: the dataclass of the command.
 
     Raises:
-        UsageError: an option does not exist, or its words are not a value of its type.
+        UsageError: an option does not exist, or its arguments are not valid for its type.
     """
     options = option_types(command)
     split = Words([], [])

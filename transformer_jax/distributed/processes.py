@@ -144,7 +144,7 @@ class StepConsensus:
         self._pending: deque[tuple[int, jax.Array]] = deque()
 
     def vote(self, step: int, signal: int, is_due: bool) -> Vote:
-        """Vote after a step, and return the newest vote that all processes know.
+        """Submit this process's vote, and return the latest vote that every process has seen.
 
         Args:
             step: the step that this process has just started.

@@ -76,7 +76,7 @@ def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> lis
     """
     _check_same_references(evaluation.references, baseline.references, evaluation.result["split"])
     systems = [("baseline", baseline.hypotheses), ("run", evaluation.hypotheses)]
-    # BLEU has already issued its warnings when each evaluation was scored.
+    # BLEU already issued its warnings when each evaluation was scored.
     bleu, chrf = sacrebleu_metrics(tokenizer, warn=False)
     metrics = {"BLEU": bleu, "chrF2": chrf}
     signatures, results = bootstrap(systems, metrics, evaluation.references)

@@ -186,7 +186,7 @@ def _explain_columns(results: Results) -> list[str]:
 
 
 def _explain_differences(results: Results) -> list[str]:
-    """Explain which differences between rows the seeds support."""
+    """Explain which differences between rows exceed the variation across seeds."""
     perplexity, bleu = map(results.minimum_detectable_difference, ("perplexity", "test_bleu"))
     if perplexity is None:
         notes = ["Every row has only one seed, so a difference between rows proves nothing."]

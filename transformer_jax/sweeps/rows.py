@@ -21,7 +21,7 @@ WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 
 
 def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> dict[str, Row]:
-    """Return the rows with config sections from other experiments.
+    """Return the rows, with some config sections replaced by those of other experiments.
 
     Each row keeps the fields in which it differs from the first row.
 

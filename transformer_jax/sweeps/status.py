@@ -155,7 +155,7 @@ def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
     """Return the status with the results in the run's metrics and newest evaluations.
 
     Args:
-        status: the status without results.
+        status: the run's status before its results are added.
         any_search: see `newest_evaluation`.
     """
     run = status.run
