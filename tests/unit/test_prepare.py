@@ -4,12 +4,10 @@
 """
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +16,6 @@ from pathlib import Path
 import pytest
 from in_memory_corpus import TOKENIZER, VOCABULARY, WORDS, InMemoryCorpus, Pairs, sequences
 
-from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
 from transformer_jax.data import encode
 from transformer_jax.data import prepare as prepare_module
@@ -564,21 +561,3 @@ def test_a_cache_that_cannot_be_written_is_reported_in_one_line(
         prepare(CONFIG)
     assert str(tmp_path / "file") in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_the_default_cache_falls_back_to_a_folder_that_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.delenv("TRANSFORMER_JAX_CACHE")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert cache_folder("x") == tmp_path / "cache" / "transformer_jax" / "x"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    fallback = cache_folder("x")
-    assert fallback == tmp_path / "temporary" / f"transformer_jax-{os.getuid()}" / "x"
-    assert fallback.is_dir()
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_folder("x") == tmp_path / "home" / ".cache" / "transformer_jax" / "x"
