@@ -45,7 +45,7 @@ class Settings:
     at_once: bool = False
     """Whether workers may start at the same time."""
     environment: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    """Environment variables of this project's workers."""
+    """Environment variables for this project's workers."""
     say: Callable[[str], None] = lambda _: None
 
     def run(self, specs: Sequence[WorkerSpec]) -> Rounds:
@@ -62,10 +62,10 @@ class Settings:
 
 @contextmanager
 def isolated_cache(settings: Settings) -> Iterator[tuple[Settings, Path]]:
-    """Provide a temporary folder with an empty compilation cache."""
+    """Yield settings with an empty compilation cache, and its temporary folder."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         cache = {
-            # The settings of `transformer_jax.cache`, in an empty folder.
+            # These are the settings of `transformer_jax.cache`, but with an empty folder.
             "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs",
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
@@ -99,7 +99,7 @@ def train(
     again: bool = True,
     work: Mapping[str, Any] | None = None,
 ) -> Benchmark:
-    """Compare train steps.
+    """Compare training steps.
 
     Args:
         name: the name of the benchmark.
@@ -109,7 +109,7 @@ def train(
         usual: workers to run if `only` is None.
         references: candidates for the reference; the first one that ran is used.
         batches: real batches; each round uses `settings.steps` of them.
-        again: start this project's worker a second time at the end, to measure what the
+        again: start this project's worker a second time at the end, to measure how much time the
             compilation cache saves.
         work: a description of the batches.
     """
@@ -166,7 +166,7 @@ def decode(
     usual: Sequence[str] = DECODERS,
     references: Sequence[str] = ("ctranslate2", "hf"),
 ) -> Benchmark:
-    """Compare decoding, with random parameters under which no translation ends early.
+    """Compare decoding with random parameters, chosen so that no translation ends early.
 
     Args:
         name: the name of the benchmark.
