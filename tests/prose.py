@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pages import PAGES, ROOT
 
 FOLDERS = ("transformer_jax", "configs", "experiments", "tests", "docs")
-# The log is a historical record, and the test of prose lists banned words.
+# The log is a historical record, and test_prose.py contains the banned words.
 SKIPPED = {ROOT / "experiments/LOG.md", ROOT / "tests/docs/test_prose.py"}
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
 # A list item, a table row, a heading, or an entry of `Args:` begins a passage.
@@ -66,7 +66,7 @@ def _strings(path: Path) -> Iterator[Passage]:
 
 
 def _comments(path: Path) -> Iterator[Passage]:
-    """Yield comments, with those on consecutive lines joined."""
+    """Yield each comment. Consecutive lines form one comment."""
     block: list[tokenize.TokenInfo] = []
     for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
         if token.type != tokenize.COMMENT or re.match(

@@ -1,4 +1,4 @@
-"""Every Markdown page renders correctly on GitHub."""
+"""Test that every Markdown page renders correctly on GitHub."""
 
 import re
 from itertools import pairwise
@@ -20,7 +20,7 @@ def parse(page: Path) -> list[Token]:
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """Return the lines of each table, without the line between header and body."""
+    """Return the rows of each table, without the line that separates header and body."""
     lines = text.splitlines()
     tables = [token.map for token in GITHUB.parse(text) if token.type == "table_open"]
     return [
