@@ -1,4 +1,4 @@
-"""A sweep's plan is stored; rows and seeds can be added but not changed."""
+"""Test that the plan of a sweep is stored, and that its rows can be added but not changed."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fields reject values that break their rules, and an unknown name gets a suggestion."""
+"""Test that fields reject values that break their rules, and that errors suggest names."""
 
 import math
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from transformer_jax.errors import ConfigError
 
 @dataclass(frozen=True)
 class Example(ConfigSection):
-    """A section with a field of each kind."""
+    """A config section with one field of each kind."""
 
     count: Annotated[int, Between(1, 9)] = 1
     rate: Annotated[float | None, Positive(), AtLeast(2)] = None
