@@ -215,7 +215,6 @@ def decode(
             "source_tokens": sum(lengths),
         },
         references=references,
-        notes=["the last value is the mean length of the translations, ends counted"],
     )
 
 
@@ -249,9 +248,9 @@ def pipeline(config: Config, settings: Settings) -> Benchmark:
     if "pipeline" in rounds.workers:
         facts = rounds.workers["pipeline"].startup.facts
         notes.append(
-            f"{facts['shapes']} shapes, {facts['batches_per_epoch']} batches an epoch, "
-            f"{facts['density']:.1%} of positions are tokens; compiling all shapes took "
-            f"{facts['compile_seconds']:.1f} s, and the second process loaded them from the cache"
+            f"An epoch has {facts['batches_per_epoch']} batches of {facts['shapes']} shapes, and "
+            f"{facts['density']:.1%} of positions are tokens. Compiling all shapes took "
+            f"{facts['compile_seconds']:.1f} s, and the second process loaded them from the cache."
         )
     return summarize(
         rounds, "input", unit="target tokens", work=work, references=("preloaded",), notes=notes
@@ -281,8 +280,9 @@ def scaling(sizes: Sizes, settings: Settings, lengths: Sequence[int], tokens: in
             references=(first,),
         )
     notes = [
-        f"length {length}: {1 / quartiles(result.ratios(str(length))).median:.2f} times the time "
-        f"of length {first}, {flops[length] / flops[lengths[0]]:.2f} times the model FLOPs"
+        f"A step at length {length} takes {1 / quartiles(result.ratios(str(length))).median:.2f} "
+        f"times as long as at length {first}, with {flops[length] / flops[lengths[0]]:.2f} times "
+        "the model FLOPs."
         for length in lengths[1:]
         if result.reference == first and str(length) in result.measurements
     ]

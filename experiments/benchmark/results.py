@@ -334,25 +334,30 @@ def to_markdown(results: Results) -> str:
     for part in results.benchmarks:
         sections += [f"## {part.name}", to_table(COLUMNS, table_rows(part))]
         counts = {len(one.samples) for one in part.measurements.values()}
-        notes = [f"medians of {max(counts, default=0)} rounds; unit: {part.unit}"]
+        rounds = max(counts, default=0)
+        notes = [f"The values are medians of {rounds} rounds, and the unit is {part.unit}."]
         if part.reference is not None:
-            notes.append(f"ratios are relative to {part.reference}; above 1 is faster")
-        notes += [f"{name}: {_facts(one)}" for name, one in part.measurements.items()]
-        notes += [f"skipped: {name}: {why}" for name, why in part.skipped.items()]
-        notes.append("work: " + ", ".join(f"{k} {v}" for k, v in part.work.items()))
+            notes.append(f"Ratios are relative to {part.reference}; above 1 is faster.")
+        notes += [_describe(name, one, part.unit) for name, one in part.measurements.items()]
+        notes += [f"The worker {name} was skipped: {why}." for name, why in part.skipped.items()]
+        notes.append(f"The settings are {', '.join(f'{k} {v}' for k, v in part.work.items())}.")
         sections.append("\n".join(f"- {line}" for line in [*notes, *part.notes]))
-    sections += [f"Skipped: {what}." for what in results.skipped]
+    sections += [f"There was no time for {what}." for what in results.skipped]
     where = ", ".join(f"{v} {k}" if k == "cores" else f"{v}" for k, v in results.machine.items())
-    sections.append(f"{results.date}, commit {results.commit or 'unknown'}; {where} GiB.")
+    sections.append(
+        f"These results are from {results.date}, commit {results.commit or 'unknown'}, on {where} "
+        "GiB."
+    )
     return "\n\n".join(sections) + "\n"
 
 
-def _facts(measured: Measurement) -> str:
-    """Return the library, device, and values of a worker in one line."""
+def _describe(name: str, measured: Measurement, unit: str) -> str:
+    """Return the library, device, and values of a worker as a sentence."""
     facts = measured.facts
-    items = [str(facts[key]) for key in ("library", "device") if key in facts]
+    used = f"{facts.get('library')} on {facts.get('device')}"
     if "parameters" in facts:
-        items.append(f"{facts['parameters']:,} parameters")
+        used += f", {facts['parameters']:,} parameters"
     if "compile_seconds" in facts:
-        items.append(f"{facts['compile_seconds']:.1f} s of the first call spent compiling")
-    return f"{', '.join(items)}; last value {measured.samples[-1].value:.4g}"
+        used += f", {facts['compile_seconds']:.1f} s for compilation"
+    kind = "last loss" if unit == "target tokens" else "mean translation length (with EOS)"
+    return f"`{name}` used {used}; its {kind} was {measured.samples[-1].value:.4g}."

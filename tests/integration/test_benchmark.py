@@ -117,7 +117,7 @@ def test_results_do_not_change_when_stored_as_json(tmp_path: Path) -> None:
     assert Results.open(path) == found
     table = path.with_suffix(".md").read_text("utf-8")
     assert table == to_markdown(found)
-    for said in ("skipped: hf: no module", "a remark", "train big: 3 s were left", "1.50"):
+    for said in ("hf was skipped: no module.", "a remark", "train big: 3 s were left", "1.50"):
         assert said in table
     assert found.commit is None or len(found.commit) < 20
     assert found.versions["jax"]
@@ -212,7 +212,7 @@ def test_a_worker_that_cannot_run_is_skipped_with_the_reason(
     code = main(["train", "toy", "--only", "torch", "--out", str(tmp_path / "out"), *python])
     assert code == SweepFailedError.exit_code
     shown = capsys.readouterr()
-    assert "skipped: torch: its process ended with 3" in shown.out
+    assert "torch was skipped: its process ended with 3" in shown.out
     assert "no worker could run" in shown.err
 
 
@@ -307,8 +307,8 @@ def test_the_input_and_scaling_commands_run(
     options = ["--out", str(tmp_path / "out"), "--rounds", "2"]
     assert main(["input", str(tmp_path / "mine.py"), *options]) == 0
     printed = capsys.readouterr().out
-    assert "of positions are tokens; compiling all shapes took" in printed
-    assert "ratios are relative to preloaded" in printed
+    assert "of positions are tokens. Compiling all shapes took" in printed
+    assert "Ratios are relative to preloaded" in printed
     [path] = (tmp_path / "out").glob("input-*.json")
     assert main(["compare", str(path), str(path)]) == 0
     assert "within the spread" in capsys.readouterr().out
@@ -327,7 +327,7 @@ def test_scaling_reports_cost_next_to_model_flops() -> None:
         some = dataclasses.replace(sizes, batch=16 // length, src=length, tgt=length)
         config = adapter.make_config(dataclasses.asdict(some)).model
         flops.append(step_flops(config, sizes.vocab, full_batch(some)))
-    assert remark.endswith(f"{flops[1] / flops[0]:.2f} times the model FLOPs")
+    assert remark.endswith(f"{flops[1] / flops[0]:.2f} times the model FLOPs.")
 
 
 @pytest.mark.slow
@@ -339,7 +339,7 @@ def test_the_gpu_command_runs_at_toy_size_on_a_cpu(
     python = ["--torch-python", str(tmp_path / "none")]
     assert main(["gpu", "--toy", "--out", str(tmp_path), *python]) == 0
     shown = capsys.readouterr()
-    assert "skipped: hf" in shown.out
+    assert "hf was skipped" in shown.out
     [path] = tmp_path.glob("gpu-*.json")
     found = Results.open(path)
     assert [part.name for part in found.benchmarks] == [
