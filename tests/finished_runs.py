@@ -63,7 +63,7 @@ def write_results(
 
 
 def set_status(run: SweepRun, status: str, **details: object) -> None:
-    """Write the status file of a run, with any content."""
+    """Write the status file of a run with the given content."""
     run.status_file.write_text(json.dumps({"status": status, **details}))
 
 

@@ -305,7 +305,7 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
 
 
 def _random_batch(shape: Bucket, vocab_size: int, source_vocab_size: int | None) -> Batch:
-    """Return a random batch of this shape without padding, for these vocabulary sizes."""
+    """Return a random batch of the given shape without padding."""
     rng = np.random.default_rng(0)
     source_size = source_vocab_size or vocab_size
     return Batch(

@@ -215,7 +215,7 @@ def summarize(
         rounds: the samples of each worker.
         name: the name of the benchmark.
         unit: the unit of speed.
-        work: a description of the work.
+        work: the sizes and settings of the benchmark.
         references: candidates for the reference; the first that ran is used.
         flops: FLOPs per unit, from `training.flops`.
         notes: explanations to print below the table.

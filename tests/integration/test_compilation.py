@@ -115,7 +115,7 @@ def test_whole_and_resumed_runs_of_all_seeds_share_their_programs(
     train(config.change(train={"seed": 1}), tmp_path / "two")
     assert cached_programs() == first
     train(config.change(train={"seed": 2, "steps": 1}), tmp_path / "three")
-    # Restoring a state needs other programs than initializing it, but the training step is the
+    # Restoring a state and initializing it use different programs, but the training step is the
     # same.
     resume(tmp_path / "three", train={"steps": 4})
     assert {name for name in cached_programs() - first if "train_step" in name} == set()

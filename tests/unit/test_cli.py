@@ -34,7 +34,7 @@ OPTIONS = [
 ]
 SLOW_IMPORTS = ("jax", "flax", "optax", "orbax", "tensorflow_datasets", "matplotlib", "scipy")
 
-# Each invalid command has a part of its error message, which gives the reason.
+# Each invalid command is listed with the part of its error message that gives the reason.
 MISTAKES: dict[tuple[str, ...], str] = {
     ("trian", "tiny"): "no command 'trian'; did you mean 'train'?",
     ("--verbose",): "no command '--verbose'",

@@ -46,7 +46,7 @@ def config_of(positions: Any, **changes: Any) -> ModelConfig:
 
 
 def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairScore, PairValue]:
-    """Return two functions from the paper of a scheme: the score and the value of a pair."""
+    """Return functions that compute the score and the value of a pair by a scheme's formulas."""
     scale = 1 / math.sqrt(D_K) if config.attention_score == "scaled_dot_product" else 1.0
 
     def alibi(head: int, query: Floats, key: Floats, t: int, s: int) -> float:

@@ -77,7 +77,7 @@ def test_lines_are_read_as_they_were_written_from_any_start(
 ) -> None:
     # Some lines cannot be distinguished in a file, so change them. A carriage return at the end of
     # a line looks like a part of the line end. A byte-order mark in the first line looks like the
-    # mark of the file. A final empty line looks like no line.
+    # mark of the file. An empty last line looks the same as no line.
     lines = [line.removesuffix("\r") for line in lines]
     if lines[0].startswith("\ufeff"):
         has_mark = True
