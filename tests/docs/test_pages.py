@@ -79,7 +79,7 @@ def test_links_and_anchors_resolve(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))], ids=name)
-def test_lines_and_tables_fit_a_screen(page: Path) -> None:
+def test_lines_and_tables_fit_on_a_screen(page: Path) -> None:
     for line in page.read_text("utf-8").splitlines():
         assert len(line) <= MAX_COLUMNS or line.startswith(("![", "[![")), line
 

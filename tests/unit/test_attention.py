@@ -59,7 +59,7 @@ def test_attention_is_equation_1(score: str, mask_shape: tuple[int, ...], seed: 
     np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
-def test_the_dot_products_are_scores_of_the_config() -> None:
+def test_the_config_offers_all_scores() -> None:
     """test_attention_scores.py tests the other two scores."""
     assert set(ATTENTION_SCORES) == {*DOT_PRODUCTS, "general", "additive"}
     assert {name: ATTENTION_SCORES[name](SMALL) for name in DOT_PRODUCTS} == DOT_PRODUCTS

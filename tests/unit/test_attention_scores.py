@@ -44,7 +44,7 @@ def test_a_score_equals_its_formula(name: str, formula: Any) -> None:
     np.testing.assert_allclose(apply(score, params, QUERY, KEY), expected, atol=1e-5)
 
 
-def test_general_with_an_identity_matrix_is_the_dot_product() -> None:
+def test_the_general_score_with_an_identity_matrix_is_the_dot_product() -> None:
     params = {"matrix": jnp.broadcast_to(jnp.eye(WIDTH), (HEADS, WIDTH, WIDTH))}
     expected = dot_product(QUERY, KEY)
     np.testing.assert_allclose(apply(General(CONFIG), params, QUERY, KEY), expected, atol=1e-6)

@@ -62,7 +62,7 @@ def test_a_run_without_checkpoints_is_an_error(tmp_path: Path) -> None:
         CheckpointManager(tmp_path / "run" / "checkpoints", IDENTITY)
 
 
-def test_reading_changes_no_file(tmp_path: Path) -> None:
+def test_reading_a_checkpoint_changes_no_file(tmp_path: Path) -> None:
     write_steps(tmp_path / "c", {1: 9.0, 2: 8.0})
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")}
     with CheckpointManager(tmp_path / "c", IDENTITY) as checkpoints:

@@ -56,7 +56,7 @@ def test_the_fraction_of_zeros_is_the_rate(shape: tuple[int, ...], rate: float) 
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_kept_elements_are_scaled_so_that_the_mean_stays(rate: float) -> None:
+def test_kept_elements_are_scaled_to_preserve_the_mean(rate: float) -> None:
     x = 3 + normal(0, 300, 200)
     y = floats(dropout(x, rate, jax.random.key(0)))
     is_kept = y != 0
@@ -112,7 +112,7 @@ def test_masks_of_different_keys_are_independent(kind: str, rate: float) -> None
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 @pytest.mark.parametrize("second", [8, 2**31 + 7, 3_000_000_000])
-def test_keys_with_close_first_halves_do_not_give_shifted_copies(second: int, rate: float) -> None:
+def test_masks_of_similar_keys_are_not_shifted_copies(second: int, rate: float) -> None:
     distance = 3
     one = is_zero((60_000,), rate, key_of(10, 7))
     other = is_zero((60_000,), rate, key_of(10 + distance, second))

@@ -45,7 +45,7 @@ def test_embeddings_have_the_config_dtype_and_logits_are_float32() -> None:
     assert apply(model, params, x, method="logits").dtype == jnp.float32
 
 
-def test_rows_start_with_variance_one_over_d_model() -> None:
+def test_embedding_rows_start_with_variance_one_over_d_model() -> None:
     model = SharedEmbedding(replace(SMALL, d_model=64), 2000)
     params = initial_params(model, TOKENS, method="embed")
     assert params["table"].shape == (2000, 64)

@@ -61,7 +61,7 @@ def matrix_products(jaxpr: Any) -> list[Any]:
     return products
 
 
-def test_padding_does_not_count() -> None:
+def test_padding_adds_no_flops() -> None:
     batch = Batch(np.full((2, 5), 4), np.full((2, 4), 4))
     padded = Batch(*(np.pad(side, ((0, 3), (0, 6))) for side in batch))
     assert step_flops(SMALL.model, 30, batch) == step_flops(SMALL.model, 30, padded)

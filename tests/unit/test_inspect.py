@@ -27,7 +27,7 @@ def all_weights(model: Transformer, params: dict[str, Any]) -> dict[str, Array]:
     return jax.jit(attention_weights, static_argnums=0)(model, params, SOURCE, TARGET)
 
 
-def test_attention_weights_has_all_layers_of_each_kind() -> None:
+def test_attention_weights_contains_every_layer_of_each_kind() -> None:
     model, params = make_model(num_layers=2, num_heads=3)
     weights = all_weights(model, params)
     shapes = {kind: array.shape for kind, array in weights.items()}

@@ -55,7 +55,7 @@ def pairs(split: Split, train_pairs: int = 300, most: int = 1) -> list[tuple[str
     return list(NumberWords(train_pairs, most).read(split))
 
 
-def test_the_parsers_of_this_test_are_right() -> None:
+def test_the_parsers_in_this_test_are_correct() -> None:
     assert english("two hundred and thirty-one") == german("zweihunderteinunddreißig") == 231
     assert english("zero") == german("null") == 0
     assert english("one thousand and one") == german("eintausendeins") == 1001

@@ -224,7 +224,7 @@ def test_learning_rate_rises_linearly_then_falls_with_the_square_root() -> None:
     assert rate(16_000) == pytest.approx(rate(4000) / 2, rel=1e-5)
 
 
-def test_scale_multiplies_the_learning_rate() -> None:
+def test_learning_rate_scale_multiplies_the_learning_rate() -> None:
     assert rate(123, scale=2.5) == pytest.approx(2.5 * rate(123), rel=1e-5)
 
 

@@ -156,7 +156,7 @@ def test_clamping_changes_nothing_within_the_table() -> None:
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_more_positions_than_the_table_has_raise_one_line(side: int) -> None:
+def test_too_many_positions_for_the_table_raise_a_one_line_error(side: int) -> None:
     model = build_transformer(replace(SMALL, positions="learned", max_positions=5), 11)
     long, short = jnp.ones((1, 6), jnp.int32), jnp.ones((1, 5), jnp.int32)
     params = drawn_params(model, short, short)

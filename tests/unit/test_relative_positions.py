@@ -167,11 +167,11 @@ def test_only_the_distance_of_query_and_key_matters(positions: str) -> None:
         (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
     ],
 )
-def test_alibi_slopes_are_those_of_its_authors(heads: int, expected: list[float]) -> None:
+def test_alibi_slopes_are_those_of_the_alibi_paper(heads: int, expected: list[float]) -> None:
     assert alibi_slopes(heads) == pytest.approx(expected)
 
 
-def test_rotation_keeps_norms_and_the_first_position() -> None:
+def test_rotary_positions_preserve_norms_and_the_first_position() -> None:
     x = normal(0, 2, 9, HEADS, 8)
     rotated = rotate(x, jnp.arange(x.shape[1]))
     np.testing.assert_allclose(jnp.linalg.norm(rotated, axis=-1), jnp.linalg.norm(x, axis=-1), 1e-5)

@@ -56,7 +56,7 @@ def test_a_difference_is_significant_if_it_exceeds_the_spread_over_seeds(results
     assert not results.is_significant("same", "perplexity")
 
 
-def test_signs_are_compared_with_the_papers_if_it_has_a_difference(results: Results) -> None:
+def test_signs_are_compared_with_the_paper_where_it_has_a_difference(results: Results) -> None:
     signs = {name: results.has_paper_sign(name, "perplexity") for name in RESULTS}
     expected = {"base": None, "better": True, "worse": True, "same": None, "other": False}
     assert signs == expected

@@ -257,7 +257,7 @@ def test_a_translation_does_not_depend_on_the_other_sentences(seed: int, limits:
         np.testing.assert_allclose(alone.scores[0], together.scores[sentence], rtol=1e-6)
 
 
-def test_penalties_are_their_formulas() -> None:
+def test_length_penalties_equal_their_formulas() -> None:
     lengths = np.arange(1.0, 9.0)
     for alpha in (0.0, 0.6, 1.0):
         gnmt = PENALTIES["gnmt"](jnp.asarray(lengths), alpha)

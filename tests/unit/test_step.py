@@ -142,7 +142,7 @@ def test_repeated_steps_on_one_batch_learn_it() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("location", ["gradient", "loss"])
-def test_a_step_that_is_not_finite_changes_only_the_counts(value: float, location: str) -> None:
+def test_a_step_without_finite_values_changes_only_the_counts(value: float, location: str) -> None:
     step = compile_step(NO_DROPOUT)
     state, _ = step(initial_state(NO_DROPOUT), BATCH)
     gradients, loss = step.compute_gradients(state, BATCH, jnp.int32(0))

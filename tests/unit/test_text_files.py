@@ -141,7 +141,7 @@ def test_a_fault_is_reported_with_its_file_and_line(kind: str, tmp_path: Path) -
     assert str(tmp_path) not in line
 
 
-def test_files_without_lines_are_refused(tmp_path: Path) -> None:
+def test_empty_files_are_refused(tmp_path: Path) -> None:
     assert data_error(lambda: write_corpus(tmp_path, b"").count("train")) == "train.en has no lines"
     assert sources(write_corpus(tmp_path, b"\n\n")) == ["", ""]
 

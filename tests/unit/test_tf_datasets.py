@@ -180,7 +180,7 @@ def test_wmt14_is_built_from_the_corpora_of_the_paper_only(folder: Path) -> None
     }
 
 
-def test_languages_choose_the_direction(folder: Path) -> None:
+def test_the_order_of_languages_selects_the_direction(folder: Path) -> None:
     forward = TranslationDataset(WMT14, ("en", "de"), folder)
     backward = TranslationDataset(WMT14, ("de", "en"), folder)
     for split in forward.splits:

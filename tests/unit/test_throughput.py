@@ -40,7 +40,7 @@ class RecordingArray:
         return np.asarray(10 * self._step)
 
 
-def test_adding_a_step_waits_for_the_step_two_before_it_and_no_other() -> None:
+def test_adding_a_step_waits_only_for_the_step_two_steps_earlier() -> None:
     meter, reads = Meter(MODEL, 1e9, []), list[int]()
     for step in range(1, 6):
         array: Any = RecordingArray(step, reads)

@@ -77,7 +77,7 @@ def fuzz(count: int, seed: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_decoding_any_line_returns_what_is_documented(count: int) -> None:
+def test_decoding_an_encoded_line_returns_the_documented_text(count: int) -> None:
     known = {*ALPHABET, " "}
     lines = list(fuzz(count, seed=count))
     decoded = TOKENIZER.decode(TOKENIZER.encode(lines))

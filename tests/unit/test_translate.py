@@ -46,7 +46,7 @@ def lines(run: Run, prepared: Prepared) -> list[str]:
     return [x for x, width in zip(sources, widths, strict=True) if width == WIDTH][: 2 * ROWS + 4]
 
 
-def test_a_translation_depends_on_its_sentence_alone(run: Run, lines: list[str]) -> None:
+def test_a_translation_depends_only_on_its_sentence(run: Run, lines: list[str]) -> None:
     together = run.translate_best(lines, 4)
     alone = [run.translate_best([line], 4)[0] for line in lines[::9]]
     order = np.random.default_rng(0).permutation(len(lines))
@@ -126,7 +126,7 @@ def test_truncation_keeps_the_beginning_and_the_end_token(run: Run) -> None:
     assert tokens[-1] == EOS
 
 
-def test_a_width_is_compiled_once(run: Run, lines: list[str]) -> None:
+def test_each_width_is_compiled_once(run: Run, lines: list[str]) -> None:
     unique = dataclasses.replace(run.config.decode, beam_size=1, max_extra_length=3)
     cache_size = cast(Any, search)._cache_size
     before = cache_size()
