@@ -1,6 +1,6 @@
 """Compare the speed of this project with other libraries and with earlier results.
 
-python -m experiments.benchmark {train,decode,input,scaling,gpu,compare} --help
+    python -m experiments.benchmark {train,decode,input,scaling,gpu,compare} --help
 """
 
 import os

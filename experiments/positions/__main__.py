@@ -1,6 +1,6 @@
 """Plot and tabulate the scores of a finished sweep by sentence length.
 
-python -m experiments.positions SWEEP [--out FOLDER]
+    python -m experiments.positions SWEEP [--out FOLDER]
 """
 
 import sys
