@@ -1,5 +1,7 @@
 """Compare training with shardings to training on one device, and print the differences as JSON.
 
+`test_sharding` runs this program:
+
     python on_devices.py DTYPE COUNTS STEPS DROPOUT:SHARDING,SHARDING ...
 """
 

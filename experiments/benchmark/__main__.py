@@ -1,5 +1,7 @@
 """Compare the speed of this project with other libraries and with earlier results.
 
+Every command explains its options:
+
     python -m experiments.benchmark {train,decode,input,scaling,gpu,compare} --help
 """
 

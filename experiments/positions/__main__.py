@@ -1,5 +1,7 @@
 """Plot and tabulate the scores of a finished sweep by sentence length.
 
+The command needs a sweep whose runs have been scored:
+
     python -m experiments.positions SWEEP [--out FOLDER]
 """
 
