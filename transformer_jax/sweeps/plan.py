@@ -75,20 +75,14 @@ class Sweep:
         return sorted({run.seed for run in self.runs})
 
     def find(self, name: str) -> SweepRun:
-        """Return the run with this name.
-
-        Raises:
-            UsageError: the sweep has no such run.
-        """
+        """Return the run with this name; raise UsageError if there is none."""
         for run in self.runs:
             if run.name == name:
                 return run
         raise UsageError(f"{self.path} has no run {name!r}")
 
     def store(self) -> None:
-        """Write the plan, or add this plan's rows and seeds to the plan in the folder.
-
-        A stored plan may grow, but its rows do not change.
+        """Write the plan, or add its rows and seeds to the plan in the folder.
 
         Raises:
             UsageError: the stored plan has one of the rows with a different config, or the folder
@@ -151,12 +145,12 @@ class Sweep:
 def plan_sweep(
     path: Path, rows: Mapping[str, Row], seeds: int, *, only: Sequence[str] | None = None
 ) -> Sweep:
-    """Plan a sweep of these rows.
+    """Plan a sweep in a folder that need not exist yet.
 
     Args:
-        path: the sweep's folder, which need not exist.
-        rows: the rows by name; the other rows are compared with the first.
-        seeds: the number of seeds. They count up from the seed of the first row.
+        path: the sweep's folder.
+        rows: the rows by name.
+        seeds: the number of seeds, which count up from the seed of the first row.
         only: the rows to train in addition to the first row; None for all.
 
     Raises:
@@ -179,29 +173,18 @@ def plan_sweep(
 
 
 def _plan_runs(path: Path, rows: Mapping[str, Row], seeds: Iterable[int]) -> list[SweepRun]:
-    """Return the runs in training order: one seed of every row comes before the next seed.
-
-    With this order, an unfinished sweep already has a result for every row.
-    """
+    # One seed of every row comes before the next seed, so that an unfinished sweep has a result for
+    # every row.
     return [
-        SweepRun(
-            path / name / f"seed-{seed}",
-            f"{name}/seed-{seed}",
-            name,
-            seed,
-            row.config.change(train={"seed": seed}),
-        )
+        SweepRun(path / run, run, name, seed, row.config.change(train={"seed": seed}))
         for seed in seeds
         for name, row in rows.items()
+        for run in [f"{name}/seed-{seed}"]
     ]
 
 
 def check_row_name(name: str) -> str:
-    """Return the name of a row if it can also be the name of a folder.
-
-    Raises:
-        UsageError: the name is empty or has characters other than letters, digits, and ._+-.
-    """
+    """Return the name of a row; raise UsageError if it cannot be the name of a folder."""
     if not ROW_NAME.fullmatch(name):
         raise UsageError(f"a row's name must consist of letters, digits, and ._+-, got {name!r}")
     return name

@@ -32,9 +32,6 @@ class Slot:
 def find_slots(limit: int | None = None) -> list[Slot]:
     """Return one slot per accelerator, or as many slots on the CPU as its cores and memory allow.
 
-    Args:
-        limit: the number of slots; None for all.
-
     Raises:
         UsageError: `limit` is not between 1 and the number of slots.
         StorageError: JAX finds no device.
@@ -51,11 +48,7 @@ def find_slots(limit: int | None = None) -> list[Slot]:
 
 
 def make_slots(backend: str, num_devices: int, limit: int | None = None) -> list[Slot]:
-    """Return the slots of a JAX backend; see `find_slots`.
-
-    Raises:
-        UsageError: `limit` is not between 1 and the number of slots.
-    """
+    """Return the slots of a JAX backend; see `find_slots`."""
     if backend == "cpu":
         slots = _make_cpu_slots(limit)
     else:
@@ -69,15 +62,11 @@ def _make_accelerator_slots(backend: str, num_devices: int) -> list[Slot]:
     if backend == "tpu":
         # Each process sees one chip and does not connect to the processes of other chips.
         single = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
-        return [
-            Slot(f"tpu {i}", {"TPU_VISIBLE_CHIPS": str(i), **single}) for i in range(num_devices)
-        ]
+        chips = map(str, range(num_devices))
+        return [Slot(f"tpu {chip}", {"TPU_VISIBLE_CHIPS": chip, **single}) for chip in chips]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = visible.split(",") if visible else [str(i) for i in range(num_devices)]
-    return [
-        Slot(f"{backend} {device}", {"CUDA_VISIBLE_DEVICES": device})
-        for device in devices[:num_devices]
-    ]
+    gpus = visible.split(",")[:num_devices] if visible else map(str, range(num_devices))
+    return [Slot(f"{backend} {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in gpus]
 
 
 def _make_cpu_slots(limit: int | None) -> list[Slot]:
