@@ -118,11 +118,11 @@ class _Pool:
 def _settle_status(run: SweepRun, code: int, *, is_stopping: bool) -> RunStatus:
     """Return the status of a run whose worker ended; write it if the worker could not."""
     status = read_status(run)
-    if status.status in ("done", "failed") or is_stopping or code == 0:
+    is_final = status.status in ("done", "failed") or is_stopping or code == 0
+    if is_final or (status.status == "stopped" and status.note != PROCESS_GONE):
         return status
-    if status.status != "stopped" or status.note == PROCESS_GONE:
-        note = f"its worker ended with exit code {code}: see {run.log_file}"
-        write_status(run, "failed", code=code, note=note)
+    note = f"its worker ended with exit code {code}: see {run.log_file}"
+    write_status(run, "failed", code=code, note=note)
     return read_status(run)
 
 
@@ -134,9 +134,8 @@ def start_worker(
     sweep: Sweep, run: SweepRun, slot: Slot, step_timeout: float
 ) -> subprocess.Popen[bytes]:
     """Start a worker process that runs the remaining phases of a run."""
-    worker = train_command(
-        [str(sweep.path), run.name, str(step_timeout)], "transformer_jax.sweeps.worker"
-    )
+    arguments = [str(sweep.path), run.name, str(step_timeout)]
+    worker = train_command(arguments, "transformer_jax.sweeps.worker")
     # Slurm announces the time limit by sending SIGUSR2 to all processes, but the launcher decides
     # what to do, so workers ignore it. A shell sets this up, because `preexec_fn` would run Python
     # between fork and exec, which is unsafe with the threads of JAX.

@@ -9,11 +9,10 @@ sweeps/table3/
     slurm/               submitit's scripts, logs, and pickles, if Slurm runs the sweep
 """
 
-import dataclasses
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
@@ -45,7 +44,7 @@ class SweepRun:
 
     @property
     def config_file(self) -> Path:
-        """The config that `train` starts from."""
+        """The config that `train` reads."""
         return self.path.with_name(f"{self.path.name}.json")
 
     @property
@@ -94,19 +93,15 @@ class Sweep:
             stored = Sweep.open(self.path)
             for name in stored.rows.keys() & rows.keys():
                 _check_unchanged(self.path, name, stored.rows[name].config, rows[name].config)
-            rows = {**stored.rows, **rows}
-            seeds = sorted({*stored.seeds, *seeds})
+            rows, seeds = {**stored.rows, **rows}, sorted({*stored.seeds, *seeds})
         plan = {
-            "format": FORMAT,
-            "seeds": seeds,
-            "rows": {
-                name: {"config": row.config.to_dict(), "paper": dataclasses.asdict(row.paper)}
-                for name, row in rows.items()
-            },
+            name: {"config": row.config.to_dict(), "paper": asdict(row.paper)}
+            for name, row in rows.items()
         }
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.path / "sweep.json", plan)
+            content = {"format": FORMAT, "seeds": seeds, "rows": plan}
+            write_json(self.path / "sweep.json", content)
             for run in self.runs:
                 run.path.parent.mkdir(exist_ok=True)
                 if not run.config_file.exists():
@@ -145,13 +140,9 @@ class Sweep:
 def plan_sweep(
     path: Path, rows: Mapping[str, Row], seeds: int, *, only: Sequence[str] | None = None
 ) -> Sweep:
-    """Plan a sweep in a folder that need not exist yet.
+    """Plan a sweep of the first row and the rows in `only` (None for all), without writing files.
 
-    Args:
-        path: the sweep's folder.
-        rows: the rows by name.
-        seeds: the number of seeds, which count up from the seed of the first row.
-        only: the rows to train in addition to the first row; None for all.
+    The seeds count up from the seed of the first row.
 
     Raises:
         UsageError: a row in `only` does not exist, a row's name cannot be a folder's name, or

@@ -63,10 +63,6 @@ def _format_score(row: RowResult, score: str, digits: int) -> str:
     return row.scores[score].format(digits) if score in row.scores else MISSING
 
 
-def _format_flops(row: RowResult, method: int) -> str:
-    return MISSING if row.flops is None else f"{row.flops[method]:.1e}"
-
-
 def _format_p(results: Results, row: RowResult) -> str:
     seeds = results.sweep.seeds
     return " ".join(_format(row.p.get(seed), ".3f") for seed in seeds) if row.p else MISSING
@@ -85,8 +81,8 @@ COLUMNS: dict[str, Callable[[Results, RowResult], str]] = {
     "row": lambda _, row: row.name,
     "change": lambda _, row: row.change or "base",
     "parameters": lambda _, row: f"{row.parameters:,}",
-    "FLOPs": lambda _, row: _format_flops(row, 0),
-    "time x peak": lambda _, row: _format_flops(row, 1),
+    "FLOPs": lambda _, row: _format(row.flops and row.flops[0], ".1e"),
+    "time x peak": lambda _, row: _format(row.flops and row.flops[1], ".1e"),
     "seeds": lambda _, row: str(row.num_seeds),
     "dev perplexity": lambda _, row: _format_score(row, "perplexity", 2),
     "to base": lambda r, row: _format(r.difference(row.name, "perplexity"), "+.2f"),

@@ -86,19 +86,13 @@ class Results:
         return None if ours is None or base is None else ours - base
 
     def minimum_detectable_difference(self, score: str) -> float | None:
-        """Return the smallest difference of two complete rows that seeds alone do not explain.
-
-        Return None if no row has two seeds.
-        """
+        """Return the smallest difference of two complete rows that seeds alone do not explain."""
         rows = self._rows_with(score)
         num_seeds = max((len(row.values) for row in rows), default=1)
         return detectable_difference(rows, num_seeds, num_seeds)
 
     def has_paper_sign(self, name: str, score: PaperScore) -> bool | None:
-        """Return whether a row's difference from the first row has the same sign as in the paper.
-
-        Return None if there is no difference in the paper, or if a score is missing.
-        """
+        """Return whether a row's difference has the paper's sign; None if one has no sign."""
         paper, ours = self.paper_difference(name, score), self.difference(name, score)
         return None if not paper or ours is None else (ours > 0) == (paper > 0)
 
@@ -116,11 +110,7 @@ class Results:
 
 
 def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> Results:
-    """Collect the results of all runs so far, for a report that `command` writes.
-
-    Raises:
-        UsageError: no run is done.
-    """
+    """Collect the results of all runs so far; raise UsageError if no run is done."""
     if not any(status.status == "done" for status in statuses):
         raise UsageError(f"no run of {sweep.path} is done: there is nothing to report")
     by_row = {name: [s for s in statuses if s.run.row == name] for name in sweep.rows}
@@ -161,10 +151,8 @@ def _collect_row(name: str, row: Row, base: Row, statuses: Sequence[RunStatus]) 
 
 
 def _config_as_trained(statuses: Sequence[RunStatus]) -> Config:
-    """Return the config of the first started run: its vocabulary may be smaller than requested.
-
-    If no run has started, return the planned config.
-    """
+    """Return the config of the first started run; if none has started, the planned config."""
+    # A trained vocabulary may be smaller than requested.
     for status in statuses:
         with contextlib.suppress(KeyError, TypeError, ConfigError):
             return Config.from_dict(read_json_object(status.run.path / "run.json")["config"])
@@ -221,10 +209,7 @@ def compound_bleu(tokenizer: str, hypotheses: list[str], references: list[str]) 
 def _compare_test_bleu(
     sweep: Sweep, by_row: Mapping[str, Sequence[RunStatus]]
 ) -> tuple[dict[str, dict[int, float]], str]:
-    """Compare every row with the first row of the same seed, by paired bootstrap on test BLEU.
-
-    Return the p-values by row and seed, and sacreBLEU's signature.
-    """
+    """Return the p-values of `RowResult` by row, and sacreBLEU's signature."""
     base = next(iter(by_row))
     bleu, _ = sacrebleu_metrics(bleu_tokenizer(sweep.rows[base].config.data), warn=False)
     p: dict[str, dict[int, float]] = {}

@@ -37,9 +37,8 @@ def find_slots(limit: int | None = None) -> list[Slot]:
         StorageError: JAX finds no device.
     """
     # A child process counts the devices, because JAX would reserve their memory in this one.
-    child = subprocess.run(  # noqa: S603 - the command is constant
-        [sys.executable, "-c", COUNT_DEVICES], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", COUNT_DEVICES]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if child.returncode:
         reason = (child.stderr.strip().splitlines() or ["no message"])[-1]
         raise StorageError(f"JAX finds no device: {reason}")
@@ -49,10 +48,8 @@ def find_slots(limit: int | None = None) -> list[Slot]:
 
 def make_slots(backend: str, num_devices: int, limit: int | None = None) -> list[Slot]:
     """Return the slots of a JAX backend; see `find_slots`."""
-    if backend == "cpu":
-        slots = _make_cpu_slots(limit)
-    else:
-        slots = _make_accelerator_slots(backend, num_devices)
+    is_cpu = backend == "cpu"
+    slots = _make_cpu_slots(limit) if is_cpu else _make_accelerator_slots(backend, num_devices)
     if limit is not None and not 1 <= limit <= len(slots):
         raise UsageError(f"devices must be from 1 to {len(slots)}, got {limit}")
     return slots[:limit]

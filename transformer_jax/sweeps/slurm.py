@@ -27,8 +27,8 @@ from transformer_jax.sweeps.status import RunStatus, current_slurm_job, read_sta
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
-# Slurm signals this long before the time limit, so that a trainer can save. If the time limit is
-# short, a quarter of the limit is used instead.
+# Slurm signals this long before the time limit, or a quarter of the limit if that is less, so that
+# a trainer can save.
 SAVING_SECONDS = 120
 # How many seconds a task waits for the submitting process to record its job.
 SUBMISSION_SECONDS = 60.0
@@ -36,8 +36,7 @@ SUBMISSION_SECONDS = 60.0
 LINGER_SECONDS = 300.0
 # A run fails after this many consecutive allocations without progress.
 MAX_FRUITLESS_REQUEUES = 3
-# submitit limits the number of timeouts even if a run makes progress. This value disables that
-# limit.
+# submitit limits the number of timeouts even if a run makes progress. This disables the limit.
 MAX_TIMEOUTS = 10_000
 
 
@@ -142,12 +141,7 @@ def _measure_progress(run: SweepRun) -> tuple[int, int]:
 
 
 def check_available() -> None:
-    """Raise an error if this machine cannot submit jobs.
-
-    Raises:
-        UsageError: submitit is not installed.
-        ConnectionFailedError: Slurm is not installed or does not answer.
-    """
+    """Raise UsageError without submitit, and ConnectionFailedError without a Slurm that answers."""
     try:
         import submitit  # noqa: F401
     except ImportError:
@@ -158,12 +152,7 @@ def check_available() -> None:
 
 
 def reconcile(sweep: Sweep) -> list[RunStatus]:
-    """Mark runs as stopped if Slurm no longer has their jobs; return the status of all runs.
-
-    Raises:
-        ConnectionFailedError: Slurm does not answer.
-        StorageError: a status cannot be written.
-    """
+    """Mark runs as stopped if Slurm no longer has their jobs; return the status of all runs."""
     statuses = [read_status(run) for run in sweep.runs]
     active = [s for s in statuses if s.job and s.status in ("submitted", "running")]
     jobs = list_jobs() if active else set()
@@ -175,11 +164,7 @@ def reconcile(sweep: Sweep) -> list[RunStatus]:
 
 
 def list_jobs() -> set[str]:
-    """Return all pending and running jobs, named as in `RunStatus.job`.
-
-    Raises:
-        ConnectionFailedError: Slurm is not installed or does not answer.
-    """
+    """Return all pending and running jobs, named as in `RunStatus.job`."""
     # List all jobs, because squeue reports an error if a job in `--jobs` has ended.
     command = [_find_program("squeue"), "--noheader", "--array", "--format=%i"]
     squeue = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
@@ -193,13 +178,8 @@ def submit(
 ) -> list[str]:
     """Submit the unfinished runs of a stored sweep that are not pending or running anywhere.
 
-    Returns:
-        The jobs, as `squeue` names them.
-
-    Raises:
-        UsageError: Slurm rejects the job.
-        ConnectionFailedError: Slurm does not answer.
-        StorageError: the sweep's folder cannot be written.
+    Return the jobs, as `squeue` names them. Raise UsageError if Slurm rejects them, and
+    ConnectionFailedError if it does not answer.
     """
     statuses, jobs = reconcile(sweep), list_jobs()
     wanted = {"queued", "stopped", *(["failed"] if retry_failed else [])}

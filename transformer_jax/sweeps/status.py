@@ -44,7 +44,7 @@ class RunStatus:
     job: str = ""
     """The last Slurm job of the run, as `squeue` names it."""
     slot: str = ""
-    """The slot of the local launcher, if the run was started on this machine."""
+    """The slot of the local launcher, if this machine runs it."""
     finished: tuple[str, ...] = ()
     """The phases that are finished."""
     code: int | None = None
@@ -96,11 +96,7 @@ def write_status(
 ) -> None:
     """Write the status of a run, and record this process as its writer; see `RunStatus`.
 
-    `phase` and `finished` keep their values if they are None. `job` is then the Slurm job of this
-    process.
-
-    Raises:
-        StorageError: the status cannot be written.
+    If they are None, `phase` and `finished` do not change, and `job` is this process's Slurm job.
     """
     changes = {"phase": phase, "finished": finished}
     content = read_json_object(run.status_file) | {
@@ -149,14 +145,9 @@ def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
     metrics = read_metrics(run.path / "metrics.jsonl", TAIL_BYTES)
     train, dev = ([x for x in metrics if x.get("split") == name] for name in ("train", "dev"))
     dev_bleus = [line["bleu"] for line in dev if "bleu" in line]
-    evaluations = {
-        split: folder
-        for split in SPLITS
-        if (folder := newest_evaluation(run, split, any_search=any_search)) is not None
-    }
-    scores = {
-        split: read_json_object(folder / "scores.json") for split, folder in evaluations.items()
-    }
+    newest_folders = {s: newest_evaluation(run, s, any_search=any_search) for s in SPLITS}
+    evaluations = {split: folder for split, folder in newest_folders.items() if folder is not None}
+    scores = {s: read_json_object(folder / "scores.json") for s, folder in evaluations.items()}
     newest = (dev[-1] if dev else {}) | ({"bleu": dev_bleus[-1]} if dev_bleus else {})
     newest |= scores.get("dev", {})
     is_running = status.status == "running"
@@ -218,10 +209,11 @@ def _process_start(pid: int) -> str:
 
 def _seconds_left(train: list[JsonObject], steps: int) -> float | None:
     """Estimate the remaining time from the last ten training reports."""
-    recent = train[-10:]
-    if len(recent) < 2 or recent[-1]["step"] == recent[0]["step"]:
+    if not train:
         return None
-    first, last = recent[0], recent[-1]
+    first, last = train[-10:][0], train[-1]
+    if first["step"] == last["step"]:
+        return None
     seconds_per_step = (last["time"] - first["time"]) / (last["step"] - first["step"])
     return max(0.0, seconds_per_step * (steps - last["step"]))
 

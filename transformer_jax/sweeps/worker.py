@@ -33,11 +33,7 @@ MAX_NOTE_LENGTH = 300
 
 
 def run_worker(run: SweepRun, step_timeout: float) -> int:
-    """Run the remaining phases of a run and write its status.
-
-    Returns:
-        The exit code of the phase that failed, or 0.
-    """
+    """Run the remaining phases of a run; return the exit code of the phase that failed, or 0."""
     status = read_status(run)
     # A Slurm job that was queued again takes over its own run, even if the status still says that
     # the run is running on the previous node.
