@@ -29,15 +29,10 @@ The first use of a name that needs JAX imports JAX.
 import importlib
 from typing import TYPE_CHECKING
 
+from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
+from transformer_jax.errors import ConfigError, TransformerJaxError
+
 if TYPE_CHECKING:
-    from transformer_jax.config import (
-        Config,
-        DataConfig,
-        DecodeConfig,
-        ModelConfig,
-        TrainConfig,
-    )
-    from transformer_jax.errors import ConfigError, TransformerJaxError
     from transformer_jax.inference.trained_run import Run, load
     from transformer_jax.inference.translate import Translator
     from transformer_jax.model.build import build_transformer
@@ -58,17 +53,10 @@ __all__ = [
     "load",
 ]
 
-# The module that defines each public name. The first use of a name imports its module.
+# The modules of the names that need JAX. The first use of a name imports its module.
 _MODULES = {
-    "Config": "config",
-    "ConfigError": "errors",
-    "DataConfig": "config",
-    "DecodeConfig": "config",
-    "ModelConfig": "config",
     "Run": "inference.trained_run",
-    "TrainConfig": "config",
     "Transformer": "model.transformer",
-    "TransformerJaxError": "errors",
     "Translator": "inference.translate",
     "build_transformer": "model.build",
     "load": "inference.trained_run",

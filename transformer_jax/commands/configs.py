@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from transformer_jax.commands.base import ConfigArgument, ConfigCommand, PathCommand
+from transformer_jax.commands.base import FileCommand, PathCommand
 from transformer_jax.commands.tables import (
     print_differences,
     print_parameter_counts,
@@ -18,15 +18,12 @@ from transformer_jax.console import stdout
 
 
 @dataclass(frozen=True)
-class Params(ConfigCommand):
+class Params(FileCommand):
     """Count the parameters of a model by module, or those of each row of a sweep.
 
     The command computes only shapes, so it needs little memory.
     """
 
-    file: ConfigArgument = ""
-    """A config file, FILE:ROW for a row of a sweep, or the name of a
-    shipped config, such as table3."""
     json: FlagCreatePairsOff[bool] = False
     """Print JSON."""
 
@@ -35,7 +32,7 @@ class Params(ConfigCommand):
         rows = loading.load_rows(self.file)
         if len(rows) > 1:
             return self.with_sections(rows)
-        return dict.fromkeys(rows, self.load_row(self.file))
+        return dict(zip(rows, super().load_rows().values(), strict=True))
 
     def run(self, rows: dict[str, Row]) -> None:
         """Print the parameter counts."""
@@ -44,8 +41,9 @@ class Params(ConfigCommand):
 
         counts: dict[str, dict[str, int]] = {}
         for name, row in rows.items():
-            vocab_sizes = row.config.data.vocab_size, row.config.data.source_vocab_size
-            counts[name] = parameter_counts(build_transformer(row.config.model, *vocab_sizes))
+            data = row.config.data
+            model = build_transformer(row.config.model, data.vocab_size, data.source_vocab_size)
+            counts[name] = parameter_counts(model)
         first = next(iter(counts.values()))
         if self.json:
             stdout.print(json.dumps(first if len(counts) == 1 else counts))
@@ -72,10 +70,8 @@ class Diff(PathCommand):
         """Print the differences."""
         config, versions = _load_config_or_run(self.first)
         other_config, other_versions = _load_config_or_run(self.second)
-        differences: dict[str, tuple[object, object]] = {
-            f"{section}.{key}": values
-            for (section, key), values in config.differences(other_config).items()
-        }
+        fields = config.differences(other_config).items()
+        differences: dict[str, tuple[object, object]] = {".".join(k): v for k, v in fields}
         if versions and other_versions:
             differences |= {
                 f"made with {name}": (version, other_versions.get(name))
@@ -90,10 +86,9 @@ class Diff(PathCommand):
 
 def _load_config_or_run(spec: str) -> tuple[Config, dict[str, str]]:
     """Return a config and, for a run, the versions of the software that created it."""
-    path = Path(spec)
-    if not path.is_dir():
+    if not Path(spec).is_dir():
         return loading.load_config(spec), {}
     from transformer_jax.runs.run_directory import RunDirectory
 
-    run = RunDirectory.open(path)
+    run = RunDirectory.open(Path(spec))
     return run.config, run.versions
