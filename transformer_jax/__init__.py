@@ -18,12 +18,11 @@ Build the Flax module of a config for a shared vocabulary of 37,000 tokens:
     >>> from transformer_jax import build_transformer
     >>> model = build_transformer(config.model, vocab_size=37_000)
 
-Train, evaluate, and compare runs with the command `transformer-jax`; `transformer-jax --help` lists
-its commands.
+The command `transformer-jax` trains, evaluates, and compares runs.
 
 The subpackages follow the paper: `model` (section 3), `data` (5.1), `training` (5.2 to 5.4), and
-`inference` (6.1). You can import them, but only the names in this module are a stable interface.
-The first use of a name that needs JAX imports JAX.
+`inference` (6.1). Only the names in this module are a stable interface. The first use of a name
+that needs JAX imports JAX.
 """
 
 import importlib

@@ -29,8 +29,8 @@ class ConfigCommand(abc.ABC):
     """Base of the commands that load a config and accept each of its fields as an option."""
 
     data_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the data section from this config, except for the fields in
-    which a row of a sweep differs from the first row."""
+    """Take the data section from this config, except for the fields in which
+    a row of a sweep differs from the first row."""
     train_from: Annotated[str | None, arg(metavar="CONFIG")] = None
     """Take the train section from this config in the same way. If a row
     trains longer than the first row, the ratio of their steps stays the
@@ -43,13 +43,7 @@ class ConfigCommand(abc.ABC):
 
     @abc.abstractmethod
     def load_rows(self) -> dict[str, Row]:
-        """Return the experiments by row name, before options change any fields.
-
-        If a command has a single experiment, its name is "".
-
-        Raises:
-            ConfigError: a config does not exist or is invalid.
-        """
+        """Return the experiments by row name, before options change fields; a single one is ""."""
 
     @abc.abstractmethod
     def run(self, rows: dict[str, Row]) -> None:
@@ -67,8 +61,8 @@ class FileCommand(ConfigCommand):
     """Base of the commands that load one config file."""
 
     file: ConfigArgument = ""
-    """A config file, FILE:ROW for a row of a sweep, or the name of a
-    shipped config, such as tiny."""
+    """A config file, FILE:ROW for a row of a sweep, or the name of a shipped
+    config, such as tiny."""
 
     def load_rows(self) -> dict[str, Row]:
         """Return the experiment that FILE or FILE:ROW names."""

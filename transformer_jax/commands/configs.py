@@ -5,14 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from rich.table import Table
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from transformer_jax.commands.base import FileCommand, PathCommand
-from transformer_jax.commands.tables import (
-    print_differences,
-    print_parameter_counts,
-    print_parameter_totals,
-)
+from transformer_jax.commands.tables import print_parameter_totals
 from transformer_jax.config import Config, Row, loading
 from transformer_jax.console import stdout
 
@@ -48,7 +45,9 @@ class Params(FileCommand):
         if self.json:
             stdout.print(json.dumps(first if len(counts) == 1 else counts))
         elif len(counts) == 1:
-            print_parameter_counts(first)
+            width = max(map(len, first))
+            for module, count in first.items():
+                stdout.print(f"{module:{width}}  {count:>13,}")
         else:
             print_parameter_totals({name: c["total"] for name, c in counts.items()}, rows)
 
@@ -78,10 +77,13 @@ class Diff(PathCommand):
                 for name, version in versions.items()
                 if version != other_versions.get(name)
             }
+        table = Table("", self.first, self.second, box=None)
+        for name, values in differences.items():
+            table.add_row(name, *map(str, values))
         if self.json:
             stdout.print(json.dumps(differences))
         else:
-            print_differences(differences, self.first, self.second)
+            stdout.print(table if differences else "no difference")
 
 
 def _load_config_or_run(spec: str) -> tuple[Config, dict[str, str]]:

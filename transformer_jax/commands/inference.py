@@ -34,8 +34,7 @@ class RunCommand(PathCommand):
     the latest checkpoint alone. Default: the run's
     decode.average_checkpoints."""
     step: int | None = None
-    """The step of the checkpoint, or of the last checkpoint of an average.
-    Default: the latest."""
+    """The step of the checkpoint, or of the last checkpoint of an average. Default: the latest."""
     beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
     """Number of hypotheses in the beam. 1 is greedy search. Default: the
     run's decode.beam_size."""
@@ -142,8 +141,7 @@ class Translate(RunCommand):
     """Translate standard input line by line, with one output line for each input line, in order."""
 
     n_best: int | None = None
-    """Print the N best translations of each line as LINE NUMBER, SCORE,
-    TEXT, separated by tabs."""
+    """Print the N best translations of each line as LINE NUMBER, SCORE, TEXT, separated by tabs."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a line that is too long instead of raising an error."""
 

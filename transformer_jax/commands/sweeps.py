@@ -103,9 +103,8 @@ class Sweep(ConfigCommand):
             slurm.reconcile(sweep)
         _prepare_data(sweep)
         retry, timeout = self.retry_failed, self.step_timeout
-        _print_statuses(
-            launch(sweep, slots, stderr.print, retry_failed=retry, step_timeout=timeout)
-        )
+        statuses = launch(sweep, slots, stderr.print, retry_failed=retry, step_timeout=timeout)
+        _print_statuses(statuses)
 
     def _submit(self, sweep: "plan.Sweep") -> None:
         from transformer_jax.sweeps import slurm
@@ -123,9 +122,8 @@ class Sweep(ConfigCommand):
         sweep.store()
         # Prepare the text here, because compute nodes often have no network access.
         _prepare_data(sweep)
-        jobs = slurm.submit(
-            sweep, self.slurm, retry_failed=self.retry_failed, step_timeout=self.step_timeout
-        )
+        retry, timeout = self.retry_failed, self.step_timeout
+        jobs = slurm.submit(sweep, self.slurm, retry_failed=retry, step_timeout=timeout)
         if not jobs:
             stdout.print("nothing to submit: all unfinished runs are pending, running, or failed")
             Status(str(sweep.path)).run()
@@ -162,9 +160,9 @@ class Report(PathCommand):
     """Write a sweep's report, with its results next to the paper's and tests of significance."""
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="SWEEP|RUN...")]] = ()
-    """A sweep's folder, or the folders of runs that were trained
-    separately. The report compares them with the first run. Runs that
-    differ only in their seed form one row."""
+    """A sweep's folder, or the folders of runs that were trained separately.
+    The report compares them with the first run. Runs that differ only in
+    their seed form one row."""
     out: Path | None = None
     """The folder for the report of runs that were trained separately."""
     argument_name = "a sweep, or runs"

@@ -114,13 +114,6 @@ def print_results(results: "Results") -> None:
     stdout.print(table)
 
 
-def print_parameter_counts(counts: Mapping[str, int]) -> None:
-    """Print the number of parameters of each module, and the total."""
-    width = max(map(len, counts))
-    for module, count in counts.items():
-        stdout.print(f"{module:{width}}  {count:>13,}")
-
-
 def print_parameter_totals(totals: Mapping[str, int], rows: Mapping[str, Row]) -> None:
     """Print the number of parameters of each row of a sweep next to the paper's number."""
     table = _table("row", "parameters", "to base", "paper, M", "to base", first_number=1)
@@ -135,17 +128,4 @@ def print_parameter_totals(totals: Mapping[str, int], rows: Mapping[str, Row]) -
             f"{paper:g}" if paper else "",
             f"{paper - base_paper:+g}" if paper and base_paper else "",
         )
-    stdout.print(table)
-
-
-def print_differences(
-    differences: Mapping[str, tuple[object, object]], first: str, second: str
-) -> None:
-    """Print each field in which two experiments differ, with both values."""
-    if not differences:
-        stdout.print("no difference")
-        return
-    table = Table("", first, second, box=None)
-    for name, values in differences.items():
-        table.add_row(name, *map(str, values))
     stdout.print(table)

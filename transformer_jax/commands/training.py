@@ -61,7 +61,7 @@ class TrainingCommand(ConfigCommand):
     pass this option to every process."""
     step_timeout: float = 30.0
     """With --supervise: seconds without a finished step after which training
-    counts as hung, if they are at least twelve times a step's duration."""
+    counts as hung. Slow steps get more time: at least that of twelve steps."""
     phase_timeout: float = 1800.0
     """With --supervise: the same limit during startup, compilation, evaluation, and saving."""
 
@@ -80,12 +80,7 @@ class TrainingCommand(ConfigCommand):
         """The run's folder, which may not exist yet."""
 
     def under_supervisor(self, arguments: Sequence[str]) -> int:
-        """Run this command, with these arguments, under a supervisor; return its exit code.
-
-        Raises:
-            UsageError: a timeout is not positive.
-            LostProcessError: the training process hung or was killed.
-        """
+        """Run this command, with these arguments, under a supervisor; return its exit code."""
         timeouts = {"step_timeout": self.step_timeout, "phase_timeout": self.phase_timeout}
         for name, seconds in timeouts.items():
             # This comparison also rejects NaN.

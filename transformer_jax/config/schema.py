@@ -45,14 +45,13 @@ class Config:
             is_error = model.out_of_range_positions == "error"
             model.require("out_of_range_positions", is_error, f"'error' {rule}")
         elif model.out_of_range_positions == "error" and model.max_positions is None:
-            is_within = decode.max_extra_length <= MAX_EXTRA_LENGTH
+            is_valid = decode.max_extra_length <= MAX_EXTRA_LENGTH
             rule = f"at most {MAX_EXTRA_LENGTH}, because learned positions end there"
-            decode.require("max_extra_length", is_within, rule)
-        elif model.out_of_range_positions == "error" and model.max_positions is not None:
-            is_within = data.max_length <= model.max_positions
-            rule = f"at most model.max_positions ({model.max_positions})"
-            rule += " with model.out_of_range_positions error"
-            data.require("max_length", is_within, rule)
+            decode.require("max_extra_length", is_valid, rule)
+        elif model.out_of_range_positions == "error":
+            limit, end = model.max_positions_per_stack[0], "with model.out_of_range_positions error"
+            rule = f"at most model.max_positions ({limit}) {end}"
+            data.require("max_length", data.max_length <= limit, rule)
 
     def change(self, **sections: Mapping[str, Any]) -> Self:
         """Return a copy with some fields changed: `base.change(model={"num_heads": 4})`.

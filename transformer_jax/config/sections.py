@@ -145,21 +145,20 @@ class DataConfig(ConfigSection):
     """The corpus, its vocabulary, and its batches (section 5.1)."""
 
     corpus: Literal["number_words", "text", "tfds"] = "number_words"
-    """The source of the sentence pairs. number_words: numbers in English
-    and German words, generated on the fly. text: your own files. tfds: a
+    """The source of the sentence pairs. number_words: numbers in English and
+    German words, generated on the fly. text: your own files. tfds: a
     dataset of TensorFlow Datasets, downloaded on first use."""
     num_pairs: Annotated[int, between(1, MAX_NUMBER_WORDS_PAIRS)] = 20_000
     """For number_words: the number of training pairs."""
     max_numbers_per_line: Annotated[int, between(1, 300)] = 1
     """For number_words: each line has 1 to N numbers (equally often), separated by semicolons."""
     max_digits: Annotated[int | None, between(5, 6)] = None
-    """For number_words: each number has 1 to N digits (N is 5 or 6), and
-    all digit counts are equally likely. Default: all numbers below a
-    million are equally likely, so most are long."""
+    """For number_words: numbers have 1 to N digits (5 or 6), equally often.
+    Default: all numbers below a million, equally often, so most are long."""
     train: tuple[str, str] | None = None
     """For text: the training set, as a file of sources and a file of
-    targets, in UTF-8, plain or gzip. Line n of one file translates line n
-    of the other."""
+    targets, UTF-8, plain or gzip. Line n of one translates line n of the
+    other."""
     dev: tuple[str, str] | None = None
     """For text: the development set, in the same form. Training evaluates the model on it."""
     test: tuple[str, str] | None = None
@@ -173,25 +172,22 @@ class DataConfig(ConfigSection):
     languages: tuple[str, str] = ("en", "de")
     """For tfds: the source language and the target language."""
     vocab_size: Annotated[int, between(8, 1_000_000)] = 37_000
-    """Number of tokens in the vocabulary that source and target share. A
-    corpus that is too small yields fewer tokens: training then reports the
-    actual number and stores it with the run."""
+    """Number of tokens in the vocabulary that source and target share. If a
+    corpus yields fewer, training reports and stores their number."""
     source_vocab_size: Annotated[int | None, between(8, 1_000_000)] = None
-    """Number of tokens in a separate vocabulary for the source, for
-    languages with different scripts. data.vocab_size is then the size of
-    the target vocabulary. Differs from the paper when set: source and
-    target no longer share an embedding."""
+    """Number of tokens in a separate vocabulary for the source, for languages
+    with different scripts. data.vocab_size is then the target's. Differs from
+    the paper when set: source and target do not share an embedding."""
     bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
-    """How sacreBLEU splits text into words. none is for text that is
-    already tokenized. auto is char for number_words, where a target is
-    often a single word, and 13a otherwise."""
+    """How sacreBLEU splits text into words. none is for text that is already
+    tokenized. auto is char for number_words, where a target is often a
+    single word, and 13a otherwise."""
     max_length: Annotated[int, POSITIVE] = 256
     """Maximum number of tokens in a source or target, including the
     end-of-sentence token. Training skips longer pairs."""
     max_ratio: Annotated[float, at_least(1)] = 9.0
-    """Maximum ratio between the numbers of tokens in the longer and the
-    shorter side of a pair. Training skips pairs with a larger ratio,
-    because they are rarely translations."""
+    """Training skips a pair if one side has more than this many times the
+    tokens of the other, because such pairs are rarely translations."""
     batch_tokens: Annotated[int, POSITIVE] = 25_000
     """Approximate number of source tokens, and of target tokens, in a batch
     across all devices, including padding."""
@@ -238,8 +234,7 @@ class TrainConfig(ConfigSection):
     """Share of the target probability spread over the whole vocabulary (section 5.4)."""
     gradient_accumulation_steps: Annotated[int, POSITIVE] = 1
     """Number of micro-batches into which a batch is split to save memory.
-    Their gradients are summed before the update. Each micro-batch draws
-    its own dropout masks."""
+    Each one draws its own dropout masks."""
     parallelism: Literal["data", "fsdp", "pmap"] = "data"
     """How several devices share the work. data: each device holds all
     parameters and computes a part of the batch. fsdp: parameters and
@@ -256,14 +251,12 @@ class TrainConfig(ConfigSection):
     """At every Nth scheduled checkpoint, also translate the development set and compute BLEU."""
     patience: Annotated[int | None, POSITIVE] = None
     """Stop after this many scheduled checkpoints in a row without a better
-    perplexity. Differs from the paper when set: the paper trains for a
-    fixed number of steps."""
+    perplexity. Differs from the paper when set."""
     keep_checkpoints: Annotated[int, POSITIVE] = 20
     """Keep this many of the latest scheduled checkpoints, to average. The best is always kept."""
     max_minutes_between_checkpoints: Annotated[float, POSITIVE] = 10.0
-    """Maximum time between recovery checkpoints, which training saves
-    between the scheduled ones. The first follows step 1; the intervals
-    then grow to this maximum."""
+    """Maximum time between recovery checkpoints. The first one follows step
+    1; the intervals then grow to this maximum."""
     log_every: Annotated[int, POSITIVE] = 100
     """Number of steps between reports of the training metrics."""
     profile: Annotated[int, at_least(0)] = 0
@@ -287,8 +280,8 @@ class DecodeConfig(ConfigSection):
     max_extra_length: Annotated[int, at_least(0)] = MAX_EXTRA_LENGTH
     """Maximum length of a translation: the length of its source plus this many tokens."""
     average_checkpoints: Annotated[int, POSITIVE] = 1
-    """Translate with the mean of the last N scheduled checkpoints. The
-    paper averages 5 for the base model and 20 for the big model in
-    Table 2, and does not average in Table 3."""
+    """Translate with the mean of the last N scheduled checkpoints. The paper
+    averages 5 for the base model and 20 for the big model in Table 2, and
+    does not average in Table 3."""
 
     name = "decode"

@@ -44,11 +44,7 @@ PROBABILITY = Rule("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
 class ConfigSection:
-    """Base of the config sections: checks the type and the rules of each field on creation.
-
-    Raises:
-        ConfigError: a value has the wrong type or breaks a rule.
-    """
+    """Base of the config sections: checks the type and the rules of each field on creation."""
 
     name: ClassVar[str]
     """The section's name in a config, such as "model"."""
