@@ -1,15 +1,11 @@
 """Search for a few bucket sizes that need little padding.
 
 XLA compiles one program for each batch shape, so sentence pairs are grouped into a few buckets.
-A bucket of size (S, T) holds pairs of at most S source tokens and T target tokens, and pads each
-of them to S + T positions. The search minimizes the total number of positions in three steps:
-
-1. Greedy: begin with one bucket that has room for every pair. Repeatedly add the bucket that saves
-   the most positions until enough positions hold tokens.
-2. Local search: replace each bucket in turn with the best one, given the others, until the total
-   stops falling.
-3. Restarts: repeat the local search from random buckets and keep the best result. The random
-   generator has a fixed seed, so the same lengths always give the same buckets.
+A bucket of size (S, T) pads pairs of at most S source tokens and T target tokens to S + T
+positions. The search minimizes the number of positions: it adds the bucket that saves the most
+until enough positions hold tokens, then replaces each bucket in turn with the best one, given the
+others. It repeats the second step from random buckets and keeps the best result. The random
+generator has a fixed seed, so the same lengths always give the same buckets.
 """
 
 import math
@@ -52,10 +48,7 @@ def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 class PaddingCost:
-    """Counts the positions that a set of buckets needs, and searches for a set that needs few.
-
-    In each list of sizes, the first bucket has room for all pairs.
-    """
+    """Searches for a set of buckets that needs few positions; the first has room for all pairs."""
 
     def __init__(self, lengths: np.ndarray) -> None:
         """Count the pairs of each combination of lengths: int[pairs, 2]."""

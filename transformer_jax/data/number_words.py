@@ -18,10 +18,8 @@ class NumberWords:
     """Numbers below a million in English and German words.
 
     The corpus is small but poses real problems of translation: 231 is "two hundred and thirty-one"
-    and "zweihunderteinunddreißig", so in German the words move, merge, and inflect.
-
-    Lines cycle through 1 to `max_numbers_per_line` numbers. If `max_digits` is None, no number
-    occurs twice. Otherwise, no line occurs twice.
+    and "zweihunderteinunddreißig", so in German the words move, merge, and inflect. Lines cycle
+    through 1 to `max_numbers_per_line` numbers. If `max_digits` is None, no number occurs twice.
     """
 
     splits = SPLITS

@@ -110,8 +110,7 @@ def find_prepared(
 ) -> Prepared:
     """Find the data that a run was created with, or encode it again if it is not in the cache.
 
-    `verify_text` reads the text again even if the cache already has this fingerprint. Raises the
-    errors of `prepare`, and a DataError if the text has a different fingerprint.
+    `verify_text` reads the text even if it is cached. Other text than before is a DataError.
     """
     if not verify_text:
         # Unfinished corpora and lock files have a suffix.

@@ -78,7 +78,7 @@ def _load_cached_tokenizer(path: Path) -> Tokenizer | None:
 
 
 def verify_every_line(corpus: Corpus, progress: Progress) -> None:
-    """Read every line once, so that an error in any file is raised before the long work starts."""
+    """Read every line, so that an error in any file is raised before the long work starts."""
     progress("reading", 0, 0)
     for split in corpus.splits:
         corpus.count(split)

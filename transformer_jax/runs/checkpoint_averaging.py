@@ -56,10 +56,7 @@ def average_params(checkpoints: CheckpointManager, steps: Sequence[int], target:
 
 
 def _consecutive_steps(checkpoints: CheckpointManager, last: int, limit: int) -> list[int]:
-    """Return up to `limit` consecutive scheduled steps that end at `last`.
-
-    Skip damaged checkpoints at the end. Stop at a damaged or missing checkpoint further back.
-    """
+    """Return up to `limit` consecutive intact steps; only damaged ones at the end are skipped."""
     steps: list[int] = []
     step: int | None = last
     while step is not None and step in checkpoints.scores and len(steps) < limit:

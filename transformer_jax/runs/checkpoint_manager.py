@@ -128,8 +128,7 @@ class CheckpointManager:
     def prepare_save(self, step: int, arrays: Trees) -> None:
         """Wait for the previous write, and check that the disk has room for the next one.
 
-        This method must return in all processes before any of them calls `save`. It raises a
-        StorageError if the previous write failed, or if there is not enough room.
+        This method must return in all processes before any of them calls `save`.
         """
         self.wait()
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(dict(arrays)))

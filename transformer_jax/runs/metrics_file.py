@@ -34,13 +34,11 @@ def truncate_metrics(path: Path, step: int, intervals: Mapping[str, int]) -> Non
                 report = _parse_report(line)
                 if report is None:
                     first_bad = first_bad or number
-                elif report[0] > step:
-                    continue
-                elif first_bad:
+                elif first_bad and report[0] <= step:
                     raise StorageError(
                         f"{path} line {first_bad} is not a report: remove the line to resume"
                     )
-                elif report[0] < step or step % intervals[report[1]] == 0:
+                elif report[0] < step or (report[0] == step and step % intervals[report[1]] == 0):
                     reports.append(line.decode())
         write_text(path, "".join(reports))
     except OSError as error:

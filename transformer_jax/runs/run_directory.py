@@ -206,12 +206,7 @@ class RunDirectory:
 
 
 def check_available(path: Path) -> None:
-    """Check that a run can be created at this path without overwriting anything.
-
-    Raises:
-        UsageError: the path exists; the message suggests what to do.
-        StorageError: the directory cannot be created there.
-    """
+    """Raise a UsageError or StorageError if no run can be created at this path."""
     try:
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             parent = next(parent for parent in path.absolute().parents if parent.exists())
