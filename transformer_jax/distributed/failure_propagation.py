@@ -35,18 +35,12 @@ class FailurePropagation:
     def __init__(
         self, connections: dict[int, socket.socket], run: Path, *, is_primary: bool
     ) -> None:
-        """Start listening.
+        """Start listening. Messages about lost processes name the run's folder.
 
-        Args:
-            connections: in process 0, the connections to all other processes, by index; in the
-                others, only the connection to process 0.
-            run: the run's folder, for the message about a lost process.
-            is_primary: whether this is process 0, which relays the messages of all others.
+        The primary process has connections to all others, by index, and relays their messages.
+        Each other process has only the connection to process 0.
         """
-        self._connections = connections
-        self._run = run
-        self._is_primary = is_primary
-        self._departed = set[int]()
+        self._connections, self._run, self._is_primary = connections, run, is_primary
         self._is_closed = False
         self._ending = threading.Lock()
         threading.Thread(target=self._listen, name="failure-propagation", daemon=True).start()
@@ -77,27 +71,25 @@ class FailurePropagation:
         self._end(*message)
 
     def _listen(self) -> None:
+        departed = set[int]()
         selector = selectors.DefaultSelector()
-        buffers: dict[int, bytes] = {}
+        buffers = dict.fromkeys(self._connections, b"")
         for index, connection in self._connections.items():
-            buffers[index] = b""
             selector.register(connection, selectors.EVENT_READ, index)
         while selector.get_map():
             for key, _ in selector.select():
-                index = key.data
-                try:
+                index, received = key.data, b""
+                with contextlib.suppress(OSError):
                     received = self._connections[index].recv(1 << 16)
-                except OSError:
-                    received = b""
                 *lines, buffers[index] = (buffers[index] + received).split(b"\n")
                 for message in map(json.loads, lines):
                     if message != GOODBYE:
                         self._end(*message)
-                    self._departed.add(index)
+                    departed.add(index)
                 if received:
                     continue
                 selector.unregister(key.fileobj)
-                if not self._is_closed and index not in self._departed:
+                if not self._is_closed and index not in departed:
                     self.end(LostProcessError(f"process {index} of this run is gone", self._run))
 
     def _send(self, message: str | tuple[str, int]) -> None:

@@ -1,10 +1,9 @@
 """Several processes, on one machine or many, that train one run together.
 
 Each process has its own devices, reads its own rows of each batch, and runs the same program. Only
-the primary process, process 0, writes the run's folder, except for the arrays of checkpoints.
-
-The processes must agree on each decision that depends on a clock, a disk, or a signal. If one
-process saved and another did not, both would wait for each other forever.
+the primary process, process 0, writes the run's folder, except for the arrays of checkpoints. The
+processes agree on each decision that depends on a clock, a disk, or a signal: if one process saved
+and another did not, both would wait for each other forever.
 
 This module imports JAX only when processes join.
 """
@@ -45,14 +44,8 @@ class ProcessGroup:
     """
 
     def __init__(self, count: int = 1, index: int = 0) -> None:
-        """Describe this process.
-
-        Args:
-            count: the number of processes.
-            index: the index of this process, from 0.
-        """
-        self.count = count
-        self.index = index
+        """Describe the number of processes, and the index of this one, from 0."""
+        self.count, self.index = count, index
         self._calls = itertools.count()
 
     @property
@@ -70,11 +63,7 @@ class ProcessGroup:
             self._wait_for_value(f"{key}/{index}")
 
     def broadcast(self, value: T) -> T:
-        """Return the primary's value in every process.
-
-        Args:
-            value: plain data that JSON can represent. Only the primary's value matters.
-        """
+        """Return the primary's value, which JSON can represent, in every process."""
         if self.count == 1:
             return value
         key = f"transformer_jax/{next(self._calls)}"
@@ -139,18 +128,11 @@ class StepConsensus:
     DELAY = 2
 
     def __init__(self, group: ProcessGroup) -> None:
-        """Prepare the computation; the first vote compiles it."""
         self._max_over_processes = _make_max_over_processes() if group.count > 1 else None
         self._pending: deque[tuple[int, jax.Array]] = deque()
 
     def vote(self, step: int, signal: int, is_due: bool) -> Vote:
-        """Submit this process's vote, and return the latest vote that every process has seen.
-
-        Args:
-            step: the step that this process has just started.
-            signal: the number of the signal that this process received; 0 for none.
-            is_due: whether this process asks for a recovery checkpoint.
-        """
+        """Submit this process's vote after it has started a step; return the latest common vote."""
         if self._max_over_processes is None:
             return Vote(step, signal, is_due)
         self._pending.append((step, self._max_over_processes(signal, is_due)))
@@ -186,14 +168,8 @@ def join_processes(
     """Connect the processes of a run, if there are several, before JAX touches a device.
 
     With several processes, an error inside the context ends all of them and does not propagate out
-    of the context.
-
-    Args:
-        run: the run's folder, for the message about a lost process.
-        coordinator: HOST:PORT of process 0. If all three options are None, the environment of
-            Slurm, Open MPI, Kubernetes, or Cloud TPU decides.
-        num_processes: the number of processes; 1 ignores the environment.
-        process_id: the index of this process, from 0.
+    of the context. Messages about a lost process name the run's folder. `resolve_cluster` explains
+    the other arguments.
 
     Raises:
         UsageError: only some of the three options are given, or one is invalid.
@@ -211,7 +187,10 @@ def join_processes(
     except BaseException as error:  # noqa: BLE001 (any error ends all processes)
         failures.end(error)
     failures.leave()
-    _shut_down_jax()
+    import jax
+
+    # Wait until all processes are done, because process 0 hosts the store.
+    jax.distributed.shutdown()
     failures.close()
 
 
@@ -230,10 +209,3 @@ def _initialize_jax(spec: ProcessSpec) -> None:
         cluster_detection_method="deactivate",
         heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
     )
-
-
-def _shut_down_jax() -> None:
-    """Wait until all processes are done, because process 0 hosts the store."""
-    import jax
-
-    jax.distributed.shutdown()

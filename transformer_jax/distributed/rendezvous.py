@@ -19,17 +19,20 @@ READY = b"ready\n"
 # How long a connection may take to identify itself, in seconds.
 HANDSHAKE_SECONDS = 5.0
 RETRY_SECONDS = 0.2
+EXAMPLES = (
+    Setting("coordinator", "HOST:PORT"),
+    Setting("num_processes", "N"),
+    Setting("process_id", "INDEX"),
+)
 
 
 class ProcessSpec(NamedTuple):
-    """One process of a run."""
+    """One of the `count` processes of a run, with `index` from 0."""
 
     coordinator: str
-    """Host and port of process 0."""
+    """HOST:PORT of process 0."""
     count: int
-    """Number of processes."""
     index: int
-    """Index of this process."""
     local_devices: list[int] | None = None
     """Indices of this process's devices on its machine; None for all of them."""
 
@@ -39,8 +42,9 @@ def resolve_cluster(
 ) -> ProcessSpec | None:
     """Return this process's place among the processes, or None if it is the only one.
 
-    The arguments take precedence over the environment, which Slurm, Open MPI, Kubernetes, or a
-    Cloud TPU may have set.
+    The arguments are HOST:PORT of process 0, the number of processes, and the index of this one.
+    If all are None, the environment of Slurm, Open MPI, Kubernetes, or Cloud TPU decides; one
+    process ignores the environment.
 
     Raises:
         UsageError: the arguments are incomplete or invalid, or the environment indicates other
@@ -61,7 +65,11 @@ def _from_options(
     if num_processes == 1 or options == (None, None, None):
         return None
     if coordinator is None or num_processes is None or process_id is None:
-        raise _missing_option(coordinator, num_processes, process_id)
+        given = [
+            Setting(e.name, v) for e, v in zip(EXAMPLES, options, strict=True) if v is not None
+        ]
+        missing = EXAMPLES[options.index(None)]
+        raise UsageError(given[0], " also needs ", missing)
     if not 0 <= process_id < num_processes:
         raise UsageError(
             Setting("process_id", process_id),
@@ -72,20 +80,6 @@ def _from_options(
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UsageError(Setting("coordinator", coordinator), " must be HOST:PORT")
     return ProcessSpec(coordinator, num_processes, process_id)
-
-
-def _missing_option(
-    coordinator: str | None, num_processes: int | None, process_id: int | None
-) -> UsageError:
-    """Return the error for one or two missing options."""
-    options = [
-        (Setting("coordinator", coordinator), Setting("coordinator", "HOST:PORT")),
-        (Setting("num_processes", num_processes), Setting("num_processes", "N")),
-        (Setting("process_id", process_id), Setting("process_id", "INDEX")),
-    ]
-    given = next(option for option, _ in options if option.value is not None)
-    missing = next(example for option, example in options if option.value is None)
-    return UsageError(given, " also needs ", missing)
 
 
 def _from_environment() -> ProcessSpec | None:
@@ -99,38 +93,30 @@ def _from_environment() -> ProcessSpec | None:
     is_tpu = importlib.util.find_spec("libtpu") is not None
     if not (is_slurm or is_mpi or is_pod or is_tpu):
         return None
+    coordinator, count, index = EXAMPLES
+    advice = (
+        "this seems to be one of several processes, but the others cannot be found: pass ",
+        *(coordinator, " ", count, " ", index),
+    )
     try:
         cluster = detect_cluster(int(RENDEZVOUS_SECONDS))
         spec = None if cluster is None else ProcessSpec(*cluster)
     # The cluster's own tools may raise any exception.
     except Exception as error:
         reason = str(error).strip() or type(error).__name__
-        raise ConnectionFailedError(*_ADVICE, f": {reason}") from error
-    if spec is None and not (is_slurm or is_mpi or is_pod):
+        raise ConnectionFailedError(*advice, f": {reason}") from error
+    if spec is None:
+        if is_slurm or is_mpi or is_pod:
+            alone = Setting("num_processes", 1)
+            raise UsageError(*advice, ", or ", alone, " to train in this process alone")
         # The machine has a single TPU, or libtpu without a TPU.
         return None
-    if spec is None:
-        raise UsageError(
-            *_ADVICE, ", or ", Setting("num_processes", 1), " to train in this process alone"
-        )
     # JAX assigns one device to each process, as if each node had a process per device. Here, a
     # process that is alone on its machine gets all devices.
-    is_alone_on_machine = (
-        environ.get("SLURM_STEP_NUM_TASKS") == environ.get("SLURM_STEP_NUM_NODES")
-        if is_slurm
-        else environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
-    )
+    is_alone_on_machine = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
+    if is_slurm:
+        is_alone_on_machine = environ["SLURM_STEP_NUM_TASKS"] == environ.get("SLURM_STEP_NUM_NODES")
     return spec._replace(local_devices=None) if is_alone_on_machine else spec
-
-
-_ADVICE = (
-    "this seems to be one of several processes, but the others cannot be found: pass ",
-    Setting("coordinator", "HOST:PORT"),
-    " ",
-    Setting("num_processes", "N"),
-    " ",
-    Setting("process_id", "INDEX"),
-)
 
 
 def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
@@ -140,12 +126,8 @@ def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
     Call this before `jax.distributed.initialize`, which would abort from C++ if a process is
     missing.
 
-    Args:
-        spec: this process.
-        seconds: how long to wait.
-
     Raises:
-        ConnectionFailedError: a process is missing after that time, or the port is in use.
+        ConnectionFailedError: a process is missing after this time, or the port is in use.
     """
     deadline = time.monotonic() + seconds
     if spec.index == 0:
@@ -168,7 +150,7 @@ def _accept_others(spec: ProcessSpec, deadline: float, seconds: float) -> dict[i
     indices = {_handshake(spec._replace(index=i)): i for i in range(1, spec.count)}
     connections: dict[int, socket.socket] = {}
     with _listen(spec.coordinator) as server:
-        while len(connections) < len(indices):
+        while missing := [str(i) for i in indices.values() if i not in connections]:
             server.settimeout(max(deadline - time.monotonic(), 0.01))
             try:
                 connection, _ = server.accept()
@@ -177,7 +159,6 @@ def _accept_others(spec: ProcessSpec, deadline: float, seconds: float) -> dict[i
             except (OSError, ValueError) as error:
                 if time.monotonic() < deadline:
                     continue
-                missing = [str(i) for i in indices.values() if i not in connections]
                 raise ConnectionFailedError(
                     f"{len(missing)} of {spec.count} processes did not connect within "
                     f"{seconds:.0f} s: {', '.join(missing)}"

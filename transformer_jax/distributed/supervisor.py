@@ -2,8 +2,7 @@
 
 If one of several trainers is lost or stuck, the others wait for it in a collective, where no Python
 code runs, until JAX aborts them, which may never happen. With a supervisor for each, all of them
-end with a one-line error and an exit code that indicates whether to resume. A supervisor does not
-import JAX.
+end with a one-line error and an exit code. A supervisor does not import JAX.
 """
 
 import os
@@ -88,13 +87,9 @@ def supervise(
 ) -> int:
     """Run a trainer and return its exit code.
 
-    Args:
-        command: the command that starts the trainer, which must call `heartbeat.connect`.
-        run: the run's folder, for the error message.
-        step_timeout: the shortest silence between steps, in seconds, that counts as stuck.
-        phase_timeout: the same limit at the start, and while the trainer compiles, evaluates, or
-            saves.
-        forwarded_signals: receives the number of each signal that this process forwards.
+    The command must call `heartbeat.connect`. The timeouts are those of `Heartbeats`. Error
+    messages name the run's folder. `forwarded_signals` collects the signals that this process
+    forwards.
 
     Raises:
         LostProcessError: the trainer was stuck and killed, or a signal ended it.
@@ -131,7 +126,8 @@ def supervise(
 def _explain(code: int | None, heartbeats: Heartbeats) -> str:
     """Explain why a trainer was lost: signal `-code` ended it, or it was stuck (None)."""
     if code is not None:
-        return f"{_signal_name(-code)} ended training after step {heartbeats.step}"
+        name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
+        return f"{name} ended training after step {heartbeats.step}"
     phase = f" while {heartbeats.phase}" if heartbeats.phase else ""
     return (
         f"no heartbeat for {heartbeats.silence:.0f} s{phase} after step {heartbeats.step}: this "
@@ -144,7 +140,7 @@ def _wait_for_exit(
 ) -> int | None:
     """Read messages until the trainer ends; return its exit code, or None if it was killed."""
     rest, is_open, now = b"", True, time.monotonic()
-    while True:
+    while heartbeats.silence <= heartbeats.limit:
         # Poll before the last messages are read, so that none is missed.
         code = trainer.poll()
         data = b""
@@ -161,9 +157,8 @@ def _wait_for_exit(
             heartbeats.receive(message.decode())
         if code is not None:
             return code
-        if heartbeats.silence > heartbeats.limit:
-            _kill(trainer)
-            return None
+    _kill(trainer)
+    return None
 
 
 def _kill(trainer: subprocess.Popen[bytes]) -> None:
@@ -176,7 +171,3 @@ def _kill(trainer: subprocess.Popen[bytes]) -> None:
     # A device driver may keep the process alive, so do not wait forever.
     with suppress(subprocess.TimeoutExpired):
         trainer.wait(10 * STACKS_SECONDS)
-
-
-def _signal_name(number: int) -> str:
-    return next((s.name for s in signal.Signals if s == number), f"signal {number}")

@@ -55,20 +55,11 @@ def build_run_components(
     """
     config = folder.config
     prepared = find_prepared(
-        config.data,
-        folder.vocabulary,
-        folder.fingerprint,
-        progress=lambda phase, *_: heartbeat.busy(phase),
+        config.data, folder.vocabulary, folder.fingerprint, progress=heartbeat.report_progress
     )
     batches = prepared.batches(config.data.batch_tokens, config.train.seed)
-    components = RunComponents(
-        folder=folder,
-        group=group,
-        prepared=prepared,
-        model=build_transformer(config.model, **prepared.vocabulary.sizes),
-        batches=batches,
-        schedule=Schedule.from_config(config.train, batches.per_epoch),
-        sharding=SHARDINGS[config.train.parallelism](),
-    )
+    model = build_transformer(config.model, **prepared.vocabulary.sizes)
+    schedule = Schedule.from_config(config.train, batches.per_epoch)
+    sharding = SHARDINGS[config.train.parallelism]()
     group.barrier()
-    return components
+    return RunComponents(folder, group, prepared, model, batches, schedule, sharding)

@@ -32,12 +32,9 @@ def create_run(
 
     The folder gets its final name only when it is complete.
 
-    Args:
-        config: the experiment. The new run's config has the actual vocabulary sizes.
-        path: the new folder.
-        console: prints notes.
-        init_from: a run whose newest parameters and vocabulary the new run starts with.
-        progress: called with the progress of the preparation.
+    The new run starts with the newest parameters and the vocabulary of the run `init_from`, if
+    given. Its config has the actual vocabulary sizes, and the console prints a note if they differ
+    from the requested ones.
 
     Raises:
         UsageError: the folder exists, or the parameters of `init_from` have different shapes.
@@ -55,10 +52,9 @@ def create_run(
     prepared = prepare(config.data, vocabulary, progress=report_progress)
     sizes = prepared.vocabulary.sizes
     for field, size in sizes.items():
-        requested_size = getattr(config.data, field)
-        if size != requested_size:
+        if size != (requested_size := getattr(config.data, field)):
             console.print(f"note: data.{field} is {size}, not {requested_size}")
-            config = config.change(data={field: size})
+    config = config.change(data=sizes)
     _check_lengths(config.model, prepared)
     model = build_transformer(config.model, **sizes)
     if other is not None:
@@ -87,15 +83,14 @@ def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
     advice = "raise model.max_length"
     if config.max_positions is not None:
         advice += " and model.max_positions, or set model.out_of_range_positions to clamp"
-    for split in (split for split in ("dev", "test") if split in prepared.report):
-        for side, tokens, limit in zip(
-            SIDES, prepared.tokens(split), config.max_lengths, strict=True
-        ):
-            longest = int(tokens.lengths.max())
+    for split in ("dev", "test"):
+        tokens = prepared.tokens(split) if split in prepared.report else ()
+        for side, one_side, limit in zip(SIDES, tokens, config.max_lengths, strict=False):
+            longest = int(one_side.lengths.max())
             if limit is not None and longest > limit:
                 raise DataError(
-                    f"a {side} of {split} has {longest} tokens, and the model reads at "
-                    f"most {limit}: {advice}"
+                    f"a {side} of {split} has {longest} tokens, and the model reads at most "
+                    f"{limit}: {advice}"
                 )
 
 
@@ -105,15 +100,15 @@ def _check_same_shapes(params: Params, other: Run) -> None:
     Raises:
         UsageError: they differ.
     """
-    differences = _shapes(params).items() ^ _shapes(abstract_params(other.model)).items()
-    if differences:
+    ours, theirs = (
+        {
+            jax.tree_util.keystr(path): leaf.shape
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for tree in (params, abstract_params(other.model))
+    )
+    if differences := ours.items() ^ theirs.items():
         raise UsageError(
             f"the parameters of {other.folder.path} do not fit this model: "
             f"they differ at {min(differences)[0]}"
         )
-
-
-def _shapes(params: Params) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each array by its path in the tree."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}

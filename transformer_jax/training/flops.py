@@ -1,6 +1,6 @@
 """FLOPs of a training step and peak FLOP/s of the devices, for model FLOPs utilization."""
 
-import time
+import timeit
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ TYPICAL_LENGTH = 32
 def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
     """Return the FLOPs of a training step: three times those of its forward pass.
 
-    Only matrix products count. Padding does not count: attention uses each row's real lengths. The
+    Only matrix products count, and padding does not: attention uses each row's real lengths. The
     sum in an additive score counts as the dot product that it replaces. Operations that
     `model.remat` repeats count once.
     """
@@ -58,14 +58,10 @@ def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
 
 
 def train_flops(config: Config) -> float:
-    """Estimate the FLOPs of a whole training run, without reading any text.
-
-    The estimate assumes full batches of sentences of `TYPICAL_LENGTH` tokens.
-    """
+    """Estimate a whole run's FLOPs from full batches of sentences of `TYPICAL_LENGTH` tokens."""
     length = min(TYPICAL_LENGTH, config.data.max_length)
     side = np.ones((max(1, config.data.batch_tokens // length), length), np.int32)
-    step = step_flops(config.model, config.data.vocab_size, Batch(side, side))
-    return config.train.steps * step
+    return config.train.steps * step_flops(config.model, config.data.vocab_size, Batch(side, side))
 
 
 def peak_flops(dtype: str) -> float:
@@ -82,12 +78,10 @@ def peak_flops(dtype: str) -> float:
     size = 1024 if devices[0].platform == "cpu" else 8192
     matrix = jnp.ones((size, size), dtype)
     multiply = jax.jit(jnp.matmul)
-    multiply(matrix, matrix).block_until_ready()
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        multiply(matrix, matrix).block_until_ready()
-        seconds.append(time.perf_counter() - start)
+    # The first multiplication also compiles the program.
+    seconds = timeit.repeat(
+        lambda: multiply(matrix, matrix).block_until_ready(), number=1, repeat=6
+    )
     # Simulated CPU devices share one processor.
     count = 1 if devices[0].platform == "cpu" else len(devices)
-    return count * 2 * size**3 / min(seconds)
+    return count * 2 * size**3 / min(seconds[1:])
