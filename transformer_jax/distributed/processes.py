@@ -21,7 +21,6 @@ from transformer_jax.config import Config
 from transformer_jax.distributed import heartbeat, rendezvous
 from transformer_jax.distributed._private_jax import key_value_store
 from transformer_jax.distributed.failure_propagation import FailurePropagation
-from transformer_jax.distributed.rendezvous import ProcessSpec
 from transformer_jax.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,8 +30,7 @@ T = TypeVar("T")
 
 # JAX waits in C++, where Python cannot handle signals, so wait in slices of this length.
 POLL_MILLISECONDS = 2000
-# JAX itself ends a run this many seconds after a machine disappears. `FailurePropagation` usually
-# notices earlier.
+# JAX itself ends a run this long after a machine disappears. `FailurePropagation` notices earlier.
 HEARTBEAT_TIMEOUT_SECONDS = 60
 
 
@@ -85,9 +83,9 @@ class ProcessGroup:
             if (section, key) != ("data", "folder")
         ]
         if differences:
+            changes = ", ".join(differences)
             raise UsageError(
-                f"process {self.index} has different options from process 0: "
-                f"{', '.join(differences)}"
+                f"process {self.index} has different options from process 0: {changes}"
             )
 
     def _wait_for_value(self, key: str) -> str:
@@ -107,12 +105,10 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 class Vote(NamedTuple):
-    """The signals and requests of the processes after a step, as the maximum over all processes."""
+    """What any process received or requests after a step; 0 stands for no step or no signal."""
 
     step: int
-    """The step after which they voted; 0 if no vote has arrived yet."""
     signal: int
-    """The number of a signal that a process received; 0 for none."""
     is_due: bool
     """Whether a process asks for a recovery checkpoint."""
 
@@ -182,30 +178,22 @@ def join_processes(
     connections = rendezvous.rendezvous(spec, rendezvous.RENDEZVOUS_SECONDS)
     failures = FailurePropagation(connections, run, is_primary=spec.index == 0)
     try:
-        _initialize_jax(spec)
+        import jax
+
+        # `GracefulShutdown` handles the signals.
+        jax.config.update("jax_enable_preemption_service", False)
+        # Silence JAX's warning at each start that a proxy may be configured.
+        logging.getLogger("jax._src.distributed").setLevel(logging.ERROR)
+        jax.distributed.initialize(
+            *spec[:3],
+            local_device_ids=spec.local_devices,
+            cluster_detection_method="deactivate",
+            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
+        )
         yield ProcessGroup(spec.count, spec.index)
     except BaseException as error:  # noqa: BLE001 (any error ends all processes)
         failures.end(error)
     failures.leave()
-    import jax
-
     # Wait until all processes are done, because process 0 hosts the store.
     jax.distributed.shutdown()
     failures.close()
-
-
-def _initialize_jax(spec: ProcessSpec) -> None:
-    import jax
-
-    # `GracefulShutdown` handles the signals.
-    jax.config.update("jax_enable_preemption_service", False)
-    # Silence JAX's warning at each start that a proxy may be configured.
-    logging.getLogger("jax._src.distributed").setLevel(logging.ERROR)
-    jax.distributed.initialize(
-        spec.coordinator,
-        spec.count,
-        spec.index,
-        local_device_ids=spec.local_devices,
-        cluster_detection_method="deactivate",
-        heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
-    )

@@ -36,6 +36,11 @@ class ProcessSpec(NamedTuple):
     local_devices: list[int] | None = None
     """Indices of this process's devices on its machine; None for all of them."""
 
+    @property
+    def handshake(self) -> str:
+        """The first line that this process sends."""
+        return f"transformer-jax {self.index} of {self.count}\n"
+
 
 def resolve_cluster(
     coordinator: str | None, num_processes: int | None, process_id: int | None
@@ -51,25 +56,16 @@ def resolve_cluster(
             processes but not where they are.
         ConnectionFailedError: JAX cannot read the environment.
     """
-    spec = _from_options(coordinator, num_processes, process_id)
-    if spec is None and num_processes is None:
-        spec = _from_environment()
-    return None if spec is None or spec.count == 1 else spec
-
-
-def _from_options(
-    coordinator: str | None, num_processes: int | None, process_id: int | None
-) -> ProcessSpec | None:
-    """Return the process that the options describe, or None unless they describe several."""
     options = (coordinator, num_processes, process_id)
-    if num_processes == 1 or options == (None, None, None):
+    if num_processes == 1:
         return None
+    if options == (None, None, None):
+        spec = _from_environment()
+        return None if spec is None or spec.count == 1 else spec
     if coordinator is None or num_processes is None or process_id is None:
-        given = [
-            Setting(e.name, v) for e, v in zip(EXAMPLES, options, strict=True) if v is not None
-        ]
-        missing = EXAMPLES[options.index(None)]
-        raise UsageError(given[0], " also needs ", missing)
+        settings = (Setting(e.name, v) for e, v in zip(EXAMPLES, options, strict=True))
+        given = next(setting for setting in settings if setting.value is not None)
+        raise UsageError(given, " also needs ", EXAMPLES[options.index(None)])
     if not 0 <= process_id < num_processes:
         raise UsageError(
             Setting("process_id", process_id),
@@ -120,11 +116,9 @@ def _from_environment() -> ProcessSpec | None:
 
 
 def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
-    """Wait until all processes are connected; return the connections by process index.
+    """Wait until process 0 is connected to all others; return the connections by process index.
 
-    Process 0 has a connection to each other process, and each other process has one to process 0.
-    Call this before `jax.distributed.initialize`, which would abort from C++ if a process is
-    missing.
+    Call this before `jax.distributed.initialize`, which aborts from C++ if a process is missing.
 
     Raises:
         ConnectionFailedError: a process is missing after this time, or the port is in use.
@@ -147,9 +141,19 @@ def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
 def _accept_others(spec: ProcessSpec, deadline: float, seconds: float) -> dict[int, socket.socket]:
     """Accept a connection from each other process; then notify all of them."""
     # Other programs may connect too, so accept only the handshakes of this run.
-    indices = {_handshake(spec._replace(index=i)): i for i in range(1, spec.count)}
+    indices = {spec._replace(index=i).handshake: i for i in range(1, spec.count)}
     connections: dict[int, socket.socket] = {}
-    with _listen(spec.coordinator) as server:
+    port = int(spec.coordinator.rpartition(":")[2])
+    is_dualstack = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dualstack else socket.AF_INET
+    try:
+        server = socket.create_server(("", port), family=family, dualstack_ipv6=is_dualstack)
+    except OSError as error:
+        raise ConnectionFailedError(
+            f"process 0 cannot listen at {spec.coordinator}: {error.strerror}; if another run uses "
+            f"this port, choose a different one"
+        ) from error
+    with server:
         while missing := [str(i) for i in indices.values() if i not in connections]:
             server.settimeout(max(deadline - time.monotonic(), 0.01))
             try:
@@ -173,20 +177,6 @@ def _accept_others(spec: ProcessSpec, deadline: float, seconds: float) -> dict[i
     return connections
 
 
-def _listen(coordinator: str) -> socket.socket:
-    """Return a server socket at the coordinator's port, for IPv6 and IPv4 if possible."""
-    port = int(coordinator.rpartition(":")[2])
-    is_dualstack = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if is_dualstack else socket.AF_INET
-    try:
-        return socket.create_server(("", port), family=family, dualstack_ipv6=is_dualstack)
-    except OSError as error:
-        raise ConnectionFailedError(
-            f"process 0 cannot listen at {coordinator}: {error.strerror}; if another run uses "
-            f"this port, choose a different one"
-        ) from error
-
-
 def _connect_to_first(spec: ProcessSpec, deadline: float, seconds: float) -> socket.socket:
     """Connect to process 0, and wait until it reports that all processes are connected."""
     host, _, port = spec.coordinator.rpartition(":")
@@ -195,7 +185,7 @@ def _connect_to_first(spec: ProcessSpec, deadline: float, seconds: float) -> soc
         try:
             timeout = max(deadline - time.monotonic(), 0.01)
             connection = socket.create_connection(address, timeout=timeout)
-            connection.sendall(_handshake(spec).encode())
+            connection.sendall(spec.handshake.encode())
             # Process 0 stops waiting at its own deadline.
             connection.settimeout(seconds + 10)
             if connection.recv(len(READY)) == READY:
@@ -209,8 +199,3 @@ def _connect_to_first(spec: ProcessSpec, deadline: float, seconds: float) -> soc
                 f"process 0 was not found at {spec.coordinator} within {seconds:.0f} s: {reason}"
             )
         time.sleep(RETRY_SECONDS)
-
-
-def _handshake(spec: ProcessSpec) -> str:
-    """Return the first line that a process sends."""
-    return f"transformer-jax {spec.index} of {spec.count}\n"

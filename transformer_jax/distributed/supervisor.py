@@ -31,19 +31,18 @@ PATIENCE, REMEMBERED = 4, 100
 
 @dataclass
 class Heartbeats:
-    """The messages of a trainer so far, and how long it may be silent."""
+    """The messages of a trainer so far, and how many seconds it may be silent."""
 
     step_timeout: float
-    """The shortest silence between steps that counts as stuck, in seconds."""
+    """The shortest silence between steps that counts as stuck."""
     phase_timeout: float
-    """The silence during a phase that counts as stuck, in seconds."""
+    """The silence during a phase that counts as stuck."""
     step: int = 0
     phase: str = "starting"
     """Empty between steps."""
     silence: float = 0.0
-    """Seconds since the last message."""
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """The newest heartbeat intervals between steps, in seconds. Old stalls drop out."""
+    """The newest heartbeat intervals between steps. Old stalls drop out."""
 
     def add_silence(self, seconds: float) -> None:
         """Add time to the silence, except while the supervisor itself was suspended."""
@@ -88,8 +87,7 @@ def supervise(
     """Run a trainer and return its exit code.
 
     The command must call `heartbeat.connect`. The timeouts are those of `Heartbeats`. Error
-    messages name the run's folder. `forwarded_signals` collects the signals that this process
-    forwards.
+    messages name the run's folder. `forwarded_signals` collects the signals passed to the trainer.
 
     Raises:
         LostProcessError: the trainer was stuck and killed, or a signal ended it.
@@ -116,23 +114,19 @@ def supervise(
             signal.signal(number, handler)
         # If the trainer is still alive, the closed pipe ends it.
         os.close(ours)
-    if code is not None and code >= 0:
+    if code is None:
+        phase = f" while {heartbeats.phase}" if heartbeats.phase else ""
+        raise LostProcessError(
+            f"no heartbeat for {heartbeats.silence:.0f} s{phase} after step {heartbeats.step}: "
+            f"this process, or another one that it waits for, was stuck",
+            run,
+        )
+    if code >= 0:
         return code
     if code == -signal.SIGINT:
         return 128 + signal.SIGINT
-    raise LostProcessError(_explain(code, heartbeats), run)
-
-
-def _explain(code: int | None, heartbeats: Heartbeats) -> str:
-    """Explain why a trainer was lost: signal `-code` ended it, or it was stuck (None)."""
-    if code is not None:
-        name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
-        return f"{name} ended training after step {heartbeats.step}"
-    phase = f" while {heartbeats.phase}" if heartbeats.phase else ""
-    return (
-        f"no heartbeat for {heartbeats.silence:.0f} s{phase} after step {heartbeats.step}: this "
-        f"process, or another one that it waits for, was stuck"
-    )
+    name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
+    raise LostProcessError(f"{name} ended training after step {heartbeats.step}", run)
 
 
 def _wait_for_exit(

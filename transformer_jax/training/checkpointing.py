@@ -41,31 +41,21 @@ class Checkpointer:
         Raises:
             StorageError: all checkpoints are damaged, or the folder cannot be used.
         """
-        train = run.folder.config.train
-
-        def open_manager() -> CheckpointManager:
-            folder, keep = run.folder, train.keep_checkpoints
-            return CheckpointManager(
-                folder.checkpoints, folder.identity, keep=keep, say=console.print
-            )
-
+        train, folder = run.folder.config.train, run.folder
         self._run, self._timer = run, CheckpointTimer(train.max_minutes_between_checkpoints)
-        latest: int | None = None
+        latest = None if run.group.is_primary else run.group.broadcast(None)
+        self._manager = CheckpointManager(
+            folder.checkpoints, folder.identity, keep=train.keep_checkpoints, say=console.print
+        )
         if run.group.is_primary:
-            self._manager = open_manager()
             latest = run.group.broadcast(self._manager.latest_valid())
-        else:
-            latest = run.group.broadcast(latest)
-            self._manager = open_manager()
         run.group.barrier()
         self._is_empty = latest is None
         self.last_step = latest or 0
         """The step of the newest checkpoint; 0 if there is none."""
 
     def restore(self) -> tuple[TrainState, Sums]:
-        """Return the newest state and the metrics that were not yet reported.
-
-        Without a checkpoint, return the initial state.
+        """Return the newest or initial state, and the metrics that were not yet reported.
 
         Raises:
             StorageError: the checkpoint is damaged.
@@ -102,7 +92,7 @@ class Checkpointer:
     ) -> None:
         """Begin to write a checkpoint; after this call, the state may be donated.
 
-        A resumed run reports the pending metrics. Only a scheduled checkpoint has a perplexity.
+        Only a scheduled checkpoint has a perplexity.
 
         Raises:
             StorageError: this checkpoint or the previous one cannot be written.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import jax
+from jax.tree_util import keystr, tree_leaves_with_path
 from rich.console import Console
 
 from transformer_jax.config import Config, ModelConfig
@@ -28,13 +28,10 @@ def create_run(
     init_from: Path | None = None,
     progress: Progress = ignore_progress,
 ) -> RunDirectory:
-    """Prepare the text and make the folder of a new run.
+    """Prepare the text and make the folder of a new run; the path exists only once it is complete.
 
-    The folder gets its final name only when it is complete.
-
-    The new run starts with the newest parameters and the vocabulary of the run `init_from`, if
-    given. Its config has the actual vocabulary sizes, and the console prints a note if they differ
-    from the requested ones.
+    The run starts with the newest parameters and the vocabulary of the run `init_from`, if given.
+    Its config has the actual vocabulary sizes. The console prints a note if they are not as asked.
 
     Raises:
         UsageError: the folder exists, or the parameters of `init_from` have different shapes.
@@ -69,17 +66,12 @@ def create_run(
             manager.prepare_save(0, arrays)
             manager.save(0, arrays, None, checkpoint_metadata(state, []))
 
-    return RunDirectory.create(
-        path, config, prepared.vocabulary, prepared.fingerprint, save_initial_params
-    )
+    vocabulary, fingerprint = prepared.vocabulary, prepared.fingerprint
+    return RunDirectory.create(path, config, vocabulary, fingerprint, save_initial_params)
 
 
 def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
-    """Check that the model can read the development and test sets, before training starts.
-
-    Raises:
-        DataError: a sentence is too long for the model.
-    """
+    """Raise `DataError` if a sentence of the development or test set is too long for the model."""
     advice = "raise model.max_length"
     if config.max_positions is not None:
         advice += " and model.max_positions, or set model.out_of_range_positions to clamp"
@@ -95,19 +87,12 @@ def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
 
 
 def _check_same_shapes(params: Params, other: Run) -> None:
-    """Check that the other run's parameters have the same names and shapes.
-
-    Raises:
-        UsageError: they differ.
-    """
+    """Raise `UsageError` if the other run's parameters have other names or shapes."""
     ours, theirs = (
-        {
-            jax.tree_util.keystr(path): leaf.shape
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        }
+        {(keystr(path), leaf.shape) for path, leaf in tree_leaves_with_path(tree)}
         for tree in (params, abstract_params(other.model))
     )
-    if differences := ours.items() ^ theirs.items():
+    if differences := ours ^ theirs:
         raise UsageError(
             f"the parameters of {other.folder.path} do not fit this model: "
             f"they differ at {min(differences)[0]}"

@@ -37,8 +37,7 @@ def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
     """
     source, target = ((side != PAD).sum(axis=1).astype(float) for side in batch)
     d, heads = config.d_model, config.num_heads
-    # Multiply-adds per token: the projections of queries and output cost as much as those of keys
-    # and values.
+    # Multiply-adds per token; queries and output cost as much as keys and values.
     keys_values = queries_output = d * heads * (config.d_k + config.d_v)
     feed_forward = 2 * d * config.d_ff
     encoder = (keys_values + queries_output + feed_forward) * source.sum()
@@ -67,8 +66,8 @@ def train_flops(config: Config) -> float:
 def peak_flops(dtype: str) -> float:
     """Return the peak FLOP/s of all local devices together.
 
-    For bfloat16 on a device in `PEAK_FLOPS`, this is the vendor's figure. Otherwise, as on a CPU or
-    in float32, it is the best rate among a few timed matrix products.
+    For bfloat16 on a device in `PEAK_FLOPS`, this is the vendor's figure; otherwise, it is the best
+    rate among a few timed matrix products.
     """
     devices = jax.local_devices()
     kind = devices[0].device_kind

@@ -123,15 +123,13 @@ def _run_steps(
             if not train_step.is_compiled_for(batch):
                 with meter.paused():
                     heartbeat.busy("compiling")
-                    compilation = train_step.compile(state, batch)
-                writer.say(str(compilation))
+                    writer.say(str(train_step.compile(state, batch)))
             state, metrics = train_step(state, batch)
             # `Meter.add` waits for step n - 2 and returns its number of consecutive skipped steps.
             _check_divergence(run, step - 2, meter.add(metrics, batch))
             heartbeat.beat(step)
             writer.advance(step)
-            # Read the signal once. If another signal arrives after this line, the next step handles
-            # it.
+            # Read the signal once. The next step handles a signal that arrives after this line.
             vote = consensus.vote(step, shutdown.signal or 0, checkpointer.is_due())
             due = schedule.after(step, vote, checkpointer.last_step)
             if due.waits_for_step:
@@ -155,19 +153,15 @@ def _run_steps(
                 raise RunInterrupted(f"{name}: saved at step {step}; {shutdown.resume_hint}")
             tracer.after(step, state)
             if schedule.is_out_of_patience(step, checkpointer.scores):
-                writer.say(
-                    f"training ends: no better perplexity in {schedule.patience} checkpoints"
-                )
+                count = schedule.patience
+                writer.say(f"training ends: no better perplexity in {count} checkpoints")
                 break
 
 
 def _check_divergence(run: RunComponents, step: int, num_skipped: int) -> None:
-    """End the run if too many consecutive steps, up to this one, were skipped.
+    """Raise `DivergedError` if `MAX_SKIPPED_STEPS` steps in a row, up to this one, were skipped.
 
     The file diverged.json lists the training pairs of these steps.
-
-    Raises:
-        DivergedError: the number of skipped steps reached `MAX_SKIPPED_STEPS`.
     """
     if num_skipped < MAX_SKIPPED_STEPS:
         return

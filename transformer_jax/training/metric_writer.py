@@ -35,8 +35,7 @@ class MetricWriter:
 
     def __init__(self, folder: RunDirectory, console: Console, *, step: int) -> None:
         """Set up a progress bar that begins after `step` steps."""
-        self._folder = folder
-        self._console = console
+        self._folder, self._console = folder, console
         self._progress = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
@@ -130,17 +129,9 @@ class MetricWriter:
 
 
 class NullWriter(MetricWriter):
-    """A writer that writes nothing, for processes other than the primary one."""
+    """A writer without files, for processes other than the primary one; their console is quiet."""
 
     def report(self, step: int, split: str, values: dict[str, float]) -> None:
-        """Do nothing."""
-
-    def say(self, text: str) -> None:
-        """Do nothing."""
-
-    def write_samples(
-        self, step: int, sources: list[str], hypotheses: list[str], references: list[str]
-    ) -> None:
         """Do nothing."""
 
     def __enter__(self) -> "NullWriter":

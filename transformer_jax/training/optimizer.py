@@ -30,10 +30,7 @@ def make_schedule(config: TrainConfig, d_model: int) -> Callable[[ArrayLike], Fl
 
 
 def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
-    """Return `optax.clip_by_global_norm` for callers that already have the norm.
-
-    Its update takes the gradient's global norm as the keyword argument `norm`.
-    """
+    """Return `optax.clip_by_global_norm` whose update takes the norm as a keyword, `norm`."""
 
     def update(
         updates: optax.Updates,
@@ -48,10 +45,7 @@ def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs
 
 
 def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransformationExtraArgs:
-    """Return Adam with the paper's learning rate, preceded by clipping if the config asks for it.
-
-    Its update takes the gradient's global norm as the keyword argument `norm`.
-    """
+    """Return Adam with the paper's learning rate, preceded by `clip_by_known_norm` on request."""
     rate = make_schedule(config, d_model)
     adam = optax.adam(
         # Optax counts updates from 0, and the paper counts from 1.

@@ -1,9 +1,8 @@
 """Decide what is due after each training step, as a pure function of the step and the votes.
 
-Steps count from 1. There are two kinds of checkpoints. A scheduled checkpoint belongs to a fixed
-step and carries the perplexity on the development set. All other checkpoints (recovery,
-interruption, end of training off schedule) carry no score, so clocks and signals do not affect
-which checkpoints are averaged.
+Steps count from 1. A scheduled checkpoint belongs to a fixed step and carries the perplexity on the
+development set. All other checkpoints (recovery, interruption, end of training off schedule) carry
+no score, so clocks and signals do not affect which checkpoints are averaged.
 """
 
 from collections.abc import Mapping
@@ -59,13 +58,8 @@ class Schedule:
         )
 
     def after(self, step: int, vote: Vote, last_saved: int) -> DueActions:
-        """Return what is due after a step.
-
-        `vote` is the newest one that all processes know; `last_saved` is the step of the newest
-        checkpoint.
-        """
-        # A vote may be a few steps old. A checkpoint saved since then has already fulfilled its
-        # request.
+        """Return what is due after a step; `last_saved` is the step of the newest checkpoint."""
+        # A vote may be a few steps old; a checkpoint saved since then has fulfilled its request.
         needs_recovery = vote.is_due and vote.step > last_saved
         is_last = step == self.steps
         is_report_scheduled = step % self.log_every == 0
@@ -83,10 +77,7 @@ class Schedule:
         )
 
     def is_out_of_patience(self, step: int, scores: Mapping[int, float]) -> bool:
-        """Return whether the last `patience` scheduled checkpoints did not improve the perplexity.
-
-        `scores` has the perplexity of each scheduled checkpoint, by step.
-        """
+        """Return whether the last `patience` scores, which are perplexities, did not improve."""
         if self.patience is None or step % self.checkpoint_every:
             return False
         best = min(scores, key=lambda step: scores[step], default=step)

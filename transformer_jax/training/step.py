@@ -102,9 +102,8 @@ def compute_gradients(
         return jax.tree.map(jnp.add, total, sum_gradients(state.params, *inputs)), None
 
     rngs = jax.random.split(rng, num_micro_batches)
-    micro_batches = split_rows(batch, num_micro_batches)
     zeros = (jax.tree.map(jnp.zeros_like, state.params), Loss(*jnp.zeros(3)))
-    total, _ = jax.lax.scan(add, zeros, (micro_batches, rngs))
+    total, _ = jax.lax.scan(add, zeros, (split_rows(batch, num_micro_batches), rngs))
     return total
 
 
@@ -136,8 +135,7 @@ def apply_gradients(
 ) -> tuple[TrainState, StepMetrics]:
     """Update the parameters with the mean gradient per token.
 
-    If the gradient or the loss is not finite, parameters and optimizer stay as they are, and the
-    step counts as skipped.
+    If the gradient or the loss is not finite, skip the update and count the step as skipped.
     """
     gradients, loss = sums
     gradients = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), gradients)

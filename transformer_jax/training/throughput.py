@@ -23,8 +23,7 @@ class Meter:
     def __init__(self, model: Transformer, peak: float, earlier: Sums) -> None:
         """Start the clock, for devices whose peak FLOP/s is `peak`.
 
-        With the `pending_metrics` of an interrupted process as `earlier`, the next report is the
-        same as without the interruption.
+        The `pending_metrics` of an interrupted process are `earlier` metrics of the next report.
         """
         self._model, self._peak = model, peak
         self._reset(earlier)

@@ -11,10 +11,7 @@ class StepTracer:
     """A context manager that traces consecutive steps of a run."""
 
     def __init__(self, folder: Path, *, after: int, steps: int) -> None:
-        """Choose the steps, 0 or more, that follow step `after`.
-
-        Most shapes should be compiled by then. The profiler writes each trace to a new subfolder.
-        """
+        """Trace this number of steps after step `after`, by which most shapes are compiled."""
         self._folder, self._first, self._last = folder, after, after + steps
         self._is_tracing = False
 
