@@ -58,19 +58,19 @@ def test_decode_steps_give_the_logits_of_the_whole_forward_pass(changes: dict[st
         logits, state = step(model, params, tokens, jnp.asarray(t), slots.ancestors(t), state)
         assert logits.dtype == jnp.float32
         np.testing.assert_allclose(slots.gather(t, logits), expected[:, :, t], atol=tolerance)
-    # The hypotheses differ by more than the tolerance.
+    # The logits of different hypotheses must differ by more than the tolerance.
     assert np.abs(expected[:, 0] - expected[:, 1]).max() > min(0.1, 4 * tolerance)
 
 
 class TokensSoFar(NamedTuple):
-    """The state of a search without a cache: the tokens that each beam slot read, [B, J, L]."""
+    """The state of a search without a cache: the tokens that each beam slot has read, [B, J, L]."""
 
     tokens: Array
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def search(model: Transformer, has_cache: bool, params: dict[str, Any]) -> Translations:
-    """Search for translations with decode steps, or with a whole forward pass for each token."""
+    """Translate with cached decoding steps, or with a complete forward pass for each token."""
     source = jnp.repeat(SOURCE, HYPOTHESES, axis=0)
     state: Any = TokensSoFar(jnp.zeros((len(SOURCE), HYPOTHESES, ROOM), jnp.int32))
     if has_cache:
@@ -88,7 +88,8 @@ def search(model: Transformer, has_cache: bool, params: dict[str, Any]) -> Trans
             mask = source_mask(source)
             output: Any = model.apply({"params": params}, read, memory, mask, method="decode")
             logits = output[:, position].reshape(*newest.shape, -1)
-        # Flatten the logits and delay the end token, so that hypotheses move between beam slots.
+        # Make the logits more uniform and delay the end token, so that hypotheses move between
+        # slots.
         end = jnp.where(position < ROOM - 4, -50.0, 0.0)
         return (logits / 4).at[..., EOS].add(end), state
 
