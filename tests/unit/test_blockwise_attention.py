@@ -22,6 +22,7 @@ from transformer_jax.model.dropout import dropout
 from transformer_jax.model.transformer import causal_mask
 from transformer_jax.model.variants import blockwise_attention as blockwise_module
 from transformer_jax.model.variants.blockwise_attention import (
+    Inputs,
     block_size,
     blockwise_attention,
     join_blocks,
@@ -56,7 +57,7 @@ def blockwise(
     query: Array, key: Array, value: Array, mask: Array, rate: float = 0.0, rng: Array | None = None
 ) -> Array:
     scale = query.shape[-1] ** -0.5
-    return blockwise_attention(query, key, value, mask, scale=scale, rate=rate, rng=rng)
+    return blockwise_attention(Inputs(query, key, value), mask, rng, scale, rate)
 
 
 def inputs(queries: int, keys: int, dtype: Any = jnp.float32, seed: int = 0) -> tuple[Array, ...]:

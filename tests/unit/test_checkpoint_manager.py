@@ -22,7 +22,7 @@ from checkpoint_helpers import (
 )
 
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.runs import checksums
+from transformer_jax.runs import checkpoint_metadata, checksums
 from transformer_jax.runs.checkpoint_averaging import select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 
@@ -267,9 +267,9 @@ def test_a_disk_that_fills_at_the_last_file_leaves_nothing_partial(
     with open_writable(tmp_path / "c", []) as checkpoints:
         with monkeypatch.context() as patch:
             if file == "SHA256SUMS":
-                patch.setattr(os, "fsync", no_space)
+                patch.setattr(checksums, "write_text", no_space)
             else:
-                patch.setattr(Path, "write_text", no_space)
+                patch.setattr(checkpoint_metadata, "write_json", no_space)
             checkpoints.save(2, with_optimizer(params_of(2)), None, {})
             with pytest.raises(StorageError, match="could not be written: No space left"):
                 checkpoints.wait()

@@ -49,7 +49,7 @@ def test_concatenated_sinusoids_are_tensor2tensors(d_model: int) -> None:
             inverse_timescale = 1.0 * math.exp(i * -log_timescale_increment)
             expected[position, i] = math.sin(position * inverse_timescale)
             expected[position, num_timescales + i] = math.cos(position * inverse_timescale)
-    add_positions = POSITION_SCHEMES["concatenated_sinusoidal"].add_positions
+    add_positions = POSITION_SCHEMES["concatenated_sinusoidal"][0]
     model = add_positions(replace(SMALL, d_model=d_model), 9)
     encoded = apply(model, {}, jnp.zeros((1, length, d_model)), jnp.arange(length))
     np.testing.assert_allclose(encoded[0], expected, atol=1e-4)
@@ -185,6 +185,6 @@ def test_only_learned_positions_have_tables(scheme: Any) -> None:
 
 @pytest.mark.parametrize("scheme", ["none", "alibi", "rotary", "relative"])
 def test_schemes_without_an_encoding_add_nothing_to_embeddings(scheme: Any) -> None:
-    model = POSITION_SCHEMES[scheme].add_positions(SMALL, 9)
+    model = POSITION_SCHEMES[scheme][0](SMALL, 9)
     x = normal(0, 2, 3, 16)
     np.testing.assert_array_equal(apply(model, {}, x, jnp.arange(3)), x)

@@ -115,7 +115,7 @@ def test_self_attention_equals_its_formula(positions: str, score: str) -> None:
 
 
 def test_the_relative_schemes_have_their_own_self_attention() -> None:
-    relative = {name for name, scheme in POSITION_SCHEMES.items() if scheme.self_attention}
+    relative = {name for name, (_, attention) in POSITION_SCHEMES.items() if attention}
     assert relative == set(FORMULAS)
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
-from transformer_jax.config import schema as config_module
+from transformer_jax.config import sections as config_module
 from transformer_jax.errors import ConfigError
 
 SECTIONS = (ModelConfig, DataConfig, TrainConfig, DecodeConfig)
