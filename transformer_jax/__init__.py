@@ -52,7 +52,7 @@ __all__ = [
     "load",
 ]
 
-# The modules of the names that need JAX. The first use of a name imports its module.
+# Each name that needs JAX, with its module, which the first use of the name imports.
 _MODULES = {
     "Run": "inference.trained_run",
     "Transformer": "model.transformer",

@@ -90,8 +90,8 @@ class StorageError(TransformerJaxError):
 class RunInterrupted(BaseException):
     """A run was asked to stop and has saved its state, so it can be resumed.
 
-    A signal handler raises it at any point of the program. It is not an `Exception`, because some
-    libraries catch every `Exception`.
+    A signal handler can raise it at any point of the program. It is not an `Exception`, because
+    some libraries catch every `Exception`.
     """
 
     exit_code = os.EX_TEMPFAIL

@@ -25,7 +25,7 @@ CHUNK_LINES = 1024
 
 @dataclass(frozen=True)
 class RunCommand(PathCommand):
-    """Base of the commands that use a trained run."""
+    """Base class of commands that use a trained run."""
 
     run_folder: RunArgument
     """The folder of a run."""

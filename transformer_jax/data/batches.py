@@ -11,7 +11,7 @@ import numpy as np
 
 from transformer_jax.data.buckets import assign_buckets, choose_bucket_sizes
 
-# The number of rows in each batch is a multiple of this number, which most device counts divide.
+# The number of rows in each batch is a multiple of this number, so devices can usually share it.
 ROW_MULTIPLE = 8
 
 
@@ -61,7 +61,7 @@ class Ragged(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """A shape of batches: rows and widths in tokens; and the number of its batches in an epoch."""
+    """A shape of batches (rows, and widths in tokens), and its number of batches in an epoch."""
 
     rows: int
     source: int
@@ -116,7 +116,7 @@ class Batches:
         return self.local_batch(step, Shard())
 
     def local_batch(self, step: int, shard: Shard) -> Batch:
-        """Return only this shard of the batch. If rows do not divide evenly, add empty ones."""
+        """Return only this shard of the batch, with empty rows if the rows do not divide evenly."""
         bucket, pairs = self._look_up(step)
         rows_per_shard = -(-bucket.rows // shard.total)
         local_pairs = pairs[shard.first * rows_per_shard : shard.last * rows_per_shard]

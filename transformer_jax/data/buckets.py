@@ -40,7 +40,7 @@ def choose_bucket_sizes(lengths: np.ndarray, *, target_density: float = 0.92) ->
 
 
 def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the index of the first bucket that has room for each pair; at least one must."""
+    """Return the index of the first bucket that has room for each pair; there must be one."""
     bucket = np.full(len(lengths), len(sizes) - 1)
     for i in reversed(range(len(sizes))):
         bucket[(lengths <= sizes[i]).all(axis=1)] = i
@@ -48,10 +48,10 @@ def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 class PaddingCost:
-    """Searches for a set of buckets that needs few positions; the first has room for all pairs."""
+    """Searches for buckets that need few positions; the first one has room for all pairs."""
 
     def __init__(self, lengths: np.ndarray) -> None:
-        """Count the pairs of each combination of lengths: int[pairs, 2]."""
+        """Count the pairs of each combination of `lengths`, int[pairs, 2]."""
         # Only a few quantiles of the lengths are candidate widths, and lengths are rounded up to
         # them. The quantiles are denser among the longest sentences.
         levels = np.union1d(np.linspace(0, 1, 129), 1 - 0.5 ** np.arange(4, 24, 0.5))

@@ -36,8 +36,8 @@ class FailurePropagation:
     ) -> None:
         """Start listening. The keys of the connections are process indices.
 
-        Process 0, the primary one, relays the messages of all others. Messages about lost processes
-        name the run's folder.
+        Process 0, the primary process, relays the messages of all others. Messages about lost
+        processes name the run's folder.
         """
         self._connections, self._run, self._is_primary = connections, run, is_primary
         self._is_closed = False

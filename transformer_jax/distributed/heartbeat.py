@@ -1,4 +1,4 @@
-"""The trainer's side of supervision: heartbeats for the process that watches it.
+"""The trainer's side of supervision: heartbeats for the process that watches the trainer.
 
 A process has at most one supervisor, so this module holds the state. Without a supervisor, these
 functions do nothing.
@@ -18,12 +18,12 @@ VARIABLE = "TRANSFORMER_JAX_HEARTBEAT"
 # `Meter.add` waits for step n - 2, so a beat for step n proves that step n - 2 is done. Two
 # messages are three beats apart, so the time between them covers at least one whole step.
 BEATS_PER_MESSAGE = 3
-# Seconds for a trainer to save after its supervisor is gone.
+# The time, in seconds, in which a trainer may save after its supervisor has ended.
 ORPHAN_SECONDS = 30.0
 
 _pipe: int | None = None
 _beats = 0
-"""Beats since the last phase."""
+"""The number of beats since the last phase."""
 
 
 def connect() -> bool:
@@ -43,7 +43,7 @@ def connect() -> bool:
 
 
 def beat(step: int) -> None:
-    """Report a step. Call it once per step, after `Meter.add`."""
+    """Report a step. Call this function once per step, after `Meter.add`."""
     global _beats
     _beats += 1
     if _beats % BEATS_PER_MESSAGE == 0:

@@ -74,5 +74,5 @@ class CheckpointTimer:
         return now - self._last_save >= min(self._max_seconds, wait)
 
     def record_save(self) -> None:
-        """Restart the wait. Call it after each checkpoint, scheduled or not."""
+        """Restart the wait. Call this method after each checkpoint, scheduled or not."""
         self._last_save = time.monotonic()

@@ -105,7 +105,7 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 class Vote(NamedTuple):
-    """What any process received or requests after a step; 0 stands for no step or no signal."""
+    """The signals and requests of all processes after a step; 0 stands for no step or no signal."""
 
     step: int
     signal: int

@@ -42,7 +42,7 @@ class Heartbeats:
     """Empty between steps."""
     silence: float = 0.0
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """The newest heartbeat intervals between steps. Old stalls drop out."""
+    """The newest heartbeat intervals between steps, so that old stalls are forgotten."""
 
     def add_silence(self, seconds: float) -> None:
         """Add time to the silence, except while the supervisor itself was suspended."""

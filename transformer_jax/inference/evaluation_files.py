@@ -1,10 +1,12 @@
 """Store an evaluation in the run; the directory name describes how the split was translated.
 
-evaluations/test-step8000-average5-beam4-alpha0.6/
-    source.txt, hypothesis.txt, reference.txt
-    sentences.csv            lengths and negative log-likelihood of each reference
-    scores.json              scores, and how the translations were made
-    baseline-NAME-*.json     comparisons with other runs (`significance`)
+The directory contains these files:
+
+    evaluations/test-step8000-average5-beam4-alpha0.6/
+        source.txt, hypothesis.txt, reference.txt
+        sentences.csv            lengths and negative log-likelihood of each reference
+        scores.json              scores, and how the translations were made
+        baseline-NAME-*.json     comparisons with other runs (`significance`)
 """
 
 from collections.abc import Mapping, Sequence

@@ -19,7 +19,8 @@ from transformer_jax.inference.trained_run import Run
 from transformer_jax.runs.atomic_files import write_json
 
 SAMPLES = 1000
-# sacreBLEU's default seed. It is fixed so that a comparison is reproducible in any environment.
+# sacreBLEU's default seed. The seed is fixed, so that a comparison is reproducible in any
+# environment.
 SEED = 12345
 
 

@@ -98,7 +98,7 @@ class Translator:
         truncate: bool = False,
         progress: Callable[[int], None] = lambda _: None,
     ) -> list[list[Hypothesis]]:
-        """Return up to `num_best` translations of each line, best first; at most the beam size.
+        """Return the best translations of each line: `num_best`, but at most the beam size.
 
         A blank line has one empty translation. `progress` receives the number of lines of a batch.
 

@@ -113,7 +113,7 @@ def decode_layer(
 ) -> tuple[Float[Array, "B J D"], KeyValueCache]:
     """Compute `DecoderLayer.__call__` at one position, and write the position to the cache.
 
-    The layer is bound to its parameters, and `memory` is projected.
+    The layer is bound to its parameters, and `memory` holds projected keys and values.
     """
     h = layer.self_attention_residual.enter(x)
     new = project(layer.self_attention, h)

@@ -55,7 +55,7 @@ class AddLearnedPositions(AddPositions):
         return table[self.to_rows(positions)]
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
-        """Return the row of the table for each position, or raise ValueError for too many.
+        """Return the row of the table for each position; raise ValueError for too many positions.
 
         On a device, an index past the end of an array raises no error. Cached decoding passes one
         position at a time, so `Translator` limits the length of translations.

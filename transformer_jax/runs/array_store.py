@@ -39,7 +39,7 @@ def save_async(folder: Path, trees: Trees) -> PendingWrite:
 
 
 def restore(folder: Path, targets: Trees) -> dict[str, PyTree]:
-    """Read some of the trees in the directory of a checkpoint; unexpected ones raise an error."""
+    """Read some of the trees in the directory of a checkpoint; unexpected arrays raise an error."""
     name = f"checkpoint {folder.name}"
     try:
         stored: Any = ocp.checkpointables_metadata(str(folder.absolute())).metadata

@@ -13,7 +13,7 @@ MAX_LINE = 1 << 20
 
 
 def truncate_metrics(path: Path, step: int, intervals: Mapping[str, int]) -> None:
-    """Remove reports that are outdated when a run resumes at `step`; a missing file is empty.
+    """Remove reports that are outdated when a run resumes at `step`, if the file exists.
 
     Outdated reports are those of later steps, which the run writes again, and an unscheduled report
     at `step`, which marks the end of training until the run is extended. `intervals` has the number

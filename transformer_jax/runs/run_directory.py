@@ -1,14 +1,16 @@
 """The directory of a run, which is self-contained, holds only data, and is never overwritten.
 
-run.json        format, resolved config, digests of vocabulary and data, versions
-tokenizer.model the vocabulary, a SentencePiece file (tokenizer.source.model for a separate source)
-checkpoints/    one directory for each checkpoint
-lock            the process that trains the run or last trained it
-metrics.jsonl   one line of JSON for each report
-tensorboard/    the same reports as TensorBoard events
-profile/        traces of some steps, if train.profile is positive
-samples/        translations of development sentences, one file per scored step
-evaluations/    hypotheses, references, and scores: one directory for each evaluation
+The directory contains:
+
+    run.json           format, resolved config, digests of vocabulary and data, versions
+    tokenizer.model    the vocabulary (and tokenizer.source.model for a separate source)
+    checkpoints/       one directory for each checkpoint
+    lock               the process that trains the run or last trained it
+    metrics.jsonl      one line of JSON for each report
+    tensorboard/       the same reports as TensorBoard events
+    profile/           traces of some steps, if train.profile is positive
+    samples/           translations of development sentences, one file per scored step
+    evaluations/       hypotheses, references, and scores: one directory for each evaluation
 """
 
 import contextlib
@@ -140,7 +142,7 @@ class RunDirectory:
     def steps_done(self) -> int:
         """Step of the newest checkpoint; 0 if there is none."""
         names = (entry.name for entry in self.checkpoints.glob("*"))
-        # A pattern instead of str.isdigit, which accepts characters such as "²".
+        # Use a pattern, because str.isdigit accepts characters such as "²".
         return max((int(name) for name in names if re.fullmatch("[0-9]+", name)), default=0)
 
     @property

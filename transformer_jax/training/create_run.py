@@ -31,7 +31,8 @@ def create_run(
     """Prepare the text and make the folder of a new run; the path exists only once it is complete.
 
     The run starts with the newest parameters and the vocabulary of the run `init_from`, if given.
-    Its config has the actual vocabulary sizes. The console prints a note if they are not as asked.
+    Its config has the actual vocabulary sizes. The console prints a note if they differ from the
+    requested sizes.
 
     Raises:
         UsageError: the folder exists, or the parameters of `init_from` have different shapes.

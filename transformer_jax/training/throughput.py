@@ -70,8 +70,8 @@ class Meter:
     def read(self) -> dict[str, float]:
         """Return means and rates since the last report, and reset.
 
-        The means include the steps of an interrupted process; the rates do not. Absent are the
-        means if all steps were skipped, a norm that is not finite, and a count of 0.
+        The means include the steps of an interrupted process; the rates do not. Means are absent if
+        all steps were skipped, a norm if it is not finite, and a count if it is 0.
 
         Returns:
             loss: mean smoothed cross-entropy per token, in nats.
