@@ -16,7 +16,7 @@ ROW_MULTIPLE = 8
 
 
 class Batch(NamedTuple):
-    """Token ids of sentence pairs: int32[rows, width], each row ends in EOS and is padded with 0.
+    """Token ids of sentence pairs, int32[rows, width]. Each row ends in EOS and is padded with 0.
 
     The arrays are NumPy arrays on the host and JAX arrays on devices.
     """

@@ -35,7 +35,7 @@ def choose_bucket_sizes(lengths: np.ndarray, *, target_density: float = 0.92) ->
         candidate = padding.local_search([sizes[0], *padding.random_start(rng, len(sizes) - 1)])
         best = min(best, candidate, key=padding.cost)
     ordered = np.asarray(sorted(set(best), key=lambda size: (sum(size), size)))
-    # Drop buckets without pairs. Often this is the largest, if all pairs fit in smaller buckets.
+    # Drop buckets without pairs. Often the largest one is empty, because all pairs fit in others.
     return ordered[np.unique(assign_buckets(lengths, ordered))]
 
 

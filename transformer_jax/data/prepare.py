@@ -113,7 +113,7 @@ def find_prepared(
     `verify_text` reads the text even if it is cached. If the text has changed, raise a DataError.
     """
     if not verify_text:
-        # Unfinished corpora and lock files have a suffix.
+        # Skip names with a suffix, which belong to unfinished corpora and to lock files.
         for folder in sorted(x for x in cache_folder("corpora").iterdir() if not x.suffix):
             report = _read_report(folder)
             if report is not None and report["fingerprint"] == fingerprint:

@@ -61,13 +61,13 @@ def busy(phase: str) -> None:
 
 
 def report_progress(phase: str, _num_done: int, _total: int) -> None:
-    """Report a phase; this function is a `data.encode.Progress`."""
+    """Report a phase; this function has the type `data.encode.Progress`."""
     busy(phase)
 
 
 def _send(message: str) -> None:
     if _pipe is not None:
-        # A full pipe holds enough messages already. `_end_with_supervisor` sees a broken pipe.
+        # A full pipe holds enough messages already. `_end_with_supervisor` handles a broken pipe.
         with suppress(BlockingIOError, BrokenPipeError):
             os.write(_pipe, f"{message}\n".encode())
 

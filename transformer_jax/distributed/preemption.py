@@ -19,7 +19,7 @@ class GracefulShutdown:
     """
 
     def __init__(self, resume_hint: str) -> None:
-        """Start without a recorded signal; error messages end in the hint."""
+        """Start without a recorded signal. Error messages end with the hint."""
         self.signal: signal.Signals | None = None
         self.can_wait = False
         self.resume_hint = resume_hint

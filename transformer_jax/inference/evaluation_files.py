@@ -35,7 +35,8 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.exists() and path.read_bytes() != text for path, text in texts.items()):
-            # The existing scores belong to other lines: delete them before replacing the lines.
+            # The existing scores belong to other translations, so delete them before replacing the
+            # lines.
             for scores in folder.glob("*.json"):
                 scores.unlink()
         for path, text in texts.items():

@@ -100,7 +100,8 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Return the best translations of each line: `num_best`, but at most the beam size.
 
-        A blank line has one empty translation. `progress` receives the number of lines of a batch.
+        A blank line has one empty translation. `progress` receives the number of lines of each
+        finished batch.
 
         Raises:
             DataError: a line is too long for the model, and `truncate` is not set.

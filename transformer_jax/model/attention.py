@@ -20,7 +20,7 @@ Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array
 """A function that scores how well each query matches each key, in float32."""
 
 MakeScore = Callable[[ModelConfig], Score]
-"""Returns the score: a function, or a module if it has parameters."""
+"""Makes the attention score of a config: a function, or a Flax module if it has parameters."""
 
 
 class Positions(NamedTuple):
@@ -43,7 +43,8 @@ class Heads(NamedTuple):
 def dot_product(
     query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
 ) -> Float[Array, "B H T S"]:
-    """Score each query against each key by q k. Differs from the paper, which scales it.
+    """Score each query against each key by their dot product. Differs from the paper, which scales
+    the dot product.
 
     Its variance grows with d_k and pushes the softmax into regions with small gradients.
     """

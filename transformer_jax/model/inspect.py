@@ -1,4 +1,4 @@
-"""Inspect a model: shapes and counts of parameters, and attention weights.
+"""Inspect a model: parameter shapes, parameter counts, and attention weights.
 
 Shapes: B batch, S source positions, T target positions, H heads.
 """

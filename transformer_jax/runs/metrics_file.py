@@ -16,9 +16,9 @@ def truncate_metrics(path: Path, step: int, intervals: Mapping[str, int]) -> Non
     """Remove reports that are outdated when a run resumes at `step`, if the file exists.
 
     Outdated reports are those of later steps, which the run writes again, and an unscheduled report
-    at `step`, which marks the end of training until the run is extended. `intervals` has the number
-    of steps between scheduled reports of each split. A damaged end of the file is removed, too,
-    because a power failure can leave half a line or zeros.
+    at `step`, which marks the end of training until the run is extended. `intervals` maps each
+    split to the number of steps between its scheduled reports. A damaged end of the file is
+    removed, too, because a power failure can leave half a line or zeros.
 
     Raises:
         StorageError: the file cannot be accessed, or an invalid line precedes a report to keep.

@@ -23,7 +23,7 @@ class Meter:
     def __init__(self, model: Transformer, peak: float, earlier: Sums) -> None:
         """Start the clock, for devices whose peak FLOP/s is `peak`.
 
-        The `pending_metrics` of an interrupted process are `earlier` metrics of the next report.
+        `earlier` has the `pending_metrics` of an interrupted process, for the next report.
         """
         self._model, self._peak = model, peak
         self._reset(earlier)

@@ -14,7 +14,8 @@ from transformer_jax.config import ModelConfig
 
 
 class General(nn.Module):
-    """Computes q^T W k ("general" of Luong et al. 2015). Each head's W starts Glorot-uniform."""
+    """Computes q^T W k ("general" of Luong et al. 2015). The W of each head starts
+    Glorot-uniform."""
 
     config: ModelConfig
 
