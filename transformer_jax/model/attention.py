@@ -43,10 +43,10 @@ class Heads(NamedTuple):
 def dot_product(
     query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
 ) -> Float[Array, "B H T S"]:
-    """Score each query against each key by their dot product. Differs from the paper, which scales
-    the dot product.
+    """Score each query against each key by their dot product.
 
-    Its variance grows with d_k and pushes the softmax into regions with small gradients.
+    Differs from the paper, which scales the dot product, because its variance grows with d_k and
+    pushes the softmax into regions with small gradients.
     """
     # Sum in float32 regardless of the compute dtype, because bfloat16 would round large scores.
     return jnp.einsum("bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32)
