@@ -61,9 +61,9 @@ class Tokenizer:
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int) -> "Tokenizer":
-        """Train a vocabulary of at most `vocab_size` tokens; a short text gives fewer.
+        """Train a vocabulary of at most `vocab_size` tokens; a short text yields fewer tokens.
 
-        The same lines give the same bytes on any machine: training uses one thread, and the model
+        The same lines yield the same bytes on any machine: training uses one thread, and the model
         contains no file names.
 
         Raises:

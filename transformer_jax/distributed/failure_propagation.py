@@ -93,7 +93,8 @@ class FailurePropagation:
             stderr.print(line)
         self._send((line, exit_code))
         if self._is_primary:
-            # JAX's coordination service runs in this process. Without it JAX aborts the others.
+            # JAX's coordination service runs in this process. Without this service, JAX aborts the
+            # other processes.
             deadline = time.monotonic() + GRACE_SECONDS
             for connection in self._connections.values():
                 with contextlib.suppress(OSError):

@@ -88,7 +88,7 @@ def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
 
 
 def _check_same_shapes(params: Params, other: Run) -> None:
-    """Raise `UsageError` if the other run's parameters have other names or shapes."""
+    """Raise `UsageError` if the other run's parameters have different names or shapes."""
     ours, theirs = (
         {(keystr(path), leaf.shape) for path, leaf in tree_leaves_with_path(tree)}
         for tree in (params, abstract_params(other.model))

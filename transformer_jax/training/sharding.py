@@ -6,7 +6,7 @@
 
 Under data and fsdp the step is one program over global arrays, XLA adds the communication, and the
 dropout masks are the same on any number of devices. Under pmap each device draws different masks.
-All three keep the state in the same global arrays, so each restores the checkpoints of the others.
+All three keep the state in the same global arrays, so a run can resume with any of them.
 """
 
 import time

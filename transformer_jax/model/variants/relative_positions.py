@@ -31,7 +31,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 class AlibiAttention(MultiHeadAttention):
     """Lowers each score by the head's slope times the distance (ALiBi, Press et al. 2022).
 
-    In the encoder, for which the authors give no formula, both directions count the same.
+    In the encoder, for which the authors give no formula, the slopes of both directions are equal.
     """
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
