@@ -52,7 +52,7 @@ __all__ = [
     "load",
 ]
 
-# Each name that needs JAX, with its module, which the first use of the name imports.
+# The module of each name that needs JAX. The first use of a name imports its module.
 _MODULES = {
     "Run": "inference.trained_run",
     "Transformer": "model.transformer",

@@ -98,7 +98,7 @@ class RunInterrupted(BaseException):
 
 
 class LostProcessError(TransformerJaxError):
-    """A process of a run ended unexpectedly or is stuck: resume from the last checkpoint."""
+    """A process of a run ended unexpectedly or is stuck. The run can resume from a checkpoint."""
 
     exit_code = os.EX_TEMPFAIL
 

@@ -1,7 +1,7 @@
 """The trainer's side of supervision: heartbeats for the process that watches the trainer.
 
-A process has at most one supervisor, so this module holds the state. Without a supervisor, these
-functions do nothing.
+A process has at most one supervisor, so the state is global in this module. Without a supervisor,
+these functions do nothing.
 """
 
 import faulthandler

@@ -23,7 +23,7 @@ Step = Callable[
     [Int[Array, "B J"], Int[Array, ""], Int[Array, "B J L"], State],
     tuple[Float[Array, "B J N"], State],
 ]
-"""(newest tokens, their position, ancestors, state) -> (logits of the next tokens, state).
+"""Maps (newest tokens, their position, ancestors, state) to (logits of the next tokens, state).
 
 ancestors[b, j, l] is the beam slot that read token l of the hypothesis now in slot j.
 """

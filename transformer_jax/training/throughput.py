@@ -37,8 +37,8 @@ class Meter:
     def add(self, metrics: StepMetrics, batch: Batch) -> int:
         """Count step n, and wait until the devices have finished step n - 2.
 
-        The wait bounds how far the host runs ahead of the devices, and it shows progress to
-        `heartbeat.beat`. The first two steps after a report do not wait, and return 0. Otherwise,
+        The wait limits how far the host runs ahead of the devices, and it lets `heartbeat.beat`
+        report progress. The first two steps after a report do not wait, and return 0. Otherwise,
         return the length of the streak of skipped steps that ends with step n - 2.
         """
         self._metrics.append(metrics)
