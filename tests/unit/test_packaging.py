@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 from small import SMALL
 from untrained import write_untrained_run
 
@@ -19,6 +20,7 @@ from transformer_jax.inference.evaluation_files import save_evaluation
 from transformer_jax.inference.packaging import package_run
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.training.create_run import create_run
 
 LINES = ["one", "two hundred and thirty-one", "ninety thousand"]
 
@@ -90,6 +92,13 @@ def test_a_package_cannot_be_trained(package: Path, capsys: pytest.CaptureFixtur
     assert main(["train", "tiny", "--out", str(package)]) == 2
     line = capsys.readouterr().err
     assert f"{package} already exists: start another run with" in line
+
+
+def test_a_new_run_can_start_with_the_parameters_of_a_package(
+    run: Run, package: Path, tmp_path: Path
+) -> None:
+    create_run(run.config, tmp_path / "new", Console(quiet=True), init_from=package)
+    assert_same_params(load(tmp_path / "new", average_checkpoints=1), run)
 
 
 def test_the_checksums_verify_a_package_and_damage_is_detected(

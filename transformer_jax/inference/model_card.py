@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from transformer_jax.config import Config, DataConfig
+from transformer_jax.console import shell_command
 from transformer_jax.runs.run_directory import Dtype
 
 CARD = """---
@@ -24,11 +25,11 @@ Install transformer-jax, and load this folder:
 ```python
 import transformer_jax
 
-run = transformer_jax.load("{name}")
+run = transformer_jax.load({path})
 print(run.translate(["{example}"]))
 ```
 
-In a shell, `transformer-jax translate {name} < FILE` translates a file line by line.
+In a shell, `{command} < FILE` translates a file line by line.
 `sha256sum -c SHA256SUMS` verifies the files.
 
 ## Data
@@ -66,8 +67,9 @@ def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
             if result["steps"] != list(steps):
                 continue
             decode, bleu, chrf = result["decode"], result["bleu"], result["chrf"]
+            split = _code(str(result["split"]).replace("|", ""))
             row = (
-                f"| {_code(str(result['split']).replace('|', ''))} | {result['sentences']:,} | {decode['beam_size']:d} "
+                f"| {split} | {result['sentences']:,} | {decode['beam_size']:d} "
                 f"| {decode['length_penalty_alpha']:g} | {bleu:.2f} | {chrf:.2f} "
                 f"| {result['perplexity']:.3f} |"
             )
@@ -118,6 +120,8 @@ def write_card(
     return CARD.format(
         front_matter=front_matter,
         name=name,
+        path=json.dumps(name, ensure_ascii=False),
+        command=shell_command("translate", name),
         direction=f"from {languages[0]} to {languages[1]}" if languages else "text",
         parameters=parameters,
         dtype=dtype,
@@ -155,7 +159,7 @@ def _describe_training(config: Config, versions: Mapping[str, str], steps: Seque
         f"- Steps: {', '.join(map(str, steps))}{mean}.",
         f"- Seed: {config.train.seed}.",
         f"- Commit of transformer-jax: {_code(commit) if commit else 'not recorded'}.",
-        f"- Versions: {software}.",
+        f"- Versions: {_code(software)}.",
         "",
         "`run.json` has the whole config. These fields differ from the paper's base model:",
         "",
@@ -198,5 +202,5 @@ def _describe_limits(config: Config) -> str:
 
 
 def _code(text: object) -> str:
-    """Return text as code in Markdown, which is safe in a table, too, unless it contains "|"."""
+    """Return text as code in Markdown, on one line."""
     return f"`{' '.join(str(text).replace('`', '').split())}`"

@@ -49,13 +49,16 @@ def package_run(
         if not LANGUAGE.fullmatch(language):
             raise UsageError(f"a language is an identifier such as en, got {language!r}")
 
+    # The bytes of a name that are not UTF-8 cannot be written.
+    name = path.resolve().name.encode(errors="backslashreplace").decode()
+
     def fill(folder: RunDirectory) -> None:
         arrays = {"params": jax.tree.map(lambda x: x.astype(dtype), run.params)}
         with CheckpointManager(folder.checkpoints, folder.identity, keep=1) as checkpoints:
             checkpoints.prepare_save(run.step, arrays)
             checkpoints.save(run.step, arrays, None, {})
         card = write_card(
-            path.resolve().name,
+            name,
             folder.config,
             folder.versions,
             find_scores(run.folder.path, run.steps),
