@@ -215,6 +215,9 @@ class CheckpointManager:
             if not self._is_primary:
                 return
             temporary = self.folder / f".{step}"
+            # Orbax writes the path on this machine to this file, but needs only its existence.
+            for marker in temporary.glob("commit_success.txt"):
+                marker.write_bytes(b"")
             content.write(temporary, step, self._identity)
             checksums.write(temporary)
             temporary.rename(self.folder / str(step))
