@@ -79,7 +79,7 @@ def _plot_curves(axes: "Axes", study: Study, name: Score) -> None:
 
 
 def _plot_bands(axes: "Axes", study: Study, name: Score) -> None:
-    label = f"not different\nfrom {study.schemes[0]}"
+    label = f"no significant\ndifference from\n{study.schemes[0]}"
     for bucket, band in zip(study.buckets, significance_bands(study, name), strict=True):
         if band is not None:
             x = (bucket.above, bucket.end)
