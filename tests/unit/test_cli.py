@@ -391,7 +391,7 @@ def test_a_row_keeps_its_own_changes_in_a_section_from_another_config() -> None:
     ):
         rows = Params(train_from="smoke", file=f"table3:{row}").load_rows()
         assert rows[row].config.train == expected
-        assert rows[row].config.data == Config().data
+        assert rows[row].config.data == load_config("base").data
     assert Params(train_from="smoke", file="table3").load_rows()["D3"].config.train == (
         dataclasses.replace(smoke, label_smoothing=0.0)
     )
