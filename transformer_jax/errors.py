@@ -57,6 +57,10 @@ class SweepFailedError(TransformerJaxError):
     """Some runs of a sweep failed."""
 
 
+class NotReproducedError(TransformerJaxError):
+    """Training a run again gave other parameters. The message names what else differs."""
+
+
 class DataError(TransformerJaxError):
     """Some text cannot be used, for example because it is not UTF-8."""
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -258,3 +259,16 @@ def test_a_dry_run_prints_what_a_sweep_needs_and_creates_nothing(
     assert re.search(r"^about .* of training in all, if it reaches 30%", out, re.MULTILINE)
     assert re.search(r"^about \d+\.\d GB on disk \(free: \d+\)$", out, re.MULTILINE)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_dry_run_warns_if_the_disk_is_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("from small import SMALL as CONFIG\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    for free, is_warned in ((10**12, False), (10**5, True)):
+        usage = shutil._ntuple_diskusage(10**12, 10**12 - free, free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
+        assert main(["sweep", "mine.py", "--dry-run"]) == 0
+        assert ("GB do not fit into the 0 GB" in capsys.readouterr().err) is is_warned

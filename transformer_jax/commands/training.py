@@ -1,11 +1,11 @@
-"""Commands that prepare text and train models: `prepare`, `train`, and `resume`."""
+"""Commands that prepare text and train models: `prepare`, `train`, `resume`, `reproduce`."""
 
 import abc
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from tyro.conf import FlagCreatePairsOff
@@ -13,12 +13,13 @@ from tyro.conf import FlagCreatePairsOff
 from transformer_jax.commands.base import (
     ConfigCommand,
     FileCommand,
+    PathCommand,
     RunArgument,
     translate_command,
 )
 from transformer_jax.config import Config, DataConfig, Row, loading
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
-from transformer_jax.errors import UsageError
+from transformer_jax.errors import NotReproducedError, UsageError
 
 if TYPE_CHECKING:
     from transformer_jax.distributed.processes import ProcessGroup
@@ -48,6 +49,8 @@ class Prepare(FileCommand):
             stdout.print(f"{split:11} {line}" + (f"; dropped: {dropped}" if dropped else ""))
         batches = prepared.batches(config.data.batch_tokens, config.train.seed)
         stdout.print(f"batches     {batches.summary}")
+        if warning := batches.describe_repetition(config.train.steps):
+            stderr.print(warning)
         stdout.print(f"cached in   {prepared.folder}")
 
 
@@ -172,6 +175,87 @@ class Resume(TrainingCommand):
             # The primary process stores the new config after all processes have read the old one.
             group.barrier()
             _train(folder, group)
+
+
+@dataclass(frozen=True)
+class Reproduce(PathCommand):
+    """Train a run again from its folder alone, and compare the parameters bit by bit.
+
+    The same command resumes an interrupted reproduction.
+    """
+
+    run_folder: RunArgument
+    """The folder of a run. It is not changed."""
+    out: Path | None = None
+    """The folder of the new run. Default: RUN-reproduced."""
+
+    def run(self) -> None:
+        """Train up to the newest checkpoint, and compare the checkpoints that both runs have.
+
+        Raises:
+            DataError: the text differs from that of the run.
+            NotReproducedError: the parameters differ.
+        """
+        from transformer_jax.runs.run_directory import RunDirectory, check_available
+
+        original = RunDirectory.open(Path(self.run_folder))
+        if original.steps_done == 0:
+            raise UsageError(f"{original.path} has no checkpoint after step 0 to reproduce")
+        out = self.out or original.path.with_name(f"{original.path.resolve().name}-reproduced")
+        is_started = (out / "run.json").exists() and out.resolve() != original.path.resolve()
+        if not is_started or RunDirectory.open(out).identity != original.identity:
+            check_available(out)
+        from transformer_jax.data.prepare import find_prepared
+        from transformer_jax.training.loop import run_training
+
+        config = original.config.change(train={"steps": original.steps_done})
+        text = config.data, original.vocabulary, original.fingerprint
+        with progress_bar() as progress:
+            find_prepared(*text, progress=progress)
+        if not is_started:
+            RunDirectory.create(out, config, *text[1:])
+        copy = RunDirectory.open(out).with_config(config)
+        run_training(copy, stdout)
+        _compare_parameters(original, copy)
+
+
+def _compare_parameters(original: "RunDirectory", copy: "RunDirectory") -> None:
+    """Print a digest for each checkpoint that both runs have, and check that they are equal."""
+    from transformer_jax.inference.trained_run import read_params
+    from transformer_jax.model.build import build_transformer
+    from transformer_jax.model.inspect import digest_params
+    from transformer_jax.runs.checkpoint_manager import CheckpointManager
+
+    model = build_transformer(original.config.model, **original.vocabulary.sizes)
+    with (
+        CheckpointManager(original.checkpoints, original.identity) as old,
+        CheckpointManager(copy.checkpoints, copy.identity) as new,
+    ):
+        steps = sorted({*old.steps} & {*new.steps} - {0})
+        differing: list[int] = []
+        for step in steps:
+            theirs, ours = (digest_params(read_params(r, model, [step])) for r in (original, copy))
+            stdout.print(
+                f"step {step}  sha256 {theirs}" + ("" if ours == theirs else f" -> {ours}")
+            )
+            differing += [] if ours == theirs else [step]
+        if not differing:
+            stdout.print(f"{original.path} is reproduced: all parameters have the same bits")
+            return
+        recorded = [original.versions, *(_environment(old.metadata(step)) for step in steps)]
+        now = _environment(new.metadata(steps[-1]))
+    changes = [f"{k} {v} -> {now[k]}" for r in recorded for k, v in r.items() if now.get(k, v) != v]
+    also = f"and so do: {', '.join(dict.fromkeys(changes))}"
+    raise NotReproducedError(
+        f"{original.path} is not reproduced: the parameters differ at step {differing[0]}, "
+        + (also if changes else "although text and recorded versions and devices are the same")
+    )
+
+
+def _environment(checkpoint: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions and devices that a checkpoint was trained with."""
+    devices = {"devices": checkpoint["devices"]} if "devices" in checkpoint else {}
+    return {**checkpoint.get("versions", {}), **devices}
 
 
 def _check_moved_text(folder: "RunDirectory", data: DataConfig) -> None:

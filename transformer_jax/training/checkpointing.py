@@ -1,6 +1,9 @@
 """Save training states in checkpoints, on schedule or for recovery, and restore them."""
 
+import contextlib
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,10 +31,22 @@ def checkpoint_metadata(state: TrainState, pending_metrics: Sums) -> dict[str, A
     """Return the plain data that a checkpoint stores in addition to the arrays of a state."""
     return {
         "versions": installed_versions(),
+        "devices": describe_devices(),
         "pending_metrics": pending_metrics,
         "skipped": int(state.skipped),
         "skipped_in_a_row": int(state.skipped_in_a_row),
     }
+
+
+def describe_devices() -> str:
+    """Return the number and kind of all devices; the kind of a CPU is its model, if known."""
+    devices = jax.devices()
+    kind = devices[0].device_kind
+    if devices[0].platform == "cpu":
+        with contextlib.suppress(OSError):
+            model = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text("utf-8"))
+            kind = model[1] if model else kind
+    return f"{len(devices)} x {kind}"
 
 
 def open_checkpoints(

@@ -42,6 +42,7 @@ class RunComponents:
             f"data    {report['corpus']}: {report['train']['kept']:,} pairs, "
             f"vocabulary of {self.model.vocab_size:,} tokens",
             f"batches {self.batches.summary}",
+            *filter(None, [self.batches.describe_repetition(self.schedule.steps)]),
         ]
 
 
