@@ -102,7 +102,7 @@ def test_reproduce_needs_a_trained_run_and_a_free_folder(
 
 
 def test_a_run_that_reads_its_text_more_than_100_times_begins_with_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     for steps, is_warned in ((8, False), (405, True)):
         folder = create_run(SMALL.change(train={"steps": steps}), tmp_path / str(steps), QUIET)
