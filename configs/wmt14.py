@@ -5,9 +5,9 @@
     transformer-jax evaluate runs/wmt14
 
 Paper: 100,000 steps in 12 hours on 8 P100 GPUs; 27.3 BLEU on newstest2014 with an average of the
-last 5 checkpoints, which are ten minutes apart. Not yet run with this code.
+last 5 checkpoints, which are ten minutes apart.
 
-The first command downloads the text; see base.
+The first command downloads the text; see base. This config has not been trained with this code yet.
 """
 
 from configs.base import CONFIG as BASE

@@ -4,7 +4,9 @@
     transformer-jax evaluate runs/wmt14_big
 
 Paper: 300,000 steps in 3.5 days on 8 P100 GPUs; 28.4 BLEU on newstest2014 with an average of the
-last 20 checkpoints, which are ten minutes apart. Not yet run with this code.
+last 20 checkpoints, which are ten minutes apart.
+
+This config has not been trained with this code yet.
 """
 
 from configs.big import CONFIG as BIG

@@ -1,4 +1,4 @@
-"""Training commands print the next ones, save on a signal, and reproduce a run."""
+"""Test that training commands print the next ones, save on a signal, and reproduce a run."""
 
 import os
 import re
@@ -110,7 +110,7 @@ def test_a_run_that_reads_its_text_more_than_100_times_begins_with_a_warning(
         assert any("warning: 405 steps are 101 passes" in line for line in lines) is is_warned
 
 
-# Among the fast tests, `test_faults` sends SIGTERM to a process.
+# This test is slow. A test in `test_faults` sends SIGTERM to a process.
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_saves_and_exits_with_75(tmp_path: Path, number: signal.Signals) -> None:

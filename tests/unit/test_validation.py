@@ -1,4 +1,4 @@
-"""Fields reject values that break their rules, and an unknown name gets a suggestion."""
+"""Test that fields reject values that break their rules, and that errors suggest names."""
 
 import math
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from transformer_jax.errors import ConfigError
 
 @dataclass(frozen=True)
 class Example(ConfigSection):
-    """A section with a field of each kind."""
+    """A config section with one field of each kind."""
 
     count: Annotated[int, between(1, 9)] = 1
     rate: Annotated[float | None, POSITIVE, at_least(2)] = None
@@ -43,7 +43,7 @@ class Example(ConfigSection):
     ],
     ids=["between", "at_least", "positive", "probability"],
 )
-def test_a_rule_allows_its_range_and_never_nan(
+def test_a_rule_accepts_its_range_and_rejects_nan(
     rule: Rule, allowed: tuple[float, ...], rejected: tuple[float, ...], words: str
 ) -> None:
     assert all(rule.allows(value) for value in allowed)
@@ -71,7 +71,7 @@ def test_a_section_rejects_values_that_break_a_type_or_a_rule(
     assert str(caught.value) == message
 
 
-def test_none_and_fields_without_a_rule_are_not_restricted() -> None:
+def test_rules_do_not_restrict_none_or_other_fields() -> None:
     assert Example(rate=None, files=None, free=-(10**9)).free == -(10**9)
     assert Example(rate=2, files=("a", "b")).files == ("a", "b")
 
