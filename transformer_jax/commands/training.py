@@ -209,11 +209,11 @@ class Reproduce(PathCommand):
         from transformer_jax.training.loop import run_training
 
         config = original.config.change(train={"steps": original.steps_done})
-        text = config.data, original.vocabulary, original.fingerprint
+        vocabulary, fingerprint = original.vocabulary, original.fingerprint
         with progress_bar() as progress:
-            find_prepared(*text, progress=progress)
+            find_prepared(config.data, vocabulary, fingerprint, progress=progress)
         if not is_started:
-            RunDirectory.create(out, config, *text[1:])
+            RunDirectory.create(out, config, vocabulary, fingerprint)
         copy = RunDirectory.open(out).with_config(config)
         run_training(copy, stdout)
         _compare_parameters(original, copy)
