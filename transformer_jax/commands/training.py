@@ -232,13 +232,16 @@ def _compare_parameters(original: "RunDirectory", copy: "RunDirectory") -> None:
         CheckpointManager(copy.checkpoints, copy.identity) as new,
     ):
         steps = sorted({*old.steps} & {*new.steps} - {0})
+        if original.steps_done not in steps:
+            raise NotReproducedError(
+                f"{original.path} is not reproduced: training ended at step {copy.steps_done} "
+                f"instead of {original.steps_done}"
+            )
         differing: list[int] = []
         for step in steps:
-            theirs, ours = (digest_params(read_params(r, model, [step])) for r in (original, copy))
-            stdout.print(
-                f"step {step}  sha256 {theirs}" + ("" if ours == theirs else f" -> {ours}")
-            )
-            differing += [] if ours == theirs else [step]
+            digests = {digest_params(read_params(r, model, [step])): r for r in (original, copy)}
+            stdout.print(f"step {step}  sha256 {' -> '.join(digests)}")
+            differing += [step] if len(digests) > 1 else []
         if not differing:
             stdout.print(f"{original.path} is reproduced: all parameters have the same bits")
             return
