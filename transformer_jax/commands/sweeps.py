@@ -231,8 +231,8 @@ def _print_disk_space(sweep: "plan.Sweep", seconds: Mapping[str, float] | None =
     stdout.print(f"about {total:.1f} GB on disk (free: {free:.0f})")
     if total > free:
         stderr.print(
-            f"warning: {total:.0f} GB do not fit into the {free:.0f} GB that are free: choose "
-            "another --out, fewer --rows or --seeds, or a smaller --train.keep-checkpoints"
+            f"warning: {total:.0f} GB do not fit into the {free:.0f} GB that are free: "
+            "choose another --out, or fewer --rows or --seeds"
         )
 
 

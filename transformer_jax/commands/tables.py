@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def format_duration(seconds: float) -> str:
     """Return a time in hours and minutes, such as "1 h 05 min", or in days if above 48 hours."""
     if seconds > 48 * 3600:
-        return f"{seconds / 86_400:.1f} days"
+        return f"{seconds / 86_400:,.1f} days"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
 
