@@ -1,22 +1,20 @@
 """The base classes of commands: frozen dataclasses of their arguments, with a method `run`.
 
-The docstrings of the fields are the text of `--help`. A command imports JAX inside `run`, so that
-help and error messages appear without delay.
+The docstrings of the fields are the text of `--help`. Modules that need JAX are imported inside
+`run`, so that help and error messages appear without delay.
 """
 
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from tyro.conf import Positional, arg
 
 from transformer_jax.config import Config, Row, loading
 from transformer_jax.console import shell_command
+from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.sweeps.rows import with_sections
-
-if TYPE_CHECKING:
-    from transformer_jax.runs.run_directory import RunDirectory
 
 ConfigArgument = Positional[
     Annotated[str, arg(metavar="CONFIG", help_behavior_hint="(required, and first)")]
@@ -84,7 +82,7 @@ class PathCommand(abc.ABC):
         """Run the command."""
 
 
-def translate_command(run: "RunDirectory", option: str) -> str:
+def translate_command(run: RunDirectory, option: str) -> str:
     """Return a shell command that translates with a run, with an example input if there is one.
 
     An `option` begins with a space, unless it is "".

@@ -13,6 +13,7 @@ from transformer_jax.commands.base import PathCommand, RunArgument, translate_co
 from transformer_jax.commands.tables import print_comparison, print_evaluation
 from transformer_jax.console import escape_control_characters, progress_bar, stderr, stdout
 from transformer_jax.errors import DataError, StorageError, UsageError
+from transformer_jax.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from transformer_jax.inference.evaluate import Evaluation
@@ -41,8 +42,6 @@ class RunCommand(PathCommand):
 
     def load(self, path: Path | None = None) -> "Run":
         """Load this run, or the run at `path`, from the checkpoints that the options select."""
-        from transformer_jax.runs.run_directory import RunDirectory
-
         count = self.average_checkpoints
         if count is not None and count < 1:
             raise UsageError(f"--average-checkpoints must be positive, got {count}")
@@ -81,8 +80,6 @@ class Evaluate(RunCommand):
     def run(self) -> None:
         """Evaluate the run, print its scores, and store them with the run."""
         if self.baseline is not None:
-            from transformer_jax.runs.run_directory import RunDirectory
-
             # Report a wrong path before the import of JAX.
             RunDirectory.open(self.baseline)
         run = self.load()

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from tyro.conf import FlagCreatePairsOff
@@ -19,11 +19,11 @@ from transformer_jax.commands.base import (
 )
 from transformer_jax.config import Config, DataConfig, Row, loading
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
+from transformer_jax.data.splits import SPLITS
+from transformer_jax.distributed.processes import ProcessGroup, join_processes
+from transformer_jax.distributed.supervisor import supervise, train_command
 from transformer_jax.errors import NotReproducedError, UsageError
-
-if TYPE_CHECKING:
-    from transformer_jax.distributed.processes import ProcessGroup
-    from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_directory import RunDirectory, check_available
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,6 @@ class Prepare(FileCommand):
     def run(self, rows: dict[str, Row]) -> None:
         """Prepare the text and print its statistics."""
         from transformer_jax.data.prepare import prepare
-        from transformer_jax.data.splits import SPLITS
 
         config = rows[""].config
         with progress_bar() as progress:
@@ -89,15 +88,11 @@ class TrainingCommand(ConfigCommand):
             # This comparison also rejects NaN.
             if not seconds > 0:
                 raise UsageError(f"--{name.replace('_', '-')} must be positive, got {seconds}")
-        from transformer_jax.distributed.supervisor import supervise, train_command
-
         return supervise(train_command(arguments), self.path, **timeouts)
 
     @contextlib.contextmanager
-    def join_processes(self, config: Config) -> Iterator["ProcessGroup"]:
+    def join_processes(self, config: Config) -> Iterator[ProcessGroup]:
         """Connect to the other processes, if there are any, and check that all configs agree."""
-        from transformer_jax.distributed.processes import join_processes
-
         arguments = self.coordinator, self.num_processes, self.process_id
         with join_processes(self.path, *arguments) as group:
             group.check_same_config(config)
@@ -120,8 +115,6 @@ class Train(FileCommand, TrainingCommand):
 
     def run(self, rows: dict[str, Row]) -> None:
         """Create the run and train it."""
-        from transformer_jax.runs.run_directory import RunDirectory, check_available
-
         config = rows[""].config
         with self.join_processes(config) as group:
             # Check the path before the import of JAX, so that an error appears without delay.
@@ -159,14 +152,10 @@ class Resume(TrainingCommand):
 
     def load_rows(self) -> dict[str, Row]:
         """Return the config of the run."""
-        from transformer_jax.runs.run_directory import RunDirectory
-
         return self.with_sections({"": Row(RunDirectory.open(self.path).config)})
 
     def run(self, rows: dict[str, Row]) -> None:
         """Train the run with the given config, if it still describes the same experiment."""
-        from transformer_jax.runs.run_directory import RunDirectory
-
         config = rows[""].config
         with self.join_processes(config) as group:
             folder = RunDirectory.open(self.path)
@@ -196,8 +185,6 @@ class Reproduce(PathCommand):
             DataError: the text differs from that of the run.
             NotReproducedError: the parameters differ.
         """
-        from transformer_jax.runs.run_directory import RunDirectory, check_available
-
         original = RunDirectory.open(Path(self.run_folder))
         if original.steps_done == 0:
             raise UsageError(f"{original.path} has no checkpoint after step 0 to reproduce")
@@ -219,7 +206,7 @@ class Reproduce(PathCommand):
         _compare_parameters(original, copy)
 
 
-def _compare_parameters(original: "RunDirectory", copy: "RunDirectory") -> None:
+def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
     """Print a digest for each checkpoint that both runs have, and check that they are equal."""
     from transformer_jax.inference.trained_run import read_params
     from transformer_jax.model.build import build_transformer
@@ -261,7 +248,7 @@ def _environment(checkpoint: Mapping[str, Any]) -> dict[str, str]:
     return {**checkpoint.get("versions", {}), **devices}
 
 
-def _check_moved_text(folder: "RunDirectory", data: DataConfig) -> None:
+def _check_moved_text(folder: RunDirectory, data: DataConfig) -> None:
     """If the config has new paths for the text, check that the text itself is unchanged."""
     paths = {field: getattr(data, field) for field in ("train", "dev", "test", "folder")}
     moved = replace(folder.config.data, **paths)
@@ -273,7 +260,7 @@ def _check_moved_text(folder: "RunDirectory", data: DataConfig) -> None:
             find_prepared(moved, *expected, verify_text=True, progress=progress)
 
 
-def _train(folder: "RunDirectory", group: "ProcessGroup") -> None:
+def _train(folder: RunDirectory, group: ProcessGroup) -> None:
     from transformer_jax.training.loop import run_training
 
     console = stdout if group.is_primary else Console(quiet=True)
