@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
@@ -13,13 +13,12 @@ from transformer_jax.commands.tables import format_duration, print_results, prin
 from transformer_jax.config import DataConfig, Row, loading
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.errors import SweepFailedError, UsageError
-from transformer_jax.sweeps import plan, slurm
-from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_status
-from transformer_jax.sweeps.launch import launch
 from transformer_jax.sweeps.resources import Resources
 from transformer_jax.sweeps.rows import Scale, scale_rows
-from transformer_jax.sweeps.slots import find_slots
-from transformer_jax.sweeps.status import RunStatus, read_status
+
+if TYPE_CHECKING:
+    from transformer_jax.sweeps import plan
+    from transformer_jax.sweeps.status import RunStatus
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,8 @@ class Sweep(ConfigCommand):
 
     def run(self, rows: dict[str, Row]) -> None:
         """Plan the sweep; then print its estimates, train it here, or submit it to Slurm."""
+        from transformer_jax.sweeps.plan import plan_sweep
+
         # This comparison also rejects NaN.
         if not self.step_timeout > 0:
             raise UsageError(f"--step-timeout must be positive, got {self.step_timeout}")
@@ -79,13 +80,18 @@ class Sweep(ConfigCommand):
         if not is_slurm and self.slurm != Resources():
             raise UsageError("options such as --slurm.time need --launcher slurm")
         folder = self.out or Path("sweeps") / loading.run_name(self.files[0])
-        sweep = plan.plan_sweep(folder, rows, self.seeds, only=self.rows or None)
+        sweep = plan_sweep(folder, rows, self.seeds, only=self.rows or None)
         if is_slurm:
             self._submit(sweep)
         else:
             self._launch(sweep)
 
-    def _launch(self, sweep: plan.Sweep) -> None:
+    def _launch(self, sweep: "plan.Sweep") -> None:
+        from transformer_jax.sweeps import slurm
+        from transformer_jax.sweeps.launch import launch
+        from transformer_jax.sweeps.slots import find_slots
+        from transformer_jax.sweeps.status import read_status
+
         slots = find_slots(self.devices)
         stdout.print(f"{_describe_size(sweep)}, {len(slots)} at a time")
         if self.dry_run:
@@ -100,7 +106,9 @@ class Sweep(ConfigCommand):
         statuses = launch(sweep, slots, stderr.print, retry_failed=retry, step_timeout=timeout)
         _print_statuses(statuses)
 
-    def _submit(self, sweep: plan.Sweep) -> None:
+    def _submit(self, sweep: "plan.Sweep") -> None:
+        from transformer_jax.sweeps import slurm
+
         parallel = f"{self.slurm.max_parallel} at a time"
         if self.dry_run:
             stdout.print(f"{_describe_size(sweep)} by Slurm, {parallel}")
@@ -141,8 +149,10 @@ class Status(PathCommand):
         Raises:
             SweepFailedError: a run failed.
         """
-        runs = plan.Sweep.open(Path(self.sweep_folder)).runs
-        _print_statuses([read_status(run) for run in runs])
+        from transformer_jax.sweeps.plan import Sweep
+        from transformer_jax.sweeps.status import read_status
+
+        _print_statuses([read_status(run) for run in Sweep.open(Path(self.sweep_folder)).runs])
 
 
 @dataclass(frozen=True)
@@ -163,8 +173,11 @@ class Report(PathCommand):
         Raises:
             UsageError: the runs cannot be compared, or none is finished.
         """
+        from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_status
+        from transformer_jax.sweeps.plan import Sweep
         from transformer_jax.sweeps.report import footnotes, write_report
         from transformer_jax.sweeps.results import collect_results
+        from transformer_jax.sweeps.status import read_status
 
         paths = [Path(folder) for folder in self.folders]
         if not paths:
@@ -178,7 +191,7 @@ class Report(PathCommand):
         else:
             if self.out is not None:
                 raise UsageError("--out is for runs; a sweep's report is in the sweep's folder")
-            sweep = plan.Sweep.open(paths[0])
+            sweep = Sweep.open(paths[0])
             statuses = [read_status(run) for run in sweep.runs]
             command = shell_command("report", sweep.path)
         results = collect_results(sweep, statuses, command)
@@ -189,11 +202,11 @@ class Report(PathCommand):
         stdout.print(f"written to {folder}")
 
 
-def _describe_size(sweep: plan.Sweep) -> str:
+def _describe_size(sweep: "plan.Sweep") -> str:
     return f"{len(sweep.rows)} rows x {len(sweep.seeds)} seeds = {len(sweep.runs)} runs"
 
 
-def _print_estimates(sweep: plan.Sweep, num_slots: int) -> None:
+def _print_estimates(sweep: "plan.Sweep", num_slots: int) -> None:
     from transformer_jax.sweeps.estimates import ASSUMED_UTILIZATION, estimate_seconds
 
     seconds = estimate_seconds(sweep, num_slots)
@@ -205,7 +218,7 @@ def _print_estimates(sweep: plan.Sweep, num_slots: int) -> None:
     )
 
 
-def _print_disk_space(sweep: plan.Sweep, seconds: Mapping[str, float] | None = None) -> None:
+def _print_disk_space(sweep: "plan.Sweep", seconds: Mapping[str, float] | None = None) -> None:
     from transformer_jax.sweeps.estimates import estimate_bytes
 
     gigabytes = {name: estimate_bytes(row.config) / 1e9 for name, row in sweep.rows.items()}
@@ -223,7 +236,7 @@ def _print_disk_space(sweep: plan.Sweep, seconds: Mapping[str, float] | None = N
         )
 
 
-def _prepare_data(sweep: plan.Sweep) -> None:
+def _prepare_data(sweep: "plan.Sweep") -> None:
     """Prepare each corpus once, so that runs that share it do not wait for each other."""
     from transformer_jax.data.prepare import prepare
 
@@ -237,7 +250,7 @@ def _prepare_data(sweep: plan.Sweep) -> None:
                 stderr.print(warning)
 
 
-def _print_statuses(statuses: Sequence[RunStatus]) -> None:
+def _print_statuses(statuses: Sequence["RunStatus"]) -> None:
     print_statuses(statuses)
     failed = [status.run.name for status in statuses if status.status == "failed"]
     if failed:
