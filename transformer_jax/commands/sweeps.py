@@ -10,7 +10,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from transformer_jax.commands.base import ConfigCommand, PathCommand
 from transformer_jax.commands.tables import format_duration, print_results, print_statuses
-from transformer_jax.config import DataConfig, Row, loading
+from transformer_jax.config import Row, loading
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.errors import SweepFailedError, UsageError
 from transformer_jax.sweeps.resources import Resources
@@ -241,11 +241,10 @@ def _prepare_data(sweep: "plan.Sweep") -> None:
     from transformer_jax.data.prepare import prepare
 
     with progress_bar() as progress:
-        steps: dict[DataConfig, int] = {}
-        for config in (row.config for row in sweep.rows.values()):
-            steps[config.data] = max(config.train.steps, steps.get(config.data, 0))
-        for data, most_steps in steps.items():
+        configs = [row.config for row in sweep.rows.values()]
+        for data in {config.data: None for config in configs}:
             batches = prepare(data, progress=progress).batches(data.batch_tokens, seed=0)
+            most_steps = max(config.train.steps for config in configs if config.data == data)
             if warning := batches.describe_repetition(most_steps):
                 stderr.print(warning)
 
