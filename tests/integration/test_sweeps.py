@@ -261,6 +261,20 @@ def test_a_dry_run_prints_what_a_sweep_needs_and_creates_nothing(
     assert not any(tmp_path.iterdir())
 
 
+def test_a_sweep_warns_before_it_reads_its_text_more_than_100_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("from small import SMALL as CONFIG\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    # A stub ends the sweep instead of training.
+    monkeypatch.setattr("transformer_jax.sweeps.launch.launch", lambda *_, **__: [])
+    for steps, is_warned in (("400", False), ("405", True)):
+        assert main(["sweep", "mine.py", "--out", steps, "--train.steps", steps]) == 0
+        err = capsys.readouterr().err
+        assert ("warning: 405 steps are 101 passes over the training set" in err) is is_warned
+
+
 def test_a_dry_run_warns_if_the_disk_is_too_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ from transformer_jax.config.validation import ConfigError, check_field_name, fie
 
 @dataclass(frozen=True)
 class Config:
-    """One experiment. `Config()` is the paper's base model.
+    """One experiment. `Config()` is the paper's base model with number words as its text.
 
     Raises:
         ConfigError: a value breaks a rule, or two fields contradict each other.
