@@ -1,5 +1,6 @@
 """Test that training commands print the next ones, save on a signal, and reproduce a run."""
 
+import json
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from training_runs import QUIET, assert_same, state_of, train
 from transformer_jax.cli import main
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory
-from transformer_jax.runs.versions import installed_versions
+from transformer_jax.runs.versions import installed_versions, source_commit
 from transformer_jax.training.components import build_run_components
 from transformer_jax.training.create_run import create_run
 
@@ -72,6 +73,9 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
     arrays = state_of(folder.path)[1]
     arrays["params"] = jax.tree.map(lambda x: x + 1, arrays["params"])
     versions = {**installed_versions(), "jax": "0.0.1"}
+    description = json.loads(Path("original/run.json").read_text("utf-8"))
+    description["versions"]["commit"] = "abc"
+    Path("original/run.json").write_text(json.dumps(description), "utf-8")
     rmtree(folder.checkpoints / "8")
     with CheckpointManager(folder.checkpoints, folder.identity, keep=9) as checkpoints:
         checkpoints.prepare_save(8, arrays)
@@ -80,6 +84,7 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
     message = capsys.readouterr().err.splitlines()[-1]
     assert "original is not reproduced: the parameters differ at step 8, and so do:" in message
     assert "jax 0.0.1 -> " in message
+    assert ("commit abc -> " in message) is bool(source_commit())
     assert "devices 8 x P100 -> " in message
 
 
@@ -93,6 +98,10 @@ def test_reproduce_needs_a_trained_run_and_a_free_folder(
     assert main(["reproduce", "new"]) == 2
     assert "new has no checkpoint" in capsys.readouterr().err
     train(SMALL.change(train={"steps": 1}), Path("done"))
+    assert main(["package", "done", "--average-checkpoints", "1", "--out", "packaged"]) == 0
+    capsys.readouterr()
+    assert main(["reproduce", "packaged"]) == 2
+    assert "packaged is packaged: reproduce the run" in capsys.readouterr().err
     Path("done-reproduced").mkdir()
     Path("done-reproduced/mine").touch()
     assert main(["reproduce", "done"]) == 2

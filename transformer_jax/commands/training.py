@@ -186,6 +186,8 @@ class Reproduce(PathCommand):
             NotReproducedError: the parameters differ.
         """
         original = RunDirectory.open(Path(self.run_folder))
+        if original.package is not None:
+            raise UsageError(f"{original.path} is packaged: reproduce the run that it comes from")
         if original.steps_done == 0:
             raise UsageError(f"{original.path} has no checkpoint after step 0 to reproduce")
         out = self.out or original.path.with_name(f"{original.path.resolve().name}-reproduced")
@@ -233,7 +235,7 @@ def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
             stdout.print(f"{original.path} is reproduced: all parameters have the same bits")
             return
         recorded = [original.versions, *(_environment(old.metadata(step)) for step in steps)]
-        now = _environment(new.metadata(steps[-1]))
+        now = {**copy.versions, **_environment(new.metadata(steps[-1]))}
     changes = [f"{k} {v} -> {now[k]}" for r in recorded for k, v in r.items() if now.get(k, v) != v]
     also = f"and so do: {', '.join(dict.fromkeys(changes))}"
     raise NotReproducedError(
