@@ -98,13 +98,13 @@ class Comparison:
     """The difference for each seed that both rows have."""
     difference: float | None
     """The estimate, in the middle of `interval`. None if one of the rows has no score."""
-    interval: Interval | None = None
+    interval: Interval | None
     """The interval for all statements about the row: 95 % for all rows together. None if this row
     or the first one has fewer than two seeds."""
+    welch: Interval | None
+    """Welch's 95 % interval, from these two rows alone, without correction for the others."""
     p: float | None = None
     """Dunnett's p-value. None if `interval` is Welch's with Bonferroni's correction."""
-    welch: Interval | None = None
-    """Welch's 95 % interval, from these two rows alone, without correction for the others."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Analysis:
     """The rows that vary much more over seeds than others: the ratio of the standard deviation to
     the typical one. They are not pooled with the others."""
     deviation: float | None
-    """The residual standard deviation, pooled over rows. None without degrees of freedom."""
+    """The residual standard deviation, pooled over rows. None if no row has Dunnett's interval."""
     freedom: int
     """The residual degrees of freedom."""
 
@@ -128,7 +128,7 @@ class SignAgreement(NamedTuple):
 
     same: int
     rows: int
-    """The number of rows with a score for which the paper claims a sign."""
+    """The number of rows for which the paper claims a sign."""
     p: float
     """The probability that fair coins agree with the paper in at least as many rows."""
 
@@ -162,95 +162,98 @@ def analyze(scores: Scores, failed: Collection[tuple[str, int]] = ()) -> Analysi
         for row, by_seed in scores.items()
     }
     base, *others = kept
-    comparisons = {row: _compare_means(kept[row], kept[base]) for row in others}
-    compared = [row for row in others if comparisons[row].welch]
-    for row in compared:
-        ours, theirs = list(kept[row].values()), list(kept[base].values())
-        interval = welch_interval(ours, theirs, 1 - (1 - CONFIDENCE) / len(compared))
-        comparisons[row] = replace(comparisons[row], interval=interval)
     repeated = {row: by_seed for row, by_seed in kept.items() if len(by_seed) > 1}
-    wide = _find_wide(repeated) if repeated else {}
+    wide = _find_wide(repeated)
+    num_compared = max(1, len(repeated) - 1)
+    comparisons = {}
+    for row in others:
+        by_seed = {
+            seed: x - kept[base][seed] for seed, x in kept[row].items() if seed in kept[base]
+        }
+        ours, theirs = list(kept[row].values()), list(kept[base].values())
+        comparisons[row] = Comparison(
+            by_seed,
+            statistics.fmean(ours) - statistics.fmean(theirs) if ours and theirs else None,
+            welch_interval(ours, theirs, 1 - (1 - CONFIDENCE) / num_compared),
+            welch_interval(ours, theirs),
+        )
     fit = _fit({row: by_seed for row, by_seed in repeated.items() if row not in wide}, base)
-    # Rows in the fit replace Bonferroni's correction by Dunnett's, which is exact.
-    for row, (difference, error) in fit.differences.items():
-        share = len(fit.differences) / len(compared)
-        half = error * dunnett_quantile(1 - (1 - CONFIDENCE) * share, fit.correlation, fit.freedom)
-        ratio = abs(difference) / error if error else math.inf if difference else 0.0
-        p = (1 - dunnett_probability(ratio, fit.correlation, fit.freedom)) / share
-        interval = Interval(difference - half, difference + half)
+    if fit is None:
+        return Analysis(base, comparisons, wide, None, 0)
+    # Rows in the fit share the remaining error rate by Dunnett's method instead of Bonferroni's.
+    share = len(fit.rows) / num_compared
+    critical = dunnett_quantile(1 - (1 - CONFIDENCE) * share, fit.correlation, fit.freedom)
+    for row, difference, error in zip(fit.rows, fit.differences, fit.errors, strict=True):
+        statistic = abs(difference) / error if error else math.inf if difference else 0.0
+        p = (1 - dunnett_probability(statistic, fit.correlation, fit.freedom)) / share
+        interval = Interval(difference - critical * error, difference + critical * error)
         comparisons[row] = replace(
             comparisons[row], difference=difference, interval=interval, p=min(1.0, p)
         )
     return Analysis(base, comparisons, wide, fit.deviation, fit.freedom)
 
 
-def _compare_means(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Comparison:
-    by_seed = {seed: score - theirs[seed] for seed, score in ours.items() if seed in theirs}
-    if not (ours and theirs):
-        return Comparison(by_seed, None)
-    difference = statistics.fmean(ours.values()) - statistics.fmean(theirs.values())
-    welch = welch_interval(list(ours.values()), list(theirs.values()))
-    return Comparison(by_seed, difference, welch=welch)
-
-
 def _find_wide(scores: Scores) -> dict[str, float]:
-    """Return the ratio of each wide standard deviation to the typical one."""
+    """Return each wide row and the ratio of its standard deviation to the typical one."""
     # Each variance is divided by the median of its distribution, so that their median is unbiased.
-    typical = statistics.median(
-        statistics.variance(by_seed.values())
-        * (n := len(by_seed) - 1)
-        / float(stats.chi2.median(n))
+    variances = [
+        statistics.variance(by_seed.values()) / special.chdtri(n := len(by_seed) - 1, 0.5) * n
         for by_seed in scores.values()
-    )
+    ]
+    typical = math.sqrt(statistics.median(variances)) if variances else 0.0
     deviations = {row: statistics.stdev(by_seed.values()) for row, by_seed in scores.items()}
     return {
-        row: deviation / math.sqrt(typical) if typical else math.inf
+        row: deviation / typical if typical else math.inf
         for row, deviation in deviations.items()
-        if deviation > WIDE_RATIO * math.sqrt(typical)
+        if deviation > WIDE_RATIO * typical
     }
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """The additive model: a score is the effect of its row, that of its seed, and an error."""
+class _Fit(NamedTuple):
+    """Rows in the additive model: a score is a row's effect plus a seed's effect plus an error."""
 
-    differences: Mapping[str, tuple[float, float]]
-    """By row, the estimated difference from the first row and its standard error."""
+    rows: list[str]
+    differences: list[float]
+    """The estimated differences from the first row."""
+    errors: list[float]
+    """Their standard errors."""
     correlation: Correlation
-    """The correlations of these differences."""
-    deviation: float | None
+    deviation: float
     freedom: int
 
 
-def _fit(scores: Scores, base: str) -> _Fit:
-    """Fit the model by least squares, which also handles missing seeds."""
-    rows = [row for row in scores if row != base]
+def _fit(scores: Scores, base: str) -> _Fit | None:
+    """Fit the model by least squares, which also handles missing seeds; None if that fails."""
+    others = [row for row in scores if row != base]
     seeds = sorted({seed for by_seed in scores.values() for seed in by_seed})
     cells = [(row, seed) for row, by_seed in scores.items() for seed in by_seed]
-    if base not in scores or not rows:
-        return _Fit({}, (), None, 0)
+    if base not in scores or not others:
+        return None
     design = np.array(
-        [[row == x for x in rows] + [seed == x for x in seeds] for row, seed in cells], float
+        [[row == x for x in others] + [seed == x for x in seeds] for row, seed in cells], float
     )
     values = np.array([scores[row][seed] for row, seed in cells])
-    freedom = len(cells) - int(np.linalg.matrix_rank(design))
-    if not freedom:
-        return _Fit({}, (), None, 0)
     inverse = np.linalg.pinv(design)
+    freedom = len(cells) - int(np.linalg.matrix_rank(design))
+    # A row can be compared if the seeds that rows share connect it to the first row.
+    is_comparable = np.isclose(np.diag(inverse @ design), 1.0)[: len(others)]
+    if not freedom or not is_comparable.any():
+        return None
+    chosen = np.flatnonzero(is_comparable)
     effects = inverse @ values
     # Rounding removes the noise of floating-point numbers if all differences are equal.
     deviation = round(math.sqrt(np.sum((values - design @ effects) ** 2) / freedom), 12)
-    # A row is comparable if seeds that it shares with others connect it to the first row.
-    is_comparable = np.isclose(np.diag(inverse @ design), 1.0)[: len(rows)]
-    chosen = np.flatnonzero(is_comparable)
     covariance = (inverse @ inverse.T)[np.ix_(chosen, chosen)]
     scale = np.sqrt(np.diag(covariance))
     correlation = (covariance / np.outer(scale, scale)).round(12)
-    differences = {
-        rows[k]: (round(float(effects[k]), 12), deviation * float(factor))
-        for k, factor in zip(chosen, scale, strict=True)
-    }
-    return _Fit(differences, tuple(map(tuple, correlation.tolist())), deviation, freedom)
+    return _Fit(
+        [others[k] for k in chosen],
+        effects[chosen].round(12).tolist(),
+        (deviation * scale).tolist(),
+        tuple(map(tuple, correlation.tolist())),
+        deviation,
+        freedom,
+    )
 
 
 def welch_interval(
@@ -323,23 +326,17 @@ def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
     return "as in the paper" if is_confirmed else "differs" if is_refuted else "inconclusive"
 
 
-def sign_agreement(
-    ours: Mapping[str, float | None], paper: Mapping[str, float | None], margin: float
-) -> SignAgreement:
+def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) -> SignAgreement:
     """Count the rows that differ from the first row in the paper's direction.
 
     Args:
-        ours: our difference by row.
-        paper: the paper's difference by row. Differences within the margin are left out.
-        margin: the largest difference that does not matter.
+        differences: by row, our difference from the first row and the paper's.
+        margin: the largest difference that does not matter. Rows for which the paper's difference
+            is within the margin are left out.
     """
-    pairs = [
-        (x, theirs)
-        for row, theirs in paper.items()
-        if (x := ours.get(row)) is not None and theirs is not None and abs(theirs) > margin
-    ]
-    same = sum(x * theirs > 0 for x, theirs in pairs)
-    return SignAgreement(same, len(pairs), float(stats.binom.sf(same - 1, len(pairs), 0.5)))
+    agrees = [ours * paper > 0 for ours, paper in differences if abs(paper) > margin]
+    p = float(stats.binom.sf(sum(agrees) - 1, len(agrees), 0.5))
+    return SignAgreement(sum(agrees), len(agrees), p)
 
 
 def format_p(p: float) -> str:
