@@ -90,7 +90,7 @@ def _run_config_command(kind: type[ConfigCommand], words: Words, arguments: Sequ
     if isinstance(command, TrainingCommand) and command.supervise and not heartbeat.connect():
         sys.exit(command.under_supervisor(arguments))
     config = next(iter(rows.values())).config
-    dataclasses.replace(command, config=config).run(rows)
+    dataclasses.replace(command, config=config, arguments=tuple(arguments)).run(rows)
 
 
 def _create(kind: type[T], words: Sequence[str], default: T | None = None) -> T:

@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import platform
+import subprocess
+from pathlib import Path
 
 PACKAGES = (
     "flax",
@@ -22,3 +24,21 @@ def installed_versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in PACKAGES},
     }
+
+
+def source_commit() -> str:
+    """Return the commit of this package, with "+" if files have changed.
+
+    Return "" if the package is not in a clone of its repository.
+    """
+    file = Path(__file__)
+    is_tracked = ["git", "ls-files", "--error-unmatch", file.name]
+    describe = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    try:
+        for command in (is_tracked, describe):
+            output = subprocess.run(  # noqa: S603 - the commands are constant
+                command, cwd=file.parent, capture_output=True, text=True, check=True
+            ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return output.strip()

@@ -72,7 +72,7 @@ def _escape_formula(cell: str) -> str:
     return f"'{cell}" if is_formula and not is_number and cell != MISSING else cell
 
 
-def to_html(table: Table, links: Sequence[Link]) -> str:
+def to_html(table: Table, links: Sequence[Link], caption: str = "") -> str:
     """Return an HTML table in which the first cell of each row after the headings is a link."""
     head, *body = table
     lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
@@ -82,4 +82,5 @@ def to_html(table: Table, links: Sequence[Link]) -> str:
         cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in others)
         lines.append(f'<td><a href="{href}" title="{title}">{html.escape(first)}</a></td>{cells}')
     rows = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<div class=wide><table>\n{rows}\n</table></div>"
+    title = f"<caption>{html.escape(caption)}</caption>\n" if caption else ""
+    return f"<div class=wide><table>\n{title}{rows}\n</table></div>"
