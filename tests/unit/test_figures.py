@@ -1,4 +1,4 @@
-"""The figures of a report show every row, and their labels do not overlap."""
+"""Test that figures show every row, and that their labels do not overlap."""
 
 import itertools
 import math

@@ -26,7 +26,7 @@ from transformer_jax.sweeps.results import Results, collect_results
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """A sweep whose runs are done, except for one that failed. Tests do not change it."""
+    """A sweep in which one run failed and the other runs are done. Tests must not change it."""
     sweep = make_finished_sweep(tmp_path_factory.mktemp("results") / "s")
     set_status(sweep.runs[-1], "failed", phase="train", note=HOSTILE)
     return sweep
@@ -117,12 +117,12 @@ def test_p_values_are_those_of_sacrebleus_own_command(sweep: Sweep, results: Res
     worse, same = (results.rows[name].test_differences for name in ("worse", "same"))
     assert float(expected) == pytest.approx(worse[1].p, abs=1e-4)
     assert worse[1].bleu < 0 < results.rows["better"].test_differences[1].bleu
-    # Identical translations differ only by chance.
+    # For identical translations, p is 1.
     assert same[0] == (0, 1)
 
 
 def test_halves_of_compounds_count_as_words(results: Results) -> None:
-    # sacreBLEU counts "well-known" as one token, and the paper's script counts it as three.
+    # sacreBLEU treats "well-known" as one token, but the paper's script treats it as three tokens.
     scores = results.rows["better"].scores
     assert scores["compound_bleu"] != scores["test_bleu"]
     assert all(0 < value <= 100 for value in scores["compound_bleu"].values())
