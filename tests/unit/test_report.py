@@ -131,6 +131,11 @@ def test_footnotes_say_how_the_sweep_was_made(dev_sweep: Sweep) -> None:
     ]
     assert f"Trained by: {command} (commit 0123456789ab)" in notes
     assert f"Trained by: {command} --seeds 5" in notes
+    # The run folders may name other commits.
+    for run, commit in zip(dev_sweep.runs, ("0123456789ab", "ba9876543210+"), strict=False):
+        (run.path / "run.json").write_text(json.dumps({"versions": {"commit": commit}}))
+    notes = list_footnotes(collect(Sweep.open(dev_sweep.path)))
+    assert "Trained at commit ba9876543210+." in notes
 
 
 def test_footnotes_compare_sign_agreement_with_chance_and_name_missing_runs(folder: Path) -> None:

@@ -86,12 +86,3 @@ def test_scores_with_other_search_options_do_not_count(tmp_path: Path) -> None:
         scores["decode"]["beam_size"], scores["bleu"], scores["perplexity"] = 1, 3.0, 99.0
         (other / "scores.json").write_text(json.dumps(scores))
     assert read_status(run).scores == before
-
-
-def test_scores_from_before_a_search_option_existed_count(tmp_path: Path) -> None:
-    run = make_finished_sweep(tmp_path / "s", rows=["base"], splits=["dev"]).runs[0]
-    [path] = run.path.glob("evaluations/dev-*/scores.json")
-    scores = json.loads(path.read_text())
-    del scores["decode"]["length_penalty"]
-    path.write_text(json.dumps(scores))
-    assert read_status(run).scores == {"dev": scores}

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from transformer_jax.config import DataConfig
 from transformer_jax.sweeps.results import MARGINS, Results
 from transformer_jax.sweeps.seed_statistics import CONFIDENCE, describe_limits, format_p
+from transformer_jax.sweeps.status import read_json_object
 
 # The page that describes the analysis.
 STATISTICS = "docs/statistics.md"
@@ -20,8 +21,18 @@ def list_footnotes(results: Results) -> list[str]:
         *_list_caveats(results),
         *(f"Missing: {reason}" for row in results.rows.values() for reason in row.missing),
         *(f"Trained by: {origin}" for origin in results.sweep.origins),
+        *_list_commits(results),
         f"Reported by: {results.command}",
     ]
+
+
+def _list_commits(results: Results) -> list[str]:
+    """List the commits of runs that no command of the sweep names."""
+    statuses = [status for row in results.rows.values() for status in row.statuses]
+    versions = [read_json_object(s.run.path / "run.json").get("versions", {}) for s in statuses]
+    commits = {str(x["commit"]) for x in versions if isinstance(x, dict) and "commit" in x}
+    others = sorted(commits - {origin.commit for origin in results.sweep.origins})
+    return [f"Trained at commit {', '.join(others)}."] if others else []
 
 
 def _describe_experiment(results: Results) -> list[str]:

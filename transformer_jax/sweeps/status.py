@@ -166,14 +166,14 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
     """Return the folder of the newest evaluation on a split, by step and then by time.
 
     Unless `any_search` is set, the search options and the number of averaged checkpoints must be
-    those of the run's config. Scores from before an option existed do not contain it.
+    those of the run's config.
     """
-    own_search = asdict(run.config.decode)
+    decode = run.config.decode
+    own_search = (asdict(decode), decode.average_checkpoints)
     candidates = []
     for path in run.path.glob(f"evaluations/{split}-step*/scores.json"):
         scores = read_json_object(path)
-        search = {**own_search, **scores.get("decode", {})}
-        search["average_checkpoints"] = scores.get("average_checkpoints")
+        search = (scores.get("decode"), scores.get("average_checkpoints"))
         if any_search or search == own_search:
             candidates.append((scores.get("step", 0), path.stat().st_mtime, path.parent))
     return max(candidates)[-1] if candidates else None
