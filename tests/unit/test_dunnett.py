@@ -1,4 +1,4 @@
-"""Dunnett's distribution agrees with his table, a double integral, and SciPy."""
+"""Test that Dunnett's distribution agrees with his table, a double integral, and SciPy."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The analysis of ablations agrees with textbook formulas, SciPy, and simulations."""
+"""Test that the analysis of ablations agrees with textbook formulas, SciPy, and simulations."""
 
 import math
 from collections.abc import Sequence
