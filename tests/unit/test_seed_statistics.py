@@ -8,19 +8,17 @@ import pytest
 from jaxtyping import Float
 from scipy import stats
 
+from transformer_jax.sweeps.dunnett import Correlation, dunnett_quantile
 from transformer_jax.sweeps.seed_statistics import (
     BLEU_MARGIN,
     LOG_PERPLEXITY_MARGIN,
     Analysis,
-    Correlation,
     Interval,
     SeedStatistics,
     Verdict,
     analyze,
     describe_limits,
     detectable_difference,
-    dunnett_probability,
-    dunnett_quantile,
     failed_runs,
     format_p,
     sign_agreement,
@@ -40,11 +38,6 @@ def to_scores(
         name: {seed: float(x) for seed, x in enumerate(row) if not math.isnan(x)}
         for name, row in zip(names, table, strict=True)
     }
-
-
-def equal_correlations(size: int) -> Correlation:
-    """Return the correlations of balanced comparisons with one baseline."""
-    return tuple(tuple(1.0 if i == j else 0.5 for j in range(size)) for i in range(size))
 
 
 def interval_of(analysis: Analysis, row: str) -> Interval:
@@ -81,42 +74,6 @@ def test_single_seeds_have_no_detectable_difference() -> None:
     assert detectable_difference([], 1, 1) is None
 
 
-# Dunnett (1964), two-sided, 5 %: number of comparisons, degrees of freedom, critical value.
-@pytest.mark.parametrize(
-    ("size", "freedom", "value"),
-    [(1, 5, 2.57), (2, 5, 3.03), (5, 5, 3.62), (3, 10, 2.76), (9, 20, 2.95), (2, 10**6, 2.21)],
-)
-def test_critical_values_are_those_of_dunnetts_table(size: int, freedom: int, value: float) -> None:
-    critical = dunnett_quantile(0.95, equal_correlations(size), freedom)
-    assert critical == pytest.approx(value, abs=0.006)
-
-
-@pytest.mark.parametrize(("size", "freedom"), [(4, 10), (10, 20), (19, 38)])
-def test_the_probability_is_the_double_integral_over_baseline_and_deviation(
-    size: int, freedom: int
-) -> None:
-    bound = 2.9
-    nodes, weights = np.polynomial.hermite_e.hermegauss(100)
-    deviations = np.sqrt(stats.chi2.ppf((np.arange(2000) + 0.5) / 2000, freedom) / freedom)
-    # A statistic is (z - z_base) / sqrt(2) / deviation for independent normal z.
-    limits = bound * np.sqrt(2) * deviations[:, None]
-    inside = stats.norm.cdf(nodes + limits) - stats.norm.cdf(nodes - limits)
-    expected = (inside**size @ weights / weights.sum()).mean()
-    probability = dunnett_probability(bound, equal_correlations(size), freedom)
-    assert probability == pytest.approx(expected, abs=5e-4)
-
-
-def test_without_blocks_the_p_values_are_scipys() -> None:
-    rng = np.random.default_rng(0)
-    groups = rng.normal(size=(5, 4)) + 0.8 * np.arange(5)[:, None]
-    pooled = np.sqrt(groups.var(axis=1, ddof=1).mean() / 2)
-    statistics = (groups[1:].mean(axis=1) - groups[0].mean()) / pooled
-    ours = [1 - dunnett_probability(abs(t), equal_correlations(4), 15) for t in statistics]
-    theirs = stats.dunnett(*groups[1:], control=groups[0]).pvalue
-    np.testing.assert_allclose(ours, theirs, atol=5e-3)
-    assert min(ours) < 0.05 < max(ours)
-
-
 def test_two_rows_give_the_paired_t_test() -> None:
     ours, base = [4.0, 4.3, 4.1, 4.6], [4.2, 4.9, 4.4, 4.7]
     analysis = analyze(to_scores([base, ours]))
@@ -134,7 +91,7 @@ def test_a_balanced_table_gives_the_formulas_of_two_way_analysis_of_variance() -
     assert analysis.deviation == pytest.approx(math.sqrt(1 / 3 / 2))
     low, high = interval_of(analysis, "2")
     assert analysis.comparisons["2"].difference == pytest.approx((low + high) / 2) == 2.5
-    critical = dunnett_quantile(0.95, equal_correlations(2), 2)
+    critical = dunnett_quantile(0.95, ((1.0, 0.5), (0.5, 1.0)), 2)
     assert (high - low) / 2 == pytest.approx(critical * math.sqrt(1 / 3 / 2 * (1 / 2 + 1 / 2)))
     assert analysis.comparisons["2"].by_seed == {0: 2.0, 1: 3.0}
 

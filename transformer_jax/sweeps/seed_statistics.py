@@ -4,7 +4,6 @@ Scores are plain numbers by row and seed, and the first row is the baseline. Per
 logarithms: a difference of 1 perplexity is large at perplexity 5 and small at perplexity 30.
 """
 
-import functools
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -12,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
-from scipy import optimize, special, stats
+from scipy import special, stats
+
+from transformer_jax.sweeps.dunnett import dunnett_probability, dunnett_quantile
 
 CONFIDENCE = 0.95
 # Smaller differences do not matter: half of the smallest difference that the paper interprets.
@@ -24,8 +24,6 @@ WIDE_RATIO = 4.0
 
 Scores = Mapping[str, Mapping[int, float]]
 Verdict = Literal["as in the paper", "differs", "inconclusive"]
-# The cache of Dunnett's distribution needs hashable keys.
-Correlation = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -177,20 +175,11 @@ def analyze(scores: Scores, failed: Collection[tuple[str, int]] = ()) -> Analysi
             welch_interval(ours, theirs, 1 - (1 - CONFIDENCE) / num_compared),
             welch_interval(ours, theirs),
         )
-    fit = _fit({row: by_seed for row, by_seed in repeated.items() if row not in wide}, base)
-    if fit is None:
-        return Analysis(base, comparisons, wide, None, 0)
-    # Rows in the fit share the remaining error rate by Dunnett's method instead of Bonferroni's.
-    share = len(fit.rows) / num_compared
-    critical = dunnett_quantile(1 - (1 - CONFIDENCE) * share, fit.correlation, fit.freedom)
-    for row, difference, error in zip(fit.rows, fit.differences, fit.errors, strict=True):
-        statistic = abs(difference) / error if error else math.inf if difference else 0.0
-        p = (1 - dunnett_probability(statistic, fit.correlation, fit.freedom)) / share
-        interval = Interval(difference - critical * error, difference + critical * error)
-        comparisons[row] = replace(
-            comparisons[row], difference=difference, interval=interval, p=min(1.0, p)
-        )
-    return Analysis(base, comparisons, wide, fit.deviation, fit.freedom)
+    pooled = {row: by_seed for row, by_seed in repeated.items() if row not in wide}
+    estimates, deviation, freedom = _compare_pooled(pooled, base, num_compared)
+    for row, (difference, interval, p) in estimates.items():
+        comparisons[row] = replace(comparisons[row], difference=difference, interval=interval, p=p)
+    return Analysis(base, comparisons, wide, deviation, freedom)
 
 
 def _find_wide(scores: Scores) -> dict[str, float]:
@@ -209,51 +198,51 @@ def _find_wide(scores: Scores) -> dict[str, float]:
     }
 
 
-class _Fit(NamedTuple):
-    """Rows in the additive model: a score is a row's effect plus a seed's effect plus an error."""
+def _compare_pooled(
+    scores: Scores, base: str, num_compared: int
+) -> tuple[dict[str, tuple[float, Interval, float]], float | None, int]:
+    """Fit a row's effect plus a seed's effect plus an error; compare rows by Dunnett's method.
 
-    rows: list[str]
-    differences: list[float]
-    """The estimated differences from the first row."""
-    errors: list[float]
-    """Their standard errors."""
-    correlation: Correlation
-    deviation: float
-    freedom: int
+    Args:
+        scores: rows with at least two seeds and similar deviations.
+        base: the first row, which may be absent.
+        num_compared: the number of rows that share the error rate, some by Bonferroni's method.
 
-
-def _fit(scores: Scores, base: str) -> _Fit | None:
-    """Fit the model by least squares, which also handles missing seeds; None if that fails."""
+    Returns:
+        The estimate, interval, and p-value of each row that shared seeds connect to the first row;
+        the residual standard deviation, and its degrees of freedom.
+    """
     others = [row for row in scores if row != base]
     seeds = sorted({seed for by_seed in scores.values() for seed in by_seed})
     cells = [(row, seed) for row, by_seed in scores.items() for seed in by_seed]
     if base not in scores or not others:
-        return None
+        return {}, None, 0
     design = np.array(
         [[row == x for x in others] + [seed == x for x in seeds] for row, seed in cells], float
     )
     values = np.array([scores[row][seed] for row, seed in cells])
     inverse = np.linalg.pinv(design)
     freedom = len(cells) - int(np.linalg.matrix_rank(design))
-    # A row can be compared if the seeds that rows share connect it to the first row.
-    is_comparable = np.isclose(np.diag(inverse @ design), 1.0)[: len(others)]
-    if not freedom or not is_comparable.any():
-        return None
-    chosen = np.flatnonzero(is_comparable)
-    effects = inverse @ values
+    # The data determine an effect if its unit vector is in the row space of the design.
+    connected = np.flatnonzero(np.isclose(np.diag(inverse @ design)[: len(others)], 1.0))
+    if not freedom or not connected.size:
+        return {}, None, 0
     # Rounding removes the noise of floating-point numbers if all differences are equal.
-    deviation = round(math.sqrt(np.sum((values - design @ effects) ** 2) / freedom), 12)
-    covariance = (inverse @ inverse.T)[np.ix_(chosen, chosen)]
+    effects = (inverse @ values).round(12)
+    deviation = round(math.sqrt(np.sum((values - design @ inverse @ values) ** 2) / freedom), 12)
+    covariance = (inverse @ inverse.T)[np.ix_(connected, connected)]
     scale = np.sqrt(np.diag(covariance))
-    correlation = (covariance / np.outer(scale, scale)).round(12)
-    return _Fit(
-        [others[k] for k in chosen],
-        effects[chosen].round(12).tolist(),
-        (deviation * scale).tolist(),
-        tuple(map(tuple, correlation.tolist())),
-        deviation,
-        freedom,
-    )
+    correlation = tuple(map(tuple, (covariance / np.outer(scale, scale)).round(12).tolist()))
+    share = connected.size / num_compared
+    critical = dunnett_quantile(1 - (1 - CONFIDENCE) * share, correlation, freedom)
+    estimates = {}
+    for k, error in zip(connected, (deviation * scale).tolist(), strict=True):
+        difference = float(effects[k])
+        interval = Interval(difference - critical * error, difference + critical * error)
+        statistic = abs(difference) / error if error else math.inf if difference else 0.0
+        p = (1 - dunnett_probability(statistic, correlation, freedom)) / share
+        estimates[others[k]] = difference, interval, min(1.0, p)
+    return estimates, deviation, freedom
 
 
 def welch_interval(
@@ -270,39 +259,6 @@ def welch_interval(
     freedom = variance**2 / sum(part**2 / n for part, n in parts)
     half = float(special.stdtrit(freedom, (1 + confidence) / 2)) * math.sqrt(variance)
     return Interval(difference - half, difference + half)
-
-
-def dunnett_probability(bound: float, correlation: Correlation, freedom: int) -> float:
-    """Return the probability that no statistic of a multivariate t exceeds a bound in magnitude."""
-    if not bound:
-        return 0.0
-    maxima = _normal_maxima(correlation)
-    return float(special.chdtrc(freedom, freedom * (maxima / bound) ** 2).mean())
-
-
-@functools.lru_cache
-def dunnett_quantile(confidence: float, correlation: Correlation, freedom: int) -> float:
-    """Return the bound that no statistic exceeds in magnitude with this probability."""
-
-    def excess(bound: float) -> float:
-        return dunnett_probability(bound, correlation, freedom) - confidence
-
-    return float(optimize.root_scalar(excess, bracket=(1e-3, 1e6)).root)
-
-
-@functools.lru_cache
-def _normal_maxima(correlation: Correlation) -> Float[np.ndarray, " N"]:
-    """Return quantiles of the largest magnitude among correlated normal numbers.
-
-    A Sobol sequence replaces random numbers, so the result is accurate and deterministic. Means of
-    64 neighbors are as accurate as all magnitudes, and faster to use.
-    """
-    size = len(correlation)
-    points = stats.qmc.Sobol(size, scramble=False).random_base2(16)
-    # A shift modulo 1 keeps the points off 0, where the normal quantile is infinite.
-    points = (points + np.random.default_rng(0).random(size)) % 1
-    normal = special.ndtri(points) @ np.linalg.cholesky(np.array(correlation)).T
-    return np.sort(np.abs(normal).max(axis=1)).reshape(-1, 64).mean(axis=1)
 
 
 def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
@@ -346,19 +302,16 @@ def format_p(p: float) -> str:
 
 def describe_limits(analysis: Analysis) -> list[str]:
     """Return sentences that name the rows without an interval and the wide rows."""
-    base, comparisons = analysis.base, analysis.comparisons
-    without = [row for row, comparison in comparisons.items() if comparison.interval is None]
+    without = [row for row, x in analysis.comparisons.items() if x.interval is None]
     notes = []
-    if len(without) == len(comparisons):
+    if len(without) == len(analysis.comparisons):
         notes.append(
-            f"No row has an interval, because {base} or all other rows have fewer than two seeds. "
-            "A difference without an interval proves nothing."
+            f"No row has an interval, because {analysis.base} or all other rows have fewer than "
+            "two seeds. A difference without an interval proves nothing."
         )
     elif without:
-        notes.append(
-            f"These rows have fewer than two seeds, so their differences prove nothing: "
-            f"{', '.join(without)}."
-        )
+        names = ", ".join(without)
+        notes.append(f"Rows with fewer than two seeds, whose differences prove nothing: {names}.")
     if analysis.wide:
         ratios = ", ".join(f"{row} ({ratio:.1f} times)" for row, ratio in analysis.wide.items())
         notes.append(
