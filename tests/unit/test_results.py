@@ -141,7 +141,6 @@ def test_a_row_with_one_seed_has_no_interval(dev_sweep: Sweep) -> None:
     results = collect(dev_sweep)
     assert results.rows["worse"].scores["perplexity"] == {0: 5.15}
     assert results.compare("worse", "perplexity").interval is None
-    assert results.threshold("perplexity") is None
     assert results.verdict("worse", "perplexity") == "inconclusive"
 
 

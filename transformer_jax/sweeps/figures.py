@@ -111,10 +111,12 @@ def draw_ratios(results: Results) -> str:
                 diamond = {"marker": "D", "markerfacecolor": "none", "linestyle": "none"}
                 label = None if y else "in the paper"
                 axes.plot(paper, y, color=PALETTE[2], label=label, **diamond)
-        threshold = results.threshold("perplexity")
-        if threshold is not None:
+        comparisons = results.analyses["perplexity"].comparisons.values()
+        halves = [(x.interval.high - x.interval.low) / 2 for x in comparisons if x.interval]
+        if halves:
+            half = statistics.median(halves)
             band = {"color": "#DDDDDD", "linewidth": 0, "zorder": 0, "label": "not significant"}
-            axes.axvspan(-threshold, threshold, **band)
+            axes.axvspan(-half, half, **band)
         axes.axvline(0.0, color="black", linewidth=0.8)
         labels = list(map(_describe, results.rows.values()))
         axes.set_yticks(range(len(labels)), labels)

@@ -7,21 +7,15 @@ import contextlib
 import functools
 import itertools
 import math
-import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
-
-import sacrebleu
+from typing import Literal
 
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.data.splits import Split
 from transformer_jax.errors import ConfigError, TransformerJaxError, UsageError
-from transformer_jax.inference.evaluate import sacrebleu_metrics
-from transformer_jax.inference.significance import bootstrap, p_value
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.runs.run_directory import RunDirectory
@@ -40,21 +34,16 @@ from transformer_jax.sweeps.seed_statistics import (
     verdict,
 )
 from transformer_jax.sweeps.status import RunStatus, read_json_object, read_metrics
+from transformer_jax.sweeps.translations import (
+    BleuDifference,
+    compare_test_bleu,
+    compound_bleu,
+    read_translations,
+)
 
-# For the paper's BLEU, tensor2tensor's get_ende_bleu.sh splits compounds that match this pattern.
-COMPOUND = re.compile(r"(\S)-(\S)")
 # A score of `Paper` that can be compared with ours.
 PaperScore = Literal["perplexity", "bleu"]
 MARGINS: dict[PaperScore, float] = {"perplexity": LOG_PERPLEXITY_MARGIN, "bleu": BLEU_MARGIN}
-
-
-class TestDifference(NamedTuple):
-    """How much better the translations of one run are than those of the first row's run."""
-
-    bleu: float
-    """The difference in test BLEU."""
-    p: float
-    """The p-value by paired bootstrap over sentences."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +68,7 @@ class RowResult:
     """The perplexity on the development set of the best unigram model, if that is known."""
     failed: Mapping[int, float]
     """The perplexities of runs that failed to train, by seed: a unigram model is as good."""
-    test_differences: Mapping[int, TestDifference] = field(default_factory=dict)
+    test_differences: Mapping[int, BleuDifference] = field(default_factory=dict)
     """The differences in test BLEU from the first row, by seed."""
     has_own_text: bool = False
     """Whether text or vocabulary differ from the first row's. If so, perplexities per token cannot
@@ -168,12 +157,6 @@ class Results:
         ]
         return sign_agreement(compared, MARGINS[score])
 
-    def threshold(self, score: PaperScore) -> float | None:
-        """Return the smallest significant difference of a typical row; None without intervals."""
-        comparisons = self.analyses[score].comparisons.values()
-        halves = [(x.interval.high - x.interval.low) / 2 for x in comparisons if x.interval]
-        return statistics.median(halves) if halves else None
-
 
 def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> Results:
     """Collect the results of all runs so far; raise UsageError if no run is done."""
@@ -189,7 +172,8 @@ def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -
         )
         for name, row in sweep.rows.items()
     }
-    differences, signature = _compare_test_bleu(sweep, rows)
+    done = {name: [s for s in row.trained if s.status == "done"] for name, row in rows.items()}
+    differences, signature = compare_test_bleu(bleu_tokenizer(base.config.data), done)
     rows = {
         name: replace(row, test_differences=differences.get(name, {})) for name, row in rows.items()
     }
@@ -226,7 +210,7 @@ def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
     for status in statuses:
         # A run from another version of this package may have another format.
         with contextlib.suppress(TransformerJaxError, KeyError, OSError):
-            _, references = _read_translations(status, "dev")
+            _, references = read_translations(status, "dev")
             tokenizer = RunDirectory.open(status.run.path).vocabulary.target
             counts = Counter(itertools.chain.from_iterable(tokenizer.encode(references)))
             frequencies = [count / counts.total() for count in counts.values()]
@@ -265,7 +249,7 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]
             tokenizer = bleu_tokenizer(status.run.config.data)
             # BLEU over characters has no words to split.
             if tokenizer != "char":
-                bleu = compound_bleu(tokenizer, *_read_translations(status, "test"))
+                bleu = compound_bleu(tokenizer, *read_translations(status, "test"))
                 scores.setdefault("compound_bleu", {})[seed] = bleu
     return scores
 
@@ -279,53 +263,3 @@ def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
     counted = statistics.fmean(sum(x["flops"] for x in xs) for xs in runs)
     # Utilization is counted FLOPs over peak FLOPs.
     return counted, statistics.fmean(sum(x["flops"] / x["utilization"] for x in xs) for xs in runs)
-
-
-def compound_bleu(tokenizer: str, hypotheses: list[str], references: list[str]) -> float:
-    """Return BLEU as the paper computes it: tokenized, with compounds split at their hyphens."""
-    bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
-    hypotheses, references = (
-        [COMPOUND.sub(r"\1 ##AT##-##AT## \2", bleu.tokenizer(line)) for line in lines]
-        for lines in (hypotheses, references)
-    )
-    return sacrebleu.BLEU(tokenize="none", force=True).corpus_score(hypotheses, [references]).score
-
-
-def _compare_test_bleu(
-    sweep: Sweep, rows: Mapping[str, RowResult]
-) -> tuple[dict[str, dict[int, TestDifference]], str]:
-    """Return `RowResult.test_differences` by row, and sacreBLEU's signature."""
-    base = next(iter(rows))
-    bleu, _ = sacrebleu_metrics(bleu_tokenizer(sweep.rows[base].config.data), warn=False)
-    differences: dict[str, dict[int, TestDifference]] = {}
-    signature = ""
-    for seed in sweep.seeds:
-        translations = {
-            name: _read_translations(status, "test")
-            for name, row in rows.items()
-            for status in row.trained
-            if status.status == "done" and status.run.seed == seed and "test" in status.evaluations
-        }
-        _, references = translations.get(base, ([], []))
-        systems = [
-            (name, lines) for name, (lines, target) in translations.items() if target == references
-        ]
-        if base not in translations or len(systems) < 2:
-            continue
-        signatures, results = bootstrap(systems, {"BLEU": bleu}, references)
-        signature = str(signatures["BLEU"])
-        baseline, *others = results["BLEU"]
-        for (name, _), result in zip(systems[1:], others, strict=True):
-            difference = TestDifference(result.score - baseline.score, p_value(result, baseline))
-            differences.setdefault(name, {})[seed] = difference
-    return differences, signature
-
-
-def _read_translations(status: RunStatus, split: Split) -> tuple[list[str], list[str]]:
-    """Return the hypotheses and references of the newest evaluation on a split."""
-    folder = status.evaluations[split]
-    hypotheses, references = (
-        (folder / f"{name}.txt").read_text("utf-8").split("\n")[:-1]
-        for name in ("hypothesis", "reference")
-    )
-    return hypotheses, references

@@ -48,34 +48,6 @@ class SeedStatistics:
         return mean if self.deviation is None else f"{mean} ± {self.deviation:.{digits}f}"
 
 
-def detectable_difference(
-    rows: Sequence[SeedStatistics], num_seeds: int, num_baseline_seeds: int
-) -> float | None:
-    """Return the smallest difference of two means that seeds alone do not explain.
-
-    If two rows with m and n seeds do not differ, their means differ by more than
-    t sqrt(1 / m + 1 / n) s with probability 1 - CONFIDENCE. Here s is the standard deviation over
-    seeds, pooled over all rows, and t is the two-sided quantile of Student's distribution.
-
-    Args:
-        rows: the score of every row.
-        num_seeds: m.
-        num_baseline_seeds: n.
-
-    Returns:
-        The difference, or None if every row has only one seed.
-    """
-    groups = [row.values for row in rows if len(row.values) > 1]
-    freedom = sum(len(values) - 1 for values in groups)
-    if not freedom:
-        return None
-    squares = sum(statistics.variance(values) * (len(values) - 1) for values in groups)
-    quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
-    return (
-        quantile * math.sqrt(1 / num_seeds + 1 / num_baseline_seeds) * math.sqrt(squares / freedom)
-    )
-
-
 class Interval(NamedTuple):
     """A confidence interval of a difference."""
 
