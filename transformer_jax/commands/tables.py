@@ -97,6 +97,8 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Print a table whose first row has the headings. The first two columns are text."""
     head, *body = rows
     table = _table(*head, first_number=2)
+    for column in table.columns[2:]:
+        column.no_wrap = True
     for row in body:
         table.add_row(*map(escape_control_characters, row))
     stdout.print(table)

@@ -30,7 +30,7 @@ CSS = (
     "table{border-collapse:collapse;font-variant-numeric:tabular-nums;margin:1rem 0}"
     "caption,figcaption{text-align:left;max-width:50rem;padding:.3rem 0;color:#555}"
     "th,td{padding:.2rem .5rem;text-align:right;border-bottom:1px solid #ddd;vertical-align:top}"
-    "td{white-space:nowrap}.wide td:nth-child(2),td:last-child{white-space:normal}"
+    "td{white-space:nowrap}.wide:first-of-type td:nth-child(2),td:last-child{white-space:normal}"
     "th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}.wide{overflow-x:auto}"
     "figure{margin:1rem 0}svg{max-width:100%;height:auto}"
 )
@@ -95,7 +95,7 @@ def _difference(score: PaperScore, spec: str) -> Column:
 
 def _format_test_differences(results: Results, row: RowResult) -> str:
     found = (row.test_differences.get(seed) for seed in results.sweep.seeds)
-    cells = [f"{x.bleu:+.2f} ({format_p(x.p)})" if x else MISSING for x in found]
+    cells = [f"{x.bleu:+z.2f} ({format_p(x.p)})" if x else MISSING for x in found]
     return ", ".join(cells) if row.test_differences else MISSING
 
 
@@ -116,13 +116,13 @@ SCORES: dict[str, Column] = {
 }
 COMPARISONS: dict[str, Column] = {
     "row": lambda _, row: row.name,
-    "ln perplexity to base": _difference("perplexity", "+.3f"),
-    "Welch": lambda r, row: _format_interval(r.compare(row.name, "perplexity").welch, "+.3f"),
-    "paper": lambda r, row: _format(r.paper_difference(row.name, "perplexity"), "+.3f"),
+    "ln perplexity to base": _difference("perplexity", "+z.3f"),
+    "Welch": lambda r, row: _format_interval(r.compare(row.name, "perplexity").welch, "+z.3f"),
+    "paper": lambda r, row: _format(r.paper_difference(row.name, "perplexity"), "+z.3f"),
     "verdict": lambda r, row: r.verdict(row.name, "perplexity") or MISSING,
-    "dev BLEU to base": _difference("bleu", "+.1f"),
-    "Welch, BLEU": lambda r, row: _format_interval(r.compare(row.name, "bleu").welch, "+.1f"),
-    "paper BLEU": lambda r, row: _format(r.paper_difference(row.name, "bleu"), "+.1f"),
+    "dev BLEU to base": _difference("bleu", "+z.1f"),
+    "Welch, BLEU": lambda r, row: _format_interval(r.compare(row.name, "bleu").welch, "+z.1f"),
+    "paper BLEU": lambda r, row: _format(r.paper_difference(row.name, "bleu"), "+z.1f"),
     "verdict, BLEU": lambda r, row: r.verdict(row.name, "bleu") or MISSING,
     "test BLEU to base by seed (p)": _format_test_differences,
 }

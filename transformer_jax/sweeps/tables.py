@@ -79,7 +79,9 @@ def to_html(table: Table, links: Sequence[Link], caption: str = "") -> str:
     for (first, *others), link in zip(body, links, strict=True):
         href = html.escape(quote(link.path), quote=True)
         title = html.escape(link.tooltip, quote=True)
-        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in others)
+        # A parenthesis stays on the line of the number that precedes it.
+        escaped = [html.escape(cell).replace(" (", "&nbsp;(") for cell in others]
+        cells = "".join(f"<td>{cell}</td>" for cell in escaped)
         lines.append(f'<td><a href="{href}" title="{title}">{html.escape(first)}</a></td>{cells}')
     rows = "\n".join(f"<tr>{line}</tr>" for line in lines)
     title = f"<caption>{html.escape(caption)}</caption>\n" if caption else ""
