@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -125,7 +126,8 @@ def test_footnotes_say_how_the_sweep_was_made(dev_sweep: Sweep) -> None:
     notes = list_footnotes(collect(Sweep.open(dev_sweep.path)))
     assert notes[:3] == [
         "Corpus: a and b, with 64 tokens in the vocabulary.",
-        "Budget: 8 steps of about 512 tokens, 4 of them warmup, at the paper's learning rate.",
+        "Budget: 8 steps of about 512 tokens each, with 4 steps of warmup and the paper's learning "
+        "rate.",
         "Search: beam_size 4, length_penalty gnmt, length_penalty_alpha 0.6, max_extra_length 50, "
         "average_checkpoints 1.",
     ]
@@ -183,6 +185,26 @@ def test_the_same_runs_give_the_same_files(sweep: Sweep, folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     write_report(collect(sweep))
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_runs_that_failed_to_train_have_readable_scores(dev_sweep: Sweep) -> None:
+    for run in dev_sweep.runs:
+        if run.row == "base":
+            for path in run.path.glob("evaluations/dev-*/scores.json"):
+                path.write_text(
+                    json.dumps({**json.loads(path.read_text()), "perplexity": math.inf})
+                )
+            report = {"split": "dev", "step": 2, "perplexity": math.inf}
+            (run.path / "metrics.jsonl").write_text(f"{json.dumps(report)}\n")
+    worse = dev_sweep.find("worse/seed-0").path / "metrics.jsonl"
+    worse.write_text(json.dumps({"split": "dev", "step": 2, "perplexity": math.exp(700)}))
+    results = collect(dev_sweep)
+    folder = write_report(results)
+    assert results.rows["base"].num_seeds == 0
+    assert results.compare("worse", "perplexity").difference is None
+    text = (folder / "table.md").read_text()
+    assert text.count("Failed to train") == 3
+    assert "base/seed-0, with a dev perplexity of inf." in text
 
 
 def test_a_report_of_single_seeds_says_that_they_prove_nothing(dev_sweep: Sweep) -> None:

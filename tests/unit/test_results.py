@@ -174,7 +174,7 @@ def test_runs_no_better_than_a_unigram_model_are_not_averaged(tmp_path: Path) ->
     assert results.base.scores["perplexity"] == {0: 5.0, 1: 5.5}
     assert results.base.missing == []
     [note] = [note for note in list_footnotes(results) if note.startswith("Failed to train")]
-    assert "run-0/seed-2, with a dev perplexity of 900.0. A unigram model has " in note
+    assert "run-0/seed-2, with a dev perplexity of 900. A unigram model has " in note
 
 
 def test_a_finished_run_without_scores_is_missing(dev_sweep: Sweep) -> None:

@@ -15,6 +15,8 @@ from transformer_jax.sweeps.status import read_metrics
 
 # Okabe and Ito's palette, which color-blind readers can distinguish, with Tol's wine for yellow.
 PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
+# Larger perplexities, and NaN, are drawn here: uniform guesses over any vocabulary are better.
+MAX_PERPLEXITY = 1e6
 # The maximum length of a row's label, in characters.
 MAX_LABEL = 44
 LINE_STYLES = ("-", "--", "-.", ":")
@@ -63,8 +65,13 @@ def draw_curves(results: Results) -> str:
 def _mean_curve(row: RowResult) -> list[tuple[int, float, float, float]]:
     """Return step, geometric mean, minimum, and maximum, for each step that all seeds have."""
     reports = [read_metrics(status.run.path / "metrics.jsonl") for status in row.trained]
-    runs = [{x["step"]: x["perplexity"] for x in xs if x.get("split") == "dev"} for xs in reports]
-    runs = [run for run in runs if run]
+    curves = [{x["step"]: x["perplexity"] for x in xs if x.get("split") == "dev"} for xs in reports]
+    # The comparison is also false for NaN.
+    runs = [
+        {step: x if x <= MAX_PERPLEXITY else MAX_PERPLEXITY for step, x in curve.items()}
+        for curve in curves
+        if curve
+    ]
     shared = sorted(set.intersection(*map(set, runs))) if runs else []
     return [
         (step, statistics.geometric_mean(values), min(values), max(values))
@@ -88,7 +95,8 @@ def _log_ticks(low: float, high: float) -> Sequence[float]:
     """Return a few round numbers, which do not crowd on a logarithmic axis."""
     if high < 4 * low:
         return MaxNLocator(6).tick_values(low, high)
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    decades = range(first, last + 1, max(1, (last - first) // 6))
     factors = (1, 2, 5) if len(decades) < 5 else (1,)
     return [factor * 10.0**decade for decade in decades for factor in factors]
 
@@ -98,10 +106,8 @@ def draw_ratios(results: Results) -> str:
 
     def draw(axes: Axes) -> None:
         for y, name in enumerate(results.rows):
-            comparison, paper = (
-                results.compare(name, "perplexity"),
-                results.paper_difference(name, "perplexity"),
-            )
+            comparison = results.compare(name, "perplexity")
+            paper = results.paper_difference(name, "perplexity")
             if (ours := comparison.difference) is not None:
                 low, high = comparison.interval or (ours, ours)
                 bar = {"xerr": [[ours - low], [high - ours]], "capsize": 3}

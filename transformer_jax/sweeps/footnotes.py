@@ -45,8 +45,8 @@ def _describe_experiment(results: Results) -> list[str]:
     search = ", ".join(f"{name} {value}" for name, value in asdict(config.decode).items())
     return [
         f"Corpus: {_describe_corpus(data)}, with {data.vocab_size:,} tokens in the vocabulary.",
-        f"Budget: {train.steps:,} steps{others} of about {data.batch_tokens:,} tokens, "
-        f"{train.warmup_steps:,} of them warmup, at {factor}the paper's learning rate.",
+        f"Budget: {train.steps:,} steps{others} of about {data.batch_tokens:,} tokens each, with "
+        f"{train.warmup_steps:,} steps of warmup and {factor}the paper's learning rate.",
         f"Search: {search}.",
     ]
 
@@ -76,7 +76,7 @@ def _explain_columns(results: Results) -> list[str]:
         "seeds as blocks: they limit the probability of any false difference in the table. "
         f"Welch's {confidence} intervals use only two rows, and do not.",
     ]
-    if any(results.verdict(name, "perplexity") for name in results.rows):
+    if any(results.verdict(name, score) for name in results.rows for score in MARGINS):
         notes.append(
             "verdict: as in the paper, if the whole interval has the paper's sign; differs, if the "
             "interval excludes all differences of the paper's sign above a margin; otherwise "
@@ -116,16 +116,16 @@ def _list_caveats(results: Results) -> list[str]:
     rows = results.rows.values()
     notes = [
         f"Failed to train, and left out of all means: {row.name}/seed-{seed}, with a dev "
-        f"perplexity of {perplexity:.1f}"
-        + (f". A unigram model has {row.unigram:.1f}." if row.unigram else ".")
+        f"perplexity of {perplexity:.4g}"
+        + (f". A unigram model has {row.unigram:.4g}." if row.unigram else ".")
         for row in rows
         for seed, perplexity in row.failed.items()
     ]
-    limits = {score: describe_limits(analysis) for score, analysis in results.analyses.items()}
-    shared = [note for note in limits["perplexity"] if note in limits["bleu"]]
-    notes += shared
-    for score, label in (("perplexity", "Perplexity"), ("bleu", "dev BLEU")):
-        notes += [f"{label}: {note}" for note in limits[score] if note not in shared]
+    if len(results.rows) > 1:
+        perplexity, bleu = (describe_limits(analysis) for analysis in results.analyses.values())
+        notes += [note for note in perplexity if note in bleu]
+        notes += [f"Perplexity: {note}" for note in perplexity if note not in bleu]
+        notes += [f"dev BLEU: {note}" for note in bleu if note not in perplexity]
     if names := [row.name for row in rows if row.has_own_text]:
         notes.append(
             f"Rows whose text or vocabulary differs from that of {results.base.name}: "

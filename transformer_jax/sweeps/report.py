@@ -168,7 +168,8 @@ def make_run_table(results: Results, digits: int | None = None) -> list[list[str
         dev, test = (status.scores.get(split, {}) for split in ("dev", "test"))
         scores = [dev.get(x, "") for x in dev_scores] + [test.get(x, "") for x in test_scores]
         if digits is not None:
-            scores = [f"{x:.{digits}f}" if isinstance(x, float) else x for x in scores]
+            # A run that failed to train may have an enormous perplexity.
+            scores = [f"{x:.{digits}{'f' if x < 1e6 else 'e'}}" if x != "" else x for x in scores]
         command = shell_command("evaluate", status.run.path)
         signature = test.get("bleu_signature", "")
         row = [status.run.name, status.status, status.step, *scores, signature, command]

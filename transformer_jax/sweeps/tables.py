@@ -20,6 +20,8 @@ LATEX_ESCAPES = str.maketrans(
         "^": r"\textasciicircum{}",
         "\\": r"\textbackslash{}",
         "±": r"$\pm$",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
     }
 )
 
