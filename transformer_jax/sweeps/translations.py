@@ -1,18 +1,12 @@
 """Compare the translations of runs, which `evaluate` stores."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-
-import sacrebleu
 
 from transformer_jax.data.splits import Split
 from transformer_jax.inference.evaluate import sacrebleu_metrics
 from transformer_jax.inference.significance import bootstrap, p_value
 from transformer_jax.sweeps.status import RunStatus
-
-# For the paper's BLEU, tensor2tensor's get_ende_bleu.sh splits compounds that match this pattern.
-COMPOUND = re.compile(r"(\S)-(\S)")
 
 
 class BleuDifference(NamedTuple):
@@ -32,16 +26,6 @@ def read_translations(status: RunStatus, split: Split) -> tuple[list[str], list[
         for name in ("hypothesis", "reference")
     )
     return hypotheses, references
-
-
-def compound_bleu(tokenizer: str, hypotheses: list[str], references: list[str]) -> float:
-    """Return BLEU as the paper computes it: tokenized, with compounds split at their hyphens."""
-    bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
-    hypotheses, references = (
-        [COMPOUND.sub(r"\1 ##AT##-##AT## \2", bleu.tokenizer(line)) for line in lines]
-        for lines in (hypotheses, references)
-    )
-    return sacrebleu.BLEU(tokenize="none", force=True).corpus_score(hypotheses, [references]).score
 
 
 def compare_test_bleu(
