@@ -33,3 +33,9 @@ def source_commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return output.strip()
+
+
+def current_versions() -> dict[str, str]:
+    """Return the installed versions, and the commit if there is one."""
+    commit = source_commit()
+    return {**installed_versions(), **({"commit": commit} if commit else {})}
