@@ -13,6 +13,7 @@ from test_tables import Page
 
 from transformer_jax.cli import main
 from transformer_jax.config.loading import load_rows
+from transformer_jax.sweeps import report
 from transformer_jax.sweeps.footnotes import list_footnotes
 from transformer_jax.sweeps.plan import Origin, Sweep, plan_sweep
 from transformer_jax.sweeps.report import COMPARISONS, SCORES, make_table, write_report
@@ -35,7 +36,7 @@ def folder(sweep: Sweep) -> Path:
 @pytest.fixture
 def dev_sweep(tmp_path: Path) -> Sweep:
     """A sweep that a test may change. It has no test scores, which avoids the bootstrap."""
-    return make_finished_sweep(tmp_path / "s", rows=["base", "worse"], splits=["dev"])
+    return make_finished_sweep(tmp_path / "sweeps" / "s", rows=["base", "worse"], splits=["dev"])
 
 
 def read_csv(path: Path) -> list[list[str]]:
@@ -138,6 +139,21 @@ def test_footnotes_say_how_the_sweep_was_made(dev_sweep: Sweep) -> None:
         (run.path / "run.json").write_text(json.dumps({"versions": {"commit": commit}}))
     notes = list_footnotes(collect(Sweep.open(dev_sweep.path)))
     assert "Trained at commit ba9876543210+." in notes
+
+
+def test_a_report_in_the_repository_links_to_its_analysis(
+    dev_sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = write_report(collect(dev_sweep)) / "table.md"
+    assert "docs/statistics.md of transformer-jax describes this analysis." in notes.read_text()
+    documentation = dev_sweep.path.parents[1] / "docs" / "statistics.md"
+    documentation.parent.mkdir()
+    documentation.touch()
+    monkeypatch.setattr(report, "DOCUMENTATION", documentation)
+    write_report(collect(dev_sweep))
+    assert "[docs/statistics.md](../../../docs/statistics.md)" in notes.read_text()
+    page = Page((notes.parent / "index.html").read_text())
+    assert "../../../docs/statistics.md" in page.links
 
 
 def test_footnotes_compare_sign_agreement_with_chance_and_name_missing_runs(folder: Path) -> None:

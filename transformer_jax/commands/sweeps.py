@@ -43,8 +43,7 @@ class Sweep(ConfigCommand):
     seeds: int = 3
     """Number of random seeds per row. One seed is not enough to show that rows differ."""
     out: Path | None = None
-    """The sweep's folder. Default: sweeps/NAME, or sweeps/NAME-2 and so on if a folder contains a
-    sweep with other configs."""
+    """The sweep's folder. Default: sweeps/NAME, or sweeps/NAME-2 if that has other configs."""
     launcher: Literal["local", "slurm"] = "local"
     """Train on the devices of this machine while this command waits, or submit to Slurm."""
     slurm: Resources = field(default_factory=Resources)
