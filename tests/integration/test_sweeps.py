@@ -215,6 +215,30 @@ def test_options_of_rows_apply_before_options_of_fields(
     assert "--scale {full,half,small,tiny}" in shown
 
 
+def test_two_sweeps_of_one_config_file_have_different_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("from small import SMALL\nSWEEP = {'base': SMALL}\n")
+    monkeypatch.chdir(tmp_path)
+    # A stub stores the plan instead of training the runs.
+    monkeypatch.setattr(commands.sweeps.Sweep, "_launch", lambda _, sweep: sweep.store())
+    wide = ["sweep", "mine.py", "--model.d-ff", "48"]
+    for arguments in (["sweep", "mine.py"], wide, wide):
+        assert main(arguments) == 0
+    assert {path.name for path in Path("sweeps").iterdir()} == {"mine", "mine-2"}
+    notes = capsys.readouterr().err
+    note = "sweeps/mine contains a sweep with other configs; this one is in sweeps/mine-2"
+    assert notes.count(note) == 2
+    # Each plan records the command that made it, once.
+    sweeps = [Sweep.open(Path("sweeps") / name) for name in ("mine", "mine-2")]
+    assert [[origin.command for origin in sweep.origins] for sweep in sweeps] == [
+        ["transformer-jax sweep mine.py"],
+        ["transformer-jax sweep mine.py --model.d-ff 48"],
+    ]
+    assert main([*wide, "--out", "sweeps/mine"]) == 2
+    assert "row base with a different config (model.d_ff 32 -> 48)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, Suppress, arg
 
 from transformer_jax.config import Config, Row, loading
 from transformer_jax.console import shell_command
@@ -36,6 +36,8 @@ class ConfigCommand(abc.ABC):
     decode_from: Annotated[str | None, arg(metavar="CONFIG")] = None
     """Take the decode section from this config in the same way."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
+    arguments: Suppress[tuple[str, ...]] = ()
+    """The words of the command line, beginning with the command."""
 
     argument_name: ClassVar[str] = "a config"
 
