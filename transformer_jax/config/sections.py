@@ -87,6 +87,12 @@ class ModelConfig(ConfigSection):
     """With learned positions: what happens past the end of the table. error
     rejects a longer source and ends a translation at the last position.
     clamp, which differs from the paper, reuses the last position."""
+    learned_positions_init: Literal["normal", "sinusoidal_scale", "sinusoids"] = "normal"
+    """With learned positions: the initial table, which the paper does not
+    give. normal draws vectors of norm 1 from N(0, 1/d_model).
+    sinusoidal_scale draws from N(0, 1/2), which gives the norm of a
+    sinusoid, sqrt(d_model / 2). sinusoids starts with the sinusoids
+    themselves."""
     max_length: Annotated[int, between(1, 1_000_000)] = 256
     """Maximum length of a source in tokens, including the end-of-sentence
     token. Translation rejects or truncates a longer source."""
@@ -102,6 +108,9 @@ class ModelConfig(ConfigSection):
         positions = f"with {self.positions} positions"
         if self.positions in SINUSOIDS:
             rule = f"even {positions} (half sines, half cosines)"
+            self.require("d_model", self.d_model % 2 == 0, rule)
+        if self.learned_positions_init == "sinusoids":
+            rule = "even with model.learned_positions_init sinusoids"
             self.require("d_model", self.d_model % 2 == 0, rule)
         if self.positions == "rotary":
             rule = f"even {positions} (they rotate pairs of components)"

@@ -111,6 +111,13 @@ class Batches:
         """Return the indices, int[pairs], of the pairs in the batch of this step."""
         return self._look_up(step)[1]
 
+    def lengths(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lengths of the sources and of the targets in the batch of this step."""
+        pairs = self.pairs(step)
+        sides = self._source.offsets, self._target.offsets
+        source, target = (offsets[pairs + 1] - offsets[pairs] for offsets in sides)
+        return source, target
+
     def __getitem__(self, step: int) -> Batch:
         """Return the batch of this step, which counts from 0 over all epochs."""
         return self.local_batch(step, Shard())
