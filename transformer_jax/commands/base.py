@@ -43,7 +43,7 @@ class ConfigCommand(abc.ABC):
 
     @abc.abstractmethod
     def load_rows(self) -> dict[str, Row]:
-        """Return the experiments by row name ("" for a single one), without options for fields."""
+        """Return the rows by name ("" for a single experiment), before options change fields."""
 
     @abc.abstractmethod
     def run(self, rows: dict[str, Row]) -> None:

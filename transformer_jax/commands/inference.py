@@ -63,7 +63,7 @@ class CheckpointCommand(PathCommand):
 
 @dataclass(frozen=True)
 class RunCommand(CheckpointCommand):
-    """Base of the commands that translate with a run."""
+    """Base class of the commands that translate with a run."""
 
     beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
     """Number of hypotheses in the beam. 1 is greedy search. Default: the
@@ -176,9 +176,9 @@ class Translate(RunCommand):
 
 @dataclass(frozen=True)
 class Package(CheckpointCommand):
-    """Write a trained model to a small folder to publish: parameters, vocabulary, model card.
+    """Write a trained model, its vocabulary, and a model card to a small folder for publication.
 
-    The folder loads as a run, but has no optimizer state, so it cannot resume training.
+    The folder can be loaded like a run. It has no optimizer state, so it cannot resume training.
     """
 
     out: Path | None = None
