@@ -38,6 +38,10 @@ class RunCommand(PathCommand):
     beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
     """Number of hypotheses in the beam. 1 is greedy search. Default: the
     run's decode.beam_size."""
+    beam_end: Literal["tensor2tensor", "any"] | None = None
+    """Which hypotheses may end at a step. tensor2tensor, as in the paper's
+    code: those whose end is one of the 2 x beam_size likeliest
+    continuations. any: all of them. Default: the run's decode.beam_end."""
 
     def load(self, path: Path | None = None) -> "Run":
         """Load this run, or the run at `path`, from the checkpoints that the options select."""
@@ -50,6 +54,8 @@ class RunCommand(PathCommand):
         run = RunDirectory.open(path or Path(self.run_folder))
         from transformer_jax.inference.trained_run import load
 
+        # A command fails if checkpoints are missing, whereas `load` in a notebook warns.
+        count = count or run.config.decode.average_checkpoints
         return load(run.path, average_checkpoints=count, step=self.step)
 
     @property
@@ -61,15 +67,19 @@ class RunCommand(PathCommand):
     @property
     def decode_changes(self) -> dict[str, Any]:
         """The fields of the run's `DecodeConfig` that options change."""
-        return {} if self.beam_size is None else {"beam_size": self.beam_size}
+        changes = {"beam_size": self.beam_size, "beam_end": self.beam_end}
+        return {key: value for key, value in changes.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Evaluate(RunCommand):
     """Translate a run's test set and score the translations; store both in the run."""
 
-    split: Literal["test", "dev"] = "test"
-    """The set to translate."""
+    split: Literal["test", "dev"] | None = None
+    """The set to translate. Default: test."""
+    on: tuple[Path, Path] | None = None
+    """Translate the lines of this source file instead, and score them with
+    the lines of this target file. Each may be compressed with gzip."""
     per_checkpoint: FlagCreatePairsOff[bool] = False
     """Also score each checkpoint of the average alone."""
     baseline: Path | None = None
@@ -85,6 +95,8 @@ class Evaluate(RunCommand):
 
             # Report a wrong path before the import of JAX.
             RunDirectory.open(self.baseline)
+        if self.on is not None and self.split is not None:
+            raise UsageError("--on and --split exclude each other: pass one of them")
         run = self.load()
         if self.per_checkpoint and run.average_checkpoints == 1:
             raise UsageError(
@@ -126,14 +138,15 @@ class Evaluate(RunCommand):
         from transformer_jax.inference.evaluate import evaluate
         from transformer_jax.inference.significance import check_comparable
 
-        split, changes, each = self.split, self.decode_changes, self.per_checkpoint
+        split, changes, each = self.split or "test", self.decode_changes, self.per_checkpoint
         with progress_bar() as progress:
-            if baseline is not None:
+            if baseline is not None and self.on is None:
                 check_comparable(run, baseline, split, progress)
-            evaluation = evaluate(run, split, changes, per_checkpoint=each, progress=progress)
+            text = self.on or split
+            evaluation = evaluate(run, text, changes, per_checkpoint=each, progress=progress)
             if baseline is None:
                 return evaluation, None
-            return evaluation, evaluate(baseline, split, changes, progress=progress)
+            return evaluation, evaluate(baseline, text, changes, progress=progress)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A trained model, loaded from the path of its run: `transformer_jax.load("runs/x")`."""
 
 import functools
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,12 +108,13 @@ def load(
     """Load a run onto JAX's default device. Nothing in its directory is executed or changed.
 
     The parameters are the mean of the last `average_checkpoints` scheduled checkpoints up to
-    `step`. 1 selects one checkpoint, scheduled or not. The defaults are the run's
-    `decode.average_checkpoints` and the newest step.
+    `step`, by default the newest. 1 selects one checkpoint, scheduled or not. The default is the
+    run's `decode.average_checkpoints`; if the run has fewer, `load` issues a warning and averages
+    those that exist.
 
     Raises:
-        UsageError: the run or the checkpoint of this step does not exist, there are too few
-            checkpoints, or `average_checkpoints` is not positive.
+        UsageError: the run or the checkpoint of this step does not exist, there are fewer than
+            `average_checkpoints`, or `average_checkpoints` is not positive.
         StorageError: the run cannot be read.
     """
     if average_checkpoints is not None and average_checkpoints < 1:
@@ -122,13 +124,11 @@ def load(
         )
     enable_compilation_cache()
     folder = RunDirectory.open(Path(path))
-    if average_checkpoints is None:
-        average_checkpoints = folder.config.decode.average_checkpoints
     model = build_transformer(folder.config.model, **folder.vocabulary.sizes)
 
     def read() -> Run:
         with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
-            steps = select_steps(checkpoints, average_checkpoints, step)
+            steps = _select_steps(checkpoints, average_checkpoints, folder, step)
             params = average_params(checkpoints, steps, _restore_target(model))
             return Run(folder, params, tuple(steps))
 
@@ -140,6 +140,23 @@ def load(
         if set(folder.checkpoints.glob("*")) == before:
             raise
         return read()
+
+
+def _select_steps(
+    checkpoints: CheckpointManager, average: int | None, folder: RunDirectory, step: int | None
+) -> list[int]:
+    if average is not None:
+        return select_steps(checkpoints, average, step)
+    average = folder.config.decode.average_checkpoints
+    steps = select_steps(checkpoints, average, step, allow_fewer=True)
+    if len(steps) < average:
+        warnings.warn(
+            f"{folder.path} has {len(steps)} of the {average} checkpoints that "
+            f"decode.average_checkpoints averages; to use them without this warning, pass "
+            f"average_checkpoints={len(steps)}",
+            stacklevel=4,
+        )
+    return steps
 
 
 def read_params(folder: RunDirectory, model: Transformer, steps: Sequence[int]) -> Params:

@@ -154,8 +154,8 @@ def _explain_columns(results: Results) -> list[str]:
     ]
     if any("compound_bleu" in row.scores for row in results.rows.values()):
         notes.append(
-            "compound-split: test BLEU with words split at hyphens, as the paper's script does. "
-            "Each half of a compound counts as a word, so scores are higher than sacreBLEU's."
+            "compound-split: test BLEU as the paper's script computes it: Moses tokenization, "
+            "words split at hyphens, no smoothing."
         )
     return notes
 

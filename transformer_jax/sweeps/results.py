@@ -1,19 +1,16 @@
 """Collect the results of a sweep: scores by row, their spread over seeds, and significance."""
 
 import contextlib
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import sacrebleu
-
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import ConfigError, UsageError
-from transformer_jax.inference.evaluate import sacrebleu_metrics
+from transformer_jax.inference.evaluate import compound_bleu, sacrebleu_metrics
 from transformer_jax.inference.significance import bootstrap, p_value
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import parameter_counts
@@ -21,8 +18,6 @@ from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.seed_statistics import SeedStatistics, detectable_difference
 from transformer_jax.sweeps.status import RunStatus, read_json_object, read_metrics
 
-# For the paper's BLEU, tensor2tensor's get_ende_bleu.sh splits compounds that match this pattern.
-COMPOUND = re.compile(r"(\S)-(\S)")
 # A score of `Paper` that can be compared with ours.
 PaperScore = Literal["perplexity", "bleu"]
 
@@ -177,10 +172,10 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, SeedStatistics]:
             values.setdefault("bleu", []).append(float(dev["bleu"]))
         if test := status.scores.get("test"):
             values.setdefault("test_bleu", []).append(float(test["bleu"]))
-            tokenizer = bleu_tokenizer(status.run.config.data)
-            # BLEU over characters has no words to split.
-            if tokenizer != "char":
+            if (bleu := test.get("compound_bleu")) is None:
+                tokenizer = bleu_tokenizer(status.run.config.data)
                 bleu = compound_bleu(tokenizer, *_read_translations(status, "test"))
+            if bleu is not None:
                 values.setdefault("compound_bleu", []).append(bleu)
     return {name: SeedStatistics(tuple(seeds)) for name, seeds in values.items()}
 
@@ -194,16 +189,6 @@ def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
     counted = statistics.fmean(sum(x["flops"] for x in xs) for xs in runs)
     # Utilization is counted FLOPs over peak FLOPs.
     return counted, statistics.fmean(sum(x["flops"] / x["utilization"] for x in xs) for xs in runs)
-
-
-def compound_bleu(tokenizer: str, hypotheses: list[str], references: list[str]) -> float:
-    """Return BLEU as the paper computes it: tokenized, with compounds split at their hyphens."""
-    bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
-    hypotheses, references = (
-        [COMPOUND.sub(r"\1 ##AT##-##AT## \2", bleu.tokenizer(line)) for line in lines]
-        for lines in (hypotheses, references)
-    )
-    return sacrebleu.BLEU(tokenize="none", force=True).corpus_score(hypotheses, [references]).score
 
 
 def _compare_test_bleu(
