@@ -68,12 +68,8 @@ def write_config(path: Path, **sections: dict[str, Any]) -> None:
 
 def test_by_default_a_run_with_few_checkpoints_averages_them_and_warns(copy: Path) -> None:
     write_config(copy, decode={"average_checkpoints": 3})
-    with pytest.warns(
-        UserWarning, match=r"has 2 of the 3 .* pass average_checkpoints=2$"
-    ) as caught:
-        mean = load(copy)
-    assert mean.steps == (4, 8)
-    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match=r"has 2 of the 3 .* pass average_checkpoints=2$"):
+        assert load(copy).steps == (4, 8)
     assert load(copy, average_checkpoints=2).steps == (4, 8)
     with pytest.warns(UserWarning, match="has 1 of the 3"):
         assert load(copy, step=4).steps == (4,)
@@ -86,6 +82,7 @@ def test_by_default_a_run_without_scheduled_checkpoints_loads_its_newest(copy: P
     for path in (copy / "checkpoints").glob("*/checkpoint.json"):
         metadata = json.loads(path.read_text())
         path.write_text(json.dumps(metadata | {"perplexity": None}))
+        (path.parent / checksums.NAME).unlink()
         checksums.write(path.parent)
     with pytest.warns(UserWarning, match="has 1 of the 3"):
         assert load(copy).steps == (8,)

@@ -77,9 +77,9 @@ class Evaluate(RunCommand):
 
     split: Literal["test", "dev"] | None = None
     """The set to translate. Default: test."""
-    on: tuple[Path, Path] | None = None
-    """Translate the lines of this source file instead, and score them with
-    the lines of this target file. Each may be compressed with gzip."""
+    on: Annotated[tuple[Path, Path] | None, arg(metavar="SOURCE TARGET")] = None
+    """Translate this source file and score it with this target file. Both
+    are plain text or gzip, with one sentence in each line."""
     per_checkpoint: FlagCreatePairsOff[bool] = False
     """Also score each checkpoint of the average alone."""
     baseline: Path | None = None
@@ -154,7 +154,7 @@ class Translate(RunCommand):
     """Translate standard input line by line, with one output line for each input line, in order."""
 
     n_best: int | None = None
-    """Print the N best translations of each line as LINE NUMBER, SCORE, TEXT, separated by tabs."""
+    """Print up to N translations of each line as LINE NUMBER, SCORE, TEXT, separated by tabs."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a line that is too long instead of raising an error."""
 

@@ -145,20 +145,20 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     length = (beam.position + 1).astype(jnp.float32)
 
     # The best candidates of a sentence are among the best of each hypothesis.
-    num_candidates = beam_size if search.beam_end == "any" else 2 * beam_size
+    num_candidates = 2 * beam_size if search.beam_end == "tensor2tensor" else beam_size
     allowed = jnp.where(jnp.arange(logits.shape[-1]) == search.eos, NEG_INF, logits)
     candidates, tokens = jax.lax.top_k(allowed, min(num_candidates, logits.shape[-1]))
     candidates = jnp.maximum(offset[..., None] + candidates, NEG_INF).reshape(sentences, -1)
 
     ending = offset + logits[..., search.eos]
     may_end = beam.log_probs > NEG_INF / 2
-    if search.beam_end != "any":
+    if search.beam_end == "tensor2tensor":
         continuations = jnp.concatenate([ending, candidates], axis=1)
-        is_likely = ending >= jax.lax.top_k(continuations, num_candidates)[0][:, -1:]
-        has_end = (beam.scores[:, :1] > NEG_INF / 2) | jnp.any(
-            may_end & is_likely, 1, keepdims=True
-        )
-        may_end &= is_likely | (is_last & ~has_end)
+        threshold = jax.lax.top_k(continuations, num_candidates)[0][:, -1:]
+        is_likely = may_end & (ending >= threshold)
+        has_none = beam.scores[:, :1] <= NEG_INF / 2
+        has_none &= ~jnp.any(is_likely, axis=1, keepdims=True)
+        may_end = is_likely | (may_end & is_last & has_none)
     ending = jnp.where(may_end, ending / search.penalty(length), NEG_INF)
     ending_tokens = beam.live.at[:, :, beam.position].set(search.eos)
     scores, best = jax.lax.top_k(jnp.concatenate([beam.scores, ending], axis=1), beam_size)

@@ -87,7 +87,7 @@ class Run:
     def translate_best(
         self, lines: Sequence[str], num_best: int, *, truncate: bool = False, **decode: Any
     ) -> list[list[Hypothesis]]:
-        """Return the `num_best` best translations of each line with their scores, best first.
+        """Return up to `num_best` translations of each line with their scores, best first.
 
         Raises UsageError if the beam has fewer hypotheses, and the errors of `translate`.
         """
