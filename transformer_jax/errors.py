@@ -90,15 +90,15 @@ class StorageError(TransformerJaxError):
 class RunInterrupted(BaseException):
     """A run was asked to stop and has saved its state, so it can be resumed.
 
-    A signal handler raises it at any point of the program. It is not an `Exception`, because some
-    libraries catch every `Exception`.
+    A signal handler can raise it at any point of the program. It is not an `Exception`, because
+    some libraries catch every `Exception`.
     """
 
     exit_code = os.EX_TEMPFAIL
 
 
 class LostProcessError(TransformerJaxError):
-    """A process of a run ended unexpectedly or is stuck: resume from the last checkpoint."""
+    """A process of a run ended unexpectedly or is stuck. The run can resume from a checkpoint."""
 
     exit_code = os.EX_TEMPFAIL
 

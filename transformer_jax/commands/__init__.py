@@ -2,7 +2,7 @@
 
 from transformer_jax.commands.base import ConfigCommand, PathCommand
 from transformer_jax.commands.configs import Diff, Params
-from transformer_jax.commands.inference import Evaluate, Translate
+from transformer_jax.commands.inference import Evaluate, Package, Translate
 from transformer_jax.commands.sweeps import Report, Status, Sweep
 from transformer_jax.commands.training import Prepare, Resume, Train
 
@@ -12,6 +12,7 @@ COMMANDS: dict[str, type[ConfigCommand] | type[PathCommand]] = {
     "resume": Resume,
     "evaluate": Evaluate,
     "translate": Translate,
+    "package": Package,
     "params": Params,
     "diff": Diff,
     "sweep": Sweep,

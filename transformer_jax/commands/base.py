@@ -26,7 +26,7 @@ RunArgument = Positional[Annotated[str, arg(metavar="RUN", help_behavior_hint="(
 
 @dataclass(frozen=True)
 class ConfigCommand(abc.ABC):
-    """Base of the commands that load a config and accept each of its fields as an option."""
+    """Base class of commands that load a config and accept each of its fields as an option."""
 
     data_from: Annotated[str | None, arg(metavar="CONFIG")] = None
     """Take the data section from this config, except for the fields in which
@@ -43,7 +43,7 @@ class ConfigCommand(abc.ABC):
 
     @abc.abstractmethod
     def load_rows(self) -> dict[str, Row]:
-        """Return the experiments by row name, before options change fields; a single one is ""."""
+        """Return the experiments by row name ("" for a single one), without options for fields."""
 
     @abc.abstractmethod
     def run(self, rows: dict[str, Row]) -> None:
@@ -58,7 +58,7 @@ class ConfigCommand(abc.ABC):
 
 @dataclass(frozen=True)
 class FileCommand(ConfigCommand):
-    """Base of the commands that load one config file."""
+    """Base class of commands that load one config file."""
 
     file: ConfigArgument = ""
     """A config file, FILE:ROW for a row of a sweep, or the name of a shipped
@@ -75,7 +75,7 @@ class FileCommand(ConfigCommand):
 
 @dataclass(frozen=True)
 class PathCommand(abc.ABC):
-    """Base of the commands that have no options for config fields, such as `evaluate`."""
+    """Base class of commands that have no options for config fields, such as `evaluate`."""
 
     argument_name: ClassVar[str] = "a run"
 

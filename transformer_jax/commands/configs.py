@@ -62,7 +62,7 @@ class Diff(PathCommand):
     second: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
     """The config or run to compare with the first."""
     json: FlagCreatePairsOff[bool] = False
-    """Print a JSON object: for each field, the two values."""
+    """Print a JSON object with the two values of each field."""
     argument_name = "two configs or runs"
 
     def run(self) -> None:

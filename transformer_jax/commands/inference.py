@@ -1,4 +1,4 @@
-"""Commands that use a trained run: `evaluate` and `translate`."""
+"""Commands that use a trained run: `evaluate`, `translate`, and `package`."""
 
 import codecs
 import json
@@ -11,7 +11,13 @@ from tyro.conf import FlagCreatePairsOff, arg
 
 from transformer_jax.commands.base import PathCommand, RunArgument, translate_command
 from transformer_jax.commands.tables import print_comparison, print_evaluation
-from transformer_jax.console import escape_control_characters, progress_bar, stderr, stdout
+from transformer_jax.console import (
+    escape_control_characters,
+    progress_bar,
+    shell_command,
+    stderr,
+    stdout,
+)
 from transformer_jax.errors import DataError, StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -24,8 +30,8 @@ CHUNK_LINES = 1024
 
 
 @dataclass(frozen=True)
-class RunCommand(PathCommand):
-    """Base of the commands that use a trained run."""
+class CheckpointCommand(PathCommand):
+    """Base class of the commands that load checkpoints of a run."""
 
     run_folder: RunArgument
     """The folder of a run."""
@@ -35,13 +41,6 @@ class RunCommand(PathCommand):
     decode.average_checkpoints."""
     step: int | None = None
     """The step of the checkpoint, or of the last checkpoint of an average. Default: the latest."""
-    beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
-    """Number of hypotheses in the beam. 1 is greedy search. Default: the
-    run's decode.beam_size."""
-    beam_end: Literal["tensor2tensor", "any"] | None = None
-    """Which hypotheses may end at a step. tensor2tensor, as in the paper's
-    code: those whose end is one of the 2 x beam_size likeliest
-    continuations. any: all of them. Default: the run's decode.beam_end."""
 
     def load(self, path: Path | None = None) -> "Run":
         """Load this run, or the run at `path`, from the checkpoints that the options select."""
@@ -54,8 +53,9 @@ class RunCommand(PathCommand):
         run = RunDirectory.open(path or Path(self.run_folder))
         from transformer_jax.inference.trained_run import load
 
-        # A command fails if checkpoints are missing, whereas `load` in a notebook warns.
-        count = count or run.config.decode.average_checkpoints
+        if run.package is None:
+            # A command fails if checkpoints are missing, whereas `load` in a notebook warns.
+            count = count or run.config.decode.average_checkpoints
         return load(run.path, average_checkpoints=count, step=self.step)
 
     @property
@@ -63,6 +63,19 @@ class RunCommand(PathCommand):
         """The given options that select checkpoints, as text for a shell command."""
         options = {"--average-checkpoints": self.average_checkpoints, "--step": self.step}
         return "".join(f" {key} {value}" for key, value in options.items() if value is not None)
+
+
+@dataclass(frozen=True)
+class RunCommand(CheckpointCommand):
+    """Base of the commands that translate with a run."""
+
+    beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
+    """Number of hypotheses in the beam. 1 is greedy search. Default: the
+    run's decode.beam_size."""
+    beam_end: Literal["tensor2tensor", "any"] | None = None
+    """Which hypotheses may end at a step. tensor2tensor, as in the paper's
+    code: those whose end is one of the 2 x beam_size likeliest
+    continuations. any: all of them. Default: the run's decode.beam_end."""
 
     @property
     def decode_changes(self) -> dict[str, Any]:
@@ -176,6 +189,49 @@ class Translate(RunCommand):
                     shown = escape_control_characters(line) if sys.stdout.isatty() else line
                     sys.stdout.buffer.write(f"{shown}\n".encode())
             sys.stdout.buffer.flush()
+
+
+@dataclass(frozen=True)
+class Package(CheckpointCommand):
+    """Write a trained model to a small folder to publish: parameters, vocabulary, model card.
+
+    The folder loads as a run, but has no optimizer state, so it cannot resume training.
+    """
+
+    out: Path | None = None
+    """The new folder. Default: NAME-package, with the name of the run."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the stored parameters. bfloat16 halves the size and rounds
+    to three digits. Computations use float32."""
+    license: str = "unknown"
+    """The license for the model card, such as cc-by-4.0."""
+    languages: tuple[str, str] | None = None
+    """The source language and the target language for the model card,
+    such as en de. Default: those of the config or of the file names."""
+
+    def run(self) -> None:
+        """Package the model, and print its size."""
+        from transformer_jax.runs.run_directory import check_available
+
+        out = self.out or Path(f"{Path(self.run_folder).resolve().name}-package")
+        # Check the path before the import of JAX, so that an error appears without delay.
+        check_available(out, is_package=True)
+        run = self.load()
+        from transformer_jax.inference.model_card import find_scores
+        from transformer_jax.inference.packaging import package_run
+
+        folder = package_run(
+            run, out, dtype=self.dtype, license_id=self.license, languages=self.languages
+        )
+        if self.license == "unknown":
+            stderr.print("note: the model card has no license; choose one with --license")
+        if not find_scores(run.folder.path, run.steps):
+            evaluate = f"{shell_command('evaluate', self.run_folder)}{self.checkpoint_options}"
+            stderr.print(f"note: the model card has no scores; `{evaluate}` stores some in the run")
+        size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+        steps = ", ".join(map(str, run.steps))
+        stdout.print(f"packaged in {out}: {size / 1e6:.1f} MB, {self.dtype}, steps {steps}")
+        stdout.print(f"next: {translate_command(folder, '')}")
 
 
 def _decode_lines(data: bytes) -> list[str]:

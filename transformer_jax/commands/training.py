@@ -53,7 +53,7 @@ class Prepare(FileCommand):
 
 @dataclass(frozen=True)
 class TrainingCommand(ConfigCommand):
-    """Base class of the commands that train, in one process or several, supervised or not."""
+    """Base class of commands that train, in one process or several, supervised or not."""
 
     supervise: FlagCreatePairsOff[bool] = False
     """Train in a child process and watch it: if it hangs or is killed, end

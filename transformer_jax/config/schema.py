@@ -44,6 +44,8 @@ class Config:
             model.require("max_positions", model.max_positions is None, f"None {rule}")
             is_error = model.out_of_range_positions == "error"
             model.require("out_of_range_positions", is_error, f"'error' {rule}")
+            is_normal = model.learned_positions_init == "normal"
+            model.require("learned_positions_init", is_normal, f"'normal' {rule}")
         elif model.out_of_range_positions == "error" and model.max_positions is None:
             is_valid = decode.max_extra_length <= MAX_EXTRA_LENGTH
             rule = f"at most {MAX_EXTRA_LENGTH}, because learned positions end there"

@@ -217,6 +217,8 @@ def evaluate(
     Raises the errors of `prepare_split` or `read_files`, and DataError if a source is too long for
     the model.
     """
+    if per_checkpoint and run.folder.package is not None:
+        raise UsageError(f"{run.folder.path} is a package, which has no separate checkpoints")
     name, title, sources, references, tokens = _read(run, text, progress)
     translator, tokenizer = run.translator(**decode), bleu_tokenizer(run.config.data)
 

@@ -1,4 +1,4 @@
-"""Inspect a model: shapes and counts of parameters, and attention weights.
+"""Inspect a model: parameter shapes, parameter counts, and attention weights.
 
 Shapes: B batch, S source positions, T target positions, H heads.
 """
@@ -36,10 +36,11 @@ def parameter_counts(model: Transformer) -> dict[str, int]:
 def attention_weights(
     model: Transformer, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
 ) -> dict[str, Float[Array, "layers B H ..."]]:
-    """Return all attention weights of a forward pass, such as figures 3 to 5 of the paper show.
+    """Return all attention weights of a forward pass, as shown in figures 3 to 5 of the paper.
 
     They are stacked over layers: "encoder" [layers, B, H, S, S], "decoder" [layers, B, H, T, T],
-    and "cross" [layers, B, H, T, S]. Any model runs with the full implementation.
+    and "cross" [layers, B, H, T, S]. The forward pass always uses the `full` attention
+    implementation.
     """
     config = replace(model.config, attention_implementation="full")
     full = build_transformer(config, model.vocab_size, model.source_vocab_size)

@@ -80,7 +80,7 @@ class Checkpointer:
         return self._manager.scores
 
     def is_due(self) -> bool:
-        """Return whether this process asks for a checkpoint now; only the primary does."""
+        """Return whether this process asks for a checkpoint now; only the primary process does."""
         if not self._run.group.is_primary:
             return False
         # A failed save raises its error when the next save begins, so request a save.

@@ -13,6 +13,7 @@ from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.training.flops import flops_of_lengths
 from transformer_jax.training.schedule import Schedule
 from transformer_jax.training.sharding import SHARDINGS, DataParallel
 
@@ -28,6 +29,11 @@ class RunComponents:
     batches: Batches
     schedule: Schedule
     sharding: DataParallel
+
+    def step_flops(self, step: int) -> float:
+        """Return the FLOPs of a step, which counts from 1, on all devices of all processes."""
+        lengths = self.batches.lengths(step - 1)
+        return flops_of_lengths(self.model.config, self.model.vocab_size, *lengths)
 
     def summary(self) -> list[str]:
         """Return lines about the devices, the model, and the data."""
