@@ -14,7 +14,13 @@ from transformer_jax.cli import main
 from transformer_jax.data.prepare import Prepared, find_prepared, prepare
 from transformer_jax.errors import DataError
 from transformer_jax.inference import evaluate as evaluate_module
-from transformer_jax.inference.evaluate import Evaluation, compound_bleu, evaluate, score
+from transformer_jax.inference.evaluate import (
+    Evaluation,
+    compound_bleu,
+    evaluate,
+    read_files,
+    score,
+)
 from transformer_jax.inference.perplexity import perplexity, score_sentences
 from transformer_jax.inference.trained_run import Run, load, read_params
 from transformer_jax.inference.translate import Translator
@@ -191,6 +197,18 @@ def test_the_command_line_scores_text_in_files(
     short = tmp_path / "short"
     short.write_text("one\n" + "one " * 100)
     assert "line 2 has " in error_of(65, "--on", str(short), str(short))
+
+
+def test_a_reference_beyond_the_learned_positions_is_rejected(run: Run, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("one\ntwo\n")
+    target.write_text("eins\n" + "zwei " * 100 + "\n")
+    config = run.config.change(model={"positions": "learned", "max_positions": 24})
+    learned = dataclasses.replace(run, folder=dataclasses.replace(run.folder, config=config))
+    with pytest.raises(
+        DataError, match=r"^target, line 2: \d+ tokens, and the model writes at most"
+    ):
+        read_files(learned, (source, target))
 
 
 @pytest.mark.parametrize("beam_end", ["any", "tensor2tensor"])
