@@ -5,6 +5,7 @@ sysexits.h (`os.EX_*`), except 1 (failure) and 2 (usage), which are the shell's 
 """
 
 import os
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,10 @@ class ConfigError(UsageError):
 
 class SweepFailedError(TransformerJaxError):
     """Some runs of a sweep failed."""
+
+
+class NotReproducedError(TransformerJaxError):
+    """Training a run again gave other parameters. The message names what else differs."""
 
 
 class DataError(TransformerJaxError):
@@ -117,8 +122,5 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def is_lost_peer(error: BaseException) -> bool:
     """Return whether an error in one of several processes says that another process is gone."""
-    signs = (
-        *("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED"),
-        *("Connection reset", "heartbeat", "barrier", "Barrier"),
-    )
-    return any(sign in str(error) for sign in signs)
+    signs = "Gloo|NCCL|UNAVAILABLE|DEADLINE_EXCEEDED|Connection reset|heartbeat|[bB]arrier"
+    return re.search(signs, str(error)) is not None

@@ -23,7 +23,8 @@ def write_report(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> 
     """Write a figure and tables of scores by sentence length.
 
     Args:
-        sweep: the folder of a sweep. The table.csv of an earlier report draws only its figure.
+        sweep: the folder of a sweep. For the table.csv of an earlier report, the command only draws
+            the figure.
         out: the folder for the files. Default: SWEEP/extrapolation, or the folder of table.csv.
     """
     is_table = sweep.suffix == ".csv"

@@ -30,7 +30,7 @@ SWEEP = {
     "rotary": Row(BASE.change(model={"positions": "rotary"})),
     "relative": Row(BASE.change(model={"positions": "relative"})),
     "none": Row(BASE.change(model={"positions": "none"})),
-    # Controls for the initial table: sinusoids have larger vectors than a learned table has.
+    # These rows are controls for the initial table: sinusoids are larger than learned vectors.
     "scaled": Row(LEARNED.change(model={"learned_positions_init": "sinusoidal_scale"})),
     "from_sinusoids": Row(LEARNED.change(model={"learned_positions_init": "sinusoids"})),
 }

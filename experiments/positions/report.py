@@ -24,7 +24,7 @@ LABELS: dict[Score, str] = {
 }
 DIGITS: dict[Score, int] = {"perplexity": 2, "exact": 1, "bleu": 1}
 # Color-blind readers can distinguish the colors of Okabe and Ito. Grey replaces their yellow,
-# because a yellow line is hard to see on white. Wine and olive are colors of Paul Tol.
+# because a yellow line is hard to see on white. Wine and olive are from a palette of Paul Tol.
 COLORS = (
     *("#000000", "#D55E00", "#E69F00", "#0072B2", "#009E73"),
     *("#CC79A7", "#56B4E9", "#888888", "#882255", "#999933"),
@@ -37,8 +37,8 @@ def draw_figure(study: Study) -> Figure:
     """Plot perplexity and the other score by length, one curve for each scheme.
 
     Error bars show one standard deviation over seeds. Each point is in the middle of its bucket,
-    and the number of sentences is above it. The grey band of a bucket contains the means that do
-    not differ significantly from that of the first scheme. The dashed vertical line marks L.
+    and the number of sentences is above it. The grey band of a bucket contains all means that do
+    not differ significantly from the mean of the first scheme. The dashed vertical line marks L.
     """
     drawing = Figure(figsize=(11, 4.8), layout="constrained")
     names: tuple[Score, ...] = ("perplexity", study.metric)
@@ -83,7 +83,7 @@ def _plot_bands(axes: "Axes", study: Study, name: Score) -> None:
     for bucket, band in zip(study.buckets, significance_bands(study, name), strict=True):
         if band is not None:
             x = (bucket.above, bucket.end)
-            # No score is negative.
+            # Scores are never negative.
             axes.fill_between(
                 x, max(0.0, band[0]), band[1], color="black", alpha=0.12, linewidth=0, label=label
             )
@@ -92,12 +92,12 @@ def _plot_bands(axes: "Axes", study: Study, name: Score) -> None:
 
 
 def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | None]:
-    """Return, for each bucket, the range of means that do not differ from the first scheme's.
+    """Return, for each bucket, the range of means that agree with the mean of the first scheme.
 
-    A mean outside of this range differs significantly: Bonferroni's method bounds the probability
-    of any wrong claim in a bucket by 5 %. The standard deviation over seeds is pooled over schemes,
-    and perplexities are compared as logarithms. Without two seeds or without variation, there is no
-    range.
+    A mean outside this range differs significantly from the mean of the first scheme. By
+    Bonferroni's method, the probability of any wrong claim in a bucket is at most 5 %. The standard
+    deviation over seeds is pooled over schemes, and perplexities are compared as logarithms.
+    Without two seeds or without variation, there is no range.
     """
     bands: list[tuple[float, float] | None] = []
     for number in range(len(study.buckets)):

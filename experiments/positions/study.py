@@ -70,7 +70,7 @@ class Study:
     """The scores of all schemes by length, with statistics over seeds."""
 
     schemes: Sequence[str]
-    """All rows of the sweep. Differences are relative to the first one."""
+    """All rows of the sweep. Differences are relative to the first row."""
     seeds: Mapping[str, Sequence[int]]
     """The seeds of the finished runs, by scheme, in the order of the scores."""
     max_training_length: int
@@ -132,7 +132,7 @@ def score_by_length(sweep: Sweep) -> Study:
 
 
 def read_scores(path: Path) -> Study:
-    """Read the `table.csv` of a report, to draw its figure again without the runs.
+    """Read the `table.csv` of a report, so that its figure can be drawn again without the runs.
 
     The result has all scores, but neither a BLEU signature nor descriptions of missing runs.
 

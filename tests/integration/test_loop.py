@@ -70,8 +70,8 @@ def test_flops_count_each_step_once_even_if_the_report_interval_changes(
     whole_run: Path, tmp_path: Path
 ) -> None:
     path = train(SMALL.change(train={"steps": 5}), tmp_path / "run")
-    # The report of step 5 is off the first schedule but on the second. The report of step 8 repeats
-    # its metrics.
+    # The report of step 5 is scheduled only in the second part of the run. The report of step 8
+    # includes the metrics of step 5.
     resume(path, train={"steps": 8, "log_every": 5})
     reports, usual = (
         [line for line in metrics_of(run) if line["split"] == "train"] for run in (path, whole_run)

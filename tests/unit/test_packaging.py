@@ -27,8 +27,8 @@ LINES = ["one", "two hundred and thirty-one", "ninety thousand"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The mean of two checkpoints, whose parameters make diverse translations."""
-    # A wide model, so that the size of a package is mainly that of its parameters.
+    """A run with the mean of two checkpoints, which translates different lines differently."""
+    # This model is wide, so that most of the size of a package is due to its parameters.
     config = SMALL.change(model={"d_ff": 4096}, decode={"average_checkpoints": 2, "beam_size": 2})
     return load(write_untrained_run(tmp_path_factory.mktemp("runs") / "run", config, scale=3).path)
 
@@ -145,7 +145,7 @@ def test_the_command_prints_the_size_and_what_the_card_lacks(
     assert "The model had not been evaluated when it was packaged." in card
     assert 'license: "unknown"' in card
     assert "metrics" not in card
-    # Nothing is overwritten, and the message suggests another name.
+    # The command must not overwrite the folder, and the message must suggest another name.
     before = sorted(tmp_path.rglob("*"))
     assert main(arguments) == 2
     assert f"{out} already exists: choose another folder with `--out {out}-2`" in (

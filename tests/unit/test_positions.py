@@ -124,7 +124,8 @@ def test_a_learned_table_starts_at_norm_1_or_at_the_norm_of_a_sinusoid(
     assert norms.mean() == pytest.approx(norm, rel=0.02)
     is_sinusoid = np.allclose(table, formula(50, 128), atol=1e-4)
     assert is_sinusoid == (init == "sinusoids")
-    # The norm of an embedding is sqrt(d_model), by which the model multiplies vectors of norm 1.
+    # The model multiplies vectors of norm 1 by sqrt(d_model), so an embedding has norm
+    # sqrt(d_model).
     assert np.linalg.norm(floats(sinusoid(positions, 128)), axis=1) == pytest.approx(8.0)
 
 

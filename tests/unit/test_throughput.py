@@ -100,7 +100,7 @@ def test_utilization_leaves_out_the_steps_of_an_interrupted_process(
     clock.now += 2
     values = meter.read()
     assert (values["flops"], values["utilization"]) == (2 * FLOPS, FLOPS / 2 / 1e9)
-    # A report on a sweep multiplies time by peak FLOP/s, at the rate of the new process.
+    # The report of a sweep multiplies the time by the peak FLOP/s of the new process.
     assert values["flops"] / values["utilization"] == pytest.approx(4 * 1e9)
     meter.add(STEPS[0], FLOPS)
     clock.now += 2

@@ -1,22 +1,20 @@
 """The base classes of commands: frozen dataclasses of their arguments, with a method `run`.
 
-The docstrings of the fields are the text of `--help`. A command imports JAX inside `run`, so that
-help and error messages appear without delay.
+The docstrings of the fields are the text of `--help`. Modules that need JAX are imported inside
+`run`, so that help and error messages appear without delay.
 """
 
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, Suppress, arg
 
 from transformer_jax.config import Config, Row, loading
 from transformer_jax.console import shell_command
+from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.sweeps.rows import with_sections
-
-if TYPE_CHECKING:
-    from transformer_jax.runs.run_directory import RunDirectory
 
 ConfigArgument = Positional[
     Annotated[str, arg(metavar="CONFIG", help_behavior_hint="(required, and first)")]
@@ -38,12 +36,14 @@ class ConfigCommand(abc.ABC):
     decode_from: Annotated[str | None, arg(metavar="CONFIG")] = None
     """Take the decode section from this config in the same way."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
+    arguments: Suppress[tuple[str, ...]] = ()
+    """The words of the command line, beginning with the command."""
 
     argument_name: ClassVar[str] = "a config"
 
     @abc.abstractmethod
     def load_rows(self) -> dict[str, Row]:
-        """Return the experiments by row name ("" for a single one), without options for fields."""
+        """Return the rows by name ("" for a single experiment), before options change fields."""
 
     @abc.abstractmethod
     def run(self, rows: dict[str, Row]) -> None:
@@ -84,7 +84,7 @@ class PathCommand(abc.ABC):
         """Run the command."""
 
 
-def translate_command(run: "RunDirectory", option: str) -> str:
+def translate_command(run: RunDirectory, option: str) -> str:
     """Return a shell command that translates with a run, with an example input if there is one.
 
     An `option` begins with a space, unless it is "".

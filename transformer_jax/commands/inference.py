@@ -19,6 +19,7 @@ from transformer_jax.console import (
     stdout,
 )
 from transformer_jax.errors import DataError, StorageError, UsageError
+from transformer_jax.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from transformer_jax.inference.evaluate import Evaluation
@@ -44,8 +45,6 @@ class CheckpointCommand(PathCommand):
 
     def load(self, path: Path | None = None) -> "Run":
         """Load this run, or the run at `path`, from the checkpoints that the options select."""
-        from transformer_jax.runs.run_directory import RunDirectory
-
         count = self.average_checkpoints
         if count is not None and count < 1:
             raise UsageError(f"--average-checkpoints must be positive, got {count}")
@@ -53,6 +52,9 @@ class CheckpointCommand(PathCommand):
         run = RunDirectory.open(path or Path(self.run_folder))
         from transformer_jax.inference.trained_run import load
 
+        if run.package is None:
+            # A command fails if checkpoints are missing, whereas `load` in a notebook warns.
+            count = count or run.config.decode.average_checkpoints
         return load(run.path, average_checkpoints=count, step=self.step)
 
     @property
@@ -64,24 +66,32 @@ class CheckpointCommand(PathCommand):
 
 @dataclass(frozen=True)
 class RunCommand(CheckpointCommand):
-    """Base of the commands that translate with a run."""
+    """Base class of the commands that translate with a run."""
 
     beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
     """Number of hypotheses in the beam. 1 is greedy search. Default: the
     run's decode.beam_size."""
+    beam_end: Literal["tensor2tensor", "any"] | None = None
+    """Which hypotheses may end at a step. tensor2tensor, as in the paper's
+    code: those whose end is one of the 2 x beam_size likeliest
+    continuations. any: all of them. Default: the run's decode.beam_end."""
 
     @property
     def decode_changes(self) -> dict[str, Any]:
         """The fields of the run's `DecodeConfig` that options change."""
-        return {} if self.beam_size is None else {"beam_size": self.beam_size}
+        changes = {"beam_size": self.beam_size, "beam_end": self.beam_end}
+        return {key: value for key, value in changes.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Evaluate(RunCommand):
     """Translate a run's test set and score the translations; store both in the run."""
 
-    split: Literal["test", "dev"] = "test"
-    """The set to translate."""
+    split: Literal["test", "dev"] | None = None
+    """The set to translate. Default: test."""
+    on: Annotated[tuple[Path, Path] | None, arg(metavar="SOURCE TARGET")] = None
+    """Translate this source file and score it with this target file. Both
+    are plain text or gzip, with one sentence in each line."""
     per_checkpoint: FlagCreatePairsOff[bool] = False
     """Also score each checkpoint of the average alone."""
     baseline: Path | None = None
@@ -93,10 +103,10 @@ class Evaluate(RunCommand):
     def run(self) -> None:
         """Evaluate the run, print its scores, and store them with the run."""
         if self.baseline is not None:
-            from transformer_jax.runs.run_directory import RunDirectory
-
             # Report a wrong path before the import of JAX.
             RunDirectory.open(self.baseline)
+        if self.on is not None and self.split is not None:
+            raise UsageError("--on and --split exclude each other: pass one of them")
         run = self.load()
         if self.per_checkpoint and run.average_checkpoints == 1:
             raise UsageError(
@@ -138,14 +148,15 @@ class Evaluate(RunCommand):
         from transformer_jax.inference.evaluate import evaluate
         from transformer_jax.inference.significance import check_comparable
 
-        split, changes, each = self.split, self.decode_changes, self.per_checkpoint
+        split, changes, each = self.split or "test", self.decode_changes, self.per_checkpoint
         with progress_bar() as progress:
-            if baseline is not None:
+            if baseline is not None and self.on is None:
                 check_comparable(run, baseline, split, progress)
-            evaluation = evaluate(run, split, changes, per_checkpoint=each, progress=progress)
+            text = self.on or split
+            evaluation = evaluate(run, text, changes, per_checkpoint=each, progress=progress)
             if baseline is None:
                 return evaluation, None
-            return evaluation, evaluate(baseline, split, changes, progress=progress)
+            return evaluation, evaluate(baseline, text, changes, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -153,7 +164,7 @@ class Translate(RunCommand):
     """Translate standard input line by line, with one output line for each input line, in order."""
 
     n_best: int | None = None
-    """Print the N best translations of each line as LINE NUMBER, SCORE, TEXT, separated by tabs."""
+    """Print up to N translations of each line as LINE NUMBER, SCORE, TEXT, separated by tabs."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a line that is too long instead of raising an error."""
 
@@ -179,9 +190,9 @@ class Translate(RunCommand):
 
 @dataclass(frozen=True)
 class Package(CheckpointCommand):
-    """Write a trained model to a small folder to publish: parameters, vocabulary, model card.
+    """Write a trained model, its vocabulary, and a model card to a small folder for publication.
 
-    The folder loads as a run, but has no optimizer state, so it cannot resume training.
+    The folder can be loaded like a run. It has no optimizer state, so it cannot resume training.
     """
 
     out: Path | None = None

@@ -60,6 +60,10 @@ class Ragged(NamedTuple):
         return cls(flat, np.cumsum([0, *map(len, sequences)], dtype=np.int64))
 
 
+# Training warns before it reads its text more often than this.
+MAX_EPOCHS = 100
+
+
 class Bucket(NamedTuple):
     """A shape of batches (rows, and widths in tokens), and its number of batches in an epoch."""
 
@@ -137,6 +141,16 @@ class Batches:
     def density(self) -> float:
         """The share of an epoch's positions that hold tokens."""
         return self._tokens / sum(b.rows * (b.source + b.target) * b.batches for b in self.buckets)
+
+    def describe_repetition(self, steps: int) -> str | None:
+        """Return a warning if this many steps would read each pair more than 100 times."""
+        epochs = steps / self.per_epoch
+        if epochs <= MAX_EPOCHS:
+            return None
+        return (
+            f"warning: {steps:,} steps are {epochs:,.0f} passes over the training set, with "
+            f"{self.per_epoch:,} batches each: set fewer train.steps, or use more text"
+        )
 
     @property
     def summary(self) -> str:

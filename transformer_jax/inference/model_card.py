@@ -51,7 +51,7 @@ In a shell, `{command} < FILE` translates a file line by line.
 
 
 class StoredScores(NamedTuple):
-    """An evaluation in the run, as a row of the card's table, and its signatures."""
+    """An evaluation in the run: its row in the card's table, and its signatures."""
 
     row: str
     signatures: dict[str, str]
@@ -82,7 +82,7 @@ def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
 
 
 def find_languages(data: DataConfig) -> tuple[str, str] | None:
-    """Return the languages of source and target if the config or the file names reveal them."""
+    """Return the languages of source and target, if the config or the file names contain them."""
     if data.corpus == "number_words":
         return "en", "de"
     if data.corpus == "tfds":
@@ -115,7 +115,7 @@ def write_card(
         and [data.dataset.split("/")[0].removesuffix("_translate")],
         "metrics": scores and ["bleu", "chrf", "perplexity"],
     }
-    # JSON is YAML. It quotes words such as "no", which YAML would read as a boolean.
+    # JSON is YAML. The JSON form quotes words such as "no", which YAML would read as a boolean.
     front_matter = "".join(f"{k}: {json.dumps(v)}\n" for k, v in metadata.items() if v)
     return CARD.format(
         front_matter=front_matter,

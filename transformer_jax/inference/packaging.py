@@ -1,10 +1,12 @@
-"""Package a trained model: one folder of data, which loads as a run but cannot be trained.
+"""Package a trained model in a folder of data, which can be loaded like a run but not trained.
 
-README.md            model card, with the metadata of the Hugging Face Hub
-run.json             config, versions, and the steps of the averaged checkpoints
-tokenizer.model      the vocabulary
-checkpoints/120/     the parameters, without optimizer state
-SHA256SUMS           digests of all files, for `sha256sum -c SHA256SUMS`
+The folder contains:
+
+    README.md            model card, with the metadata of the Hugging Face Hub
+    run.json             config, versions, and the steps of the averaged checkpoints
+    tokenizer.model      the vocabulary
+    checkpoints/120/     the parameters, without optimizer state
+    SHA256SUMS           digests of all files, for `sha256sum -c SHA256SUMS`
 """
 
 import re
@@ -49,7 +51,7 @@ def package_run(
         if not LANGUAGE.fullmatch(language):
             raise UsageError(f"a language is an identifier such as en, got {language!r}")
 
-    # The bytes of a name that are not UTF-8 cannot be written.
+    # A name may contain bytes that are not UTF-8, which cannot be written.
     name = path.resolve().name.encode(errors="backslashreplace").decode()
 
     def fill(folder: RunDirectory) -> None:

@@ -3,6 +3,7 @@
 Shapes: B batch, S source positions, T target positions, H heads.
 """
 
+import hashlib
 import math
 from collections import Counter
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.model.build import build_transformer
@@ -31,6 +33,15 @@ def parameter_counts(model: Transformer) -> dict[str, int]:
         kind = f"{stack}.{'norms' if is_norm else submodules[0]}" if layer.isdigit() else module
         counts[kind] += math.prod(leaf.shape)
     return {**dict(sorted(counts.items())), "total": counts.total()}
+
+
+def digest_params(params: Params) -> str:
+    """Return the SHA-256 of the names and bits of all parameters."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        digest.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
 
 
 def attention_weights(

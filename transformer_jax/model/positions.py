@@ -54,7 +54,7 @@ class AddLearnedPositions(AddPositions):
         return table[self.to_rows(positions)]
 
     def init_table(self, rng: Array, shape: tuple[int, int]) -> Float[Array, "P D"]:
-        """Return the initial table. The paper gives no values."""
+        """Return the initial table, which the paper does not specify."""
         length, d_model = shape
         match self.config.learned_positions_init:
             case "normal":

@@ -215,7 +215,8 @@ class CheckpointManager:
             if not self._is_primary:
                 return
             temporary = self.folder / f".{step}"
-            # Orbax writes the path on this machine to this file, but needs only its existence.
+            # Orbax writes the path on this machine to this file, but it needs only the existence of
+            # the file.
             for marker in temporary.glob("commit_success.txt"):
                 marker.write_bytes(b"")
             content.write(temporary, step, self._identity)

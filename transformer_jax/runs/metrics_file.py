@@ -16,8 +16,8 @@ def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
     """Remove reports that are outdated when a run resumes at `step`, if the file exists.
 
     Outdated reports are those of later steps, which the run writes again, and those at `step`
-    except for the given splits: an unscheduled report marks the end of training only until the run
-    is extended. A damaged end of the file is removed, too, because a power failure can leave half a
+    except for the given splits. An unscheduled report at `step` is valid only until the run is
+    extended. A damaged end of the file is removed, too, because a power failure can leave half a
     line or zeros.
 
     Raises:

@@ -63,7 +63,7 @@ class Package(NamedTuple):
 
     steps: tuple[int, ...]
     dtype: Dtype
-    """The type that the files have. Computations use float32."""
+    """The type of the stored parameters. Computations use float32."""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -263,7 +263,7 @@ def check_available(path: Path, *, is_package: bool = False) -> None:
     advice = ""
     if holder := describe_holder(path):
         advice = f"it is being trained {holder}; "
-    # Only packages, which cannot resume, have checksums at the top.
+    # Only packages, which cannot resume, have checksums in this directory.
     elif not is_package and (path / "run.json").exists() and not (path / checksums.NAME).exists():
         advice = f"resume it with `{shell_command('resume', path)}`, or "
     action = "choose another folder" if is_package else "start another run"

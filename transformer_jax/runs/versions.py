@@ -18,7 +18,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def source_commit() -> str:
-    """Return the commit of this package, with "+" if files have changed.
+    """Return the commit of this package, with a "+" if files have changed since the commit.
 
     Return "" if the package is not in a clone of its repository.
     """

@@ -47,6 +47,7 @@ class RunComponents:
             f"model   {layers}, {size:,} parameters",
             f"data    {pairs}, vocabulary of {self.model.vocab_size:,} tokens",
             f"batches {self.batches.summary}",
+            *filter(None, [self.batches.describe_repetition(self.schedule.steps)]),
         ]
 
 

@@ -1,6 +1,6 @@
 """FLOPs of a training step and peak FLOP/s of the devices, for model FLOPs utilization.
 
-Shapes: B pairs of a batch.
+Shapes: B sentence pairs of a batch.
 """
 
 import timeit

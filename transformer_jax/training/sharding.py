@@ -98,8 +98,8 @@ class DataParallel:
             donate_argnums=0,
         )
         # JAX keys its cache of programs on the shardings of the inputs. A fresh state and a state
-        # that a step returned have different, though equivalent, shardings; abstract arrays give
-        # one cache entry for both.
+        # that a step returned have different, though equivalent, shardings. With abstract arrays,
+        # both use the same cache entry.
         return jitted.lower(self.abstract_state(state), batch).compile()
 
 

@@ -20,8 +20,8 @@ class Meter:
     def __init__(self, peak: float, earlier: Sums, earlier_flops: float = 0.0) -> None:
         """Start the clock, for devices whose peak FLOP/s is `peak`.
 
-        `earlier` has the `pending_metrics` of an interrupted process, and `earlier_flops` the FLOPs
-        of the same steps, for the next report.
+        For the next report, `earlier` has the `pending_metrics` of an interrupted process, and
+        `earlier_flops` has the FLOPs of the same steps.
         """
         self._peak = peak
         self._reset(earlier, earlier_flops)
