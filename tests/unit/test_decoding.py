@@ -101,6 +101,7 @@ def search(model: Transformer, has_cache: bool, params: dict[str, Any]) -> Trans
         max_length=ROOM,
         bos=BOS,
         eos=EOS,
+        beam_end="any",
         num_best=3,
     )
 

@@ -1,6 +1,8 @@
 import dataclasses
+import gzip
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +14,13 @@ from transformer_jax.cli import main
 from transformer_jax.data.prepare import Prepared, find_prepared, prepare
 from transformer_jax.errors import DataError
 from transformer_jax.inference import evaluate as evaluate_module
-from transformer_jax.inference.evaluate import Evaluation, evaluate, score
+from transformer_jax.inference.evaluate import (
+    Evaluation,
+    compound_bleu,
+    evaluate,
+    read_files,
+    score,
+)
 from transformer_jax.inference.perplexity import perplexity, score_sentences
 from transformer_jax.inference.trained_run import Run, load, read_params
 from transformer_jax.inference.translate import Translator
@@ -84,6 +92,137 @@ def test_an_evaluation_describes_its_scores(run: Run, evaluation: Evaluation) ->
     tokens = sum(sentence.target_tokens for sentence in evaluation.sentences)
     assert result["perplexity"] == pytest.approx(math.exp(nll / tokens), rel=1e-9)
     assert evaluation.hypotheses[:40] == run.translate(evaluation.sources[:40], **GREEDY)
+
+
+def fourth_root(numerator: float, denominator: float) -> float:
+    """Return BLEU in percent, if this is the product of the precisions of n = 1 to 4."""
+    return 100 * (numerator / denominator) ** 0.25
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "hypothesis", "reference", "expected"),
+    [
+        # a b ##AT##-##AT## c d e: 5/6, 4/5, 3/4, and 2/3 of the n-grams match.
+        ("none", "a b-c d e", "a b-c d f", fourth_root(1, 3)),
+        # A match consumes both letters, so "x-b-c" becomes x ##AT##-##AT## b-c.
+        ("none", "x-b-c d e f", "y-b-c d e f", fourth_root(1, 3)),
+        # A hyphen next to a space is a word: 5/6, 4/5, 3/4, 2/3.
+        ("none", "a - b c d e", "a - b c d f", fourth_root(1, 3)),
+        # The translation has 4 words for 5: every n-gram matches, and the penalty is exp(1 - 5/4).
+        ("none", "a b c d", "a b c d e", 100 * math.exp(-1 / 4)),
+        # Without smoothing, a score without a matching 4-gram is zero.
+        ("none", "a b c x d", "a b c y d", 0.0),
+        # Abbreviations and ordinals keep their periods. "Juni" is in 1 of 7 words, 2 of 6 pairs,
+        # 2 of 5 triples, and 2 of 4 quadruples of: Sie kam z.B. am 3. Juni .
+        ("13a", "Sie kam z.B. am 3. Juni.", "Sie kam z.B. am 3. Mai.", fourth_root(72, 420)),
+        # Quotation marks are words: „ Ja “ , rief er . The first of these 7 words differs.
+        ("13a", "„Ja“, rief er.", "»Ja“, rief er.", fourth_root(6 * 5 * 4 * 3, 7 * 6 * 5 * 4)),
+        # Text-Format is split after tokenization: im Text ##AT##-##AT## Format , bitte ! and ?
+        ("13a", "im Text-Format, bitte!", "im Text-Format, bitte?", fourth_root(360, 840)),
+    ],
+)
+def test_the_papers_bleu_is_computed_by_hand(
+    tokenizer: str, hypothesis: str, reference: str, expected: float
+) -> None:
+    assert compound_bleu(tokenizer, [hypothesis], [reference]) == pytest.approx(expected)
+
+
+def test_the_papers_bleu_sums_over_the_corpus() -> None:
+    # 2/2 and 2/4 words, 1/1 and 1/3 pairs, 0/0 and 0/2 triples.
+    assert compound_bleu("none", ["a b", "c d e f"], ["a b", "c d x y"]) == 0
+    # 6/7 words, 4/5 pairs, 2/3 triples, 1/1 quadruples.
+    hypotheses, references = ["a b c d", "e f g"], ["a b c d", "e f h"]
+    score = compound_bleu("none", hypotheses, references)
+    assert score == pytest.approx(fourth_root(6 * 4 * 2 * 1, 7 * 5 * 3 * 1))
+
+
+def test_characters_have_no_compounds(evaluation: Evaluation) -> None:
+    assert compound_bleu("char", ["a-b"], ["a-b"]) is None
+    assert evaluation.result["compound_bleu"] is None
+
+
+@pytest.fixture
+def files(evaluation: Evaluation, tmp_path: Path) -> tuple[Path, Path]:
+    """The development set as files; one of them is compressed."""
+    source, target = tmp_path / "dev set.en", tmp_path / "dev set.de.gz"
+    source.write_text("".join(f"{line}\n" for line in evaluation.sources), "utf-8")
+    lines = "".join(f"{line}\n" for line in evaluation.references)
+    target.write_bytes(gzip.compress(lines.encode()))
+    return source, target
+
+
+def test_text_in_files_gets_the_scores_of_the_same_lines_in_a_split(
+    run: Run, evaluation: Evaluation, files: tuple[Path, Path]
+) -> None:
+    result = evaluate(run, files, GREEDY).result
+    own = {key: result.pop(key) for key in ("split", "title")}
+    assert own["title"] == "dev set.en and dev set.de.gz"
+    assert re.fullmatch(r"on-dev set\.en-[0-9a-f]{8}", own["split"])
+    assert result == {key: evaluation.result[key] for key in result}
+
+
+def test_the_command_line_scores_text_in_files(
+    run: Run,
+    files: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
+    description = json.loads((copy / "run.json").read_text())
+    description["config"]["data"]["bleu_tokenizer"] = "13a"
+    (copy / "run.json").write_text(json.dumps(description))
+    on = ["evaluate", str(copy), "--beam", "1", "--on", *map(str, files)]
+    assert main([*on, "--baseline", str(copy)]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("dev set.en and dev set.de.gz, 500 sentences, step 8")
+    assert "compound-split, as in the paper's script" in output
+    assert "paired bootstrap" in output
+    [folder] = (copy / "evaluations").glob("on-*")
+    assert folder.name.endswith("-step8-average1-beam1-alpha0.6")
+    scores = json.loads((folder / "scores.json").read_text())
+    assert isinstance(scores["compound_bleu"], float)
+
+    def error_of(code: int, *options: str) -> str:
+        assert main(["evaluate", str(copy), *options]) == code
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err.count("\n")) == ("", 1)
+        return captured.err
+
+    source, target = map(str, files)
+    assert "--on and --split exclude each other" in error_of(2, *on[2:], "--split", "test")
+    assert f"there is no file {source}x" in error_of(65, "--on", f"{source}x", target)
+    with files[0].open("a") as file:
+        file.write("one\n")
+    assert "dev set.en has 501 lines" in error_of(65, *on[2:])
+    short = tmp_path / "short"
+    short.write_text("one\n" + "one " * 100)
+    assert "line 2 has " in error_of(65, "--on", str(short), str(short))
+
+
+def test_a_reference_beyond_the_learned_positions_is_rejected(run: Run, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("one\ntwo\n")
+    target.write_text("eins\n" + "zwei " * 100 + "\n")
+    config = run.config.change(model={"positions": "learned", "max_positions": 24})
+    learned = dataclasses.replace(run, folder=dataclasses.replace(run.folder, config=config))
+    with pytest.raises(
+        DataError, match=r"^target, line 2: \d+ tokens, and the model writes at most"
+    ):
+        read_files(learned, (source, target))
+
+
+@pytest.mark.parametrize("beam_end", ["any", "tensor2tensor"])
+def test_the_command_line_selects_which_hypotheses_may_end(
+    run: Run, beam_end: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("one\ntwo\n")
+    copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
+    options = ["--on", str(lines), str(lines), "--beam-end", beam_end, "--json"]
+    assert main(["evaluate", str(copy), *options]) == 0
+    assert json.loads(capsys.readouterr().out)["decode"]["beam_end"] == beam_end
+    [folder] = (copy / "evaluations").glob("on-*")
+    assert folder.name.endswith("-beam-end-any") == (beam_end == "any")
 
 
 def test_changed_text_is_rejected(run: Run) -> None:

@@ -69,9 +69,15 @@ def step(newest: Array, position: Array, ancestors: Array, state: State) -> tupl
     return logits, state._replace(cache=cache)
 
 
-@functools.partial(jax.jit, static_argnames=("beam_size", "kind", "num_best"))
+@functools.partial(jax.jit, static_argnames=("beam_size", "kind", "num_best", "beam_end"))
 def beam(
-    table: Array, limits: Array, *, beam_size: int, kind: tuple[str, float], num_best: int
+    table: Array,
+    limits: Array,
+    *,
+    beam_size: int,
+    kind: tuple[str, float],
+    num_best: int,
+    beam_end: str = "any",
 ) -> Translations:
     return beam_search(
         step,
@@ -83,6 +89,7 @@ def beam(
         eos=EOS,
         length_penalty=kind[0],
         alpha=kind[1],
+        beam_end=beam_end,
         num_best=num_best,
     )
 
@@ -140,6 +147,32 @@ def exhaustive_beam(
     return sorted(finished, reverse=True)
 
 
+def tensor2tensor_beam(
+    table: Floats, limit: int, kind: tuple[str, float], beam_size: int
+) -> list[Scored]:
+    """Return what Tensor2Tensor's search has finished at the limit, best first.
+
+    Each step sorts the continuations of all hypotheses and keeps twice the beam. The ends among
+    them finish, and the likeliest others stay. At the limit of a sentence without a finished
+    hypothesis, the hypotheses end there.
+    """
+    live: list[Scored] = [(0.0, ())]
+    finished: list[Scored] = []
+    for length in range(1, limit + 1):
+        longer: list[Scored] = [
+            (prefix_log_prob + float(token_log_prob), (*tokens, token))
+            for prefix_log_prob, tokens in live
+            for token, token_log_prob in enumerate(log_probs_after(table, tokens))
+        ]
+        kept = sorted(longer, reverse=True)[: 2 * beam_size]
+        if length == limit and not finished and not any(x[1][-1] == EOS for x in kept):
+            kept = longer
+        finished += [(p / divisor(length, kind), x) for p, x in kept if x[-1] == EOS]
+        finished = sorted(finished, reverse=True)[:beam_size]
+        live = [x for x in kept if x[1][-1] != EOS][:beam_size]
+    return finished
+
+
 def until_eos(tokens: NDArray[Any]) -> tuple[int, ...]:
     """Return the tokens up to `EOS`, and check that only zeros follow."""
     length = tokens.tolist().index(EOS) + 1
@@ -184,6 +217,43 @@ def test_early_stopping_changes_no_result(
         assert_best(actual, sentence, expected[:num_best])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("beam_size", "num_best"), [(1, 1), (2, 2), (3, 1), (3, 3)])
+@given(seed=SEED, limits=LIMITS, end_bias=st.sampled_from([0.0, -2.0, -4.0]))
+@examples(12)
+def test_the_papers_search_is_that_of_tensor2tensor(
+    beam_size: int,
+    num_best: int,
+    kind: tuple[str, float],
+    seed: int,
+    limits: list[int],
+    end_bias: float,
+) -> None:
+    table = random_table(seed, 8).at[..., EOS].add(end_bias)
+    options: dict[str, Any] = {"beam_size": beam_size, "kind": kind, "num_best": num_best}
+    actual = beam(table, jnp.asarray(limits), beam_end="tensor2tensor", **options)
+    for sentence, limit in enumerate(limits):
+        expected = tensor2tensor_beam(floats(table[sentence]), limit, kind, beam_size)
+        assert_best(actual, sentence, expected[:num_best])
+        assert np.all(actual.scores[sentence, len(expected) : num_best] == NEG_INF)
+
+
+def test_only_the_papers_search_forbids_an_unlikely_end() -> None:
+    """At the first step, the end is the fifth likeliest of six tokens, and a beam of 2 keeps four.
+
+    All later tokens are equally likely, so every longer translation has a lower log-probability.
+    """
+    first = jnp.asarray([0.0, 0.0, -0.5, 0.0, 0.0, -5.0])
+    table = jnp.zeros((1, LONGEST, 6 ** (LONGEST - 1), 6)).at[:, 0].set(first)
+    options: dict[str, Any] = {"beam_size": 2, "kind": ("gnmt", 0.0), "num_best": 1}
+    lengths = {
+        rule: len(until_eos(np.asarray(best.tokens[0, 0])))
+        for rule in ("any", "tensor2tensor")
+        for best in [beam(table, jnp.asarray([LONGEST]), beam_end=rule, **options)]
+    }
+    assert lengths == {"any": 1, "tensor2tensor": 2}
+
+
 def test_a_wide_beam_finds_better_translations_than_a_narrow_one() -> None:
     """This test shows that the previous tests can fail."""
     limits = jnp.full(SENTENCES, LONGEST)
@@ -219,9 +289,10 @@ def never_ending(seed: int) -> Array:
     return random_table(seed, 5).at[..., EOS].add(-20.0)
 
 
-def test_translations_end_at_their_limit() -> None:
-    limits = jnp.asarray([5, 2, 3])
-    by_beam = beam(never_ending(0), limits, beam_size=3, kind=("power", 2.0), num_best=1)
+@pytest.mark.parametrize("beam_end", ["any", "tensor2tensor"])
+def test_translations_end_at_their_limit(beam_end: str) -> None:
+    limits, options = jnp.asarray([5, 2, 3]), {"kind": ("power", 2.0), "beam_end": beam_end}
+    by_beam = beam(never_ending(0), limits, beam_size=2, num_best=1, **options)
     for translations in (by_beam, greedy(never_ending(0), limits)):
         lengths = [len(until_eos(np.asarray(best[0]))) for best in translations.tokens]
         assert lengths == [5, 2, 3]

@@ -1,5 +1,6 @@
 """Test that the status of a run is determined from its files."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from small import SMALL
 
 from transformer_jax.config import Row
 from transformer_jax.sweeps.plan import SweepRun, plan_sweep
-from transformer_jax.sweeps.status import read_metrics, read_status, write_status
+from transformer_jax.sweeps.status import newest_evaluation, read_metrics, read_status, write_status
 
 
 @pytest.fixture
@@ -21,6 +22,21 @@ def run(tmp_path: Path) -> SweepRun:
     sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL)}, 1)
     sweep.store()
     return sweep.runs[0]
+
+
+def test_scores_from_before_the_choice_of_an_end_rule_are_those_of_the_old_search(
+    run: SweepRun,
+) -> None:
+    decode = run.config.to_dict()["decode"]
+    del decode["beam_end"]
+    folder = run.path / "evaluations" / "test-step8-average1-beam4-alpha0.6"
+    folder.mkdir(parents=True)
+    scores = {"step": 8, "average_checkpoints": decode["average_checkpoints"], "decode": decode}
+    (folder / "scores.json").write_text(json.dumps(scores))
+    old = dataclasses.replace(run, config=run.config.change(decode={"beam_end": "any"}))
+    assert newest_evaluation(old, "test") == folder
+    assert newest_evaluation(run, "test") is None
+    assert newest_evaluation(run, "test", any_search=True) == folder
 
 
 def test_a_run_without_files_is_queued(run: SweepRun) -> None:

@@ -12,6 +12,7 @@ import transformer_jax
 from transformer_jax.errors import ConfigError, DataError, StorageError, UsageError
 from transformer_jax.inference import trained_run
 from transformer_jax.inference.trained_run import Run, load, read_params
+from transformer_jax.runs import checksums
 from transformer_jax.runs.checkpoint_averaging import select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 
@@ -55,6 +56,45 @@ def test_an_average_is_loaded_on_request(run: Run) -> None:
         with pytest.raises(UsageError, match=f"cannot average {average} checkpoints") as caught:
             load(run.folder.path, average_checkpoints=average)
         assert caught.value.for_shell().endswith("pass --average-checkpoints 1")
+
+
+def write_config(path: Path, **sections: dict[str, Any]) -> None:
+    """Change fields in the run's description."""
+    description = json.loads((path / "run.json").read_text())
+    for section, fields in sections.items():
+        description["config"][section] |= fields
+    (path / "run.json").write_text(json.dumps(description))
+
+
+def test_by_default_a_run_with_few_checkpoints_averages_them_and_warns(copy: Path) -> None:
+    write_config(copy, decode={"average_checkpoints": 3})
+    with pytest.warns(UserWarning, match=r"has 2 of the 3 .* pass average_checkpoints=2$"):
+        assert load(copy).steps == (4, 8)
+    assert load(copy, average_checkpoints=2).steps == (4, 8)
+    with pytest.warns(UserWarning, match="has 1 of the 3"):
+        assert load(copy, step=4).steps == (4,)
+    with pytest.raises(UsageError, match="cannot average 3 checkpoints"):
+        load(copy, average_checkpoints=3)
+
+
+def test_by_default_a_run_without_scheduled_checkpoints_loads_its_newest(copy: Path) -> None:
+    write_config(copy, decode={"average_checkpoints": 3})
+    for path in (copy / "checkpoints").glob("*/checkpoint.json"):
+        metadata = json.loads(path.read_text())
+        path.write_text(json.dumps(metadata | {"perplexity": None}))
+        (path.parent / checksums.NAME).unlink()
+        checksums.write(path.parent)
+    with pytest.warns(UserWarning, match="has 1 of the 3"):
+        assert load(copy).steps == (8,)
+
+
+def test_a_run_from_before_the_choice_of_an_end_rule_keeps_its_search(copy: Path) -> None:
+    description = json.loads((copy / "run.json").read_text())
+    assert description["config"]["decode"].pop("beam_end") == "tensor2tensor"
+    (copy / "run.json").write_text(json.dumps(description))
+    old = load(copy)
+    assert old.config.decode.beam_end == "any"
+    assert old.translator(beam_end="tensor2tensor").config.beam_end == "tensor2tensor"
 
 
 def test_a_run_can_be_loaded_at_an_earlier_step(run: Run) -> None:

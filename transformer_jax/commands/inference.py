@@ -52,6 +52,9 @@ class CheckpointCommand(PathCommand):
         run = RunDirectory.open(path or Path(self.run_folder))
         from transformer_jax.inference.trained_run import load
 
+        if run.package is None:
+            # A command fails if checkpoints are missing, whereas `load` in a notebook warns.
+            count = count or run.config.decode.average_checkpoints
         return load(run.path, average_checkpoints=count, step=self.step)
 
     @property
@@ -68,19 +71,27 @@ class RunCommand(CheckpointCommand):
     beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
     """Number of hypotheses in the beam. 1 is greedy search. Default: the
     run's decode.beam_size."""
+    beam_end: Literal["tensor2tensor", "any"] | None = None
+    """Which hypotheses may end at a step. tensor2tensor, as in the paper's
+    code: those whose end is one of the 2 x beam_size likeliest
+    continuations. any: all of them. Default: the run's decode.beam_end."""
 
     @property
     def decode_changes(self) -> dict[str, Any]:
         """The fields of the run's `DecodeConfig` that options change."""
-        return {} if self.beam_size is None else {"beam_size": self.beam_size}
+        changes = {"beam_size": self.beam_size, "beam_end": self.beam_end}
+        return {key: value for key, value in changes.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Evaluate(RunCommand):
     """Translate a run's test set and score the translations; store both in the run."""
 
-    split: Literal["test", "dev"] = "test"
-    """The set to translate."""
+    split: Literal["test", "dev"] | None = None
+    """The set to translate. Default: test."""
+    on: Annotated[tuple[Path, Path] | None, arg(metavar="SOURCE TARGET")] = None
+    """Translate this source file and score it with this target file. Both
+    are plain text or gzip, with one sentence in each line."""
     per_checkpoint: FlagCreatePairsOff[bool] = False
     """Also score each checkpoint of the average alone."""
     baseline: Path | None = None
@@ -94,6 +105,8 @@ class Evaluate(RunCommand):
         if self.baseline is not None:
             # Report a wrong path before the import of JAX.
             RunDirectory.open(self.baseline)
+        if self.on is not None and self.split is not None:
+            raise UsageError("--on and --split exclude each other: pass one of them")
         run = self.load()
         if self.per_checkpoint and run.average_checkpoints == 1:
             raise UsageError(
@@ -135,14 +148,15 @@ class Evaluate(RunCommand):
         from transformer_jax.inference.evaluate import evaluate
         from transformer_jax.inference.significance import check_comparable
 
-        split, changes, each = self.split, self.decode_changes, self.per_checkpoint
+        split, changes, each = self.split or "test", self.decode_changes, self.per_checkpoint
         with progress_bar() as progress:
-            if baseline is not None:
+            if baseline is not None and self.on is None:
                 check_comparable(run, baseline, split, progress)
-            evaluation = evaluate(run, split, changes, per_checkpoint=each, progress=progress)
+            text = self.on or split
+            evaluation = evaluate(run, text, changes, per_checkpoint=each, progress=progress)
             if baseline is None:
                 return evaluation, None
-            return evaluation, evaluate(baseline, split, changes, progress=progress)
+            return evaluation, evaluate(baseline, text, changes, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -150,7 +164,7 @@ class Translate(RunCommand):
     """Translate standard input line by line, with one output line for each input line, in order."""
 
     n_best: int | None = None
-    """Print the N best translations of each line as LINE NUMBER, SCORE, TEXT, separated by tabs."""
+    """Print up to N translations of each line as LINE NUMBER, SCORE, TEXT, separated by tabs."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a line that is too long instead of raising an error."""
 

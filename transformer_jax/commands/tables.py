@@ -29,13 +29,15 @@ def print_evaluation(evaluation: "Evaluation") -> None:
     count = result["average_checkpoints"]
     mean = f", mean of {count} checkpoints" if count > 1 else ""
     stdout.print(
-        f"{result['split']} set, {scores.sentences} sentences, step {result['step']}{mean}\n"
+        f"{result['title']}, {scores.sentences} sentences, step {result['step']}{mean}\n"
         f"  perplexity  {result['perplexity']:.3f} per token\n"
         f"  exact       {scores.exact:.2%}\n"
         f"  BLEU        {scores.bleu:.2f}  {scores.bleu_details}\n"
         f"              {scores.bleu_signature}\n"
         f"  chrF2       {scores.chrf:.2f}  {scores.chrf_signature}"
     )
+    if (compound_bleu := result["compound_bleu"]) is not None:
+        stdout.print(f"  BLEU        {compound_bleu:.2f}  compound-split, as in the paper's script")
     if "tok:none" in scores.bleu_signature:
         stdout.print("  BLEU splits words at spaces: it is tokenized BLEU if the text is tokenized")
     if checkpoints := result.get("per_checkpoint"):

@@ -83,6 +83,9 @@ class Config:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return the config that `to_dict` returned as `data`; missing fields get their defaults.
 
+        If only `decode.beam_end` is missing from its section, an earlier version stored the config,
+        and the field gets `DecodeConfig.beam_end_before`.
+
         Raises:
             ConfigError: `data` is not an object of sections, or `change` rejects it.
         """
@@ -91,6 +94,10 @@ class Config:
         # A section named "self" would not reach `change` as a keyword.
         for name in data:
             check_field_name(name, field_names(cls), "config")
+        decode = data.get("decode", {})
+        if {*field_names(DecodeConfig)} - decode.keys() == {"beam_end"}:
+            # The config was stored before this field existed.
+            data = {**data, "decode": {**decode, "beam_end": DecodeConfig.beam_end_before}}
         return cls().change(**data)
 
     def differences(self, other: Self) -> dict[tuple[str, str], tuple[Any, Any]]:

@@ -286,9 +286,16 @@ class DecodeConfig(ConfigSection):
     """The exponent alpha of the length penalty. 0 turns the penalty off."""
     max_extra_length: Annotated[int, at_least(0)] = MAX_EXTRA_LENGTH
     """Maximum length of a translation: the length of its source plus this many tokens."""
+    beam_end: Literal["tensor2tensor", "any"] = "tensor2tensor"
+    """Which hypotheses of a beam may end at a step. tensor2tensor, as in the
+    authors' code: those whose end is one of the 2 x beam_size likeliest
+    continuations. any, which differs from the paper: all of them, however
+    unlikely their ends are."""
     average_checkpoints: Annotated[int, POSITIVE] = 1
     """Translate with the mean of the last N scheduled checkpoints. The paper
     averages 5 for the base model and 20 for the big model in Table 2, and
     does not average in Table 3."""
 
     name = "decode"
+    beam_end_before = "any"
+    """The search of runs and evaluations that were stored before `beam_end` existed."""

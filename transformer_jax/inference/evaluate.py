@@ -1,20 +1,31 @@
 """Evaluate a model by perplexity, BLEU, and chrF (sections 6.1 and 6.2)."""
 
+import hashlib
+import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import sacrebleu
 
+from transformer_jax.data.batches import Ragged
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.prepare import Prepared, find_prepared
-from transformer_jax.data.splits import Split
+from transformer_jax.data.splits import SPLITS, Split
+from transformer_jax.data.text_files import TextFiles
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.perplexity import SentenceScore, perplexity, score_sentences
 from transformer_jax.inference.trained_run import Run, read_params
 from transformer_jax.model.transformer import Params
+
+# The paper's script splits bytes, for which only ASCII characters are white space.
+COMPOUND = re.compile(r"(\S)-(\S)", re.ASCII)
+Files = tuple[Path, Path]
+"""A source file and a target file."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +55,23 @@ class Scores:
         return f"{precisions} BP {self.brevity_penalty:.3f} ({words:,} for {expected:,} words)"
 
 
+class Text(NamedTuple):
+    """Parallel text to translate and score."""
+
+    name: str
+    """A split, or "on-FILE-DIGEST" for text in files. It begins the name of the evaluation."""
+    title: str
+    sources: list[str]
+    references: list[str]
+    tokens: tuple[Ragged, Ragged]
+
+
 class Evaluation(NamedTuple):
-    """The translations of a split and their scores."""
+    """The translations of a text and their scores."""
 
     result: dict[str, Any]
-    """Plain data: how the translations were made, the perplexity, the fields of `Scores`, and, in
-    `per_checkpoint`, the same scores for each checkpoint alone."""
+    """Plain data: how the translations were made, the perplexity, the fields of `Scores`, the
+    `compound_bleu`, and, in `per_checkpoint`, the same scores for each checkpoint alone."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]
@@ -98,6 +120,28 @@ def score(
     )
 
 
+def compound_bleu(
+    tokenizer: str, hypotheses: Sequence[str], references: Sequence[str]
+) -> float | None:
+    """Return the paper's BLEU, that of Tensor2Tensor's `get_ende_bleu.sh`.
+
+    Both sides are tokenized as by Moses's `tokenizer.perl -l de`, and split at hyphens. BLEU is
+    that of `multi-bleu.perl`, without smoothing. If `tokenizer` is "none", the text is already
+    tokenized. If it splits text into characters, which have no compounds, return None.
+    """
+    if tokenizer in ("char", "zh"):
+        return None
+    sides = hypotheses, references
+    if tokenizer != "none":
+        from sacremoses import MosesTokenizer
+
+        moses = MosesTokenizer("de")
+        sides = tuple([" ".join(moses.tokenize(line)) for line in side] for side in sides)
+    systems, expected = ([COMPOUND.sub(r"\1 ##AT##-##AT## \2", x) for x in side] for side in sides)
+    bleu = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
+    return bleu.corpus_score(systems, [expected]).score
+
+
 def prepare_split(split: Split, *, of: Run, progress: Progress = ignore_progress) -> Prepared:
     """Return the prepared text of a run, and check that it contains a split.
 
@@ -117,27 +161,66 @@ def prepare_split(split: Split, *, of: Run, progress: Progress = ignore_progress
     return prepared
 
 
+def read_files(run: Run, files: Files) -> Text:
+    """Read parallel text that is not part of the run's corpus.
+
+    Raises:
+        DataError: a file cannot be used, or a target is too long for the model.
+    """
+    for path in files:
+        if not path.exists():
+            raise DataError(f"there is no file {path}")
+    source, target = (str(path.absolute()) for path in files)
+    corpus = TextFiles(dict.fromkeys(SPLITS, (source, target)), folder=None)
+    sources, references = map(list, zip(*corpus.read("test"), strict=True))
+    encoded = run.vocabulary.source.encode(sources), run.vocabulary.target.encode(references)
+    longest = run.config.model.max_lengths[1]
+    for number, tokens in enumerate(encoded[1], start=1):
+        if longest is not None and len(tokens) > longest:
+            raise DataError(
+                f"{files[1].name}, line {number}: {len(tokens)} tokens, and the model writes at "
+                f"most {longest} (model.max_positions)"
+            )
+    digest = hashlib.sha256("\n".join([*sources, *references]).encode()).hexdigest()[:8]
+    names = [path.name.encode(errors="backslashreplace").decode() for path in files]
+    name, title = f"on-{names[0][:60]}-{digest}", " and ".join(names)
+    source_tokens, target_tokens = map(_ragged, encoded)
+    return Text(name, title, sources, references, (source_tokens, target_tokens))
+
+
+def _ragged(sequences: Sequence[Sequence[int]]) -> Ragged:
+    offsets = np.cumsum([0, *map(len, sequences)])
+    return Ragged(np.fromiter(itertools.chain.from_iterable(sequences), np.int32), offsets)
+
+
+def _read(run: Run, text: Split | Files, progress: Progress) -> Text:
+    if isinstance(text, tuple):
+        return read_files(run, text)
+    prepared = prepare_split(text, of=run, progress=progress)
+    return Text(text, f"{text} set", *prepared.lines(text), prepared.tokens(text))
+
+
 def evaluate(
     run: Run,
-    split: Split,
+    text: Split | Files,
     decode: Mapping[str, Any],
     *,
     per_checkpoint: bool = False,
     progress: Progress = ignore_progress,
 ) -> Evaluation:
-    """Translate and score a split.
+    """Translate and score a split of the run's text, or other text in files.
 
     `decode` changes fields of the run's `DecodeConfig`. `per_checkpoint` also evaluates each
     averaged checkpoint alone, with at most two sets of parameters in memory. `progress` receives a
     description, the number of finished sentences, and the total.
 
-    Raises the errors of `prepare_split`, and DataError if a source is too long for the model.
+    Raises the errors of `prepare_split` or `read_files`, and DataError if a source is too long for
+    the model.
     """
     if per_checkpoint and run.folder.package is not None:
         raise UsageError(f"{run.folder.path} is a package, which has no separate checkpoints")
-    prepared = prepare_split(split, of=run, progress=progress)
-    translator, tokens = run.translator(**decode), prepared.tokens(split)
-    sources, references = prepared.lines(split)
+    name, title, sources, references, tokens = _read(run, text, progress)
+    translator, tokenizer = run.translator(**decode), bleu_tokenizer(run.config.data)
 
     def evaluate_params(params: Params, steps: tuple[int, ...], description: str) -> Evaluation:
         num_done = 0
@@ -149,20 +232,22 @@ def evaluate(
 
         best = translator.translate(params, sources, progress=report)
         hypotheses = [candidates[0].text for candidates in best]
-        scores = score(hypotheses, references, tokenizer=bleu_tokenizer(run.config.data))
+        scores = score(hypotheses, references, tokenizer=tokenizer)
         sentences = score_sentences(run.model, params, *tokens)
         result = {
-            "split": split,
+            "split": name,
+            "title": title,
             "step": steps[-1],
             "steps": list(steps),
             "average_checkpoints": len(steps),
             "decode": asdict(translator.config),
             "perplexity": perplexity(sentences),
             **asdict(scores),
+            "compound_bleu": compound_bleu(tokenizer, hypotheses, references),
         }
         return Evaluation(result, sources, hypotheses, references, scores, sentences)
 
-    description = f"translating {split} with {run.folder.path.resolve().name}"
+    description = f"translating {title.removesuffix(' set')} with {run.folder.path.resolve().name}"
     evaluation = evaluate_params(run.params, run.steps, description)
     if not per_checkpoint:
         return evaluation

@@ -60,6 +60,7 @@ class _Search(NamedTuple):
     eos: int
     penalty: Callable[[Float[Array, "..."]], Float[Array, "..."]]
     num_best: int
+    beam_end: str
 
 
 class _Beam(NamedTuple):
@@ -94,6 +95,7 @@ def beam_search(
     eos: int,
     alpha: float = 0.6,
     length_penalty: str = "gnmt",
+    beam_end: str = "tensor2tensor",
     num_best: int = 1,
 ) -> Translations:
     """Keep the `beam_size` likeliest prefixes at each step, and the best finished hypotheses.
@@ -101,13 +103,17 @@ def beam_search(
     `limit` is the maximum length of each translation, including `eos`, and at most `max_length`.
     `alpha` is at least 0, and `length_penalty` is a name in `PENALTIES`.
 
+    `beam_end` decides which live hypotheses may end at a step. "tensor2tensor", as in the authors'
+    code: those whose end is one of the sentence's 2 J likeliest continuations, and at the limit of
+    a sentence without a finished hypothesis, all. "any", which differs from the paper: all.
+
     A sentence is done when no live hypothesis can still become one of its `num_best` results.
     Log-probabilities never increase, and the penalty that divides them is largest at `limit`, so
     log_prob / penalty(limit) bounds every score that a live hypothesis can reach. Finished
     hypotheses have separate slots and never displace live ones.
     """
     penalty = functools.partial(PENALTIES[length_penalty], alpha=alpha)
-    search = _Search(step, limit, eos, penalty, num_best)
+    search = _Search(step, limit, eos, penalty, num_best, beam_end)
     shape = (len(limit), beam_size)
     empty = jnp.zeros((*shape, max_length), jnp.int32)
     # All hypotheses start out equal, so only the first one is live.
@@ -128,8 +134,9 @@ def beam_search(
 
 
 def _extend(search: _Search, beam: _Beam) -> _Beam:
-    """Finish each live hypothesis with `eos`, and extend the likeliest ones by one token."""
+    """Finish the hypotheses that may end, and extend the likeliest ones by one token."""
     sentences, beam_size = beam.newest.shape
+    is_last = (beam.position + 1 >= search.limit)[:, None]
     ancestors = beam.ancestors.at[:, :, beam.position].set(jnp.arange(beam_size))
     logits, state = search.step(beam.newest, beam.position, ancestors, beam.state)
     logits = logits.astype(jnp.float32)
@@ -137,19 +144,27 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     offset = beam.log_probs - jax.nn.logsumexp(logits, axis=-1)
     length = (beam.position + 1).astype(jnp.float32)
 
-    # Every live hypothesis may end at this position.
-    ending = (offset + logits[..., search.eos]) / search.penalty(length)
-    ending = jnp.where(beam.log_probs > NEG_INF / 2, ending, NEG_INF)
+    # The best candidates of a sentence are among the best of each hypothesis.
+    num_candidates = 2 * beam_size if search.beam_end == "tensor2tensor" else beam_size
+    allowed = jnp.where(jnp.arange(logits.shape[-1]) == search.eos, NEG_INF, logits)
+    candidates, tokens = jax.lax.top_k(allowed, min(num_candidates, logits.shape[-1]))
+    candidates = jnp.maximum(offset[..., None] + candidates, NEG_INF).reshape(sentences, -1)
+
+    ending = offset + logits[..., search.eos]
+    may_end = beam.log_probs > NEG_INF / 2
+    if search.beam_end == "tensor2tensor":
+        continuations = jnp.concatenate([ending, candidates], axis=1)
+        threshold = jax.lax.top_k(continuations, num_candidates)[0][:, -1:]
+        is_likely = may_end & (ending >= threshold)
+        has_none = beam.scores[:, :1] <= NEG_INF / 2
+        has_none &= ~jnp.any(is_likely, axis=1, keepdims=True)
+        may_end = is_likely | (may_end & is_last & has_none)
+    ending = jnp.where(may_end, ending / search.penalty(length), NEG_INF)
     ending_tokens = beam.live.at[:, :, beam.position].set(search.eos)
     scores, best = jax.lax.top_k(jnp.concatenate([beam.scores, ending], axis=1), beam_size)
     finished = _select(jnp.concatenate([beam.finished, ending_tokens], axis=1), best)
 
     # Except at the last position, every live hypothesis may also continue.
-    is_last = (beam.position + 1 >= search.limit)[:, None]
-    # The best candidates of a sentence are among the best of each hypothesis.
-    allowed = jnp.where(jnp.arange(logits.shape[-1]) == search.eos, NEG_INF, logits)
-    candidates, tokens = jax.lax.top_k(allowed, min(beam_size, logits.shape[-1]))
-    candidates = jnp.maximum(offset[..., None] + candidates, NEG_INF).reshape(sentences, -1)
     log_probs, best = jax.lax.top_k(jnp.where(is_last, NEG_INF, candidates), beam_size)
     parent = best // tokens.shape[-1]
     newest = jnp.take_along_axis(tokens.reshape(sentences, -1), best, axis=1)

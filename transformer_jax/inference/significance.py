@@ -148,7 +148,7 @@ def save_comparison(
         raise StorageError(f"the comparison could not be saved: {error}") from error
 
 
-def _check_same_references(ours: list[str], theirs: list[str], split: Split) -> None:
+def _check_same_references(ours: list[str], theirs: list[str], split: str) -> None:
     if len(ours) != len(theirs):
         raise DataError(
             f"the runs cannot be compared: one has {len(ours)} references in its {split} set, "

@@ -1,6 +1,7 @@
 """A trained model, loaded from the path of its run: `transformer_jax.load("runs/x")`."""
 
 import functools
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,7 +88,7 @@ class Run:
     def translate_best(
         self, lines: Sequence[str], num_best: int, *, truncate: bool = False, **decode: Any
     ) -> list[list[Hypothesis]]:
-        """Return the `num_best` best translations of each line with their scores, best first.
+        """Return up to `num_best` translations of each line with their scores, best first.
 
         Raises UsageError if the beam has fewer hypotheses, and the errors of `translate`.
         """
@@ -108,12 +109,13 @@ def load(
     """Load a run onto JAX's default device. Nothing in its directory is executed or changed.
 
     The parameters are the mean of the last `average_checkpoints` scheduled checkpoints up to
-    `step`. 1 selects one checkpoint, scheduled or not. The defaults are the run's
-    `decode.average_checkpoints` and the newest step.
+    `step`, by default the newest. 1 selects one checkpoint, scheduled or not. The default is the
+    run's `decode.average_checkpoints`; if the run has fewer, `load` issues a warning and averages
+    those that exist.
 
     Raises:
-        UsageError: the run or the checkpoint of this step does not exist, there are too few
-            checkpoints, or `average_checkpoints` is not positive.
+        UsageError: the run or the checkpoint of this step does not exist, there are fewer than
+            `average_checkpoints`, or `average_checkpoints` is not positive.
         StorageError: the run cannot be read.
     """
     if average_checkpoints is not None and average_checkpoints < 1:
@@ -125,13 +127,11 @@ def load(
     folder = RunDirectory.open(Path(path))
     if folder.package is not None:
         return _load_package(folder, folder.package, average_checkpoints, step)
-    if average_checkpoints is None:
-        average_checkpoints = folder.config.decode.average_checkpoints
     model = build_transformer(folder.config.model, **folder.vocabulary.sizes)
 
     def read() -> Run:
         with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
-            steps = select_steps(checkpoints, average_checkpoints, step)
+            steps = _select_steps(checkpoints, average_checkpoints, folder, step)
             params = average_params(checkpoints, steps, _restore_target(model))
             return Run(folder, params, tuple(steps))
 
@@ -143,6 +143,23 @@ def load(
         if set(folder.checkpoints.glob("*")) == before:
             raise
         return read()
+
+
+def _select_steps(
+    checkpoints: CheckpointManager, average: int | None, folder: RunDirectory, step: int | None
+) -> list[int]:
+    if average is not None:
+        return select_steps(checkpoints, average, step)
+    average = folder.config.decode.average_checkpoints
+    steps = select_steps(checkpoints, average, step, allow_fewer=True)
+    if len(steps) < average:
+        warnings.warn(
+            f"{folder.path} has {len(steps)} of the {average} checkpoints that "
+            f"decode.average_checkpoints averages; to use them without this warning, pass "
+            f"average_checkpoints={len(steps)}",
+            stacklevel=4,
+        )
+    return steps
 
 
 def _load_package(

@@ -52,9 +52,17 @@ def search(
     shared = {"max_length": max_length, "bos": BOS, "eos": EOS}
     if num_hypotheses == 1:
         return greedy_search(step, state, limit, **shared)
-    penalty, alpha = config.length_penalty, config.length_penalty_alpha
-    options = {"length_penalty": penalty, "alpha": alpha, "num_best": num_best, **shared}
-    return beam_search(step, state, limit, beam_size=num_hypotheses, **options)
+    return beam_search(
+        step,
+        state,
+        limit,
+        beam_size=num_hypotheses,
+        alpha=config.length_penalty_alpha,
+        length_penalty=config.length_penalty,
+        beam_end=config.beam_end,
+        num_best=num_best,
+        **shared,
+    )
 
 
 class Translator:

@@ -12,12 +12,17 @@ from transformer_jax.runs.checkpoint_manager import CheckpointManager
 
 
 def select_steps(
-    checkpoints: CheckpointManager, average: int = 1, step: int | None = None
+    checkpoints: CheckpointManager,
+    average: int = 1,
+    step: int | None = None,
+    *,
+    allow_fewer: bool = False,
 ) -> list[int]:
     """Return the steps of the checkpoints to average, oldest first.
 
     The last one is `step`, by default the newest. If `average` is more than 1, all of them are
-    consecutive scheduled checkpoints.
+    consecutive scheduled checkpoints. With `allow_fewer`, there may be fewer, and a run without a
+    scheduled checkpoint gives a single one.
 
     Raises:
         UsageError: there is no such checkpoint, or there are fewer than `average`.
@@ -29,6 +34,8 @@ def select_steps(
     if average == 1 and step is None and (newest := checkpoints.latest_valid()) is not None:
         return [newest]
     available = sorted(checkpoints.scores) if average > 1 else checkpoints.steps
+    if allow_fewer and not available:
+        return select_steps(checkpoints, 1, step)
     if step not in (None, *available):
         kind = "scheduled checkpoint" if average > 1 else "checkpoint"
         names = ", ".join(map(str, available)) or "none"
@@ -38,7 +45,7 @@ def select_steps(
         steps = _consecutive_steps(checkpoints, steps[-1], average)
         if step is not None and steps[-1:] != [step]:
             raise StorageError(f"checkpoint {step} of {run} is damaged")
-    if len(steps) < average:
+    if len(steps) < (1 if allow_fewer else average):
         until = "" if step is None else f" up to step {step}"
         raise UsageError(
             f"cannot average {average} checkpoints: {run} has {len(steps)} consecutive scheduled "

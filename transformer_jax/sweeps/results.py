@@ -34,11 +34,7 @@ from transformer_jax.sweeps.seed_statistics import (
     verdict,
 )
 from transformer_jax.sweeps.status import RunStatus, read_json_object, read_metrics
-from transformer_jax.sweeps.translations import (
-    BleuDifference,
-    compare_test_bleu,
-    read_translations,
-)
+from transformer_jax.sweeps.translations import BleuDifference, compare_test_bleu, read_translations
 
 # A score of `Paper` that can be compared with ours.
 PaperScore = Literal["perplexity", "bleu"]
@@ -148,11 +144,11 @@ class Results:
 
     def sign_agreement(self, score: PaperScore) -> SignAgreement:
         """Count the rows that differ from the first row in the paper's direction."""
-        pairs = (
-            (self.compare(x, score).difference, self.paper_difference(x, score)) for x in self.rows
-        )
         compared = [
-            (ours, paper) for ours, paper in pairs if ours is not None and paper is not None
+            (ours, paper)
+            for name in self.rows
+            if (ours := self.compare(name, score).difference) is not None
+            and (paper := self.paper_difference(name, score)) is not None
         ]
         return sign_agreement(compared, MARGINS[score])
 

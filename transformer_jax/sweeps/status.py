@@ -173,7 +173,8 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
     candidates = []
     for path in run.path.glob(f"evaluations/{split}-step*/scores.json"):
         scores = read_json_object(path)
-        search = (scores.get("decode"), scores.get("average_checkpoints"))
+        stored = {"beam_end": decode.beam_end_before, **(scores.get("decode") or {})}
+        search = (stored, scores.get("average_checkpoints"))
         if any_search or search == own_search:
             candidates.append((scores.get("step", 0), path.stat().st_mtime, path.parent))
     return max(candidates)[-1] if candidates else None
