@@ -1,7 +1,7 @@
 """Compare the rows of an ablation over random seeds: the analysis of docs/statistics.md.
 
-Scores are plain numbers by row and seed, and the first row is the baseline. Perplexities enter as
-logarithms: a difference of 1 perplexity is large at perplexity 5 and small at perplexity 30.
+Scores are plain numbers by row and seed, and the first row is the baseline. Perplexities are
+compared as logarithms, because a difference of 1 is large at perplexity 5 and small at 30.
 """
 
 import math
