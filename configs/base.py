@@ -8,7 +8,7 @@ Table 2, which averages checkpoints, see wmt14.
 
 The first command downloads 1.7 GB with TensorFlow Datasets: Europarl v7, Common Crawl, and News
 Commentary v9, with 4.5 million pairs in total. The development set is newstest2013, and the test
-set is newstest2014. --data-from replaces the text by that of another config, such as number words.
+set is newstest2014. The option --data-from takes the text of another config, such as number words.
 
 This config has not been trained with this code yet.
 """
@@ -17,6 +17,6 @@ from transformer_jax.config import Config
 
 CONFIG = Config().change(
     data={"corpus": "tfds", "dataset": "wmt14_translate/de-en", "languages": ("en", "de")},
-    # Table 3 averages no checkpoints, so the latest and the best one are enough.
+    # Table 3 does not average checkpoints, so the latest and the best one are enough.
     train={"keep_checkpoints": 1},
 )

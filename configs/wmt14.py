@@ -13,7 +13,7 @@ The first command downloads the text; see base. This config has not been trained
 from configs.base import CONFIG as BASE
 
 CONFIG = BASE.change(
-    # This is every ten minutes at the paper's 0.4 s per step.
+    # At the paper's 0.4 s per step, this saves a checkpoint every ten minutes.
     train={"checkpoint_every": 1500, "keep_checkpoints": 5},
     decode={"average_checkpoints": 5},
 )

@@ -12,7 +12,7 @@ This config has not been trained with this code yet.
 from configs.big import CONFIG as BIG
 
 CONFIG = BIG.change(
-    # This is every ten minutes at the paper's 1 s per step.
+    # At the paper's 1 s per step, this saves a checkpoint every ten minutes.
     train={"checkpoint_every": 600, "keep_checkpoints": 20},
     decode={"average_checkpoints": 20},
 )

@@ -7,7 +7,7 @@
 Paper: 38.1 BLEU (base) and 41.8 BLEU (big) on newstest2014, with averages of the last 5 and 20
 checkpoints, a vocabulary of 32,000 tokens, and 36 million pairs.
 
-Differs from the paper: the dataset of TensorFlow Datasets has 41 million pairs, 15 GB of text.
+Differs from the paper: the dataset of TensorFlow Datasets has 41 million pairs (15 GB of text).
 
 This config has not been trained with this code yet.
 """
@@ -19,6 +19,6 @@ DATA = {"dataset": "wmt14_translate/fr-en", "languages": ("en", "fr"), "vocab_si
 
 SWEEP = {
     "base": BASE.change(data=DATA),
-    # Section 6.1: from English to French, the big model has a dropout of 0.1 instead of 0.3.
+    # In section 6.1, the big model for English to French has a dropout of 0.1 instead of 0.3.
     "big": BIG.change(model={"dropout": 0.1}, data=DATA),
 }

@@ -59,7 +59,7 @@ class SweepFailedError(TransformerJaxError):
 
 
 class NotReproducedError(TransformerJaxError):
-    """Training a run again gave other parameters. The message names what else differs."""
+    """Training a run again gave different parameters. The message names other differences."""
 
 
 class DataError(TransformerJaxError):

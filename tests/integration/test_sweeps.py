@@ -229,7 +229,7 @@ def test_two_sweeps_of_one_config_file_have_different_folders(
     notes = capsys.readouterr().err
     note = "sweeps/mine contains a sweep with other configs; this one is in sweeps/mine-2"
     assert notes.count(note) == 2
-    # Each plan records the command that made it, once.
+    # Each plan records the command that made it only once.
     sweeps = [Sweep.open(Path("sweeps") / name) for name in ("mine", "mine-2")]
     assert [[origin.command for origin in sweep.origins] for sweep in sweeps] == [
         ["transformer-jax sweep mine.py"],
@@ -291,7 +291,7 @@ def test_a_sweep_warns_before_it_reads_its_text_more_than_100_times(
     (tmp_path / "mine.py").write_text("from small import SMALL as CONFIG\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
-    # A stub ends the sweep instead of training.
+    # A stub replaces training and ends the sweep.
     monkeypatch.setattr("transformer_jax.sweeps.launch.launch", lambda *_, **__: [])
     for steps, is_warned in (("400", False), ("405", True)):
         assert main(["sweep", "mine.py", "--out", steps, "--train.steps", steps]) == 0

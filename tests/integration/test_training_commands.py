@@ -62,10 +62,10 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
     digests = re.findall(r"^step (\d+)  sha256 [0-9a-f]{64}$", out, re.MULTILINE)
     assert digests == ["4", "8"]
     assert "original is reproduced: all parameters have the same bits" in out
-    # The lock names the process that last read the run.
+    # The lock file contains the process that last read the run.
     assert all(path.read_bytes() == content for path, content in files.items())
     assert_same(state_of(Path("original"))[1], state_of(Path("original-reproduced"))[1])
-    # The same command resumes, and has nothing left to train.
+    # The same command resumes the finished run and does not train any more steps.
     assert main(["reproduce", "original"]) == 0
     assert "nothing to do" in capsys.readouterr().out
 

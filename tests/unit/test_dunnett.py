@@ -29,7 +29,7 @@ def test_the_probability_is_the_double_integral_over_baseline_and_deviation(
     bound = 2.9
     nodes, weights = np.polynomial.hermite_e.hermegauss(100)
     deviations = np.sqrt(stats.chi2.ppf((np.arange(2000) + 0.5) / 2000, freedom) / freedom)
-    # A statistic is (z - z_base) / sqrt(2) / deviation for independent normal z.
+    # Each statistic is (z - z_base) / sqrt(2) / deviation, with independent normal z.
     limits = bound * np.sqrt(2) * deviations[:, None]
     inside = stats.norm.cdf(nodes + limits) - stats.norm.cdf(nodes - limits)
     expected = (inside**size @ weights / weights.sum()).mean()

@@ -95,7 +95,7 @@ def test_an_evaluation_describes_its_scores(run: Run, evaluation: Evaluation) ->
 
 
 def fourth_root(numerator: float, denominator: float) -> float:
-    """Return BLEU in percent, if this is the product of the precisions of n = 1 to 4."""
+    """Return BLEU in percent from the product of the four n-gram precisions."""
     return 100 * (numerator / denominator) ** 0.25
 
 
@@ -104,7 +104,7 @@ def fourth_root(numerator: float, denominator: float) -> float:
     [
         # a b ##AT##-##AT## c d e: 5/6, 4/5, 3/4, and 2/3 of the n-grams match.
         ("none", "a b-c d e", "a b-c d f", fourth_root(1, 3)),
-        # A match consumes both letters, so "x-b-c" becomes x ##AT##-##AT## b-c.
+        # A match includes both letters, so only the first hyphen of "x-b-c" is split.
         ("none", "x-b-c d e f", "y-b-c d e f", fourth_root(1, 3)),
         # A hyphen next to a space is a word: 5/6, 4/5, 3/4, 2/3.
         ("none", "a - b c d e", "a - b c d f", fourth_root(1, 3)),
@@ -115,7 +115,8 @@ def fourth_root(numerator: float, denominator: float) -> float:
         # Abbreviations and ordinals keep their periods. "Juni" is in 1 of 7 words, 2 of 6 pairs,
         # 2 of 5 triples, and 2 of 4 quadruples of: Sie kam z.B. am 3. Juni .
         ("13a", "Sie kam z.B. am 3. Juni.", "Sie kam z.B. am 3. Mai.", fourth_root(72, 420)),
-        # Quotation marks are words: „ Ja “ , rief er . The first of these 7 words differs.
+        # Quotation marks become separate words: „ Ja “ , rief er . In the reference, the first of
+        # these 7 words is different.
         ("13a", "„Ja“, rief er.", "»Ja“, rief er.", fourth_root(6 * 5 * 4 * 3, 7 * 6 * 5 * 4)),
         # Text-Format is split after tokenization: im Text ##AT##-##AT## Format , bitte ! and ?
         ("13a", "im Text-Format, bitte!", "im Text-Format, bitte?", fourth_root(360, 840)),

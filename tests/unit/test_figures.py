@@ -18,7 +18,7 @@ NUM_ROWS = 12
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """The results of more rows than there are colors."""
+    """Results that have more rows than the figures have colors."""
     rows = {
         f"row{i}": Row(SMALL.change(model={"d_ff": 32 + i}), Paper(4.0 + i / 10))
         for i in range(NUM_ROWS)
@@ -44,7 +44,7 @@ def test_curves_highlight_eight_rows_with_bands(results: Results) -> None:
     svg = draw_curves(results)
     labels = re.findall(r">(row\d+)  d_ff \d+<|>(row0)  <", svg)
     names = {first or second for first, second in labels}
-    # The rows that differ most from the first one have colors.
+    # The rows that differ most from the first row have colors.
     assert names == {"row0", *(f"row{i}" for i in range(NUM_ROWS - len(PALETTE) + 1, NUM_ROWS))}
     assert svg.count("other rows") == 1
     assert svg.count('id="FillBetweenPolyCollection') == len(PALETTE)

@@ -15,7 +15,7 @@ from transformer_jax.errors import ConfigError
 
 SHIPPED = sorted(path.stem for path in shipped_configs().glob("*.py"))
 HEADS = "CONFIG = BASE.change(model={'num_heads': 4, 'd_k': 128, 'd_v': 128})\n"
-# The paper's base model in Table 3: on WMT14, without averages of checkpoints.
+# This is the paper's base model in Table 3, trained on WMT14, without averaged checkpoints.
 BASE = Config().change(data={"corpus": "tfds"}, train={"keep_checkpoints": 1})
 FOUR_HEADS = BASE.change(model={"num_heads": 4, "d_k": 128, "d_v": 128})
 FROM_BASE = "from configs.base import CONFIG as BASE\n"

@@ -51,7 +51,7 @@ def test_names_and_reasons_are_plain_text_in_every_format(folder: Path) -> None:
     assert "b" not in page.tags
     assert page.tags.count("caption") == 3
     assert page.tags.count("figcaption") == 2
-    # Scores on the page are rounded.
+    # The page shows rounded scores.
     assert not re.search(r"\d\.\d{5}", page.text)
     assert "script" not in page.tags
     assert not any(HOSTILE in text for text in files)
@@ -62,7 +62,7 @@ def test_the_page_links_each_row_to_its_first_run_and_each_run_to_itself(
     folder: Path, sweep: Sweep
 ) -> None:
     links = Page((folder / "index.html").read_text()).links
-    # Two tables of rows and one of runs have links.
+    # Two tables of rows and one table of runs have links.
     assert len(links) == 2 * len(RESULTS) + 3 * len(RESULTS)
     assert all((folder / link).resolve().is_relative_to(sweep.path) for link in links)
     assert "../better/seed-2" in links
@@ -82,7 +82,7 @@ def test_every_format_has_one_line_per_row(folder: Path) -> None:
         lines = table.splitlines()
         assert len(lines) == len(RESULTS) + 2
         assert all(line.count(" | ") == len(columns) - 1 for line in lines)
-    # Every row except the first is compared by perplexity and by BLEU.
+    # The report compares every row except the first by perplexity and by BLEU.
     lines = read_csv(folder / "comparisons.csv")[1:]
     assert [line[0] for line in lines] == 2 * list(RESULTS)[1:]
     assert all(float(low) <= float(value) <= float(high) for _, _, value, low, high, *_ in lines)
@@ -133,7 +133,7 @@ def test_footnotes_say_how_the_sweep_was_made(dev_sweep: Sweep) -> None:
     assert notes[2].startswith("Search: beam_size 4, length_penalty gnmt, length_penalty_alpha 0.6")
     assert f"Trained by: {command} (commit 0123456789ab)" in notes
     assert f"Trained by: {command} --seeds 5" in notes
-    # The run folders may name other commits.
+    # The run folders may contain different commits.
     for run, commit in zip(dev_sweep.runs, ("0123456789ab", "ba9876543210+"), strict=False):
         (run.path / "run.json").write_text(json.dumps({"versions": {"commit": commit}}))
     notes = list_footnotes(collect(Sweep.open(dev_sweep.path)))
@@ -166,7 +166,7 @@ def test_footnotes_compare_sign_agreement_with_chance_and_name_missing_runs(fold
 
 
 def test_the_committed_report_on_multi30k_differs_where_its_scores_do(tmp_path: Path) -> None:
-    """The scores are those of 600 steps, in which rows that learn fast at first are ahead."""
+    """After the 600 steps of this report, rows that learn fast at first are ahead."""
     file = Path("experiments/results/table3-multi30k/runs.csv")
     scores = {line[0]: line for line in read_csv(file)[1:]}
     names = {name.split("/")[0] for name in scores}
@@ -183,11 +183,12 @@ def test_the_committed_report_on_multi30k_differs_where_its_scores_do(tmp_path: 
         set_status(run, "done")
     results = collect(sweep)
     verdicts = {name: results.verdict(name, "perplexity") for name in rows}
-    # E has the paper's largest contradiction: its perplexity is 8.16 lower, not equal.
+    # Row E contradicts the paper most: its perplexity is 8.16 lower instead of equal.
     assert {name for name, x in verdicts.items() if x == "differs"} == {"C1", "D1", "E"}
     assert {name for name, x in verdicts.items() if x == "as in the paper"} == {"B1"}
     assert results.sign_agreement("perplexity")[:2] == (4, 8)
-    # Absolute differences are -11.97 here and +1.19 in the paper; relative ones can be compared.
+    # Absolute differences are -11.97 here and +1.19 in the paper; only relative differences can be
+    # compared.
     ours, paper = (
         results.compare("C1", "perplexity"),
         results.paper_difference("C1", "perplexity"),

@@ -79,7 +79,8 @@ def test_verdicts_include_rows_for_which_the_paper_finds_no_difference(results: 
         "base": None,
         "better": "as in the paper",
         "worse": "inconclusive",
-        # The paper has the same perplexity as for base. The interval is too wide to confirm it.
+        # In the paper, the perplexity of this row equals that of base. The interval is too wide to
+        # confirm that they are equal.
         "same": "inconclusive",
         "other": "inconclusive",
     }
@@ -99,7 +100,7 @@ def test_rows_that_differ_although_the_papers_rows_are_equal_are_refuted(
 
 
 def test_sign_agreement_is_compared_with_chance(results: Results) -> None:
-    # The paper's difference of "same" is 0, and "other" has another sign.
+    # In the paper, the difference of "same" is 0, and that of "other" has the opposite sign.
     assert results.sign_agreement("perplexity") == (2, 3, 0.5)
 
 

@@ -150,11 +150,11 @@ def exhaustive_beam(
 def tensor2tensor_beam(
     table: Floats, limit: int, kind: tuple[str, float], beam_size: int
 ) -> list[Scored]:
-    """Return what Tensor2Tensor's search has finished at the limit, best first.
+    """Return the translations that Tensor2Tensor's search finishes within the limit, best first.
 
-    Each step sorts the continuations of all hypotheses and keeps twice the beam. The ends among
-    them finish, and the likeliest others stay. At the limit of a sentence without a finished
-    hypothesis, the hypotheses end there.
+    Each step sorts the continuations of all hypotheses and keeps twice the beam size. Those that
+    end are finished, and the likeliest of the others stay in the beam. At the limit of a sentence
+    without a finished hypothesis, the hypotheses end there.
     """
     live: list[Scored] = [(0.0, ())]
     finished: list[Scored] = []

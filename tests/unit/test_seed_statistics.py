@@ -89,7 +89,7 @@ def null_statistics(
 ) -> tuple[Float[np.ndarray, "N R-1"], Correlation, int]:
     """Return the t statistics, their correlations, and the degrees of freedom of N tables.
 
-    Least squares in another parameterization than the module's. NaN is a missing run.
+    This function fits the same model as the module with different parameters. NaN is a missing run.
     """
     rows, seeds = np.nonzero(~np.isnan(table[0]))
     num_rows, num_seeds = table.shape[1:]
@@ -157,7 +157,7 @@ def test_one_unlucky_seed_does_not_widen_the_intervals_of_other_rows() -> None:
     for row in ("1", "2", "3"):
         assert after.comparisons[row].welch == before.comparisons[row].welch
         wider = np.ptp(interval_of(after, row)) / np.ptp(interval_of(before, row))
-        # The row takes its share of the error rate.
+        # The row uses its share of the error rate.
         assert 1.0 < wider < 1.2
     assert interval_of(after, "1").high < -7.8
 

@@ -59,7 +59,7 @@ def test_an_average_is_loaded_on_request(run: Run) -> None:
 
 
 def write_config(path: Path, **sections: dict[str, Any]) -> None:
-    """Change fields in the run's description."""
+    """Change fields in the description of a run."""
     description = json.loads((path / "run.json").read_text())
     for section, fields in sections.items():
         description["config"][section] |= fields

@@ -28,7 +28,7 @@ LONG_LINE = " ".join(["one"] * 200)
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """An untrained run whose translations of different lines differ.
 
-    Its model rarely predicts an end, so every hypothesis of a beam may end.
+    The model rarely predicts an end, so this run lets every hypothesis of a beam end.
     """
     path = tmp_path_factory.mktemp("runs") / "run"
     config = SMALL.change(decode={"beam_end": "any"})

@@ -1,4 +1,4 @@
-"""A result can name the commit that made it."""
+"""Test that a result can name the commit of the package that produced it."""
 
 import subprocess
 from pathlib import Path

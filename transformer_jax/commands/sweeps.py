@@ -43,7 +43,8 @@ class Sweep(ConfigCommand):
     seeds: int = 3
     """Number of random seeds per row. One seed is not enough to show that rows differ."""
     out: Path | None = None
-    """The sweep's folder. Default: sweeps/NAME, or sweeps/NAME-2 if that has other configs."""
+    """The sweep's folder. Default: sweeps/NAME, or sweeps/NAME-2 if that folder has different
+    configs."""
     launcher: Literal["local", "slurm"] = "local"
     """Train on the devices of this machine while this command waits, or submit to Slurm."""
     slurm: Resources = field(default_factory=Resources)

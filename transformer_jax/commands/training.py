@@ -168,13 +168,13 @@ class Resume(TrainingCommand):
 
 @dataclass(frozen=True)
 class Reproduce(PathCommand):
-    """Train a run again from its folder alone, and compare the parameters bit by bit.
+    """Train a run again from its folder, and compare the parameters bit by bit.
 
     The same command resumes an interrupted reproduction.
     """
 
     run_folder: RunArgument
-    """The folder of a run. It is not changed."""
+    """The folder of a run. The command does not change it."""
     out: Path | None = None
     """The folder of the new run. Default: RUN-reproduced."""
 

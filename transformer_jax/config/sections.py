@@ -298,4 +298,4 @@ class DecodeConfig(ConfigSection):
 
     name = "decode"
     beam_end_before = "any"
-    """The search of runs and evaluations that were stored before `beam_end` existed."""
+    """The value of `beam_end` in runs and evaluations that were stored before the field existed."""

@@ -60,7 +60,7 @@ class Ragged(NamedTuple):
         return cls(flat, np.cumsum([0, *map(len, sequences)], dtype=np.int64))
 
 
-# Training warns before it reads its text more often than this.
+# If a run would read its text more often than this, training begins with a warning.
 MAX_EPOCHS = 100
 
 

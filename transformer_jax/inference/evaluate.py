@@ -22,7 +22,7 @@ from transformer_jax.inference.perplexity import SentenceScore, perplexity, scor
 from transformer_jax.inference.trained_run import Run, read_params
 from transformer_jax.model.transformer import Params
 
-# The paper's script splits bytes, for which only ASCII characters are white space.
+# The paper's script splits text as bytes, so only ASCII white space separates words.
 COMPOUND = re.compile(r"(\S)-(\S)", re.ASCII)
 Files = tuple[Path, Path]
 """A source file and a target file."""
@@ -126,8 +126,8 @@ def compound_bleu(
     """Return the paper's BLEU, that of Tensor2Tensor's `get_ende_bleu.sh`.
 
     Both sides are tokenized as by Moses's `tokenizer.perl -l de`, and split at hyphens. BLEU is
-    that of `multi-bleu.perl`, without smoothing. If `tokenizer` is "none", the text is already
-    tokenized. If it splits text into characters, which have no compounds, return None.
+    computed as in `multi-bleu.perl`, without smoothing. If `tokenizer` is "none", the text is
+    already tokenized. If it splits text into characters, which have no compounds, return None.
     """
     if tokenizer in ("char", "zh"):
         return None
@@ -162,7 +162,7 @@ def prepare_split(split: Split, *, of: Run, progress: Progress = ignore_progress
 
 
 def read_files(run: Run, files: Files) -> Text:
-    """Read parallel text that is not part of the run's corpus.
+    """Read parallel text from files that are not part of the run's corpus.
 
     Raises:
         DataError: a file cannot be used, or a target is too long for the model.

@@ -134,7 +134,7 @@ def beam_search(
 
 
 def _extend(search: _Search, beam: _Beam) -> _Beam:
-    """Finish the hypotheses that may end, and extend the likeliest ones by one token."""
+    """Finish the hypotheses that may end, and extend the likeliest hypotheses by one token."""
     sentences, beam_size = beam.newest.shape
     is_last = (beam.position + 1 >= search.limit)[:, None]
     ancestors = beam.ancestors.at[:, :, beam.position].set(jnp.arange(beam_size))

@@ -21,8 +21,8 @@ def select_steps(
     """Return the steps of the checkpoints to average, oldest first.
 
     The last one is `step`, by default the newest. If `average` is more than 1, all of them are
-    consecutive scheduled checkpoints. With `allow_fewer`, there may be fewer, and a run without a
-    scheduled checkpoint gives a single one.
+    consecutive scheduled checkpoints. With `allow_fewer`, there may be fewer; without any scheduled
+    checkpoint, the newest one is used alone.
 
     Raises:
         UsageError: there is no such checkpoint, or there are fewer than `average`.

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import optimize, special, stats
 
-# A matrix as tuples, which can be keys of a cache.
+# A matrix as nested tuples, which are hashable, so that a function can cache its results.
 Correlation = tuple[tuple[float, ...], ...]
 
 
@@ -32,12 +32,12 @@ def dunnett_quantile(confidence: float, correlation: Correlation, freedom: int) 
 def _normal_maxima(correlation: Correlation) -> Float[np.ndarray, " N"]:
     """Return quantiles of the largest magnitude among correlated normal numbers.
 
-    A Sobol sequence replaces random numbers, so the result is accurate and deterministic. Means of
-    64 neighbors are as accurate as all magnitudes, and faster to use.
+    A Sobol sequence replaces random numbers, so the result is accurate and deterministic. The means
+    of 64 neighbors are as accurate as all magnitudes and need less time.
     """
     size = len(correlation)
     points = stats.qmc.Sobol(size, scramble=False).random_base2(16)
-    # A shift modulo 1 keeps the points off 0, where the normal quantile is infinite.
+    # A shift modulo 1 avoids 0, at which the normal quantile is infinite.
     points = (points + np.random.default_rng(0).random(size)) % 1
     normal = special.ndtri(points) @ np.linalg.cholesky(np.array(correlation)).T
     return np.sort(np.abs(normal).max(axis=1)).reshape(-1, 64).mean(axis=1)

@@ -1,4 +1,4 @@
-"""Draw the figures of a report as SVG. The same runs give the same bytes."""
+"""Draw the figures of a report as SVG. The same runs yield the same bytes."""
 
 import io
 import math
@@ -13,9 +13,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from transformer_jax.sweeps.results import Results, RowResult
 from transformer_jax.sweeps.status import read_metrics
 
-# Okabe and Ito's palette, which color-blind readers can distinguish, with Tol's wine for yellow.
+# This is Okabe and Ito's palette, which color-blind readers can distinguish, with Tol's wine in
+# place of yellow.
 PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
-# Larger perplexities, and NaN, are drawn here: uniform guesses over any vocabulary are better.
+# Larger perplexities and NaN are drawn at this value, which is worse than any uniform prediction.
 MAX_PERPLEXITY = 1e6
 # The maximum length of a row's label, in characters.
 MAX_LABEL = 44
@@ -33,9 +34,9 @@ RATIOS_CAPTION = (
 
 
 def draw_curves(results: Results) -> str:
-    """Draw perplexity by step: mean and band of the seeds of each row.
+    """Draw perplexity by step: for each row, the mean over seeds and the range as a band.
 
-    The first row and the seven rows that differ most from it have colors. The others are gray.
+    The first row and the seven rows that differ most from it have colors. The other rows are gray.
     """
     curves = {name: _mean_curve(row) for name, row in results.rows.items()}
     names = [name for name in _by_importance(results) if curves[name]]
@@ -81,7 +82,7 @@ def _mean_curve(row: RowResult) -> list[tuple[int, float, float, float]]:
 
 
 def _by_importance(results: Results) -> list[str]:
-    """Return the first row, and the others by the magnitude of their difference from it."""
+    """Return the first row, then the other rows by the magnitude of their difference from it."""
 
     def magnitude(name: str) -> float:
         difference = results.compare(name, "perplexity").difference
@@ -92,7 +93,7 @@ def _by_importance(results: Results) -> list[str]:
 
 
 def _log_ticks(low: float, high: float) -> Sequence[float]:
-    """Return a few round numbers, which do not crowd on a logarithmic axis."""
+    """Return a few round numbers as ticks of a logarithmic axis."""
     if high < 4 * low:
         return MaxNLocator(6).tick_values(low, high)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))

@@ -27,7 +27,7 @@ def list_footnotes(results: Results) -> list[str]:
 
 
 def _list_commits(results: Results) -> list[str]:
-    """List the commits of runs that no command of the sweep names."""
+    """List the commits of runs that are not the commits of the sweep's commands."""
     statuses = [status for row in results.rows.values() for status in row.statuses]
     versions = [read_json_object(s.run.path / "run.json").get("versions", {}) for s in statuses]
     commits = {str(x["commit"]) for x in versions if isinstance(x, dict) and "commit" in x}
@@ -99,7 +99,7 @@ def _explain_columns(results: Results) -> list[str]:
 
 
 def _describe_agreement(results: Results) -> list[str]:
-    """Compare the signs of all differences with the paper's, and with chance."""
+    """Compare the signs of all differences with the paper's signs, and with random signs."""
     notes = []
     name = results.sweep.path.resolve().name
     for score, label in (("perplexity", "perplexity"), ("bleu", "dev BLEU")):

@@ -1,12 +1,14 @@
 """Plan a sweep: the rows of an ablation, each trained with several random seeds.
 
-sweeps/table3/
-    sweep.json           the plan: seeds, and rows with their configs and the paper's results
-    base/seed-0/         a run folder
-    base/seed-0.json     the run's config, which `train` reads
-    base/seed-0.log      the output of the run's commands
-    base/seed-0.state    the run's status
-    slurm/               submitit's scripts, logs, and pickles, if Slurm runs the sweep
+The folder of a sweep contains:
+
+    sweeps/table3/
+        sweep.json           the plan: seeds, and rows with their configs and the paper's results
+        base/seed-0/         a run folder
+        base/seed-0.json     the run's config, which `train` reads
+        base/seed-0.log      the output of the run's commands
+        base/seed-0.state    the run's status
+        slurm/               submitit's scripts, logs, and pickles, if Slurm runs the sweep
 """
 
 import json
@@ -22,7 +24,7 @@ from transformer_jax.runs.atomic_files import write_json
 
 # Format 2 has the config fields that were renamed on 2026-11-22.
 FORMAT = 2
-# A larger sweep.json was not written by this package, and is not parsed.
+# This package does not write a larger sweep.json, so such a file is not parsed.
 MAX_PLAN_BYTES = 16 << 20
 # A row's name is also the name of its folder.
 ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -30,7 +32,7 @@ ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One row of a sweep with one seed. Its files may not exist yet."""
+    """A run of a sweep: one row with one seed. Its files may not exist yet."""
 
     path: Path
     """The run folder."""
@@ -71,12 +73,12 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Sweep:
-    """Rows of an ablation, and their runs."""
+    """The rows of an ablation, and their runs."""
 
     path: Path
     """The sweep's folder."""
     rows: Mapping[str, Row]
-    """The rows by name. The other rows are compared with the first."""
+    """The rows by name. Reports compare all other rows with the first row."""
     runs: Sequence[SweepRun]
     origins: Sequence[Origin] = ()
     """The commands that planned the sweep."""
@@ -154,7 +156,7 @@ class Sweep:
 
 
 def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
-    """Return the path, or a path with a number if the path has a sweep with other configs."""
+    """Return the path, with a number if the path already has a sweep with different configs."""
     for candidate in (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 1000))):
         if not candidate.exists():
             return candidate
@@ -192,7 +194,7 @@ def plan_sweep(
 
 
 def _plan_runs(path: Path, rows: Mapping[str, Row], seeds: Iterable[int]) -> list[SweepRun]:
-    # One seed of every row comes before the next seed, so that an unfinished sweep has a result for
+    # All rows run with one seed before the next seed, so that an unfinished sweep has a result for
     # every row.
     return [
         SweepRun(path / run, run, name, seed, row.config.change(train={"seed": seed}))

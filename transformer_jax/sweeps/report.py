@@ -1,13 +1,15 @@
 """Write the report of a sweep: its results next to the paper's, as in Table 3.
 
-report/
-    table.md  table.tex    scores and comparisons with the first row, for reading and for a paper
-    table.csv              the scores, for a spreadsheet
-    comparisons.csv        the unrounded differences from the first row, with their intervals
-    runs.csv               the unrounded scores of every run, and how to reproduce them
-    index.html             a page with the tables, figures, and notes
-    curves.svg             perplexity on the development set by step
-    ratios.svg             each row's difference in log perplexity from the first row
+The folder of a report contains:
+
+    report/
+        table.md  table.tex    scores and comparisons with the first row, to read or to print
+        table.csv              the scores, for a spreadsheet
+        comparisons.csv        the unrounded differences from the first row, with their intervals
+        runs.csv               the unrounded scores of every run, and how to reproduce them
+        index.html             a page with the tables, figures, and notes
+        curves.svg             perplexity on the development set by step
+        ratios.svg             each row's difference in log perplexity from the first row
 """
 
 import html
@@ -71,7 +73,7 @@ def _format_interval(interval: Interval | None, spec: str) -> str:
 
 
 def _score(name: str, digits: int) -> Column:
-    """Return the column of a score: its mean and deviation."""
+    """Return the column of a score, which shows its mean and standard deviation."""
 
     def format_cell(_: Results, row: RowResult) -> str:
         statistics = row.statistics(name)
@@ -168,7 +170,7 @@ def make_run_table(results: Results, digits: int | None = None) -> list[list[str
         dev, test = (status.scores.get(split, {}) for split in ("dev", "test"))
         scores = [dev.get(x, "") for x in dev_scores] + [test.get(x, "") for x in test_scores]
         if digits is not None:
-            # A run that failed to train may have an enormous perplexity.
+            # If a run failed to train, its perplexity may be enormous.
             scores = [f"{x:.{digits}{'f' if x < 1e6 else 'e'}}" if x != "" else x for x in scores]
         command = shell_command("evaluate", status.run.path)
         signature = test.get("bleu_signature", "")
@@ -197,7 +199,7 @@ def _make_markdown(results: Results, scores: Table, comparisons: Table) -> str:
 
 
 def _documentation_link(results: Results) -> str | None:
-    """Return the path from the report to `DOCUMENTATION`; None outside its repository."""
+    """Return the path from the report to `DOCUMENTATION`, or None if it does not exist."""
     folder = (results.sweep.path / "report").resolve()
     if not (DOCUMENTATION.exists() and folder.is_relative_to(DOCUMENTATION.parents[1])):
         return None
@@ -205,7 +207,7 @@ def _documentation_link(results: Results) -> str | None:
 
 
 def _make_page(results: Results, scores: Table, comparisons: Table, figures: Sequence[str]) -> str:
-    """Return the report as one HTML page without external files. Rows link to their first runs."""
+    """Return the report as one HTML page, without external files and with links to the runs."""
 
     def link(status: RunStatus, tooltip: str) -> Link:
         path = os.path.relpath(status.run.path, results.sweep.path / "report")
@@ -213,7 +215,7 @@ def _make_page(results: Results, scores: Table, comparisons: Table, figures: Seq
 
     row_links = [link(row.statuses[0], "; ".join(row.missing)) for row in results.rows.values()]
     run_links = [link(status, status.note) for status in _all_statuses(results)]
-    # The signature is in the notes, and the command in runs.csv.
+    # The notes contain the signature, and runs.csv contains the command.
     runs = [row[:-2] for row in make_run_table(results, digits=2)]
     title = html.escape(results.sweep.path.resolve().name)
     notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in list_footnotes(results))

@@ -49,7 +49,7 @@ class RowResult:
     change: str
     """The fields in which the row differs from the first row, and their values."""
     config: Config
-    """The config as trained: its vocabulary may be smaller than requested."""
+    """The config of the trained runs, whose vocabulary may be smaller than requested."""
     paper: Paper
     parameters: int
     flops: tuple[float, float] | None
@@ -58,11 +58,11 @@ class RowResult:
     statuses: Sequence[RunStatus]
     scores: Mapping[str, Mapping[int, float]]
     """The scores by name and seed: perplexity and bleu on the development set, test_bleu and
-    compound_bleu on the test set. Runs that failed to train are left out."""
+    compound_bleu on the test set. Runs that failed to train are excluded."""
     unigram: float | None
     """The perplexity on the development set of the best unigram model, if that is known."""
     failed: Mapping[int, float]
-    """The perplexities of runs that failed to train, by seed: a unigram model is as good."""
+    """The perplexities of runs that failed to train (no better than a unigram model), by seed."""
     test_differences: Mapping[int, BleuDifference] = field(default_factory=dict)
     """The differences in test BLEU from the first row, by seed."""
     has_own_text: bool = False
@@ -203,7 +203,7 @@ def _collect_row(name: str, row: Row, base: Row, statuses: Sequence[RunStatus]) 
 def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
     """Return the perplexity of the best unigram model on the references of the development set."""
     for status in statuses:
-        # A run from another version of this package may have another format.
+        # A run from a different version of this package may have a different format.
         with contextlib.suppress(TransformerJaxError, KeyError, OSError):
             _, references = read_translations(status, "dev")
             tokenizer = RunDirectory.open(status.run.path).vocabulary.target
@@ -248,11 +248,11 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]
 
 
 def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
-    """Return the mean FLOPs of a training run, counted and by the paper's method."""
+    """Return the mean FLOPs of a training run, both counted and estimated by the paper's method."""
     all_reports = [read_metrics(status.run.path / "metrics.jsonl") for status in statuses]
     runs = [xs for reports in all_reports if (xs := [x for x in reports if x.get("flops")])]
     if not runs:
         return None
     counted = statistics.fmean(sum(x["flops"] for x in xs) for xs in runs)
-    # Utilization is counted FLOPs over peak FLOPs.
+    # Utilization is the ratio of the counted FLOPs to the peak FLOPs.
     return counted, statistics.fmean(sum(x["flops"] / x["utilization"] for x in xs) for xs in runs)

@@ -1,7 +1,7 @@
 """Compare the rows of an ablation over random seeds: the analysis of docs/statistics.md.
 
-Scores are plain numbers by row and seed, and the first row is the baseline. Perplexities enter as
-logarithms: a difference of 1 perplexity is large at perplexity 5 and small at perplexity 30.
+Scores are plain numbers by row and seed, and the first row is the baseline. Perplexities are
+compared as logarithms, because a difference of 1 is large at perplexity 5 and small at 30.
 """
 
 import math
@@ -16,7 +16,7 @@ from scipy import special, stats
 from transformer_jax.sweeps.dunnett import dunnett_probability, dunnett_quantile
 
 CONFIDENCE = 0.95
-# Smaller differences do not matter: half of the smallest difference that the paper interprets.
+# Differences below this margin, half of the smallest one that the paper interprets, do not matter.
 LOG_PERPLEXITY_MARGIN = 0.01
 BLEU_MARGIN = 0.2
 # A row is wide if its standard deviation exceeds the typical one by more than this factor.
@@ -65,16 +65,16 @@ class Comparison:
     """The difference of one row from the first row: the row's score minus the first row's."""
 
     by_seed: Mapping[int, float]
-    """The difference for each seed that both rows have."""
+    """The difference for each seed with scores in both rows."""
     difference: float | None
-    """The estimate, in the middle of `interval`. None if one of the rows has no score."""
+    """The estimate, which is the middle of `interval`; None if one of the rows has no score."""
     interval: Interval | None
-    """The interval for all statements about the row: 95 % for all rows together. None if this row
-    or the first one has fewer than two seeds."""
+    """The simultaneous interval: with probability 95 %, the intervals of all rows are correct. None
+    if this row or the first one has fewer than two seeds."""
     welch: Interval | None
     """Welch's 95 % interval, from these two rows alone, without correction for the others."""
     p: float | None = None
-    """Dunnett's p-value. None if `interval` is Welch's with Bonferroni's correction."""
+    """Dunnett's p-value. None if `interval` is Welch's interval with Bonferroni's correction."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class SignAgreement(NamedTuple):
     rows: int
     """The number of rows for which the paper claims a sign."""
     p: float
-    """The probability that fair coins agree with the paper in at least as many rows."""
+    """The probability that random signs agree with the paper in at least as many rows."""
 
 
 def failed_runs(perplexity: Scores, unigram: float | None = None) -> list[tuple[str, int]]:
@@ -124,7 +124,7 @@ def analyze(scores: Scores, failed: Collection[tuple[str, int]] = ()) -> Analysi
     """Compare every row with the first row.
 
     Args:
-        scores: the scores by row and seed. A row may lack seeds.
+        scores: the scores by row and seed. Rows may have different seeds.
         failed: the row and seed of each run to exclude.
     """
     kept = {
@@ -156,7 +156,7 @@ def analyze(scores: Scores, failed: Collection[tuple[str, int]] = ()) -> Analysi
 
 def _find_wide(scores: Scores) -> dict[str, float]:
     """Return each wide row and the ratio of its standard deviation to the typical one."""
-    # Each variance is divided by the median of its distribution, so that their median is unbiased.
+    # Divide each variance by the median of its distribution, so that the median of all is unbiased.
     variances = [
         statistics.variance(by_seed.values()) / special.chdtri(n := len(by_seed) - 1, 0.5) * n
         for by_seed in scores.values()
@@ -173,7 +173,7 @@ def _find_wide(scores: Scores) -> dict[str, float]:
 def _compare_pooled(
     scores: Scores, base: str, num_compared: int
 ) -> tuple[dict[str, tuple[float, Interval, float]], float | None, int]:
-    """Fit a row's effect plus a seed's effect plus an error; compare rows by Dunnett's method.
+    """Fit scores as row effect + seed effect + error, and compare the rows by Dunnett's method.
 
     Args:
         scores: rows with at least two seeds and similar deviations.
@@ -260,7 +260,7 @@ def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) ->
     Args:
         differences: by row, our difference from the first row and the paper's.
         margin: the largest difference that does not matter. Rows for which the paper's difference
-            is within the margin are left out.
+            is within the margin are excluded.
     """
     agrees = [ours * paper > 0 for ours, paper in differences if abs(paper) > margin]
     p = float(stats.binom.sf(sum(agrees) - 1, len(agrees), 0.5))
@@ -268,12 +268,12 @@ def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) ->
 
 
 def format_p(p: float) -> str:
-    """Return a p-value with three decimals; 1,000 samples of a bootstrap resolve no more."""
+    """Return a p-value with three decimals, the resolution of a bootstrap with 1,000 samples."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def describe_limits(analysis: Analysis) -> list[str]:
-    """Return sentences that name the rows without an interval and the wide rows."""
+    """Return sentences that name rows without an interval, and wide rows."""
     without = [row for row, x in analysis.comparisons.items() if x.interval is None]
     notes = []
     if len(without) == len(analysis.comparisons):

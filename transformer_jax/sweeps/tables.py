@@ -34,7 +34,7 @@ class Link(NamedTuple):
 
 
 def escape_markdown(text: str) -> str:
-    """Return Markdown that renders as this text."""
+    """Return Markdown that is rendered as this text."""
     return text.translate(MARKDOWN_ESCAPES)
 
 
@@ -81,7 +81,7 @@ def to_html(table: Table, links: Sequence[Link], caption: str = "") -> str:
     for (first, *others), link in zip(body, links, strict=True):
         href = html.escape(quote(link.path), quote=True)
         title = html.escape(link.tooltip, quote=True)
-        # A parenthesis stays on the line of the number that precedes it.
+        # Avoid a line break between a number and the parenthesis that follows it.
         escaped = [html.escape(cell).replace(" (", "&nbsp;(") for cell in others]
         cells = "".join(f"<td>{cell}</td>" for cell in escaped)
         lines.append(f'<td><a href="{href}" title="{title}">{html.escape(first)}</a></td>{cells}')

@@ -10,7 +10,7 @@ from transformer_jax.sweeps.status import RunStatus
 
 
 class BleuDifference(NamedTuple):
-    """How much better the translations of one run are than those of the first row's run."""
+    """The difference between the translations of a run and those of the first row's run."""
 
     bleu: float
     """The difference in test BLEU."""
@@ -33,7 +33,7 @@ def compare_test_bleu(
 ) -> tuple[dict[str, dict[int, BleuDifference]], str]:
     """Compare each run with the first row's run of the same seed, if their references are equal.
 
-    Return the differences by row and seed, and sacreBLEU's signature, which is "" without any.
+    Return the differences by row and seed, and sacreBLEU's signature ("" without differences).
     """
     bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
     base = next(iter(by_row))
