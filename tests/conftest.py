@@ -16,11 +16,12 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "programs")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most programs run once in a test, so compilation costs more than it saves: skip LLVM's
-# optimizations, and give each worker one thread, because the workers fill the cores.
+# optimizations, use the emitters that compile fastest, and give each worker one thread, because
+# the workers fill the cores.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_multi_thread_eigen=false",
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_multi_thread_eigen=false",
 )
 
 WINGS = ("model", "training", "inference", "distributed")

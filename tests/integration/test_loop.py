@@ -140,8 +140,8 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
         [line for line in metrics_of(run) if line["split"] == "train"] for run in (path, whole_run)
     )
     assert [report.get("skipped") for report in reports] == [None, 1, 1, 2]
-    # Nothing differs before the first skipped step.
-    assert reports[0] == usual[0]
+    # Nothing differs before the first skipped step, except the rounding of another program.
+    assert reports[0] == pytest.approx(usual[0], rel=1e-5)
     assert reports[2]["perplexity"] != usual[2]["perplexity"]
     # A skipped step does not count as an update, so the learning rate grows later.
     assert reports[1]["learning_rate"] < usual[1]["learning_rate"]
