@@ -1,4 +1,4 @@
-"""The paper's base model, which the defaults of `Config` describe.
+"""The paper's base model, which is the default of `Config`.
 
     transformer-jax train configs/base.py
 

@@ -4,8 +4,8 @@
     transformer-jax sweep table3 --data-from $M --train-from $M --decode-from $M --scale tiny
 
 Differs from the published recipe (multi30k): a smaller vocabulary, far fewer steps, and the paper's
-optimizer. Search is greedy, because models with so little training make the end of a sentence so
-likely that the translations of beam search have only a third of the words.
+optimizer. Search is greedy. After so little training, models assign a high probability to the end
+of a sentence, so beam search returns translations with only a third of the words.
 """
 
 from configs.multi30k import CONFIG as MULTI30K

@@ -1,25 +1,26 @@
-"""Published recipes for the paper's models: what does each of them change?
+"""Published recipes for the paper's models and their differences from the paper.
 
     transformer-jax params configs/presets.py
     transformer-jax train configs/presets.py:t2t_v2
 
-The rows describe the authors' code at publication and its later defaults (Tensor2Tensor), and
-Flax's WMT example, each on the data of `base`. Their label smoothing excludes the true token, but
-all rows here include it. The comment on a row lists the features of the recipe that are not
-available here.
+The rows describe Tensor2Tensor, which is the authors' code, at the time of the paper and with its
+later defaults, and Flax's WMT example. Every row uses the data of `base`. In these recipes, label
+smoothing excludes the true token, but all rows here include it. The comment on a row lists the
+features of the recipe that are not available here.
 """
 
 from configs.base import CONFIG as PAPER
 
-# transformer_base in mid-2017: 4,096 tokens on each of 8 devices; projections with biases.
-# Not available: an embedding of zeros for BOS; an embedding of the target language, added to the
-# source; Adam without updates for absent tokens; query, key, and value initialized as one matrix.
+# transformer_base in mid-2017: 4,096 tokens on each of 8 devices; projections with biases. Not
+# available: an embedding of zeros for BOS; an embedding of the target language that is added to the
+# source; an Adam that skips tokens absent from the batch; a joint initialization of query, key, and
+# value as one matrix.
 T2T_2017 = PAPER.change(
     model={"positions": "concatenated_sinusoidal", "attention_bias": True},
     data={"batch_tokens": 8 * 4096},
 )
-# transformer_base_v1: no biases; translations up to 100 tokens longer than the source.
-# Not available, also for v2 and v3: the features that are missing for 2017, except the joint
+# transformer_base_v1: no biases; translations up to 100 tokens longer than the source. Not
+# available in v1, v2, and v3: the features that the comment on the 2017 row lists, except the joint
 # initialization. These recipes initialize query, key, and value separately, as this package does.
 T2T_V1 = T2T_2017.change(model={"attention_bias": False}, decode={"max_extra_length": 100})
 # transformer_base_v2: pre-norm, more dropout, a higher learning rate, and a longer warmup.

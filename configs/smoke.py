@@ -4,7 +4,7 @@
     transformer-jax report sweeps/table3
 
 Time: 19 minutes on two CPU cores, including the report. The models are too small and train for too
-few steps to show the paper's differences.
+    few steps to reproduce the paper's differences.
 """
 
 from configs.tiny import CONFIG as TINY

@@ -3,8 +3,8 @@
     transformer-jax train configs/text.py \
         --data.train train.en train.de --data.dev dev.en dev.de --data.test test.en test.de
 
-The files are UTF-8, plain or gzip; line n of one file translates line n of the other. Training
-takes hours on a GPU.
+The files are UTF-8, plain or compressed with gzip. Line n of one file is the translation of line n
+of the other. Training takes hours on a GPU.
 """
 
 from transformer_jax.config import Config
@@ -16,7 +16,7 @@ CONFIG = Config().change(
         # tokens are enough.
         "vocab_size": 16_000,
     },
-    # More than enough for 100,000 pairs. Training stops early when the perplexity on the
-    # development set no longer improves.
+    # These steps are more than enough for 100,000 pairs. Training stops early when the perplexity
+    # on the development set no longer improves.
     train={"steps": 50_000, "patience": 10},
 )

@@ -1,8 +1,9 @@
-"""Build steps of the documentation site, which MkDocs calls.
+"""Hooks that MkDocs calls when it builds the documentation site.
 
-Pages link to files of the repository as on GitHub (`../experiments/results/...`). The site gets
-copies of these files. The API reference has one page for each subpackage, and the site serves
-mermaid.js itself, so that it loads nothing from other hosts.
+Pages link to files of the repository by relative paths, which work on GitHub
+(`../experiments/results/...`). The site contains copies of these files. The API reference has one
+page for each subpackage, and the site serves mermaid.js itself, so that the site does not load
+anything from other hosts.
 """
 
 import re

@@ -14,17 +14,17 @@ SHARDING = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
 def params_of(step: int) -> dict[str, Any]:
-    """Return parameters that depend on the step."""
+    """Return small parameters whose values depend on the step."""
     return {"layer": {"kernel": jnp.full((3, 2), float(step)), "bias": jnp.arange(2.0) + step}}
 
 
 def with_optimizer(params: Any) -> dict[str, Any]:
-    """Return these parameters and an optimizer state, as a checkpoint stores them."""
+    """Return the content of a checkpoint: these parameters and an optimizer state."""
     return {"params": params, "optimizer": {"count": jnp.int32(7)}}
 
 
 def target_like(params: Any) -> dict[str, Any]:
-    """Return the restore targets of such parameters."""
+    """Return a description of such parameters, which `CheckpointManager.restore` expects."""
     return {"params": on_device(params, SHARDING)}
 
 
@@ -37,16 +37,16 @@ def write_steps(folder: Path, perplexities: dict[int, float | None], keep: int =
 
 
 def steps_on_disk(folder: Path) -> set[int]:
-    """Return the steps of a directory that contains nothing but complete checkpoints."""
+    """Return the steps of all checkpoints in a directory; fail if it contains anything else."""
     return {int(path.name) for path in folder.iterdir()}
 
 
 def open_writable(folder: Path, messages: list[str]) -> CheckpointManager:
-    """Open checkpoints for writing, and collect what is reported about damaged ones."""
+    """Open checkpoints for writing and append messages about damaged checkpoints to a list."""
     return CheckpointManager(folder, IDENTITY, keep=3, say=messages.append)
 
 
 def first_value(checkpoints: CheckpointManager, step: int) -> float:
-    """Return a restored number, which is the step that was saved."""
+    """Restore a checkpoint from `write_steps` and return its first value, which equals its step."""
     restored = checkpoints.restore(step, target_like(params_of(0)))
     return float(restored["params"]["layer"]["kernel"][0, 0])

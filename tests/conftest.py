@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 from jaxtyping import install_import_hook
 
-# Set these variables before the package is imported. All tests use one cache, which is not the
-# user's cache. The workers of a test run share it, so they prepare text and compile programs once.
+# Set these variables before the package is imported. All tests use one cache, which is separate
+# from the user's cache. The workers of a test run share it, so text is prepared and programs are
+# compiled only once.
 DEFAULT_CACHE = Path(tempfile.gettempdir()) / f"transformer_jax-tests-{os.getuid()}"
 CACHE = Path(os.environ.get("TRANSFORMER_JAX_TEST_CACHE", DEFAULT_CACHE))
 os.environ["TRANSFORMER_JAX_CACHE"] = str(CACHE)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "programs")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most programs run once in a test, so compilation costs more than it saves: skip LLVM's
-# optimizations, use the emitters that compile fastest, and give each worker one thread, because
-# the workers fill the cores.
+# Most programs run only once in a test, so LLVM's optimizations cost more time than they save, and
+# the emitters that compile fastest are best. Each worker gets one thread, because the workers use
+# all cores.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
@@ -29,5 +30,5 @@ install_import_hook([f"transformer_jax.{wing}" for wing in WINGS], "shape_checks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slowest tests first, so that no worker runs them alone at the end."""
+    """Run the slowest tests first, so that they run in parallel with others."""
     items.sort(key=lambda item: item.path.stem != "test_commands")

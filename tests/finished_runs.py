@@ -1,4 +1,4 @@
-"""Write the files of finished runs without training them, for tests of reports."""
+"""Write the files of finished runs without training. Tests of reports use these runs."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from transformer_jax.sweeps.results import Results, collect_results
 from transformer_jax.sweeps.status import read_status
 
 REFERENCES = [f"the well-known man number {i} saw a dog and {i % 7} cats" for i in range(60)]
-# By row: the perplexity of each seed, the percentage of wrong words, and the scores in the paper.
+# Each row has a perplexity for each seed, a percentage of wrong words, and the paper's scores.
 RESULTS = {
     "base": ([5.0, 5.2, 5.1], 10, Paper(4.92, 25.8, 65)),
     "better": ([4.0, 4.1, 4.2], 4, Paper(4.66, 26.0, 168)),
@@ -27,7 +27,7 @@ TEXT = {
     **dict.fromkeys(("train", "dev", "test"), ("a", "b")),
     "bleu_tokenizer": "none",
 }
-# Text with characters that Markdown, LaTeX, HTML, and spreadsheets interpret.
+# This text contains characters that Markdown, LaTeX, HTML, and spreadsheets interpret.
 HOSTILE = "<b>&%_$#{}~^\\ |=1+1\"'`"
 
 
@@ -63,14 +63,14 @@ def write_results(
 
 
 def set_status(run: SweepRun, status: str, **details: object) -> None:
-    """Write a status as if another process had written it."""
+    """Write the status file of a run with the given content."""
     run.status_file.write_text(json.dumps({"status": status, **details}))
 
 
 def make_finished_sweep(
     path: Path, rows: Sequence[str] = tuple(RESULTS), splits: Sequence[str] = ("dev", "test")
 ) -> Sweep:
-    """Make a sweep with three seeds, all of whose runs are done."""
+    """Make a sweep of finished runs, with three seeds for each row."""
     configs = {
         name: Row(SMALL.change(data=TEXT, model={"d_ff": 32 + i}), paper)
         for i, (name, (_, _, paper)) in enumerate(RESULTS.items())

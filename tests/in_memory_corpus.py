@@ -1,4 +1,4 @@
-"""A corpus of given lines, and a small vocabulary for it."""
+"""A corpus that is a list of pairs, and a small vocabulary."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ VOCABULARY = Vocabulary.shared(TOKENIZER)
 
 
 class InMemoryCorpus:
-    """Training pairs and held-out pairs; test has the pairs of dev in reverse order."""
+    """A corpus of the given pairs. The test split contains the dev pairs in reverse order."""
 
     name = "lines"
     splits = SPLITS
@@ -39,7 +39,7 @@ class InMemoryCorpus:
 
 
 def sequences(prepared: Prepared, split: Split) -> list[list[list[int]]]:
-    """Return the tokens of all sources, and of all targets."""
+    """Return the tokens of all sources, and the tokens of all targets."""
     return [
         [tokens.tolist() for tokens in np.split(side.flat, side.offsets[1:-1])]
         for side in prepared.tokens(split)

@@ -1,4 +1,4 @@
-"""Small models for the tests of `transformer_jax.model`, and two sentence pairs to feed them."""
+"""Small models for the tests of `transformer_jax.model`, and two sentence pairs as their input."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,23 +19,23 @@ TARGET = jnp.asarray([[8, 3, 10, 5, EOS], [12, 4, EOS, PAD, PAD]])
 
 
 def make_model(**changes: Any) -> tuple[Transformer, dict[str, Any]]:
-    """Return a model with one layer per stack and these changes to `SMALL`, and its parameters."""
+    """Return a changed `SMALL` model, by default with one layer per stack, and its parameters."""
     changes.setdefault("num_layers", 1)
     model = build_transformer(replace(SMALL, **changes), VOCABULARY)
     return model, drawn_params(model, SOURCE, TARGET)
 
 
 def make_self_attention(config: ModelConfig) -> MultiHeadAttention:
-    """Return the self-attention that the config names."""
+    """Return a self-attention module of the model that the config describes."""
     components = choose_components(config)
     return components.self_attention(config, components.score)
 
 
 def make_encoder_layer(config: ModelConfig) -> EncoderLayer:
-    """Return an encoder layer as in the model of this config."""
+    """Return an encoder layer of the model that the config describes."""
     return EncoderLayer(config, choose_components(config))
 
 
 def make_decoder_layer(config: ModelConfig) -> DecoderLayer:
-    """Return a decoder layer as in the model of this config."""
+    """Return a decoder layer of the model that the config describes."""
     return DecoderLayer(config, choose_components(config))

@@ -1,4 +1,4 @@
-"""Compare shardings on eight simulated devices, for `test_sharding`, and print JSON.
+"""Compare training with shardings to training on one device, and print the differences as JSON.
 
 python on_devices.py DTYPE COUNTS STEPS DROPOUT:SHARDING,SHARDING ...
 """
@@ -24,7 +24,7 @@ STEPS = 50
 
 
 def random_batches() -> list[Batch]:
-    """Return batches of 13 rows, which devices cannot share equally, the longest rows first."""
+    """Return random batches of 13 rows, the longest rows first."""
     rng = np.random.default_rng(0)
     batches = []
     for _ in range(STEPS):
@@ -40,9 +40,9 @@ def pad_rows(batch: Batch, devices: int) -> Batch:
 
 
 def use_double_precision(config: Config) -> Config:
-    """Compute in float64 instead of float32."""
+    """Make the package compute in float64 instead of float32."""
     jax.config.update("jax_enable_x64", True)
-    # The package asks for float32 by name, and the config does not allow float64.
+    # The package uses the name `jnp.float32`, and the config does not allow float64.
     jnp.float32 = jnp.float64
     object.__setattr__(config.model, "dtype", "float64")
     return config
@@ -51,7 +51,7 @@ def use_double_precision(config: Config) -> Config:
 def train(
     name: str, devices: int, config: Config, steps: int, dtype: str
 ) -> tuple[TrainState, list[list[float]]]:
-    """Return the last state, and for each step the sums of the loss and the gradient's norm."""
+    """Train; return the last state, and the loss sums and gradient norm of each step."""
     model = build_transformer(config.model, VOCAB)
     sharding = SHARDINGS[name](jax.devices()[:devices])
     state = init_state(model, config.train)
@@ -70,7 +70,7 @@ def train(
 
 
 def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
-    """Print the distances from one device, by dropout, sharding, and number of devices."""
+    """Print the largest differences for each dropout rate, sharding, and number of devices."""
     jax.config.update("jax_num_cpu_devices", 8)
     distances: dict[str, dict[str, Any]] = {}
     for case in cases:
@@ -89,7 +89,7 @@ def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
             relative = np.abs(np.divide(history, expected) - 1)
             distances[dropout][f"{name} {devices}"] = {
                 "params": max(jax.tree.leaves(params)),
-                # The maxima over all steps, of smoothed, nll, count, and gradient_norm.
+                # These are maxima over all steps for smoothed, nll, count, and gradient_norm.
                 "metrics": relative.max(axis=0).tolist(),
             }
     sys.stdout.write(json.dumps(distances) + "\n")

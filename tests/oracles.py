@@ -1,6 +1,6 @@
-"""The paper's equations as loops in numpy, in float64, and helpers for tests of modules.
+"""The paper's equations as loops in numpy in float64, and helpers for tests of modules.
 
-This module imports only the config from the package. Parameters are nested as in Flax.
+This module imports only the config from the package. Parameters have the nested structure of Flax.
 """
 
 import functools
@@ -29,29 +29,29 @@ SMALL = ModelConfig(
 
 
 def examples(count: int) -> settings:
-    """Try `count` examples, the same ones in each run."""
+    """Return Hypothesis settings for `count` examples, which are the same in every run."""
     return settings(max_examples=count, deadline=None, derandomize=True)
 
 
 def normal(seed: int, *shape: int) -> Array:
-    """Draw numbers from N(0, 1) with numpy, which compiles nothing."""
+    """Draw numbers from N(0, 1) with numpy, which needs no compilation."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32))
 
 
 def coins(seed: int, share: float, *shape: int) -> Array:
-    """Draw booleans of which this share is True."""
+    """Draw booleans that are True with probability `share`."""
     return jnp.asarray(np.random.default_rng(seed).random(shape) < share)
 
 
 def initial_params(module: nn.Module, *arguments: ArrayLike, method: str = "__call__") -> Any:
-    """Return the parameters that the module's initializers draw."""
+    """Return the parameters from the module's initializers."""
     return module.init(jax.random.key(0), *arguments, method=method)["params"]
 
 
 def drawn_params(
     module: nn.Module, *arguments: ArrayLike, seed: int = 0, method: str = "__call__"
 ) -> dict[str, Any]:
-    """Draw random parameters of the module's shapes, even for those that start as zero or one."""
+    """Draw all parameters at random, including those that the module initializes to zero or one."""
     shapes = jax.eval_shape(lambda: initial_params(module, *arguments, method=method))
     seeds = itertools.count(1000 * seed)
 
@@ -73,18 +73,18 @@ def apply(
     rng: Array | None = None,
     **options: Any,
 ) -> Any:
-    """Call a method of the module, `__call__` by default, compiled."""
+    """Compile and call a method of the module, `__call__` by default."""
     rngs = None if rng is None else {"dropout": rng}
     return module.apply({"params": params}, *arguments, rngs=rngs, **options)
 
 
 def floats(x: ArrayLike) -> Floats:
-    """Return the array in numpy's float64."""
+    """Return the array as a numpy array in float64."""
     return np.asarray(x, np.float64)
 
 
 def softmax(scores: Floats) -> Floats:
-    """Return exp(scores) over its sum."""
+    """Return exp(scores), divided by its sum."""
     powers = np.exp(scores - scores.max())
     return powers / powers.sum()
 
@@ -117,7 +117,7 @@ def multi_head_attention(
 
 
 def multi_head_weights(params: Params, x: ArrayLike, memory: ArrayLike, mask: ArrayLike) -> Floats:
-    """Return each head's weights, [B, H, T, S]."""
+    """Return the attention weights of each head, [B, H, T, S]."""
     return _attend(params, x, memory, mask, None)[0]
 
 
@@ -164,7 +164,7 @@ def feed_forward(params: Params, x: ArrayLike) -> Floats:
 
 
 def encoder_layer(params: Params, x: ArrayLike, mask: ArrayLike) -> Floats:
-    """Return the layer's output: two sub-layers, each LayerNorm(x + Sublayer(x))."""
+    """Return the encoder layer's output: two sub-layers, each LayerNorm(x + Sublayer(x))."""
     x = floats(x)
     attended = multi_head_attention(params["self_attention"], x, x, mask)
     x = layer_norm(params["after_self_attention"]["norm"], x + attended)
@@ -175,7 +175,7 @@ def encoder_layer(params: Params, x: ArrayLike, mask: ArrayLike) -> Floats:
 def decoder_layer(
     params: Params, x: ArrayLike, memory: ArrayLike, mask: ArrayLike, memory_mask: ArrayLike
 ) -> Floats:
-    """Return the layer's output: three sub-layers, each LayerNorm(x + Sublayer(x))."""
+    """Return the decoder layer's output: three sub-layers, each LayerNorm(x + Sublayer(x))."""
     x = floats(x)
     attended = multi_head_attention(params["self_attention"], x, x, mask)
     x = layer_norm(params["after_self_attention"]["norm"], x + attended)
@@ -219,7 +219,7 @@ def transformer(params: Params, source: ArrayLike, target: ArrayLike) -> Floats:
 
 
 class BeamSlots:
-    """Random beam slots of the hypotheses at each step, as after the permutations of a beam search.
+    """A simulated beam search in which each hypothesis has a random beam slot at each step.
 
     Shapes: B sentences, J hypotheses, L steps.
     """
@@ -229,7 +229,7 @@ class BeamSlots:
         self._slots = np.random.default_rng(0).permuted(ordered, axis=2)
 
     def scatter(self, step: int, x: ArrayLike) -> Array:
-        """Reorder values [B, J, ...] from the order of hypotheses to the order of beam slots."""
+        """Reorder values [B, J, ...] by beam slot instead of by hypothesis."""
         values = np.asarray(x)
         scattered = np.empty_like(values)
         scattered[np.arange(len(values))[:, None], self._slots[:, step]] = values
@@ -241,6 +241,6 @@ class BeamSlots:
         return values[np.arange(len(values))[:, None], self._slots[:, step]]
 
     def ancestors(self, step: int) -> Array:
-        """Return, for each slot, its hypothesis's slot at each step up to this one, [B, J, L]."""
+        """Return the ancestors [B, J, L] of each slot at all steps up to this one, then zeros."""
         is_past = np.arange(self._slots.shape[1]) <= step
         return self.scatter(step, np.where(is_past, self._slots.swapaxes(1, 2), 0))

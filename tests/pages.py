@@ -32,7 +32,7 @@ class Command:
     label: str
     language: str = "sh"
     path: str | None = None
-    """The path of the file that a block of Python shows; None for code to run."""
+    """The path of the file that a block of Python contains; None for code to run."""
 
     @property
     def is_tested(self) -> bool:
@@ -41,7 +41,7 @@ class Command:
 
     @property
     def is_cheap(self) -> bool:
-        """Whether the command takes seconds and needs no earlier command of the page."""
+        """Whether the command takes seconds and does not depend on earlier commands of the page."""
         time = TIME.match(self.label)
         is_short = time is not None and time.group(2) == "s"
         needs_output = re.search(r"\b(runs|sweeps|reports|activate|digits|my_\w+)\b", self.text)
@@ -55,8 +55,8 @@ def name(page: Path) -> str:
 def commands(page: Path) -> list[Command]:
     """Return the commands of a page in order.
 
-    The label of a shell command follows `  # ` at the end of its last line. A block of Python
-    that begins with `# sketch` is left out, and one that begins with `# PATH.py` is that file.
+    The label of a shell command follows `  # ` at the end of its last line. Blocks of Python that
+    begin with `# sketch` are omitted. A block that begins with `# PATH.py` contains that file.
     """
     found = []
     for language, body in FENCE.findall(page.read_text("utf-8")):

@@ -11,12 +11,15 @@ from typing import NamedTuple
 from pages import PAGES, ROOT
 
 FOLDERS = ("transformer_jax", "configs", "experiments", "tests", "docs")
-# The log is a historical record, and the test of prose lists banned words.
+# The log is a historical record, and test_prose.py contains the banned words.
 SKIPPED = {ROOT / "experiments/LOG.md", ROOT / "tests/docs/test_prose.py"}
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
-# A list item, a table row, a heading, or an entry of `Args:` begins a passage.
-ITEM = re.compile(r"\s*(?:(?:[-*|]|\d+\.|#+) |\w+:(?: |$))")
+# A list item, a table row, or a heading begins a passage, and so does an entry of `Args:`.
+ITEM = re.compile(r"\s*(?:[-*|]|\d+\.|#+) ")
+ITEM_OR_ENTRY = re.compile(rf"{ITEM.pattern}|\s*\w+:(?: |$)")
 CODE = re.compile(r"`+[^`]*`+")
+# Docstrings of modules and configs contain commands, which are not prose.
+COMMAND = re.compile(r"\s*(?:[A-Z]+=\S+\s+)?(?:python|make|transformer-jax) ")
 
 
 class Passage(NamedTuple):
@@ -61,12 +64,13 @@ def _strings(path: Path) -> Iterator[Passage]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             is_docstring = id(node) in docstrings
             if is_docstring or " " in node.value.strip():
-                for offset, text in _split_paragraphs(node.value):
-                    yield Passage(path, node.lineno + offset, text, not is_docstring)
+                for offset, text in _split_paragraphs(node.value, ITEM_OR_ENTRY):
+                    if not (is_docstring and COMMAND.match(text)):
+                        yield Passage(path, node.lineno + offset, text, not is_docstring)
 
 
 def _comments(path: Path) -> Iterator[Passage]:
-    """Yield comments, with those on consecutive lines joined."""
+    """Yield each comment. Consecutive lines form one comment."""
     block: list[tokenize.TokenInfo] = []
     for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
         if token.type != tokenize.COMMENT or re.match(
@@ -94,16 +98,16 @@ def _paragraphs(path: Path) -> Iterator[Passage]:
         path.read_text("utf-8"),
         flags=re.DOTALL | re.MULTILINE,
     )
-    for offset, paragraph in _split_paragraphs(text):
+    for offset, paragraph in _split_paragraphs(text, ITEM):
         yield Passage(path, 1 + offset, paragraph)
 
 
-def _split_paragraphs(text: str) -> Iterator[tuple[int, str]]:
+def _split_paragraphs(text: str, item: re.Pattern[str]) -> Iterator[tuple[int, str]]:
     """Yield each paragraph or item with the number of lines before it."""
     block: list[str] = []
     start = 0
     for number, line in enumerate([*text.splitlines(), ""]):
-        if block and (not line.strip() or ITEM.match(line)):
+        if block and (not line.strip() or item.match(line)):
             yield start, "\n".join(block)
             block.clear()
         if line.strip():

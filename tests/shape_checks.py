@@ -1,4 +1,4 @@
-"""The checker of the shapes in signatures, which runs only in tests."""
+"""The function that checks the shapes in signatures. It runs only in tests."""
 
 from beartype import BeartypeConf, beartype
 

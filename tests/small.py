@@ -16,7 +16,7 @@ SMALL = Config().change(
         "d_v": 8,
         "max_length": 64,
     },
-    # There are four batches of two shapes, so an epoch ends within a run, and little is compiled.
+    # An epoch has four batches of two shapes, so a run contains two epochs and compiles little.
     data={"num_pairs": 200, "vocab_size": 64, "max_length": 24, "batch_tokens": 512},
     train={
         "steps": 8,

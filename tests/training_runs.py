@@ -23,20 +23,20 @@ QUIET = Console(quiet=True)
 
 
 def train(config: Config, path: Path, **options: Any) -> Path:
-    """Create and train a run; return its path."""
+    """Create and train a run, and return its path."""
     run_training(create_run(config, path, QUIET, **options), QUIET)
     return path
 
 
 def resume(path: Path, **sections: dict[str, Any]) -> Path:
-    """Resume a run with changed sections of its config; return its path."""
+    """Resume a run with changes to sections of its config, and return its path."""
     folder = RunDirectory.open(path)
     run_training(folder.with_config(folder.config.change(**sections)), QUIET)
     return path
 
 
 def state_of(path: Path) -> tuple[int, Any]:
-    """Return the step, and the parameters and optimizer state, of the newest checkpoint."""
+    """Return the step of the newest checkpoint, and its parameters and optimizer state."""
     run = transformer_jax.load(path, average_checkpoints=1)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.eval_shape(lambda: init_state(run.model, run.config.train))
@@ -52,7 +52,7 @@ def scores_of(path: Path) -> dict[int, float]:
 
 
 def assert_same(left: Any, right: Any) -> None:
-    """Check that two trees of arrays have the same bits."""
+    """Check that two trees of arrays are equal bit for bit."""
     jax.tree.map(np.testing.assert_array_equal, left, right)
 
 

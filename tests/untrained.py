@@ -1,4 +1,4 @@
-"""A run with checkpoints but without training, for tests that need any model."""
+"""A run whose checkpoints have random parameters, for tests that do not need a trained model."""
 
 from pathlib import Path
 
@@ -17,13 +17,13 @@ from transformer_jax.training.create_run import create_run
 def write_untrained_run(
     path: Path, config: Config = SMALL, *, steps: tuple[int, ...] = (4, 8), scale: float = 1.0
 ) -> RunDirectory:
-    """Make a run whose scheduled checkpoints have random parameters, different at each step.
+    """Make a run whose checkpoints are scheduled and have different random parameters.
 
     Args:
         path: path of the run.
         config: the experiment.
         steps: steps of the checkpoints.
-        scale: factor for all weights; with 3, translations differ in tokens and length.
+        scale: factor for all weights; with 3, translations of different lines differ.
     """
     run = create_run(config, path, Console(quiet=True))
     model = build_transformer(run.config.model, **run.vocabulary.sizes)

@@ -1,9 +1,10 @@
 # ruff: noqa: T201
-"""Start processes that tests can kill, as forks of a process that has imported everything.
+"""Fork processes that tests can kill from a process that has already imported the package.
 
 `python zygote.py` reads one JSON request per line from standard input. For a command line, it forks
 a child and answers with the child's process id. For a process id, it waits for that child and
-answers with the exit code. A new process imports nothing, so a test can kill many processes.
+answers with the exit code. A forked process does not import anything, so a test can start and kill
+many processes.
 """
 
 import json
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Import the modules that a child needs. They start neither a device nor a thread.
+# Import the modules that a child process needs. These imports start neither a device nor a thread.
 import transformer_jax.training.loop  # noqa: F401
 from transformer_jax.cli import main
 from transformer_jax.runs import array_store, checksums
@@ -28,12 +29,12 @@ def die() -> None:
 
 
 def die_before(owner: Any, name: str, argument: str = "", count: int = 2) -> None:
-    """Kill this process before the count-th call of a function with this text in its arguments."""
+    """Kill this process before the count-th call of a function whose arguments contain a text."""
     _intercept(owner, name, argument, count, lambda call: (die(), call()))
 
 
 def die_after(owner: Any, name: str, argument: str = "", count: int = 2) -> None:
-    """Kill this process after the count-th call of a function with this text in its arguments."""
+    """Kill this process after the count-th call of a function whose arguments contain a text."""
     _intercept(owner, name, argument, count, lambda call: (call(), die()))
 
 
@@ -52,7 +53,7 @@ def _intercept(
     setattr(owner, name, intercepted)
 
 
-# Moments while a run's second checkpoint is saved and the checkpoint before it is removed.
+# Each moment is during the save of the second checkpoint or the removal of the previous one.
 MOMENTS: dict[str, Callable[[], None]] = {
     "before a save": lambda: die_before(array_store.ocp, "save_checkpointables_async"),
     "after a save has begun": lambda: die_after(array_store.ocp, "save_checkpointables_async"),

@@ -18,26 +18,20 @@ Build the Flax module of a config for a shared vocabulary of 37,000 tokens:
     >>> from transformer_jax import build_transformer
     >>> model = build_transformer(config.model, vocab_size=37_000)
 
-Train, evaluate, and compare runs with the command `transformer-jax`; `transformer-jax --help` lists
-its commands.
+The command `transformer-jax` trains, evaluates, and compares runs.
 
 The subpackages follow the paper: `model` (section 3), `data` (5.1), `training` (5.2 to 5.4), and
-`inference` (6.1). You can import them, but only the names in this module are a stable interface.
-The first use of a name that needs JAX imports JAX.
+`inference` (6.1). Only the names in this module are a stable interface. The first use of a name
+that needs JAX imports JAX.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
+from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
+from transformer_jax.errors import ConfigError, TransformerJaxError
+
 if TYPE_CHECKING:
-    from transformer_jax.config import (
-        Config,
-        DataConfig,
-        DecodeConfig,
-        ModelConfig,
-        TrainConfig,
-    )
-    from transformer_jax.errors import ConfigError, TransformerJaxError
     from transformer_jax.inference.trained_run import Run, load
     from transformer_jax.inference.translate import Translator
     from transformer_jax.model.build import build_transformer
@@ -58,17 +52,10 @@ __all__ = [
     "load",
 ]
 
-# The module that defines each public name. The first use of a name imports its module.
+# The modules of the names that need JAX. The first use of a name imports its module.
 _MODULES = {
-    "Config": "config",
-    "ConfigError": "errors",
-    "DataConfig": "config",
-    "DecodeConfig": "config",
-    "ModelConfig": "config",
     "Run": "inference.trained_run",
-    "TrainConfig": "config",
     "Transformer": "model.transformer",
-    "TransformerJaxError": "errors",
     "Translator": "inference.translate",
     "build_transformer": "model.build",
     "load": "inference.trained_run",

@@ -17,8 +17,7 @@ def cache_folder(name: str) -> Path:
     Raises:
         StorageError: the folder cannot be created.
     """
-    root = os.environ.get("TRANSFORMER_JAX_CACHE")
-    if root:
+    if root := os.environ.get("TRANSFORMER_JAX_CACHE"):
         return _make_directory(Path(root) / name)
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     folder = Path(home) / "transformer_jax" / name
@@ -34,13 +33,7 @@ def cache_folder(name: str) -> Path:
 
 
 def enable_compilation_cache() -> None:
-    """Make JAX cache compiled programs on disk, so that later runs do not compile them again.
-
-    If the user has set `JAX_COMPILATION_CACHE_DIR`, JAX uses that folder.
-
-    Raises:
-        StorageError: the folder cannot be created.
-    """
+    """Make JAX cache compiled programs on disk, unless `JAX_COMPILATION_CACHE_DIR` is set."""
     import jax
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -52,7 +45,6 @@ def _make_directory(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(
-            f"the cache folder {folder} cannot be created: {error.strerror}"
-        ) from error
+        reason = f"the cache folder {folder} cannot be created: {error.strerror}"
+        raise StorageError(reason) from error
     return folder

@@ -47,28 +47,24 @@ def _dispatch(arguments: list[str]) -> None:
         _print_help(name, kind, words)
     check_positional(name, kind, kind.argument_name, words.positional)
     if issubclass(kind, PathCommand):
-        _create(kind, words.as_list()).run()
+        _create(kind, words.own).run()
     else:
         _run_config_command(kind, words, arguments)
 
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    commands = "\n".join(
-        f"  {name:{width}}  {(command.__doc__ or '').splitlines()[0]}"
-        for name, command in COMMANDS.items()
-    )
-    return (
-        f"usage: transformer-jax COMMAND ...\n\n{commands}\n\n"
-        f"transformer-jax COMMAND --help lists the options of a command."
-    )
+    summaries = ((name, (kind.__doc__ or "").splitlines()[0]) for name, kind in COMMANDS.items())
+    commands = "\n".join(f"  {name:{width}}  {summary}" for name, summary in summaries)
+    end = "transformer-jax COMMAND --help lists the options of a command."
+    return f"usage: transformer-jax COMMAND ...\n\n{commands}\n\n{end}"
 
 
 def _print_help(name: str, kind: type[ConfigCommand] | type[PathCommand], words: Words) -> NoReturn:
     """Print a command's help. If a config is given, the help shows its values as the defaults."""
     options: dict[str, Any] = {}
     if words.positional and issubclass(kind, ConfigCommand):
-        command = _create(kind, words.split_config_options()[0].as_list())
+        command = _create(kind, words.own)
         config = next(iter(command.load_rows().values())).config
         options = {"default": dataclasses.replace(command, config=config)}
     tyro.cli(kind, prog=f"transformer-jax {name}", args=["--help"], **options)
@@ -77,10 +73,9 @@ def _print_help(name: str, kind: type[ConfigCommand] | type[PathCommand], words:
 
 def _run_config_command(kind: type[ConfigCommand], words: Words, arguments: Sequence[str]) -> None:
     """Load the configs that a command names, apply the options to them, and run the command."""
-    own, of_config = words.split_config_options()
-    command = _create(kind, own.as_list())
+    command = _create(kind, words.own)
     rows = {
-        name: Row(_create(Config, of_config.as_list(), row.config), row.paper)
+        name: Row(_create(Config, words.of_config, row.config), row.paper)
         for name, row in command.load_rows().items()
     }
     for name, row in rows.items():
@@ -89,8 +84,7 @@ def _run_config_command(kind: type[ConfigCommand], words: Words, arguments: Sequ
     # The supervisor runs the same command in a child process, which connects to its heartbeat.
     if isinstance(command, TrainingCommand) and command.supervise and not heartbeat.connect():
         sys.exit(command.under_supervisor(arguments))
-    config = next(iter(rows.values())).config
-    dataclasses.replace(command, config=config).run(rows)
+    command.run(rows)
 
 
 def _create(kind: type[T], words: Sequence[str], default: T | None = None) -> T:

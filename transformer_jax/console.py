@@ -18,8 +18,7 @@ from transformer_jax.errors import (
     TransformerJaxError,
 )
 
-# A terminal interprets these characters, so a name or a translation that contains them could
-# corrupt the display.
+# A terminal interprets these characters, so a name or translation with them could corrupt it.
 CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -52,10 +51,7 @@ stderr = PlainConsole(stderr=True)
 
 
 def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
-    """Return the line that a command prints for an error, and its exit code (sysexits.h).
-
-    Return None if the error is a bug in this program.
-    """
+    """Return an error's line and exit code (sysexits.h), or None if it is a bug of this program."""
     line = f"transformer-jax: {error}"
     match error:
         case TransformerJaxError():
@@ -97,8 +93,7 @@ def run_and_report(run: Callable[[], object]) -> int:
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that reports progress: its arguments are a task, steps done, and a total.
 
-    On a terminal, the function updates one progress bar for each task. Otherwise, it prints the
-    name of each task once.
+    It updates a progress bar for each task, or, outside a terminal, prints the task's name once.
     """
     with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         tasks: dict[str, TaskID] = {}

@@ -29,8 +29,7 @@ class Setting:
 class TransformerJaxError(Exception):
     """Base of the errors that end a command with one line and an exit code.
 
-    The message may contain settings. `str` formats them as Python arguments, and `for_shell` as
-    command-line options, so that the advice suits the user's interface.
+    `str` formats the settings in a message as Python arguments, and `for_shell` as options.
     """
 
     exit_code = 1
@@ -91,8 +90,8 @@ class StorageError(TransformerJaxError):
 class RunInterrupted(BaseException):
     """A run was asked to stop and has saved its state, so it can be resumed.
 
-    A signal handler raises this error at any point in the program. It is not an `Exception`,
-    because a library that catches every `Exception` would mistake it for a failure of its work.
+    A signal handler raises it at any point of the program. It is not an `Exception`, because some
+    libraries catch every `Exception`.
     """
 
     exit_code = os.EX_TEMPFAIL

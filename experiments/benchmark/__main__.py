@@ -1,4 +1,4 @@
-"""Measure the speed of this project, next to other libraries and next to earlier results.
+"""Compare the speed of this project with other libraries and with earlier results.
 
 python -m experiments.benchmark {train,decode,input,scaling,gpu,compare} --help
 """
@@ -32,10 +32,10 @@ Changes = Annotated[
 
 @dataclass(frozen=True)
 class MeasureCommand:
-    """Base of the commands that measure."""
+    """Base class of the commands that run benchmarks."""
 
     out: Path = Path("benchmarks")
-    """Folder for the results: JSON with every sample, and a table."""
+    """Folder for the results: a JSON file with every sample, and a table."""
     torch_python: str = sys.executable
     """Python interpreter that has PyTorch, Hugging Face Transformers, and CTranslate2."""
     rounds: int = 9
@@ -54,7 +54,7 @@ class MeasureCommand:
     def save(
         self, command: str, measured: Sequence[Benchmark], skipped: Sequence[str] = ()
     ) -> None:
-        """Print results, and store them."""
+        """Print and store results."""
         results = Results.collect(command, list(measured), skipped)
         stdout.print(to_markdown(results))
         stdout.print(f"saved to {results.store(self.out)}")
@@ -64,7 +64,7 @@ class MeasureCommand:
 
 @dataclass(frozen=True)
 class Train(MeasureCommand):
-    """Compare train steps on a batch without padding."""
+    """Compare training steps on a batch without padding."""
 
     sizes: SizesName = "base"
     changes: Changes = ()
@@ -127,7 +127,7 @@ class Scaling(MeasureCommand):
     sizes: SizesName = "base"
     changes: Changes = ("layers=2", "vocab=8000")
     lengths: tuple[int, ...] = benchmarks.LENGTHS
-    """Tokens per source and per target. Every length is compared with the first one."""
+    """Tokens per source and per target. The first length is the reference."""
     tokens: int = 2048
     """Target tokens per step."""
     rounds: int = 5
@@ -144,7 +144,7 @@ class Scaling(MeasureCommand):
 
 @dataclass(frozen=True)
 class Gpu(MeasureCommand):
-    """Measure training and decoding on a GPU within minutes, without a network."""
+    """Measure training and decoding on a GPU within minutes, without network access."""
 
     data: str | None = None
     """The config that specifies which text to use. Default: number words."""
@@ -175,7 +175,7 @@ class Compare:
     before: Positional[Path]
     """A JSON file that one of these commands wrote."""
     after: Positional[Path]
-    """A later file of the same command."""
+    """A JSON file that the same command wrote later."""
 
     def run(self) -> None:
         stdout.print(compare(Results.open(self.before), Results.open(self.after)))
@@ -192,7 +192,7 @@ COMMANDS: dict[str, Any] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit code. Every error prints one line."""
+    """Run a command and return its exit code. Print every error as one line."""
     return run_and_report(
         lambda: tyro.extras.subcommand_cli_from_dict(COMMANDS, prog=PROGRAM, args=arguments).run()
     )

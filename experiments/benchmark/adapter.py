@@ -1,7 +1,7 @@
-"""Workers of this project: its train step and its search, with the code that a user runs.
+"""Benchmarks of this project's training step and search, with the code that a user runs.
 
-External benchmarks call `train_step` and `decode`. The project's own benchmark calls the functions
-below them.
+External benchmarks call `train_step` and `decode`. This benchmark calls the functions that follow
+them.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def make_config(sizes: Mapping[str, Any]) -> Config:
             "num_heads": sizes["heads"],
             "d_k": width,
             "d_v": width,
-            # The other libraries drop attention weights.
+            # The other libraries apply dropout to attention weights.
             "attention_dropout": 0.1,
             "dtype": sizes.get("dtype", "float32"),
             "max_length": max(Config().model.max_length, sizes.get("src", 0)),
@@ -55,7 +55,7 @@ def make_config(sizes: Mapping[str, Any]) -> Config:
 
 
 class Trainer:
-    """Trains a model without data, reports, or checkpoints."""
+    """A training loop without data preparation, reports, or checkpoints."""
 
     state: TrainState
 
@@ -76,7 +76,7 @@ class Trainer:
         self.state = self.placement.place_state(init_state(self.model, config.train))
 
     def step(self, batch: Batch) -> StepMetrics:
-        """Start a step, and return its metrics without waiting for them."""
+        """Start a step and return its metrics without waiting for them."""
         if not self._step.is_compiled_for(batch):
             with self._paused():
                 self.compile_seconds += self._step.compile(self.state, batch).seconds
@@ -90,7 +90,7 @@ class Trainer:
 
 
 def mean_loss(metrics: StepMetrics) -> float:
-    """Wait for a step, and return its loss per token."""
+    """Wait for a step to finish and return its loss per token."""
     loss = jax.device_get(metrics.loss)
     return float(loss.smoothed / loss.count)
 
@@ -98,7 +98,7 @@ def mean_loss(metrics: StepMetrics) -> float:
 def train_step(
     sizes: Mapping[str, Any], batch: Mapping[str, np.ndarray]
 ) -> tuple[Callable[[], float], int]:
-    """Return a function that runs one train step and returns its loss, and the parameter count.
+    """Return a function that runs one step and returns the loss, and the number of parameters.
 
     Args:
         sizes: see `make_config`; also vocab.
@@ -112,7 +112,7 @@ def train_step(
 def decode(
     sizes: Mapping[str, Any], source: np.ndarray, beam_size: int, steps: int
 ) -> Callable[[], float]:
-    """Return a function that translates into `steps` tokens and returns their mean number.
+    """Return a function that translates and returns the mean number of tokens per translation.
 
     Args:
         sizes: see `make_config`; also vocab.
@@ -141,9 +141,9 @@ def decode(
 def suppress_eos(params: Params, layers: int) -> Params:
     """Return parameters under which no translation ends early.
 
-    The elements of a layer normalization's output sum to the sum of its biases if its scales are
-    one. With biases of one and an end-token embedding whose elements are all -100, the end token
-    always has the logit -100 d_model.
+    If the scales of a layer normalization are one, the elements of its output sum to the sum of its
+    biases. With biases of one and an end-token embedding whose elements are all -100, the logit of
+    the end token is therefore always -100 d_model.
     """
     changed: Any = jax.tree.map(jnp.asarray, params)
     table = changed["embedding"]["table"]
@@ -153,7 +153,7 @@ def suppress_eos(params: Params, layers: int) -> Params:
     return changed
 
 
-# Each function below makes a workload for `worker` from a task, which is plain data.
+# Each function below returns the `Workload` that a task describes. A task is plain data.
 
 
 def describe_device(dtype: str, **more: Any) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def read_peak_bytes() -> int:
 
 
 def report_device(task: Mapping[str, Any]) -> Workload:
-    """Report the device, and do no work."""
+    """Return a workload that only reports the device."""
     del task
     return Workload(lambda _: RunResult(1, 0.0), facts=describe_device("bfloat16"))
 
@@ -190,7 +190,7 @@ def load_batches(task: Mapping[str, Any]) -> list[Batch]:
 
 
 def train(task: Mapping[str, Any]) -> Workload:
-    """Train on preloaded batches, repeatedly.
+    """Train on preloaded batches, which are repeated.
 
     Args:
         task: sizes, and the path of the arrays.
@@ -258,7 +258,7 @@ def translate(task: Mapping[str, Any]) -> Workload:
 
 
 def pipeline(task: Mapping[str, Any]) -> Workload:
-    """Train on the text of a config, batch by batch, like a run between two reports.
+    """Train on the text of a config in the same way as a run between two reports.
 
     Args:
         task: a config as plain data; is_preloaded (train on preloaded full batches of the same
@@ -269,14 +269,15 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     prepared = prepare(config.data)
     sizes = prepared.vocabulary.sizes
     batches = prepared.batches(config.data.batch_tokens, config.train.seed)
-    # Measure the peak FLOP/s once. This function does not use the reports of the meter.
+    # Measure the peak FLOP/s only once.
     about = describe_device(
         config.model.dtype, shapes=len(batches.buckets), density=batches.density
     )
     meter = Meter(build_transformer(config.model, **sizes), about["peak_flops"], [])
     trainer = Trainer(config, **sizes, paused=meter.paused)
     kept = {shape[:3]: _random_batch(shape, **sizes) for shape in batches.buckets}
-    # The shape of a batch is known only after it is gathered, so gather before timing starts.
+    # A batch must be gathered before its shape is known, so gather all batches before timing
+    # starts.
     each = (batches[step] for step in range(task["steps"] if task["is_preloaded"] else 0))
     shape_of = [(*batch.source.shape, batch.target.shape[1]) for batch in each]
     about.update(parameters=trainer.parameters, batches_per_epoch=batches.per_epoch)
@@ -304,7 +305,7 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
 
 
 def _random_batch(shape: Bucket, vocab_size: int, source_vocab_size: int | None) -> Batch:
-    """Return a random batch of this shape without padding, for these vocabulary sizes."""
+    """Return a random batch of the given shape without padding."""
     rng = np.random.default_rng(0)
     source_size = source_vocab_size or vocab_size
     return Batch(

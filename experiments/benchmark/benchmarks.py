@@ -45,7 +45,7 @@ class Settings:
     at_once: bool = False
     """Whether workers may start at the same time."""
     environment: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    """Environment variables of this project's workers."""
+    """Environment variables for this project's workers."""
     say: Callable[[str], None] = lambda _: None
 
     def run(self, specs: Sequence[WorkerSpec]) -> Rounds:
@@ -62,10 +62,10 @@ class Settings:
 
 @contextmanager
 def isolated_cache(settings: Settings) -> Iterator[tuple[Settings, Path]]:
-    """Provide a temporary folder with an empty compilation cache."""
+    """Yield settings with an empty compilation cache, and its temporary folder."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         cache = {
-            # The settings of `transformer_jax.cache`, in an empty folder.
+            # These are the settings of `transformer_jax.cache`, but with an empty folder.
             "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs",
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
@@ -99,7 +99,7 @@ def train(
     again: bool = True,
     work: Mapping[str, Any] | None = None,
 ) -> Benchmark:
-    """Compare train steps.
+    """Compare training steps.
 
     Args:
         name: the name of the benchmark.
@@ -109,7 +109,7 @@ def train(
         usual: workers to run if `only` is None.
         references: candidates for the reference; the first one that ran is used.
         batches: real batches; each round uses `settings.steps` of them.
-        again: start this project's worker a second time at the end, to measure what the
+        again: start this project's worker a second time at the end, to measure how much time the
             compilation cache saves.
         work: a description of the batches.
     """
@@ -166,7 +166,7 @@ def decode(
     usual: Sequence[str] = DECODERS,
     references: Sequence[str] = ("ctranslate2", "hf"),
 ) -> Benchmark:
-    """Compare decoding, with random parameters under which no translation ends early.
+    """Compare decoding with random parameters, chosen so that no translation ends early.
 
     Args:
         name: the name of the benchmark.
@@ -215,7 +215,6 @@ def decode(
             "source_tokens": sum(lengths),
         },
         references=references,
-        notes=["the last value is the mean length of the translations, ends counted"],
     )
 
 
@@ -249,9 +248,9 @@ def pipeline(config: Config, settings: Settings) -> Benchmark:
     if "pipeline" in rounds.workers:
         facts = rounds.workers["pipeline"].startup.facts
         notes.append(
-            f"{facts['shapes']} shapes, {facts['batches_per_epoch']} batches an epoch, "
-            f"{facts['density']:.1%} of positions are tokens; compiling all shapes took "
-            f"{facts['compile_seconds']:.1f} s, and the second process loaded them from the cache"
+            f"An epoch has {facts['batches_per_epoch']} batches of {facts['shapes']} shapes, and "
+            f"{facts['density']:.1%} of positions are tokens. Compiling all shapes took "
+            f"{facts['compile_seconds']:.1f} s, and the second process loaded them from the cache."
         )
     return summarize(
         rounds, "input", unit="target tokens", work=work, references=("preloaded",), notes=notes
@@ -281,8 +280,9 @@ def scaling(sizes: Sizes, settings: Settings, lengths: Sequence[int], tokens: in
             references=(first,),
         )
     notes = [
-        f"length {length}: {1 / quartiles(result.ratios(str(length))).median:.2f} times the time "
-        f"of length {first}, {flops[length] / flops[lengths[0]]:.2f} times the model FLOPs"
+        f"A step at length {length} takes {1 / quartiles(result.ratios(str(length))).median:.2f} "
+        f"times as long as at length {first}, with {flops[length] / flops[lengths[0]]:.2f} times "
+        "the model FLOPs."
         for length in lengths[1:]
         if result.reference == first and str(length) in result.measurements
     ]

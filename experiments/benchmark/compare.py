@@ -1,4 +1,4 @@
-"""Compare two results, and show which changes are larger than the spread."""
+"""Compare two results and show which changes are larger than the variation between rounds."""
 
 import itertools
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ HEAD = ("part", "worker", "measure", "before", "after", "after / before", "middl
 def all_ratios(before: Sequence[float], after: Sequence[float]) -> Quartiles:
     """Return the median and quartiles of the ratios of all pairs of values.
 
-    Rounds of two results do not correspond, so every pair counts equally.
+    The rounds of different results do not belong together, so every pair counts equally.
     """
     return quartiles([a / b for a, b in itertools.product(after, before)])
 
@@ -34,11 +34,11 @@ def describe_change(ratio: Quartiles) -> str:
 def compare(before: Results, after: Results) -> str:
     """Return a table of the workers in both results, and notes about those in only one.
 
-    If both have the same reference, their speeds relative to it are compared, because ratios do not
-    depend on other load. Otherwise, absolute speeds are compared.
+    If both results have the same reference, the table compares speeds relative to this reference,
+    because ratios do not depend on other load. Otherwise, it compares absolute speeds.
 
     Raises:
-        UsageError: the results have nothing in common.
+        UsageError: the results have no worker in common.
     """
     lines: list[list[str]] = []
     notes: list[str] = []

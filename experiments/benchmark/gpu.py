@@ -1,7 +1,8 @@
 """Run all GPU benchmarks in one command, within a few minutes.
 
-Benchmarks run in order of importance, and the result lists those for which there was no time. The
-workers of a benchmark compile at the same time, so their first calls take longer than usual.
+Benchmarks run in order of importance, and the result lists those that were skipped for lack of
+time. The workers of a benchmark compile at the same time, so their first calls take longer than
+usual.
 """
 
 import time
@@ -21,7 +22,7 @@ from experiments.benchmark.workloads import (
 from transformer_jax.config import Config
 from transformer_jax.errors import UsageError
 
-# Several workers share one device.
+# Workers share one device, so each may use only a part of its memory.
 SHARE = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}
 # The minimum time that a benchmark needs, in seconds.
 LEAST = 45.0
@@ -69,7 +70,7 @@ TOY = Amount(
 
 
 def number_words_config(*, is_toy: bool) -> Config:
-    """Return a config whose text needs no files: lines of one to three number words."""
+    """Return a config with generated text: lines of one to three numbers in words."""
     pairs, vocab = (300, 200) if is_toy else (60_000, 1000)
     return Config().change(
         data={"num_pairs": pairs, "max_numbers_per_line": 3, "vocab_size": vocab}
@@ -84,7 +85,7 @@ def gpu(
     seconds: float,
     say: Callable[[str], None],
 ) -> tuple[list[Benchmark], list[str]]:
-    """Measure training and decoding. Return the benchmarks, and those for which there was no time.
+    """Measure training and decoding; return the results, and the benchmarks that were skipped.
 
     Args:
         config: the config whose text is used.

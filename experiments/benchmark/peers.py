@@ -1,7 +1,7 @@
-"""Workers of other libraries: PyTorch, Hugging Face Transformers, CTranslate2.
+"""Benchmarks of other libraries: PyTorch, Hugging Face Transformers, and CTranslate2.
 
-Each worker runs in its own process, possibly in an environment without JAX, and takes the same task
-as this project's worker in `adapter`. A library that cannot be imported is skipped.
+Each library runs in a separate process, which may be in an environment without JAX. It gets the
+same task as the corresponding function in `adapter`. A library that cannot be imported is skipped.
 """
 
 import importlib
@@ -19,7 +19,7 @@ from experiments.benchmark.worker import RunResult, Workload, resident_bytes
 PAD, BOS, EOS = 0, 1, 2
 DROPOUT = 0.1
 SMOOTHING = 0.1
-# Number of sentences per batch. A GPU needs more.
+# Number of sentences per batch. A GPU needs larger batches than a CPU.
 ROWS = {"cpu": 32, "cuda": 128}
 
 
@@ -55,7 +55,7 @@ def positions(length: int, width: int) -> np.ndarray:
 def transformer(torch: Any, sizes: Mapping[str, Any], longest: int) -> tuple[Any, Any]:
     """Return PyTorch's encoder and decoder, and a function that returns logits.
 
-    Source, target, and output share one embedding table. Padding is masked if there is any.
+    Source, target, and output share one embedding table. Padded sources are masked.
     """
     width = sizes["d_model"]
     table = torch.nn.Embedding(sizes["vocab"], width)
@@ -86,7 +86,7 @@ def transformer(torch: Any, sizes: Mapping[str, Any], longest: int) -> tuple[Any
             embedded(before),
             tgt_mask=causal,
             tgt_is_causal=True,
-            # Target padding needs no mask: it follows the tokens, and the causal mask hides it.
+            # Target padding needs no mask: it follows the tokens, so the causal mask hides it.
             src_key_padding_mask=padding,
             memory_key_padding_mask=padding,
         )
@@ -96,7 +96,7 @@ def transformer(torch: Any, sizes: Mapping[str, Any], longest: int) -> tuple[Any
 
 
 def train(task: Mapping[str, Any]) -> Workload:
-    """Train `torch.nn.Transformer` on preloaded batches, repeatedly.
+    """Train `torch.nn.Transformer` on preloaded batches, which are repeated.
 
     Args:
         task: sizes, the path of the arrays, and is_compiled (use `torch.compile`).
@@ -129,7 +129,7 @@ def train(task: Mapping[str, Any]) -> Workload:
 
     def ready(source: np.ndarray, target: np.ndarray) -> tuple[Any, ...]:
         before = np.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
-        # Pinned memory, so that copies overlap with computation.
+        # With pinned memory, copies to the GPU overlap with computation.
         tensors = [torch.from_numpy(side.astype(np.int64)) for side in (source, before, target)]
         pinned = [side.pin_memory() if device == "cuda" else side for side in tensors]
         return *pinned, bool((source == PAD).any()), int((target != PAD).sum())
@@ -156,7 +156,8 @@ def train(task: Mapping[str, Any]) -> Workload:
 def marian(sizes: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return Hugging Face's library and its Marian model of these sizes, with random weights."""
     library: Any = importlib.import_module("transformers")
-    # The last token is padding and starts a translation, as CTranslate2's converter requires.
+    # CTranslate2's converter requires that the last token of the vocabulary is the padding token
+    # and also the first token of each translation.
     last = sizes["vocab"] - 1
     config = library.MarianConfig(
         vocab_size=sizes["vocab"],
@@ -188,7 +189,7 @@ def marian(sizes: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def sorted_batches(sources: Sequence[Sequence[int]], rows: int) -> Iterator[list[list[int]]]:
-    """Yield batches of sentences with similar lengths, the longest first."""
+    """Yield batches of sentences with similar lengths, beginning with the longest sentences."""
     ordered = sorted(map(list, sources), key=len, reverse=True)
     for start in range(0, len(ordered), rows):
         yield ordered[start : start + rows]
@@ -198,8 +199,8 @@ def generate(task: Mapping[str, Any]) -> Workload:
     """Translate all sentences with `generate` of Hugging Face Transformers.
 
     Args:
-        task: the same as for `adapter.translate`. All sentences of a batch get as many tokens as
-            the longest one.
+        task: the same as for `adapter.translate`. The longest source of a batch determines the
+            length of all its translations.
     """
     torch, device = torch_and_device()
     sizes = task["sizes"]
@@ -226,7 +227,7 @@ def generate(task: Mapping[str, Any]) -> Workload:
                     max_new_tokens=length,
                     early_stopping=False,
                 )
-            # Copy everything to the host.
+            # Copy all tokens to the host, which also waits for the GPU.
             rows = generated.cpu().numpy()
             done += len(rows)
             # Exclude the start token.
@@ -238,7 +239,7 @@ def generate(task: Mapping[str, Any]) -> Workload:
 
 
 def ctranslate2(task: Mapping[str, Any]) -> Workload:
-    """Translate all sentences with CTranslate2, with the same model.
+    """Translate all sentences with CTranslate2 and the model of `marian`.
 
     Args:
         task: the same as for `adapter.translate`.

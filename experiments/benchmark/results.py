@@ -19,7 +19,7 @@ from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.versions import installed_versions
 
 FORMAT = 2
-# Size limit in bytes: longer files are not read.
+# The maximum size of a result file, in bytes.
 MAX_FILE = 64 << 20
 
 
@@ -43,7 +43,7 @@ class Measurement:
 
     @property
     def utilization(self) -> float | None:
-        """Model FLOP/s over the peak of the device: the median over rounds."""
+        """Model FLOP/s divided by the peak FLOP/s of the device: the median over rounds."""
         flops, peak = (self.facts.get(name) for name in ("flops_per_unit", "peak_flops"))
         if not flops or not peak:
             return None
@@ -61,7 +61,7 @@ class Benchmark:
     """A description of the work."""
     measurements: dict[str, Measurement]
     reference: str | None = None
-    """The worker with which the others are compared; None if only one worker ran."""
+    """The worker with which the other workers are compared; None if only one worker ran."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Workers that did not run, and the reason for each."""
     notes: list[str] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Benchmark:
         return [a / b for a, b in zip(self.measurements[name].speeds, others, strict=True)]
 
     def cpu_ratios(self, name: str) -> list[float]:
-        """Return the same ratio by CPU time, which excludes waiting."""
+        """Return the same ratio for CPU time, which excludes waiting."""
         if self.reference is None:
             return []
         mine, others = (self.measurements[n].samples for n in (name, self.reference))
@@ -97,7 +97,7 @@ class Results:
     """Commit of this project, with "+" appended if files differ from it."""
     date: str
     skipped: list[str] = field(default_factory=list)
-    """Benchmarks for which there was no time."""
+    """Benchmarks that were skipped for lack of time."""
 
     @classmethod
     def collect(
@@ -121,7 +121,7 @@ class Results:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Results":
-        """Return the results that `to_dict` returned.
+        """Return the results that plain data from `to_dict` describes.
 
         Raises:
             KeyError, TypeError, ValueError: the data is not in the expected format.
@@ -133,7 +133,7 @@ class Results:
         return cls(benchmarks=benchmarks, **content)
 
     def store(self, folder: Path) -> Path:
-        """Write the results as JSON, with a table next to it, and return the path of the JSON file.
+        """Write the results as JSON and as a table, and return the path of the JSON file.
 
         Raises:
             StorageError: the files cannot be written.
@@ -150,14 +150,14 @@ class Results:
 
     @classmethod
     def open(cls, path: Path) -> "Results":
-        """Read what `store` wrote.
+        """Read a file that `store` wrote.
 
         Raises:
             UsageError: the file does not exist.
             DataError: the file does not contain results.
             StorageError: the file cannot be read.
         """
-        # Path.is_file would raise an error if the name is too long.
+        # Path.is_file raises an error if the name is too long.
         if not os.path.isfile(path):  # noqa: PTH113
             raise UsageError(f"no such file: {path}")
         try:
@@ -209,13 +209,13 @@ def summarize(
     flops: float | None = None,
     notes: Sequence[str] = (),
 ) -> Benchmark:
-    """Summarize the outcome of rounds.
+    """Summarize the results of all rounds.
 
     Args:
-        rounds: the outcome.
+        rounds: the samples of each worker.
         name: the name of the benchmark.
         unit: the unit of speed.
-        work: a description of the work.
+        work: the sizes and settings of the benchmark.
         references: candidates for the reference; the first that ran is used.
         flops: FLOPs per unit, from `training.flops`.
         notes: explanations to print below the table.
@@ -253,7 +253,7 @@ def describe_machine() -> dict[str, Any]:
         processor = models[0] if models else processor
         memory = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30), 1)
     except (OSError, ValueError):
-        # Not Linux: report the rest.
+        # On systems other than Linux, report the remaining facts.
         pass
     return {
         "system": f"{platform.system()} {platform.machine()}",
@@ -334,25 +334,30 @@ def to_markdown(results: Results) -> str:
     for part in results.benchmarks:
         sections += [f"## {part.name}", to_table(COLUMNS, table_rows(part))]
         counts = {len(one.samples) for one in part.measurements.values()}
-        notes = [f"medians of {max(counts, default=0)} rounds; unit: {part.unit}"]
+        rounds = max(counts, default=0)
+        notes = [f"The values are medians of {rounds} rounds, and the unit is {part.unit}."]
         if part.reference is not None:
-            notes.append(f"ratios are relative to {part.reference}; above 1 is faster")
-        notes += [f"{name}: {_facts(one)}" for name, one in part.measurements.items()]
-        notes += [f"skipped: {name}: {why}" for name, why in part.skipped.items()]
-        notes.append("work: " + ", ".join(f"{k} {v}" for k, v in part.work.items()))
+            notes.append(f"Ratios are relative to {part.reference}; above 1 is faster.")
+        notes += [_describe(name, one, part.unit) for name, one in part.measurements.items()]
+        notes += [f"The worker {name} was skipped: {why}." for name, why in part.skipped.items()]
+        notes.append(f"The settings are {', '.join(f'{k} {v}' for k, v in part.work.items())}.")
         sections.append("\n".join(f"- {line}" for line in [*notes, *part.notes]))
-    sections += [f"Skipped: {what}." for what in results.skipped]
+    sections += [f"There was no time for {what}." for what in results.skipped]
     where = ", ".join(f"{v} {k}" if k == "cores" else f"{v}" for k, v in results.machine.items())
-    sections.append(f"{results.date}, commit {results.commit or 'unknown'}; {where} GiB.")
+    sections.append(
+        f"These results are from {results.date}, commit {results.commit or 'unknown'}, on {where} "
+        "GiB."
+    )
     return "\n\n".join(sections) + "\n"
 
 
-def _facts(measured: Measurement) -> str:
-    """Return the library, device, and values of a worker in one line."""
+def _describe(name: str, measured: Measurement, unit: str) -> str:
+    """Return the library, device, and values of a worker as a sentence."""
     facts = measured.facts
-    items = [str(facts[key]) for key in ("library", "device") if key in facts]
+    used = f"{facts.get('library')} on {facts.get('device')}"
     if "parameters" in facts:
-        items.append(f"{facts['parameters']:,} parameters")
+        used += f", {facts['parameters']:,} parameters"
     if "compile_seconds" in facts:
-        items.append(f"{facts['compile_seconds']:.1f} s of the first call spent compiling")
-    return f"{', '.join(items)}; last value {measured.samples[-1].value:.4g}"
+        used += f", {facts['compile_seconds']:.1f} s for compilation"
+    kind = "last loss" if unit == "target tokens" else "mean translation length (with EOS)"
+    return f"`{name}` used {used}; its {kind} was {measured.samples[-1].value:.4g}."

@@ -1,4 +1,4 @@
-"""Interleaved rounds of workers: A B C, C B A, A B C, ...
+"""Run workers in interleaved rounds: A B C, C B A, A B C, ...
 
 With this order, other load on the machine affects all workers equally. Results are ratios of two
 samples from the same round.
@@ -33,11 +33,11 @@ class WorkerFailedError(Exception):
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """How to start a worker."""
+    """A description of a worker process to start."""
 
     name: str
     task: Mapping[str, Any]
-    """Plain data. "maker" names a function of this package that makes a `Workload` from it."""
+    """Plain data. "maker" names the function that returns the `Workload` of the task."""
     python: str = sys.executable
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables to change; None removes one."""
@@ -53,7 +53,7 @@ class WorkerProcess:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **spec.environment}
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         try:
-            # The command runs this package in the Python that the user named.
+            # The user chooses the Python interpreter that runs this package.
             self._process = subprocess.Popen(  # noqa: S603
                 [spec.python, "-m", f"{PACKAGE}.worker"],
                 stdin=subprocess.PIPE,
@@ -80,7 +80,7 @@ class WorkerProcess:
 
     def _send(self, line: str) -> None:
         if self._process.stdin is not None:
-            # If the process is gone, its last answer or its exit code gives the reason.
+            # If the process has ended, its last answer or its exit code gives the reason.
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(line + "\n")
                 self._process.stdin.flush()
@@ -105,7 +105,7 @@ class WorkerProcess:
         return f": {lines[-1][:200]}" if lines else ""
 
     def wait_until_ready(self, seconds: float = float("inf")) -> Startup:
-        """Wait for the first call.
+        """Wait until the worker has finished its first call.
 
         Raises:
             WorkerFailedError: the worker failed, or was not ready in time.
@@ -113,7 +113,7 @@ class WorkerProcess:
         return Startup(**self._receive(min(seconds, threading.TIMEOUT_MAX)))
 
     def run(self, steps: int, seconds: float = float("inf")) -> Sample:
-        """Run some steps, and wait for them.
+        """Run some steps and wait for their sample.
 
         Raises:
             WorkerFailedError: the worker failed, or exceeded the time limit.
@@ -130,7 +130,7 @@ class WorkerProcess:
         self._process.wait()
         self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout, self._stderr):
-            # If the process is gone, flushing the buffer on close fails.
+            # If the process has ended, closing its pipe fails because the buffer cannot be flushed.
             with contextlib.suppress(BrokenPipeError):
                 if pipe is not None:
                     pipe.close()
@@ -150,7 +150,7 @@ class ReadyWorker(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """The outcome of all rounds."""
+    """The results of all rounds."""
 
     workers: dict[str, ReadyWorker]
     """Workers that have a sample of every round, in order."""
@@ -173,10 +173,10 @@ def run_rounds(
         specs: the workers.
         rounds: the number of rounds.
         steps: the number of steps per round.
-        until: time limit on the clock of `time.monotonic`. No round starts that would exceed it,
-            and a worker that is not ready after two thirds of the time is skipped.
-        at_once: start all workers at the same time, which is faster. Otherwise no two workers
-            compile at the same time.
+        until: time limit on the clock of `time.monotonic`. A round does not start if it would
+            exceed the limit. A worker that is not ready after two thirds of the time is skipped.
+        at_once: start all workers at the same time, which is faster. Otherwise, they compile one
+            after another.
         say: receives one line per worker.
     """
     skipped: dict[str, str] = {}
@@ -221,7 +221,7 @@ def _start_workers(
     *,
     at_once: bool,
 ) -> Iterator[WorkerProcess]:
-    """Yield started workers; the stack ends them."""
+    """Start workers and yield them. Closing the stack ends them."""
 
     def start(spec: WorkerSpec) -> Iterator[WorkerProcess]:
         try:
@@ -237,7 +237,7 @@ def _start_workers(
 
 
 class Quartiles(NamedTuple):
-    """Median and quartiles."""
+    """The median, and the first and third quartiles."""
 
     median: float
     low: float
@@ -245,7 +245,7 @@ class Quartiles(NamedTuple):
 
     @property
     def contains_one(self) -> bool:
-        """Whether the middle half contains a ratio of one."""
+        """Whether the interval between the quartiles contains 1."""
         return self.low <= 1 <= self.high
 
 

@@ -1,8 +1,9 @@
-"""A worker: a process that prepares one workload, and runs it on request.
+"""A worker process, which prepares one workload and runs it on request.
 
-The worker reads its task as one line of JSON from standard input, and answers with one line when it
-is ready. After that, each input line has a number of steps, and each output line has a sample.
-This module imports only the standard library, because a worker may run in another environment.
+The worker reads its task as one line of JSON from standard input and writes one line to standard
+output when it is ready. After that, each input line contains a number of steps to run, and each
+output line contains their `Sample`. This module imports only the standard library, because a worker
+may run in another environment.
 """
 
 import importlib
@@ -26,7 +27,7 @@ class RunResult:
     units: float
     """Number of target tokens or sentences."""
     value: float
-    """Evidence of the work: the loss, or the mean length of the translations."""
+    """A check of the work: the loss, or the mean length of the translations."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,13 @@ class Workload:
     """Work that is ready to run."""
 
     run: Callable[[int], RunResult]
-    """Runs N steps, and waits for them."""
+    """Runs the given number of steps and waits for them."""
     cycle: int = 1
-    """Steps that cover every shape once. The first call runs this many steps."""
+    """Number of steps that cover every batch shape once. The first call runs these steps."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Facts to report next to the times, read after the first call."""
     peak_bytes: Callable[[], int] = lambda: resident_bytes()
-    """Returns the peak memory so far."""
+    """Returns the peak memory up to now."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Sample:
 
     seconds: float
     cpu_seconds: float
-    """CPU time of all threads. It is more robust than wall time next to other work."""
+    """CPU time of all threads. Other load on the machine affects it less than wall time."""
     units: float
     value: float
     peak_bytes: int
@@ -71,13 +72,14 @@ def resident_bytes() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
     except (OSError, StopIteration):
-        # Not Linux. macOS counts bytes, other systems count KiB.
+        # On systems other than Linux, use `ru_maxrss`, which is in bytes on macOS and in KiB
+        # elsewhere.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak << 10
 
 
 def take_sample(workload: Workload, steps: int) -> Sample:
-    """Run some steps, and time them."""
+    """Run some steps and measure their time."""
     cpu, wall = time.process_time(), time.perf_counter()
     result = workload.run(steps)
     seconds, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -109,7 +111,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 
 
 def main() -> None:
-    """Serve the process that started this one."""
+    """Answer the requests of the parent process."""
     # Redirect everything that libraries print to standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

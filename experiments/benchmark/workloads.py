@@ -1,4 +1,4 @@
-"""Workloads: model sizes, and batches that all workers share."""
+"""Model sizes, and batches that all workers share."""
 
 import dataclasses
 import itertools
@@ -63,7 +63,7 @@ SIZES = {
 
 
 def load_sizes(name: str, changes: Sequence[str] = ()) -> Sizes:
-    """Return named sizes, changed as `Sizes.with_changes` describes.
+    """Return the named sizes, with changes in the format of `Sizes.with_changes`.
 
     Raises:
         UsageError: the name is unknown.
@@ -76,7 +76,7 @@ def load_sizes(name: str, changes: Sequence[str] = ()) -> Sizes:
 
 
 def random_tokens(rng: np.random.Generator, vocab: int, *shape: int) -> np.ndarray:
-    """Draw tokens that are not special tokens."""
+    """Return random tokens that are not special tokens."""
     return rng.integers(UNKNOWN + 1, vocab, shape, dtype=np.int32)
 
 
@@ -100,7 +100,7 @@ def save_batches(path: Path, batches: Sequence[Batch]) -> str:
 
 
 def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> list[Batch]:
-    """Return real batches of the shapes that hold most of the tokens of a text.
+    """Return real batches of the shapes that contain most of the tokens of a text.
 
     Args:
         config: the config whose text is used.

@@ -41,7 +41,7 @@ def write_report(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code. An error is reported in one line."""
+    """Run the command and return its exit code. Print every error as one line."""
     return run_and_report(
         lambda: tyro.cli(write_report, prog="python -m experiments.positions", args=arguments)
     )

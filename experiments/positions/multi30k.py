@@ -3,11 +3,11 @@
     transformer-jax sweep experiments/positions/multi30k.py --seeds 3
     python -m experiments.positions sweeps/multi30k
 
-A run takes about three minutes on one CPU core, scores included. configs/multi30k.py describes
+A run takes about three minutes on one CPU core, including its scores. configs/multi30k.py describes
 where the files must be. With L = 14, 6,227 of 29,000 pairs are short enough to train on. Among the
-2,014 captions of dev and test, 65 have more than 2.5 L tokens, 20 more than 3 L, and none more
-than 4 L. The vocabulary is smaller than in configs/multi30k.py, so that captions have more tokens
-and each token is more frequent.
+2,014 captions of dev and test, 65 have more than 2.5 L tokens, 20 have more than 3 L tokens, and
+none has more than 4 L tokens. The vocabulary is smaller than in configs/multi30k.py, so that
+captions have more tokens and each token is more frequent.
 """
 
 from configs.multi30k import CONFIG as MULTI30K
@@ -40,7 +40,7 @@ LEARNED = BASE.change(model={"positions": "learned"})
 SWEEP = {
     "sinusoidal": Row(BASE),
     "clamped": Row(LEARNED.change(model={"max_positions": L, "out_of_range_positions": "clamp"})),
-    # The table has 4 L positions. Training never updates those beyond L.
+    # The table has 4 L positions. Training never updates the positions beyond L.
     "untrained": Row(LEARNED),
     "concatenated": Row(BASE.change(model={"positions": "concatenated_sinusoidal"})),
     "alibi": Row(BASE.change(model={"positions": "alibi"})),

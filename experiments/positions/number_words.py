@@ -3,8 +3,8 @@
     transformer-jax sweep experiments/positions/number_words.py --seeds 3
     python -m experiments.positions sweeps/number_words
 
-A run takes two to three minutes on one CPU core, scores included. A line of k numbers has at most
-15 k tokens, so L = 30 allows two numbers and 4 L allows eight.
+A run takes two to three minutes on one CPU core, including its scores. A line of k numbers has at
+most 15 k tokens, so L = 30 allows two numbers and 4 L allows eight.
 """
 
 from configs.tiny import CONFIG as TINY
@@ -23,7 +23,7 @@ LEARNED = BASE.change(model={"positions": "learned"})
 SWEEP = {
     "sinusoidal": Row(BASE),
     "clamped": Row(LEARNED.change(model={"max_positions": L, "out_of_range_positions": "clamp"})),
-    # The table has 4 L positions. Training never updates those beyond L.
+    # The table has 4 L positions. Training never updates the positions beyond L.
     "untrained": Row(LEARNED),
     "concatenated": Row(BASE.change(model={"positions": "concatenated_sinusoidal"})),
     "alibi": Row(BASE.change(model={"positions": "alibi"})),

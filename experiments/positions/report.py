@@ -1,4 +1,4 @@
-"""Render the study as a figure and as tables."""
+"""Render the scores of the study as a figure and as tables."""
 
 import csv
 import io
@@ -21,8 +21,8 @@ LABELS: dict[Score, str] = {
     "bleu": "BLEU",
 }
 DIGITS: dict[Score, int] = {"perplexity": 2, "exact": 1, "bleu": 1}
-# The colors of Okabe and Ito, which color-blind readers can distinguish. Grey replaces their
-# yellow, which is too light for a line on white.
+# These are the colors of Okabe and Ito, which color-blind readers can distinguish. Grey replaces
+# their yellow, because a yellow line is hard to see on white.
 COLORS = (
     *("#000000", "#D55E00", "#E69F00", "#0072B2"),
     *("#009E73", "#CC79A7", "#56B4E9", "#888888"),
@@ -34,8 +34,8 @@ DASHES = ("-", "--", "-.", ":")
 def draw_figure(study: Study) -> Figure:
     """Plot perplexity and the other score by length, one curve for each scheme.
 
-    Error bars show one standard deviation over seeds. A point is in the middle of its bucket, with
-    the number of sentences above it. The dashed vertical line is L.
+    Error bars show one standard deviation over seeds. Each point is in the middle of its bucket,
+    and the number of sentences is above it. The dashed vertical line marks L.
     """
     drawing = Figure(figsize=(11, 4.8), layout="constrained")
     names: tuple[Score, ...] = ("perplexity", study.metric)
@@ -99,10 +99,10 @@ def _label_buckets(axes: "Axes", study: Study) -> None:
 
 
 def render_figure(study: Study, form: str) -> bytes:
-    """Return the figure as an svg or png file. The same runs give the same bytes."""
+    """Return the figure as an SVG or PNG file. Equal scores give equal bytes."""
     with mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}):
         out = io.BytesIO()
-        # Leave out the date and the version of Matplotlib.
+        # Omit the date and the version of Matplotlib, so that equal figures are equal files.
         metadata: dict[str, None] = {"Date" if form == "svg" else "Software": None}
         draw_figure(study).savefig(out, format=form, dpi=150, metadata=metadata)
     return out.getvalue()
@@ -133,17 +133,17 @@ def to_markdown(study: Study) -> str:
 
 
 def footnotes(study: Study) -> Sequence[str]:
-    """Return notes on how to read the tables, and on what is missing from them."""
+    """Return notes that explain the tables and list missing scores."""
     notes = [
-        f"Training sentences have at most L = {study.max_training_length} tokens, EOS included. A "
-        "bucket has the sentences whose longer side, source or target, has a length in its range.",
+        f"Training sentences have at most L = {study.max_training_length} tokens, including EOS. "
+        "The length of a sentence is that of its source or target, the longer of the two.",
         "Perplexity is per token of the reference, without label smoothing; ± is the standard "
         f"deviation over random seeds ({', '.join(map(str, study.sweep.seeds))}).",
     ]
     if study.metric == "bleu":
         notes.append(
-            f"BLEU is computed for each bucket separately, {study.bleu_signature}. Buckets have "
-            "different sentences, so compare rows, and columns only with care."
+            f"BLEU is computed for each bucket separately ({study.bleu_signature}). Buckets "
+            "contain different sentences, so compare rows rather than columns."
         )
     return [*notes, *(f"Missing: {description}" for description in study.missing)]
 

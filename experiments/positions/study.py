@@ -1,8 +1,8 @@
-"""Score the runs of a sweep by sentence length, also beyond the lengths that they trained on.
+"""Score the runs of a sweep by sentence length, within and beyond the lengths in training.
 
 The scores come from the files that `evaluate` saved: `sentences.csv`, `hypothesis.txt`, and
-`reference.txt`. L is the longest training sentence in tokens, EOS included (data.max_length). Each
-row of the sweep is a position scheme.
+`reference.txt`. L is the length of the longest training sentence in tokens, including EOS
+(data.max_length). Each row of the sweep is a position scheme.
 """
 
 import csv
@@ -30,7 +30,7 @@ Score = Literal["perplexity", "exact", "bleu"]
 
 
 class Sentence(NamedTuple):
-    """A sentence of dev or test with the translation of one run."""
+    """A sentence of the dev or test set with its translation by one run."""
 
     source_tokens: int
     target_tokens: int
@@ -41,7 +41,7 @@ class Sentence(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The length of the longer side in tokens, EOS included."""
+        """The number of tokens of the source or target, the longer of the two, including EOS."""
         return max(self.source_tokens, self.target_tokens)
 
 
@@ -56,7 +56,7 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        """The range of lengths as an interval."""
+        """The lengths in the bucket, as an interval."""
         return f"({self.above:g}, {self.end:g}]"
 
 
@@ -73,12 +73,12 @@ class Study:
     """L."""
     buckets: Sequence[Bucket]
     metric: Score
-    """The score next to perplexity: exact for number words, bleu for other text."""
+    """The second score, after perplexity: "exact" for number words, "bleu" for other text."""
     bleu_signature: str
     curves: Mapping[str, Curve]
-    """By scheme; schemes without a finished run are left out."""
+    """The curve of each scheme that has a finished run."""
     missing: Sequence[str]
-    """Descriptions of the runs and the sentences without scores, with the reason for each."""
+    """Runs and sentences that have no scores, each with the reason."""
 
 
 def score_by_length(sweep: Sweep) -> Study:
@@ -127,15 +127,15 @@ def score_by_length(sweep: Sweep) -> Study:
 def split_by_length(lengths: np.ndarray, limit: int) -> tuple[list[Bucket], list[str]]:
     """Split sentences into buckets that end at multiples of L / 2, up to 4 L.
 
-    A bucket of fewer than `MIN_SENTENCES` sentences is merged with the next one, or with the one
-    before if it is the last. No bucket extends across L.
+    A bucket of fewer than `MIN_SENTENCES` sentences is merged with the next bucket, or with the
+    previous bucket if it is the last. No bucket contains lengths on both sides of L.
 
     Args:
         lengths: int[sentences], in tokens.
         limit: L.
 
-    Returns:
-        The buckets, shortest first, and descriptions of the sentences that are in no bucket.
+    Returns: The buckets in order of length, and descriptions of the sentences that are not in any
+        bucket.
     """
     buckets: list[Bucket] = []
     excluded: list[str] = []
@@ -171,7 +171,7 @@ def _references(sentences: Sequence[Sentence]) -> list[tuple[int, int, str]]:
 def _compute_scores(
     sentences: Sequence[Sentence], metric: Score, tokenizer: str
 ) -> dict[Score, float]:
-    """Return perplexity, and BLEU or the share of exact matches in percent."""
+    """Return perplexity, and either BLEU or the percentage of exact matches."""
     nll = math.fsum(x.nll for x in sentences) / sum(x.target_tokens for x in sentences)
     scores: dict[Score, float] = {"perplexity": math.exp(min(nll, 700.0))}
     if metric == "exact":

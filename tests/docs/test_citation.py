@@ -1,4 +1,4 @@
-"""CITATION.cff is valid, so GitHub shows how to cite the software."""
+"""Test that CITATION.cff is valid, so that GitHub shows how to cite the software."""
 
 import subprocess
 import sys

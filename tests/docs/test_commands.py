@@ -1,4 +1,4 @@
-"""The commands in README and docs do what the pages claim."""
+"""Test that the commands in README and docs do what the pages say."""
 
 import os
 import re
@@ -14,13 +14,13 @@ from transformer_jax.data.number_words import NumberWords
 from transformer_jax.data.splits import SPLITS
 
 LABELS = re.compile(r"\d+ (s|min)\b|needs (a GPU|a TPU|hours|Slurm|the network|minutes)\b")
-# These commands would run the tests again, or need an environment other than that of the tests.
+# These commands would run the tests again, or they need a different environment.
 RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
 CHEAP = sorted({c.text for page in GUIDES for c in commands(page) if c.is_cheap} - {*RECURSIVE})
 
 
 def make_clone(folder: Path) -> Path:
-    """Copy the files under version control, and link this environment into the copy."""
+    """Copy the files under version control and link this environment into the copy."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -34,7 +34,7 @@ def make_clone(folder: Path) -> Path:
             shutil.copy2(ROOT / path, folder / path)
     (folder / ".venv").unlink(missing_ok=True)
     (folder / ".venv").symlink_to(sys.prefix)
-    # In the pages, a reader's text is in train.en, train.de, and so on.
+    # The pages call the reader's text files train.en, train.de, and so on.
     for split in SPLITS:
         pairs = NumberWords(400).read(split)
         for language, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
@@ -53,7 +53,8 @@ def run(command: Command, clone: Path) -> str:
         (clone / command.path).parent.mkdir(parents=True, exist_ok=True)
         (clone / command.path).write_text(command.text, "utf-8")
         return ""
-    # A user's shell does not have the variables that the tests set. Keep only the one of the cache.
+    # A user's shell does not have the variables that the tests set, so keep only the cache
+    # variable.
     hidden = ("JAX_", "PYTEST_", "PYTHONPATH", "XLA_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     if command.language == "python":
@@ -94,7 +95,7 @@ def remaining(page: Path) -> list[Command]:
     return [c for c in commands(page) if c.is_tested and c.text not in {*RECURSIVE, *CHEAP}]
 
 
-# Pages that use the demo's run share one clone, so that it is trained once.
+# Pages that use the demo's run share one clone, so the demo is trained only once.
 USE_DEMO = tuple(page for page in GUIDES if "runs/demo" in page.read_text("utf-8"))
 ALONE = tuple((page,) for page in GUIDES if page not in USE_DEMO and remaining(page))
 
@@ -108,6 +109,6 @@ def test_the_commands_of_a_page_work_in_order(pages: tuple[Path, ...], tmp_path:
     distinct = {command.text: command for page in pages for command in remaining(page)}
     outputs = {text: run(command, folder) for text, command in distinct.items()}
     if "make demo" in outputs:
-        # The last number is the score of the held-out lines. Earlier numbers show progress.
+        # The last number is the score on the held-out lines. Earlier numbers show progress.
         *_, exact = re.findall(r"exact +([0-9.]+)%", outputs["make demo"])
         assert float(exact) >= 98

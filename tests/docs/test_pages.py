@@ -1,4 +1,4 @@
-"""Every Markdown page renders correctly on GitHub."""
+"""Test that every Markdown page renders correctly on GitHub."""
 
 import re
 from itertools import pairwise
@@ -20,7 +20,7 @@ def parse(page: Path) -> list[Token]:
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """Return the lines of each table, without the line between header and body."""
+    """Return the rows of each table, without the line that separates header and body."""
     lines = text.splitlines()
     tables = [token.map for token in GITHUB.parse(text) if token.type == "table_open"]
     return [
@@ -79,7 +79,7 @@ def test_links_and_anchors_resolve(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))], ids=name)
-def test_lines_and_tables_fit_a_screen(page: Path) -> None:
+def test_lines_and_tables_fit_on_a_screen(page: Path) -> None:
     for line in page.read_text("utf-8").splitlines():
         assert len(line) <= MAX_COLUMNS or line.startswith(("![", "[![")), line
 

@@ -1,4 +1,4 @@
-"""A run that is killed, interrupted, or damaged ends with the same bits as an undisturbed run."""
+"""Test that a killed, interrupted, or damaged run ends with the same bits as an undisturbed run."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ NUM_KILLS = int(os.environ.get("TRANSFORMER_JAX_KILLS", "50"))
 
 @dataclasses.dataclass
 class Zygote:
-    """Starts training processes without the cost of imports; see `zygote.py`."""
+    """A process that starts trainers quickly by forking; see `zygote.py`."""
 
     process: subprocess.Popen[str]
     folder: Path
@@ -56,28 +56,28 @@ class Zygote:
         return int(self.process.stdout.readline())
 
     def start(self, *arguments: str, die: str | None = None) -> int:
-        """Start a command line, which may die at one of `MOMENTS`; return the process id."""
+        """Start a command, which may kill itself at one of `MOMENTS`, and return its process id."""
         return self.request({"arguments": arguments, "log": str(self.folder / "log"), "die": die})
 
     def train(self, path: Path, die: str | None = None) -> int:
-        """Start or resume a run; return the process id."""
+        """Start or resume a run and return the process id."""
         if (path / "run.json").exists():
             return self.start("resume", str(path), die=die)
         return self.start("train", str(self.folder / "config.py"), "--out", str(path), die=die)
 
     def wait(self, pid: int) -> int:
-        """Wait for the end of a process; return its exit code, or minus the signal's number."""
+        """Wait until a process ends and return its exit code, or the negative signal number."""
         return self.request(pid)
 
     def read_log(self) -> str:
-        """Return what all processes have printed since the last call."""
+        """Return everything that the processes have printed since the last call."""
         log = self.folder / "log"
         text = log.read_text("utf-8") if log.exists() else ""
         log.unlink(missing_ok=True)
         return text
 
     def finish(self, path: Path) -> None:
-        """Start or resume a run, and check that it ends successfully."""
+        """Start or resume a run and check that it ends successfully."""
         self.read_log()
         exit_code = self.wait(self.train(path))
         assert exit_code == 0, self.read_log()
@@ -107,7 +107,7 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 
 @pytest.fixture(scope="module")
 def undisturbed(zygote: Zygote) -> Path:
-    """The path of an undisturbed run."""
+    """The path of a run that trains without faults."""
     path = zygote.folder / "undisturbed"
     zygote.finish(path)
     return path
@@ -118,7 +118,7 @@ def newest_step(path: Path) -> int:
 
 
 def assert_equal(path: Path, undisturbed: Path) -> None:
-    """Compare everything that a run leaves behind except the times."""
+    """Compare all files of two runs, except for times in them."""
     assert state_of(path)[0] == CONFIG.train.steps
     assert_same(state_of(path), state_of(undisturbed))
     assert metrics_of(path) == metrics_of(undisturbed)
@@ -138,7 +138,7 @@ def events_of(path: Path) -> list[tuple[str, int]]:
     return [(tag, e.step) for tag in events.Tags()["tensors"] for e in events.Tensors(tag)]
 
 
-# Among the fast tests, the next one kills a run once.
+# This test is slow. The next test is fast and kills a run only once.
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
     zygote: Zygote, undisturbed: Path
@@ -150,7 +150,8 @@ def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
         path = zygote.folder / f"killed-{num_kills}-{num_runs}"
         for _ in range(min(5, num_kills - num_killed)):
             pid = zygote.train(path)
-            # The delay ends at a random moment between the end of the imports and late training.
+            # The random delay reaches from the first moments of the process to the last steps of
+            # training.
             time.sleep(rng.uniform(0, 6))
             os.kill(pid, signal.SIGKILL)
             num_killed += zygote.wait(pid) == -signal.SIGKILL
@@ -171,7 +172,7 @@ def test_a_kill_at_any_moment_of_a_save_loses_at_most_one_interval(
     for moment in moments:
         path = zygote.folder / "moment"
         assert zygote.wait(zygote.train(path, die=moment)) == -signal.SIGKILL, moment
-        # The first checkpoint, saved after the first step, is intact.
+        # The checkpoint of the first step must still be intact.
         names = (p.name for p in (path / "checkpoints").iterdir())
         steps = [int(name) for name in names if name.isdecimal()]
         assert steps, moment
@@ -201,14 +202,14 @@ def test_a_signal_at_any_time_loses_no_step(
     for _ in range(num_signals):
         zygote.read_log()
         pid = zygote.train(path)
-        # Before a process locks the run, there is nothing to resume.
+        # Wait until the process has locked the run, because before that there is no run to resume.
         while not describe_holder(path):
             time.sleep(0.05)
         time.sleep(rng.uniform(0, 4))
         os.kill(pid, number)
         exit_code = zygote.wait(pid)
         if exit_code == 0:
-            # The run ended before the signal. Start another one.
+            # The run ended before the signal arrived. Start a new run.
             assert_equal(path, undisturbed)
             shutil.rmtree(path)
             continue
@@ -237,7 +238,7 @@ def test_every_start_that_reaches_a_step_gets_further_than_the_one_before(
         has_reported = "step " in zygote.read_log()
         step = newest_step(path)
         num_fruitless += has_reported and step <= step_before
-        # A busy machine takes longer to reach the first step.
+        # On a busy machine, a run takes longer to reach the first step, so wait longer next time.
         seconds *= 1 if has_reported else 1.5
         step_before = step
     assert step_before > 1
@@ -261,7 +262,8 @@ def test_if_several_processes_start_at_once_one_trains_and_the_others_report_it(
         assert sorted(exit_codes) == [0, *[2] * (count - 1)], log
         messages = [line for line in log.splitlines() if line.startswith("transformer-jax: ")]
         assert len(messages) == count - 1
-        # After its creation and before its lock, a run exists, but no process trains it.
+        # A process that starts after the run was created, but before it was locked, reports that
+        # the run already exists.
         known = ("is being trained by", "already exists")
         assert all(any(text in message for text in known) for message in messages), messages
     assert_same(state_of(path), state_of(undisturbed))

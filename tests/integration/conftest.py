@@ -1,4 +1,4 @@
-"""Runs that several test modules compare with or copy. Tests must not change them."""
+"""Trained runs for several test modules, which compare or copy them but do not change them."""
 
 from pathlib import Path
 
@@ -15,6 +15,6 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def half_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of a run of the first four of these steps."""
+    """The path of a run of only the first four steps of `whole_run`."""
     config = SMALL.change(train={"steps": 4})
     return train(config, tmp_path_factory.mktemp("runs") / "half")

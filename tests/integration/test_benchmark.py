@@ -1,4 +1,4 @@
-"""At toy size, the benchmark reports what it measured, and each worker that failed."""
+"""Test the benchmark at toy size: its measurements, ratios, reports, and failing workers."""
 
 import dataclasses
 import json
@@ -47,13 +47,13 @@ def results(ours: Sequence[float], torch: Sequence[float], **more: Any) -> Resul
 
 def test_a_ratio_compares_two_samples_of_the_same_round() -> None:
     [part] = results([1.0, 2.0, 8.0, 4.0], [2.0, 2.0, 4.0, 2.0]).benchmarks
-    # The ratio is the speed relative to torch in each round.
+    # Each ratio is the speed relative to torch in one round.
     assert part.ratios("ours") == [2.0, 1.0, 0.5, 0.5]
     assert part.ratios("torch") == [1.0] * 4
     assert part.cpu_ratios("ours") == [2.0, 1.0, 0.5, 0.5]
     found = quartiles(part.ratios("ours"))
     assert (found.median, found.low, found.high) == (0.75, 0.5, 1.25)
-    # If the machine is half as fast in one round, ratios do not change.
+    # Ratios do not change if the machine is half as fast in one round.
     [other] = results([1.0, 4.0, 8.0, 4.0], [2.0, 4.0, 4.0, 2.0]).benchmarks
     assert other.ratios("ours") == part.ratios("ours")
 
@@ -90,7 +90,7 @@ def test_a_difference_within_the_spread_is_not_reported_as_a_change(
     ours: list[float], printed: str
 ) -> None:
     before = results([1.0, 1.1, 0.9], [1.0, 1.0, 1.0])
-    # The second machine is half as fast, which is not a change of this project.
+    # The machine of the second result is half as fast, which must not count as a change.
     after = results([2 * x for x in ours], [2.0, 2.0, 2.0])
     line = next(x for x in compare(before, after).splitlines() if "speed relative to torch" in x)
     assert line.rstrip(" |").endswith(printed)
@@ -117,7 +117,7 @@ def test_results_do_not_change_when_stored_as_json(tmp_path: Path) -> None:
     assert Results.open(path) == found
     table = path.with_suffix(".md").read_text("utf-8")
     assert table == to_markdown(found)
-    for said in ("skipped: hf: no module", "a remark", "train big: 3 s were left", "1.50"):
+    for said in ("hf was skipped: no module.", "a remark", "train big: 3 s were left", "1.50"):
         assert said in table
     assert found.commit is None or len(found.commit) < 20
     assert found.versions["jax"]
@@ -185,7 +185,7 @@ def test_a_mistake_is_reported_in_one_line(
 def test_a_worker_that_cannot_run_is_skipped_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # This Python cannot import the libraries, because -S hides installed packages.
+    # This Python interpreter cannot import PyTorch, because -S hides installed packages.
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     bare.chmod(0o755)
@@ -212,7 +212,7 @@ def test_a_worker_that_cannot_run_is_skipped_with_the_reason(
     code = main(["train", "toy", "--only", "torch", "--out", str(tmp_path / "out"), *python])
     assert code == SweepFailedError.exit_code
     shown = capsys.readouterr()
-    assert "skipped: torch: its process ended with 3" in shown.out
+    assert "torch was skipped: its process ended with 3" in shown.out
     assert "no worker could run" in shown.err
 
 
@@ -259,7 +259,7 @@ def test_our_workers_train_and_translate_their_task(tmp_path: Path) -> None:
     workload = adapter.train(task)
     first, later = workload.run(2), workload.run(40)
     assert (first.units, later.units) == (2 * 4 * 5, 40 * 4 * 5)
-    # The model learns. A uniform guess over 50 tokens has the loss log 50 = 3.9.
+    # The model learns. A uniform prediction over 50 tokens has the loss log 50 = 3.9.
     assert later.value != first.value
     assert 2 < later.value < 6
     assert workload.facts["parameters"] > 1000
@@ -268,7 +268,7 @@ def test_our_workers_train_and_translate_their_task(tmp_path: Path) -> None:
     data = {"sizes": task["sizes"], "sources": sources, "beam_size": 2, "extra": 3}
     found = adapter.translate(data).run(1)
     assert found.units == 5
-    # Each translation has the maximum length: that of its source, plus three tokens.
+    # Each translation has the maximum length, which is three tokens more than its source.
     assert found.value == np.mean([len(source) + 3 for source in sources])
 
 
@@ -287,7 +287,7 @@ def test_pipeline_batches_are_those_of_a_run_and_preloaded_batches_have_the_same
     real = adapter.pipeline({**task, "is_preloaded": False})
     kept = adapter.pipeline({**task, "is_preloaded": True})
     assert real.cycle == kept.cycle == len(batches.buckets) == real.facts["shapes"]
-    # The first call runs every shape once, on random batches.
+    # The first call runs one random batch of every shape.
     assert real.run(real.cycle).units == kept.run(kept.cycle).units
     for steps in ([0], [1, 2], list(range(3, batches.per_epoch + 2))):
         some = [batches[step] for step in steps]
@@ -307,8 +307,8 @@ def test_the_input_and_scaling_commands_run(
     options = ["--out", str(tmp_path / "out"), "--rounds", "2"]
     assert main(["input", str(tmp_path / "mine.py"), *options]) == 0
     printed = capsys.readouterr().out
-    assert "of positions are tokens; compiling all shapes took" in printed
-    assert "ratios are relative to preloaded" in printed
+    assert "of positions are tokens. Compiling all shapes took" in printed
+    assert "Ratios are relative to preloaded" in printed
     [path] = (tmp_path / "out").glob("input-*.json")
     assert main(["compare", str(path), str(path)]) == 0
     assert "within the spread" in capsys.readouterr().out
@@ -327,7 +327,7 @@ def test_scaling_reports_cost_next_to_model_flops() -> None:
         some = dataclasses.replace(sizes, batch=16 // length, src=length, tgt=length)
         config = adapter.make_config(dataclasses.asdict(some)).model
         flops.append(step_flops(config, sizes.vocab, full_batch(some)))
-    assert remark.endswith(f"{flops[1] / flops[0]:.2f} times the model FLOPs")
+    assert remark.endswith(f"{flops[1] / flops[0]:.2f} times the model FLOPs.")
 
 
 @pytest.mark.slow
@@ -339,7 +339,7 @@ def test_the_gpu_command_runs_at_toy_size_on_a_cpu(
     python = ["--torch-python", str(tmp_path / "none")]
     assert main(["gpu", "--toy", "--out", str(tmp_path), *python]) == 0
     shown = capsys.readouterr()
-    assert "skipped: hf" in shown.out
+    assert "hf was skipped" in shown.out
     [path] = tmp_path.glob("gpu-*.json")
     found = Results.open(path)
     assert [part.name for part in found.benchmarks] == [

@@ -1,4 +1,4 @@
-"""Each batch shape is compiled once, and runs of all seeds share the compiled programs."""
+"""Test that each batch shape is compiled once, and that all seeds share the programs."""
 
 import logging
 import re
@@ -42,7 +42,7 @@ def train_epochs(run: RunComponents) -> Iterator[None]:
 
 
 def compiled_by(action: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the name of each program that JAX compiles during an action."""
+    """Return the names of the programs that JAX compiles while `action` runs."""
     caplog.clear()
     with jax.log_compiles(), caplog.at_level(logging.WARNING, logger="jax"):
         action()
@@ -58,20 +58,20 @@ def test_a_step_is_compiled_once_for_each_shape_and_later_epochs_compile_nothing
     epochs = train_epochs(components)
     compiled = compiled_by(lambda: next(epochs), caplog)
     assert compiled.count("jit(train_step)") == num_shapes, compiled
-    # From here on, no shape is new, so nothing may be compiled. The guard raises an error if data
-    # moves between host and device without an explicit transfer.
+    # All shapes have been compiled, so nothing else may be compiled. The guard raises an error if
+    # data moves between host and device without an explicit transfer.
     with jax.transfer_guard("disallow"):
         assert compiled_by(lambda: next(epochs), caplog) == []
         # Check that the guard works.
         with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device"):
             jax.jit(jnp.negative)(np.ones(3))
-    # Check that the log shows compilations.
+    # Check that the log would show a compilation.
     assert compiled_by(lambda: jax.jit(lambda x: x + 3)(1), caplog)
 
 
 @pytest.fixture
 def cached_programs(tmp_path: Path) -> Iterator[Callable[[], set[str]]]:
-    """An empty compilation cache; the fixture is a function that lists its programs."""
+    """A function that lists the programs in the compilation cache, which is empty at first."""
     settings = {
         "jax_compilation_cache_dir": str(tmp_path / "programs"),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -107,7 +107,7 @@ def test_runs_of_all_seeds_share_their_train_steps(
 def test_whole_and_resumed_runs_of_all_seeds_share_their_programs(
     tmp_path: Path, cached_programs: Callable[[], set[str]]
 ) -> None:
-    # Train one epoch, so that each run uses every shape.
+    # Four steps are one epoch, so each run uses every shape.
     config = SMALL.change(train={"steps": 4})
     train(config, tmp_path / "one")
     first = cached_programs()
@@ -115,6 +115,7 @@ def test_whole_and_resumed_runs_of_all_seeds_share_their_programs(
     train(config.change(train={"seed": 1}), tmp_path / "two")
     assert cached_programs() == first
     train(config.change(train={"seed": 2, "steps": 1}), tmp_path / "three")
-    # Restoring a state and initializing it need different programs, but the steps are the same.
+    # Restoring a state and initializing it use different programs, but the training step is the
+    # same.
     resume(tmp_path / "three", train={"steps": 4})
     assert {name for name in cached_programs() - first if "train_step" in name} == set()

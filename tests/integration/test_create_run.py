@@ -1,4 +1,4 @@
-"""A new run may start with the parameters of another. Its folder is either complete or absent."""
+"""Test that a new run is complete or absent and may start with parameters of another run."""
 
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ TWO_VOCABULARIES = SMALL.change(
 def test_source_and_target_can_have_separate_vocabularies(tmp_path: Path) -> None:
     vocabulary = create_run(TWO_VOCABULARIES, tmp_path / "run", QUIET).vocabulary
     assert (len(vocabulary.source), len(vocabulary.target)) == (56, 48)
-    # German umlauts are in the target vocabulary only.
+    # Only the target vocabulary contains German umlauts.
     umlaut = "fünf"
     assert vocabulary.target.decode(vocabulary.target.encode([umlaut])) == [umlaut]
     assert vocabulary.source.decode(vocabulary.source.encode([umlaut])) != [umlaut]

@@ -1,4 +1,4 @@
-"""Runs survive full disks, and neither reports nor long training change results or memory use."""
+"""Test that runs survive full disks and broken pipes, and that memory use does not grow."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def mount(disk: Path, options: str) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """The path of a disk of two megabytes; skip the test if this user may not mount one."""
+    """The path of a disk of two megabytes. Without permission to mount it, tests are skipped."""
     path = tmp_path / "disk"
     path.mkdir()
     mount(path, "size=2m")
@@ -199,7 +199,7 @@ def test_a_long_run_uses_no_more_memory_and_compiles_each_shape_once(
     assert done.returncode == 0, done.stderr
     training, translation, num_compiled, num_shapes = json.loads(done.stdout.splitlines()[-1])
     assert num_compiled == num_shapes > 1
-    # Compare memory in megabytes after a warm-up of two tenths of the steps and one tenth of the
+    # Compare memory, in megabytes, after a warm-up: two tenths of the steps and one tenth of the
     # translations.
     assert training[-1] - np.median(training[1:3]) < 50
     assert translation[-1] - translation[1] < 50

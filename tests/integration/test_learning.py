@@ -1,4 +1,4 @@
-"""The tiny model learns the demo's task: number words, from English to German."""
+"""Test that the tiny model learns the demo's task: English number words to German."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Training resumes to the same bits, reports the same metrics, and ends for the right reasons."""
+"""Test that a resumed run gives the same bits, and that training ends when it should."""
 
 import dataclasses
 import json
@@ -24,7 +24,8 @@ from transformer_jax.training.components import build_run_components
 from transformer_jax.training.create_run import create_run
 from transformer_jax.training.step import TrainState, TrainStep
 
-# The checkpoint interval is 4 and the report interval 2. The learning rate peaks at step 4.
+# A checkpoint is scheduled every 4 steps and a report every 2 steps. The learning rate peaks at
+# step 4.
 OFF_SCHEDULE = 3
 
 
@@ -48,7 +49,7 @@ def test_an_interrupted_run_resumes_to_the_bits_of_an_uninterrupted_run(
 
 @pytest.mark.slow
 def test_the_same_command_gives_the_same_bits(whole_run: Path, tmp_path: Path) -> None:
-    # Among the fast tests, `test_a_trace_changes_no_bit` also checks this.
+    # This test is slow. The fast test `test_a_trace_changes_no_bit` checks the same claim.
     path = train(SMALL, tmp_path / "again")
     assert_same(state_of(path), state_of(whole_run))
     assert metrics_of(path) == metrics_of(whole_run)
@@ -115,7 +116,7 @@ def test_a_run_keeps_sample_translations_of_each_evaluation(whole_run: Path) -> 
 
 
 def make_gradients_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the gradients of step 3, and of step 6 and later, by NaN."""
+    """Replace the gradients of step 3, and of all steps from step 6, by NaN."""
     make_train_step = loop.make_train_step
 
     def make_nan_step(*arguments: Any) -> TrainStep:
@@ -140,10 +141,10 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
         [line for line in metrics_of(run) if line["split"] == "train"] for run in (path, whole_run)
     )
     assert [report.get("skipped") for report in reports] == [None, 1, 1, 2]
-    # Nothing differs before the first skipped step, except the rounding of another program.
+    # Before the first skipped step, the runs differ only in the rounding of different programs.
     assert reports[0] == pytest.approx(usual[0], rel=1e-5)
     assert reports[2]["perplexity"] != usual[2]["perplexity"]
-    # A skipped step does not count as an update, so the learning rate grows later.
+    # A skipped step does not count as an update, so the learning rate grows more slowly.
     assert reports[1]["learning_rate"] < usual[1]["learning_rate"]
     # Resume from step 4, as if the newest checkpoint had never been written.
     resumed = Path(shutil.copytree(path, tmp_path / "resumed"))
@@ -153,7 +154,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
     assert metrics_of(resumed) == metrics_of(path)
 
 
-# Between reports, the loop reads a step's result two steps later.
+# Between reports, the loop reads the result of each step two steps later.
 @pytest.mark.parametrize(
     ("log_every", "last"), [(100, 16), pytest.param(1, 15, marks=pytest.mark.slow)]
 )
@@ -174,7 +175,7 @@ def test_ten_skipped_steps_in_a_row_end_the_run_and_their_pairs_are_listed(
     step, state = state_of(path)
     assert step >= 4
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
-    # An interruption does not reset the count.
+    # An interruption does not reset the count of skipped steps.
     with pytest.raises(DivergedError, match=f"up to step {last};"):
         resume(path)
 
@@ -242,8 +243,8 @@ def test_checkpoints_can_be_scheduled_in_epochs_and_translated_less_often(tmp_pa
 def test_patience_ends_a_run_that_no_longer_improves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The best perplexity is at step 2. The three after it are worse, although each improves on the
-    # previous one.
+    # The best perplexity is at step 2. The next three perplexities are worse, although each
+    # improves on the previous one.
     perplexities = iter([9.0, 5.0, 7.0, 6.0, 5.5, 5.4, 5.3, 5.2])
     monkeypatch.setattr(evaluation, "perplexity", lambda _: next(perplexities))
     often = {"checkpoint_every": 1, "patience": 3, "keep_checkpoints": 1, "bleu_every": 100}

@@ -1,4 +1,4 @@
-"""Two processes train a run as one process with two devices does, and they end together."""
+"""Test that two processes train like one process with two devices, and that they end together."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from transformer_jax.model.transformer import Params
 
 TESTS = Path(__file__).parents[1]
 STEPS, CHECKPOINT = 24, 12
-# FSDP splits the parameters over both processes, so that neither can save or score alone.
+# With FSDP, each process has only a part of the parameters, so neither can save or score alone.
 CONFIG = f"""
 from small import SMALL
 train = {{"steps": {STEPS}, "checkpoint_every": {CHECKPOINT}, "log_every": 1, "bleu_every": 9}}
@@ -33,7 +33,7 @@ def free_port() -> int:
 
 
 def start(folder: Path, *command: str, code: str = "", **environment: str) -> subprocess.Popen[str]:
-    """Start a command; `code` runs when the config file is imported."""
+    """Start a command. The config file runs `code` when it is imported."""
     (folder / "mine.py").write_text(CONFIG + code)
     return subprocess.Popen(
         [sys.executable, "-m", "transformer_jax", *command],
@@ -74,7 +74,7 @@ def wait_for_metrics(run: Path, processes: list[subprocess.Popen[str]]) -> None:
 
 @pytest.fixture(scope="module")
 def run_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of an undisturbed run of two processes."""
+    """The path of a run that two processes trained without faults."""
     folder = tmp_path_factory.mktemp("processes")
     assert_success(start_two(folder, "train", "mine.py", "--out", "run"))
     return folder / "run"
@@ -96,7 +96,7 @@ def test_two_processes_train_as_one_process_with_two_devices(
     assert_success([one])
     runs = (run_of_two, tmp_path / "run")
     left, right = map(metrics_of, runs)
-    # Only one process reports.
+    # Only one process writes reports.
     assert [(r["step"], r["split"]) for r in left] == [(r["step"], r["split"]) for r in right]
     np.testing.assert_allclose(
         [r["perplexity"] for r in left], [r["perplexity"] for r in right], rtol=1e-6
@@ -122,7 +122,7 @@ def test_a_signal_to_one_process_ends_both_at_one_step_and_loses_nothing(
     assert_equal_runs(run_of_two, tmp_path / "run")
 
 
-# This code runs in both processes. In one of them, it calls `fail` in the named phase.
+# Both processes run this code. In one of them, it calls `fail` in the chosen phase.
 FAILURE = f"""
 import os, signal, sys, time
 from pathlib import Path
@@ -181,7 +181,7 @@ SUPERVISED = ("--supervise", "--step-timeout", "10")
 
 
 def assert_both_end(folder: Path, process: int, phase: str, failure: str, exit_code: int) -> None:
-    """Train with a failure in one process; check how both processes end."""
+    """Train while one process fails, and check how both processes end."""
     code = FAILURE.format(process=process, phase=phase, failure=failure)
     processes = start_two(folder, "train", "mine.py", "--out", "run", *SUPERVISED, code=code)
     results = wait_for_end(processes)
@@ -301,7 +301,7 @@ def test_srun_on_two_nodes_trains_as_one_process_with_two_devices(
     assert done.returncode == 0, done.stderr
     assert "in 2 processes" in done.stdout
     assert_equal_runs(run_of_two, tmp_path / "run")
-    # All processes end with the same line.
+    # Both processes end with the same line.
     again = subprocess.run([*command, "--out", "run"], cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode == 2
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])

@@ -1,8 +1,8 @@
-"""`prepare` on random corpora: it counts every pair, or rejects the corpus and names the file.
+"""Test `prepare` on random corpora: it counts every pair, or it names the faulty file.
 
-For any content of the files, `prepare` ends in one of two ways: with exit code 0 and every pair
-kept or counted, or with exit code 65 and one line that names a faulty file and, if possible, the
-line. A traceback or a hang also fails these tests.
+For any content of the files, `prepare` ends in one of two ways. It keeps or counts every pair and
+ends with exit code 0. Or it ends with exit code 65 and one message that names a faulty file and, if
+possible, the line in it. A traceback or a hang fails these tests.
 """
 
 import gzip
@@ -20,7 +20,7 @@ from transformer_jax.data.number_words import NumberWords
 PAIRS = [(s.encode(), t.encode()) for s, t in NumberWords(300).read("train")]
 LONG = b"x" * 1_000_000
 
-# Lines that are dropped from the training set, and the reason that `prepare` counts for each.
+# These lines are dropped from the training set. Each has the reason that `prepare` counts.
 DROPPED_LINES: list[tuple[bytes, str]] = [
     (b"", "empty"),
     (b"  ", "empty"),
@@ -49,7 +49,7 @@ NOT_FILES = ["nothing", "dangling", "folder", "pipe", "device"]
 
 
 class RandomCorpus:
-    """A corpus in files, with the expected error messages and the expected counts."""
+    """A corpus in files, with the error messages and counts that are expected from `prepare`."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -61,8 +61,8 @@ class RandomCorpus:
                 self.files[name] = list(side)
         self.no_files: dict[str, str] = {}
         self.encoded: dict[str, bytes] = {}
-        # Each tuple has parts of a possible error message. The actual message contains all parts
-        # of one tuple.
+        # Each tuple contains parts of one possible error message. The actual message must contain
+        # all parts of at least one tuple.
         self.faults: list[tuple[str, ...]] = []
         self.dropped: Counter[str] = Counter()
         for _ in range(rng.randrange(6)):
@@ -80,7 +80,7 @@ class RandomCorpus:
         return f"{split}.en.txt", f"{split}.de.txt"
 
     def insert(self, split: str, pair: tuple[bytes, bytes]) -> int:
-        """Insert a pair at a random line; return its number."""
+        """Insert a pair at a random line and return the line number."""
         position = self.rng.randrange(len(self.files[self.names(split)[0]]) + 1)
         for name, line in zip(self.names(split), pair, strict=True):
             self.files[name].insert(position, line)
@@ -107,7 +107,7 @@ class RandomCorpus:
         self.faults.append((f"{self.names(split)[side]}, line ", "not UTF-8"))
 
     def break_sides(self) -> None:
-        """Give one file fewer lines than the other, more lines, or no lines."""
+        """Remove lines from one file, add lines to it, or empty it."""
         names = self.names(self.rng.choice(self.splits))
         name = self.rng.choice(names)
         lines = self.files[name]
@@ -120,7 +120,7 @@ class RandomCorpus:
             self.faults.append((f"{either} has no lines",))
 
     def break_file(self) -> None:
-        """Replace a file by something that is not a file, or not plain UTF-8 text."""
+        """Replace a file by a folder or by content that is not plain UTF-8 text."""
         name = self.rng.choice(list(self.files))
         kind = self.rng.choice([*NOT_FILES, "utf-16", "noise", "blank", "gzip"])
         if kind in NOT_FILES:
@@ -142,7 +142,7 @@ class RandomCorpus:
             self.faults.append((f"{name}, after line ", "broken gzip"))
 
     def break_gzip(self) -> None:
-        """Flip a bit of a gzip checksum, as an additional fault."""
+        """Add a fault to a gzip file: flip a bit of its checksum."""
         name = self.rng.choice(list(self.encoded))
         if not self.encoded[name].startswith(b"\x1f\x8b"):
             packed = bytearray(gzip.compress(self.encoded[name]))
@@ -151,7 +151,7 @@ class RandomCorpus:
             self.faults.append((f"{name}, after line ", "broken gzip"))
 
     def lengthen(self) -> None:
-        """Insert a line that is too long into a split that is scored completely."""
+        """Insert a line that is too long into dev or test, whose lines must all be scored."""
         split = self.rng.choice(self.splits[1:])
         side = self.rng.randrange(2)
         pair = (LONG, b"eins") if side == 0 else (b"one", LONG)
@@ -159,7 +159,7 @@ class RandomCorpus:
         self.faults.append((f"{self.names(split)[side]}, line ", "more than 65536 bytes"))
 
     def encode(self, name: str) -> bytes:
-        """Return the file in one of the forms that editors and systems write."""
+        """Return the content of a file in one of the formats that editors write."""
         lines, rng = self.files[name], self.rng
         end = rng.choice([b"\n", b"\n", b"\r\n"])
         data = end.join([*lines, b""])
@@ -232,5 +232,5 @@ def test_any_corpus_is_prepared_and_counted_or_rejected_with_its_faulty_file(
         except AssertionError as error:
             raise AssertionError(f"corpus {seed}") from error
         rejected += code != 0
-    # Both outcomes occur often, so either check can fail.
+    # Both outcomes must occur often, so that both checks can fail.
     assert 0.3 * len(seeds) < rejected < 0.8 * len(seeds)

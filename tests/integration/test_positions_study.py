@@ -1,4 +1,4 @@
-"""The positions study reports the scores in a sweep's evaluations, here of synthetic runs."""
+"""Test the tables and figures of the positions study with the evaluations of synthetic runs."""
 
 import csv
 import json
@@ -41,7 +41,7 @@ Sentence = tuple[int, int, float, str, str]
 
 
 def synthesize(run: SweepRun, split: str) -> list[Sentence]:
-    """Return the sentences of a split with translations that get worse with length."""
+    """Return sentences of a split whose translations get worse with length."""
     rng = np.random.default_rng([run.seed, *run.row.encode(), *split.encode()])
     sentences: list[Sentence] = []
     for i, source in enumerate(LENGTHS[split]):
@@ -69,7 +69,7 @@ def finish(run: SweepRun) -> None:
 
 
 def make_sweep(path: Path, data: dict[str, Any]) -> Sweep:
-    """Make a sweep of three schemes and two seeds, with one failed run."""
+    """Make a sweep of three schemes and two seeds in which one run failed."""
     config = SMALL.change(data={**data, "max_length": LIMIT})
     rows = {name: Row(config.change(model=model)) for name, model in SCHEMES.items()}
     sweep = plan_sweep(path, rows, 2)

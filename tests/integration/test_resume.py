@@ -1,4 +1,4 @@
-"""A run that is resumed or loaded rejects a different config, text, or model."""
+"""Test that resuming or loading a run rejects a different config, text, or model."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Every sharding gives the results of one device, on any number of simulated devices."""
+"""Test that every sharding gives the results of one device, on 1 to 8 simulated devices."""
 
 import json
 import os
@@ -23,7 +23,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def run_program(*arguments: str, **environment: str) -> Any:
-    """Run a Python program; return the JSON in its last line."""
+    """Run a Python program and return the JSON in its last line of output."""
     done = subprocess.run(
         [sys.executable, *arguments],
         check=True,
@@ -46,9 +46,9 @@ def run_program(*arguments: str, **environment: str) -> Any:
     ids=["8 devices", "1, 2, 4 and 8 devices"],
 )
 def distances(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Distances of each sharding from one device, in float64, by dropout.
+    """Differences between each sharding and one device in float64, for each dropout rate.
 
-    The devices cannot share the 13 rows of a batch equally.
+    Batches have 13 rows, which cannot be divided equally among devices.
     """
     return run_program("on_devices.py", "float64", *request.param)
 
@@ -61,17 +61,17 @@ def test_every_sharding_trains_as_one_device_does(distances: dict[str, Any]) -> 
             # With pmap, each device draws different dropout masks.
             assert max(distance["metrics"]) > 1e-3, name
             continue
-        # With data and fsdp, the dropout masks are also those of one device.
+        # With data and fsdp, the dropout masks are the same as on one device.
         assert distance["params"] < 1e-9, name
-        # Adam hides a constant factor of the gradient, so also compare the gradient's norm. Most
-        # tokens are on the first device and the last of eight devices has none, so a mean of means
-        # would differ.
+        # Adam's updates do not depend on a constant factor of the gradient, so also compare the
+        # norm of the gradient. Most tokens are on the first device and none are on the last of
+        # eight devices, so a mean of the devices' means would differ.
         assert max(distance["metrics"]) < 1e-9, name
 
 
 @pytest.mark.slow
 def test_losses_in_float32_agree_with_one_device() -> None:
-    # Parameters may differ: Adam amplifies the rounding errors of very small gradients.
+    # Parameters may differ, because Adam amplifies the rounding errors of very small gradients.
     distances = run_program("on_devices.py", "float32", "1,2,4,8", "50", "0:data,fsdp,pmap")
     for name, distance in distances["0"].items():
         smoothed, nll, count, _ = distance["metrics"]
@@ -177,7 +177,7 @@ print(json.dumps(metrics_of(path)))
 def train_on(
     devices: int, path: Path, *, killed_at: int | None = None, **train: Any
 ) -> list[dict[str, Any]]:
-    """Start or resume a run on some devices; return its metrics."""
+    """Start or resume a run on the given number of devices and return its metrics."""
     options = [] if killed_at is None else [str(killed_at)]
     return run_program("-c", LOOP, str(devices), str(path), json.dumps(train), *options)
 
@@ -189,13 +189,14 @@ def test_a_run_that_changes_devices_and_shardings_ends_as_one_that_does_not(
     one_device = train_on(1, tmp_path / "one", steps=10)
     path = tmp_path / "several"
     train_on(8, path, parallelism="pmap", steps=3)
-    # The number of rows is a multiple of eight, which three devices cannot share equally.
+    # The number of rows is a multiple of eight, but not of three.
     train_on(3, path, parallelism="fsdp", steps=5)
     with pytest.raises(subprocess.CalledProcessError) as caught:
         train_on(2, path, killed_at=9, parallelism="data", steps=10)
     assert caught.value.returncode == -signal.SIGKILL
     several = train_on(1, path, steps=10)
-    # Each early end also scored the development set. Ignore these scores.
+    # The run that changes devices also scored the development set whenever it stopped. Ignore these
+    # additional scores.
     reports = {(line["step"], line["split"]) for line in one_device}
     several = [line for line in several if (line["step"], line["split"]) in reports]
     assert len(one_device) == len(several) > 0

@@ -1,4 +1,4 @@
-"""Each unfinished run is submitted to Slurm once, and resumes if Slurm ends it."""
+"""Test that unfinished runs are submitted to Slurm once and resume after Slurm ends them."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-# The import replaces the stream of a logging handler, so it must come before pytest replaces
-# standard error for a test.
+# This import creates a logging handler that keeps the current standard error stream. It must run
+# before pytest replaces standard error for a test.
 import submitit  # noqa: F401
 from finished_runs import set_status
 from small import SMALL
@@ -26,7 +26,8 @@ from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
 from transformer_jax.sweeps.status import RunStatus, read_status, write_status
 
 TESTS = Path(__file__).parents[1]
-# This sbatch copies each submitted script, and this squeue prints the file `queue`.
+# The simulated `sbatch` copies each submitted script, and the simulated `squeue` prints the file
+# `queue`.
 SBATCH = """#!/bin/sh
 if [ -e {folder}/refuses ]; then echo "sbatch: error: Invalid partition" >&2; exit 1; fi
 count=$(ls {folder} | grep -c submitted)
@@ -45,7 +46,7 @@ CONFIG = """
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of simulated Slurm commands. The working directory has a sweep's config."""
+    """A folder of simulated Slurm commands; the current directory contains a sweep's config."""
     folder, work = tmp_path / "cluster", tmp_path / "work"
     for path in (folder, work):
         path.mkdir()
@@ -102,7 +103,7 @@ def test_one_array_job_requests_the_resources_of_the_options(
         assert f"#SBATCH --{line}\n" in script
     assert "srun --unbuffered" in script
     assert " --cpus-per-task=6 " in script
-    # The first seed of every row comes before the second seed of any row.
+    # The first seed of all rows is submitted before the second seed of any row.
     assert {name: status.job for name, status in statuses().items()} == {
         "base/seed-0": "70_0",
         "B/seed-0": "70_1",
@@ -123,7 +124,7 @@ def test_a_single_run_without_a_gpu_is_a_plain_job(
     [script] = submissions(cluster)
     assert "--gpu" not in script
     assert "--array" not in script
-    # The time to save is a quarter of a short limit.
+    # For a short time limit, a quarter of the limit is reserved for saving.
     assert "signal=USR2@30\n" in script
     assert statuses()["base/seed-0"].job == "70"
     assert "submitted job 70 (1 task)" in capsys.readouterr().out
@@ -216,7 +217,7 @@ def test_a_mistake_is_reported_in_one_line_and_submits_nothing(
         case ["submitit"]:
             monkeypatch.setitem(sys.modules, "submitit", None)
     assert submit_sweep(*(option for option in options if len(options) > 1)) == code
-    # The data may be prepared before Slurm rejects the job.
+    # Ignore the progress lines of data preparation, which may run before Slurm rejects the job.
     lines = [line for line in capfd.readouterr().err.splitlines() if not line.endswith(" ...")]
     assert len(lines) == 1
     assert message in lines[0]
@@ -237,7 +238,7 @@ def test_a_dry_run_calls_no_slurm_command_and_creates_nothing(
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepRun:
-    """A run that was submitted as job 7_0, to which this process belongs."""
+    """A run that was submitted as job 7_0. This process appears to be the task of this job."""
     sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL)}, 1)
     sweep.store()
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
@@ -262,7 +263,7 @@ def test_a_task_whose_run_belongs_to_another_job_does_nothing(
 
 @pytest.fixture
 def run_task(run: SweepRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], int]]:
-    """A function that runs the task with a program as its worker, and returns its exit code."""
+    """A function that runs the task with a program as its worker and returns the exit code."""
     handler = signal.getsignal(signal.SIGTERM)
 
     def run_program(program: str) -> int:
@@ -298,7 +299,7 @@ def test_a_task_that_slurm_ends_lets_its_worker_save_and_waits_for_slurm(
 
 
 def test_a_worker_ignores_the_signal_of_the_time_limit(run_task: Callable[[str], int]) -> None:
-    # Slurm sends this signal to all processes, and it kills a process without a handler.
+    # Slurm sends this signal to all processes of a task. It would kill a process without a handler.
     assert run_task("os.kill(os.getpid(), signal.SIGUSR2); os._exit(3)") == 3
 
 
@@ -324,7 +325,7 @@ def test_a_finished_run_is_not_queued_again(run: SweepRun) -> None:
     assert read_status(run).status == "done"
 
 
-# Processes with this `sitecustomize.py` on their path fail in one of the runs.
+# With this `sitecustomize.py` on their path, trainers of one of the runs fail.
 FAULTS = """
     import os, sys
     if sys.argv[1:2] in (["train"], ["resume"]):
@@ -379,13 +380,13 @@ def test_on_a_cluster_a_failure_affects_one_run_and_ended_runs_resume(tmp_path: 
         return {name: read_status(run).status for name, run in runs.items()}
 
     def end(name: str, *command: str) -> None:
-        """Wait for a checkpoint, end the run with this `scontrol` command, and check the save."""
+        """Wait for a checkpoint, run `scontrol`, and check that the run ends and is saved."""
         wait_until(lambda: any((runs[name].path / "checkpoints").glob("[0-9]*")))
         subprocess.run(["scontrol", *command], check=True)
         wait_until(lambda: states()[name] in ("submitted", "stopped"))
         assert "SIGTERM: saved at step" in runs[name].log_file.read_text()
 
-    # The time limit is now near, so Slurm sends its signal.
+    # This command shortens the time limit to one minute, so Slurm sends its signal.
     end("long/seed-0", "update", f"JobId={number}_2", "TimeLimit=1")
     wait_until(lambda: states()["long/seed-0"] == "submitted")
     subprocess.run(["scontrol", "update", f"JobId={number}_2", "TimeLimit=720"], check=True)
@@ -400,7 +401,7 @@ def test_on_a_cluster_a_failure_affects_one_run_and_ended_runs_resume(tmp_path: 
     for name in ("long/seed-0", "long/seed-1"):
         lines = (runs[name].path / "metrics.jsonl").read_text().splitlines()
         steps = [line["step"] for line in map(json.loads, lines) if line["split"] == "train"]
-        # No step is reported twice, so the run resumed from its checkpoint.
+        # The run resumed from its checkpoint, because no step is reported twice.
         assert steps == sorted(set(steps))
         assert steps[-1] == 1000
     before = {name: run.status_file.read_text() for name, run in runs.items()}

@@ -1,4 +1,4 @@
-"""A supervisor ends a trainer that is stuck or lost, with a one-line error and exit code 75."""
+"""Test that a supervisor ends a stuck or lost trainer with a one-line error and exit code 75."""
 
 import os
 import re
@@ -36,14 +36,14 @@ TRAINER = """
             heartbeat.beat(step)
     assert heartbeat.connect()
 """
-# Deadlines are much longer than any machine needs, so that they do not make a test fail.
+# DEADLINE is much longer than any machine needs, so that a slow machine does not fail a test.
 # STEP_TIMEOUT is short, because tests of a silent trainer wait for it.
 STEP_TIMEOUT = 2.0
 DEADLINE = 120.0
 
 
 def trainer_command(folder: Path, *code: str) -> list[str]:
-    """Return the command of a trainer without a model, which sends heartbeats and runs `code`."""
+    """Return the command of a simulated trainer, which sends heartbeats and runs `code`."""
     path = folder / "trainer.py"
     path.write_text("\n".join(map(textwrap.dedent, (TRAINER, *code))))
     return [sys.executable, str(path)]
@@ -57,7 +57,7 @@ def run_supervised(
 
 
 def lost_error(folder: Path, *code: str, phase_timeout: float = DEADLINE) -> str:
-    """Run a trainer that hangs or is killed, and return the error about it."""
+    """Run a trainer that hangs or is killed, and return the error message."""
     with pytest.raises(LostProcessError) as caught:
         run_supervised(folder, *code, step_timeout=STEP_TIMEOUT, phase_timeout=phase_timeout)
     assert caught.value.exit_code == 75
@@ -99,7 +99,8 @@ def test_a_trainer_that_never_starts_is_killed(tmp_path: Path) -> None:
 def test_silence_in_a_phase_may_last_longer_than_between_steps() -> None:
     heartbeats = Heartbeats(step_timeout=30, phase_timeout=1800)
     for message, limit in (
-        # The first message may include compilation, so it does not give the duration of steps.
+        # The time before the first message may include compilation, so it does not count as the
+        # duration of steps.
         ("step 3", 1800),
         ("step 6", 80),
         ("busy scoring", 1800),
@@ -120,7 +121,7 @@ def test_a_long_step_extends_the_limit_for_a_hundred_messages() -> None:
     for index, silence in enumerate([10.0, 300.0, *[10.0] * 100]):
         heartbeats.silence = silence
         heartbeats.receive(f"step {3 * index}")
-        # The long silence counts while it is one of the last hundred intervals.
+        # A long interval counts as long as it is among the last hundred intervals.
         assert heartbeats.limit == (1200 if 1 <= index <= 100 else 40)
 
 
@@ -154,7 +155,7 @@ def test_the_error_does_not_advise_to_resume_a_run_that_does_not_exist(tmp_path:
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[str]]]:
-    """A list to which a test adds processes, which are killed after the test."""
+    """A list of processes, which are killed after the test."""
     processes: list[subprocess.Popen[str]] = []
     yield processes
     for process in processes:
@@ -168,7 +169,7 @@ def start_supervisor(
     *code: str,
     step_timeout: float = DEADLINE,
 ) -> tuple[subprocess.Popen[str], int]:
-    """Start a supervisor and its trainer; return the supervisor and the trainer's process id."""
+    """Start a supervisor, and return it with the process id of its trainer."""
     command = trainer_command(folder, "train(9); print(os.getpid(), flush=True)", *code)
     timeouts = f"step_timeout={step_timeout}, phase_timeout={DEADLINE}"
     program = (
@@ -208,8 +209,8 @@ def test_signals_reach_the_trainer_once_each(
     assert read_line(supervisor) == "ready"
     assert os.getpgid(trainer) != os.getpgid(supervisor.pid)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-        # Signal the whole process group, as a terminal does. Wait for each signal, because equal
-        # signals that arrive together count as one.
+        # Signal the whole process group, as a terminal does. Wait until each signal is reported,
+        # because equal signals that arrive together count as one.
         os.killpg(supervisor.pid, number)
         assert read_line(supervisor) == number.name
     out, _ = supervisor.communicate(timeout=DEADLINE)
@@ -236,7 +237,7 @@ def test_no_trainer_outlives_its_supervisor(
 
 def is_alive(pid: int) -> bool:
     try:
-        # A zombie counts as ended, because its new parent may not have waited for it yet.
+        # A zombie process counts as ended: only its new parent has not waited for it yet.
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
@@ -260,7 +261,8 @@ def test_a_trainer_survives_when_its_supervisor_is_stopped_with_it(
 
 def test_a_supervisor_that_does_not_read_does_not_block_training(tmp_path: Path) -> None:
     ours, theirs = os.pipe()
-    # Nearly all messages have at least 9 bytes, and a pipe holds 65,536.
+    # A pipe holds 65,536 bytes. Nearly all messages have at least 9 bytes, so these messages do not
+    # fit.
     command = trainer_command(tmp_path, "train(3 * 65536 // 8, pause=0)")
     environment = {**os.environ, heartbeat.VARIABLE: str(theirs)}
     subprocess.run(command, env=environment, pass_fds=(theirs,), check=True, timeout=DEADLINE)
@@ -321,7 +323,7 @@ def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
 @pytest.mark.parametrize(
     ("number", "condition", "error"),
     [
-        # The supervisor knows the duration of steps two messages after the end of a phase.
+        # The supervisor knows the duration of a step only after the second message of a phase.
         (
             signal.SIGSTOP,
             "step > 45 and heartbeat._beats > 6",

@@ -1,4 +1,4 @@
-"""A sweep trains and scores its runs, reports failures, and resumes after interruptions."""
+"""Test that a sweep trains and scores its runs, reports failures, and resumes if interrupted."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import RunStatus, read_status
 
 TESTS = Path(__file__).parents[1]
-# With this `sitecustomize.py` on its path, a process fails in a way that depends on its run.
+# With this `sitecustomize.py` on its path, a trainer fails in a way that depends on its run.
 FAULTS = """
     import os, signal, sys, time
     from transformer_jax.distributed import heartbeat
@@ -63,7 +63,7 @@ CONFIG = """
 
 
 def start_sweep(folder: Path, *options: str) -> subprocess.Popen[str]:
-    """Start a sweep of CONFIG in the folder."""
+    """Start a sweep of `CONFIG` in a folder."""
     (folder / "mine.py").write_text(textwrap.dedent(CONFIG))
     (folder / "sitecustomize.py").write_text(textwrap.dedent(FAULTS))
     return subprocess.Popen(
@@ -77,7 +77,7 @@ def start_sweep(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def run_sweep(folder: Path, *options: str) -> tuple[int, str, str]:
-    """Run a sweep to its end; return its exit code, output, and errors."""
+    """Run a sweep and return its exit code, standard output, and standard error."""
     process = start_sweep(folder, "--step-timeout", "5", *options)
     out, err = process.communicate(timeout=1800)
     return process.returncode, out, err
@@ -89,7 +89,7 @@ def statuses_in(folder: Path) -> dict[str, RunStatus]:
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Wait for a condition while a process is alive."""
+    """Wait for a condition, and fail if the process ends before it holds."""
     deadline = time.monotonic() + 400
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -132,7 +132,7 @@ def test_four_failures_of_nine_runs_do_not_affect_the_others(
     assert statuses["C/seed-2"].code == 70
     assert "smaller train.learning_rate_scale" in failed["C/seed-2"]
     assert "4 of 9 runs failed" in err.splitlines()[-1]
-    # Finished runs are not repeated, and failed runs only on request.
+    # Finished runs are never repeated, and failed runs are repeated only on request.
     before = {name: s.run.status_file.read_text() for name, s in statuses.items()}
     assert run_sweep(tmp_path)[0] == 1
     assert before == {n: s.run.status_file.read_text() for n, s in statuses_in(tmp_path).items()}

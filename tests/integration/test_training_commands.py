@@ -1,4 +1,4 @@
-"""The commands `train` and `resume` print the next commands, and save on a signal."""
+"""Test that `train` and `resume` print the next commands and save when they receive a signal."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def test_train_and_resume_name_the_next_commands_and_these_commands_work(
     assert "model.d_k 8 -> 4" in capsys.readouterr().err
 
 
-# Among the fast tests, `test_faults` sends SIGTERM to a process.
+# This test is slow. A test in `test_faults` sends SIGTERM to a process.
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_saves_and_exits_with_75(tmp_path: Path, number: signal.Signals) -> None:

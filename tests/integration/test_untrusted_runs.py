@@ -1,4 +1,4 @@
-"""An untrusted run cannot execute code, access other files, or crash the process."""
+"""Test that an untrusted run cannot execute code, access other files, or crash the process."""
 
 import hashlib
 import io
@@ -35,7 +35,7 @@ PRIVATE = "hunter2-and-more"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of a run that was trained while the environment contained secrets."""
+    """The path of a run that was trained with secrets in the environment variables."""
     path = tmp_path_factory.mktemp("runs") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EXAMPLE_API_KEY", PRIVATE)
@@ -106,7 +106,7 @@ def link(name: str, to: str) -> Callable[[Path], None]:
 
 
 def replace_vocabulary(content: bytes) -> Callable[[Path], None]:
-    """Return a function that replaces the vocabulary, with a matching digest."""
+    """Return a function that replaces the vocabulary and updates its digest."""
 
     def change(path: Path) -> None:
         (path / "tokenizer.model").write_bytes(content)
@@ -170,7 +170,7 @@ def test_a_manipulated_run_is_rejected_in_one_line(
 
 
 def rejection_of(model: bytes) -> str:
-    """Return why a vocabulary is rejected; "" if it is accepted."""
+    """Return the reason for which a vocabulary is rejected, or "" if it is accepted."""
     try:
         Tokenizer.load_untrusted(model, "tokenizer.model")
     except DataError as error:
@@ -188,7 +188,7 @@ def test_no_vocabulary_crashes_the_process(tries: int) -> None:
         for _ in range(rng.choice([1, 1, 5, 50])):
             model[rng.randrange(len(model))] = rng.randrange(256)
         if number % 4 == 0:
-            # Add a SentencePiece entry whose length is huge, and may exceed the file.
+            # Add a SentencePiece entry that claims a huge length, which may exceed the file.
             model += b"\x0a\xff\xff\xff\x0f" + bytes(rng.choice([0, 10_000]))
         message = rejection_of(bytes(model))
         rejected += bool(message)
@@ -200,7 +200,7 @@ def test_no_vocabulary_crashes_the_process(tries: int) -> None:
 
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """A vocabulary that must be verified again, even if an earlier test verified it."""
+    """A vocabulary without a record of an earlier verification."""
     monkeypatch.setattr(tokenizer, "TRIED", set())
     return Tokenizer.train(["one two three"], 20).model
 

@@ -1,4 +1,4 @@
-"""Test attention against its equation as loops and against the claims of section 3.2."""
+"""Test attention against its equation, written as loops, and against the claims of section 3.2."""
 
 import math
 from dataclasses import replace
@@ -59,7 +59,7 @@ def test_attention_is_equation_1(score: str, mask_shape: tuple[int, ...], seed: 
     np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
-def test_the_dot_products_are_scores_of_the_config() -> None:
+def test_the_config_offers_all_scores() -> None:
     """test_attention_scores.py tests the other two scores."""
     assert set(ATTENTION_SCORES) == {*DOT_PRODUCTS, "general", "additive"}
     assert {name: ATTENTION_SCORES[name](SMALL) for name in DOT_PRODUCTS} == DOT_PRODUCTS
@@ -89,7 +89,7 @@ def test_a_query_without_allowed_keys_has_a_finite_gradient() -> None:
     for gradient in jax.grad(total, argnums=(0, 1, 2))(*arrays):
         assert np.all(np.isfinite(gradient))
         assert np.any(gradient)
-    # The scores of this query do not affect the output, so they have no gradient.
+    # A query without allowed keys attends evenly for any scores, so its gradient is zero.
     query_gradient = jax.grad(total)(*arrays)
     assert not np.any(query_gradient[:, 1])
     assert np.all(np.any(query_gradient[:, [0, 2]], axis=-1))
@@ -97,10 +97,10 @@ def test_a_query_without_allowed_keys_has_a_finite_gradient() -> None:
 
 @pytest.mark.parametrize("d_k", [4, 64, 256])
 def test_scaling_brings_the_variance_of_scores_from_d_k_to_one(d_k: int) -> None:
-    """Section 3.2.1, footnote 4: if q and k have mean 0 and variance 1, q.k has variance d_k."""
+    """In section 3.2.1, footnote 4: if q and k have mean 0 and variance 1, q.k has variance d_k."""
     pairs = 20_000
     query, key = normal(0, pairs, 1, 1, d_k), normal(1, pairs, 1, 1, d_k)
-    # The estimate of the variance has a relative error of about 1 % (one sigma).
+    # The relative standard error of the estimated variance is about 1 %.
     np.testing.assert_allclose(np.var(dot_product(query, key)), d_k, rtol=0.06)
     np.testing.assert_allclose(np.var(scaled_dot_product(query, key)), 1.0, rtol=0.06)
 
@@ -112,7 +112,7 @@ def test_scores_of_bfloat16_vectors_are_summed_in_float32(score: str) -> None:
     scores, expected = DOT_PRODUCTS[score](query, key), DOT_PRODUCTS[score](*in_float32)
     assert scores.dtype == jnp.float32
     np.testing.assert_allclose(scores, expected, rtol=1e-5)
-    # Rounding to bfloat16 would change them.
+    # Rounding the scores to bfloat16 would change them.
     assert not np.allclose(expected.astype(jnp.bfloat16).astype(jnp.float32), expected, rtol=1e-4)
 
 
@@ -168,7 +168,7 @@ def test_a_pass_with_intermediates_returns_the_weights_of_every_head() -> None:
 
 
 def test_projections_start_glorot_uniform_as_one_matrix_of_all_heads() -> None:
-    """The bound would be larger if each head were drawn separately."""
+    """If each head were initialized separately, the bound of the distribution would be larger."""
     d_model, heads, d_k, d_v = 64, 8, 16, 24
     config = replace(SMALL, d_model=d_model, num_heads=heads, d_k=d_k, d_v=d_v)
     x, mask = normal(0, 1, 2, d_model), jnp.ones((1, 1, 1, 2), bool)

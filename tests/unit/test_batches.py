@@ -1,4 +1,4 @@
-"""Every epoch contains each pair exactly once; a batch depends only on the seed and the step."""
+"""Test that each epoch contains each pair once, and that a batch depends only on seed and step."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ Lengths = list[tuple[int, int]]
 Pair = tuple[tuple[int, ...], tuple[int, ...]]
 
 SHORT, ANY = st.integers(2, 5), st.integers(2, 40)
-# Corpora with similar sides, and corpora with one side that is always shorter.
+# In some of these corpora, one side is always short. In others, both sides have any length.
 LENGTHS = st.sampled_from([(ANY, ANY), (SHORT, ANY), (ANY, SHORT)]).flatmap(
     lambda sides: st.lists(st.tuples(*sides), min_size=1, max_size=200)
 )
@@ -24,7 +24,7 @@ EXAMPLES = settings(deadline=None, derandomize=True, max_examples=60)
 
 
 def pairs_of(lengths: Lengths) -> list[Pair]:
-    """Return pairs of these lengths; pair i has source tokens i and target tokens -i."""
+    """Return pairs of the given lengths; pair i repeats i as source and -i as target."""
     return [((i,) * source, (-i,) * target) for i, (source, target) in enumerate(lengths, 1)]
 
 
@@ -37,7 +37,7 @@ def plan(lengths: Lengths, batch_tokens: int, seed: int = 0) -> Batches:
 
 
 def unpad(batch: Batch) -> list[Pair]:
-    """Return the pairs of a batch; check that all padding is at the end of rows."""
+    """Return the pairs of a batch, and check that all padding is at the end of rows."""
     pairs: list[Pair] = []
     for rows in zip(batch.source, batch.target, strict=True):
         source, target = (tuple(int(token) for token in row if token) for row in rows)
@@ -85,7 +85,7 @@ def test_each_epoch_and_each_seed_has_a_different_order() -> None:
     by_seed = [plan(lengths, 200, seed) for seed in range(3)]
     orders = [tuple(epoch(batches, number)) for batches in by_seed for number in range(3)]
     assert len(set(orders)) == len(orders)
-    # The pairs that share a batch also change, not only the order of the batches.
+    # A different seed also puts different pairs in the same batch.
     first, second = (
         {frozenset(unpad(batches[step])) for step in range(4)} for batches in by_seed[:2]
     )
@@ -186,6 +186,6 @@ def test_shards_joined_in_order_are_the_batch(total: int) -> None:
         for side, expected in enumerate(batch):
             rows = np.concatenate([shard[side] for shard in shards])
             np.testing.assert_array_equal(rows[: len(expected)], expected)
-            # If the rows do not divide evenly, the last shards end with empty rows.
+            # If the rows cannot be divided evenly, the last shards end with empty rows.
             assert not rows[len(expected) :].any()
             assert len(rows) < len(expected) + total

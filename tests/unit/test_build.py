@@ -1,4 +1,4 @@
-"""Test models built from configs: every name in the config has a module."""
+"""Test that models can be built from every name that a config allows."""
 
 import typing
 from dataclasses import replace
@@ -32,7 +32,7 @@ def test_every_name_in_the_config_has_an_entry(field: str) -> None:
 
 
 def test_equal_configs_build_equal_models() -> None:
-    """`jax.jit` therefore compiles a function with a static model argument once for both."""
+    """For equal models, `jax.jit` compiles a function with a static model argument only once."""
     one, other = (build_transformer(replace(SMALL), VOCABULARY, 17) for _ in range(2))
     assert one is not other
     assert one == other

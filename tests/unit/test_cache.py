@@ -1,4 +1,4 @@
-"""The cache is in the folder that the environment names, or by default in a writable folder."""
+"""Test the choice of the cache folder: the environment variable, or else a writable default."""
 
 import os
 import tempfile

@@ -22,7 +22,7 @@ from checkpoint_helpers import (
 )
 
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.runs import checksums
+from transformer_jax.runs import checkpoint_metadata, checksums
 from transformer_jax.runs.checkpoint_averaging import select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 
@@ -52,7 +52,8 @@ def test_arrays_may_be_donated_as_soon_as_save_returns(tmp_path: Path) -> None:
 
 def test_the_latest_the_best_and_the_last_scheduled_checkpoints_are_kept(tmp_path: Path) -> None:
     write_steps(tmp_path / "c", {1: 2.0, 2: 9.0, 3: 8.0, 4: 7.0, 5: None, 6: 6.0, 7: None}, keep=2)
-    # Step 1 is the best, 4 and 6 are the last two scheduled steps, and 7 is the latest.
+    # Step 1 has the best perplexity, steps 4 and 6 are the last two scheduled ones, and step 7 is
+    # the latest.
     assert steps_on_disk(tmp_path / "c") == {1, 4, 6, 7}
 
 
@@ -61,7 +62,7 @@ def test_a_run_without_checkpoints_is_an_error(tmp_path: Path) -> None:
         CheckpointManager(tmp_path / "run" / "checkpoints", IDENTITY)
 
 
-def test_reading_changes_no_file(tmp_path: Path) -> None:
+def test_reading_a_checkpoint_changes_no_file(tmp_path: Path) -> None:
     write_steps(tmp_path / "c", {1: 9.0, 2: 8.0})
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")}
     with CheckpointManager(tmp_path / "c", IDENTITY) as checkpoints:
@@ -102,7 +103,7 @@ def add(rng: random.Random, files: list[Path]) -> None:
 
 
 def replace_by_step_1(_rng: random.Random, files: list[Path]) -> None:
-    """Copy checkpoint 1 over checkpoint 2. All digests match, but the step does not."""
+    """Replace checkpoint 2 by a copy of checkpoint 1. All digests match, but the step is wrong."""
     folder = next(path.parent for path in files if path.name == "SHA256SUMS")
     shutil.rmtree(folder)
     shutil.copytree(folder.with_name("1"), folder)
@@ -141,7 +142,7 @@ def test_a_reader_uses_the_previous_checkpoint_and_renames_nothing(tmp_path: Pat
     messages: list[str] = []
     with CheckpointManager(folder, IDENTITY, say=messages.append) as checkpoints:
         assert select_steps(checkpoints) == [2]
-        # If a checkpoint is requested by its step, no other checkpoint is used instead.
+        # If a checkpoint was selected by its step, it must not be replaced by another checkpoint.
         with pytest.raises(StorageError, match=r"checkpoint 3 of .* is damaged: checkpoint.json"):
             first_value(checkpoints, 3)
         with pytest.raises(StorageError, match=r"checkpoint 3 of .* is damaged: checkpoint.json"):
@@ -205,7 +206,7 @@ def test_the_previous_checkpoint_stays_until_the_next_one_is_complete(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of one megabyte. Tests that use it are skipped if this user may not mount it."""
+    """The path of a disk of one megabyte. Without permission to mount it, tests are skipped."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
@@ -235,7 +236,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact_and_nothing_partial(
         (small_disk / "other").write_bytes(bytes(300_000))
         with pytest.raises(StorageError, match=r"no room for checkpoint 2: it takes 0 MiB"):
             checkpoints.prepare_save(2, with_optimizer(incompressible(2)))
-        # Another program may fill the disk after the check.
+        # Simulate that another program fills the disk after the check for free space.
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 0, 1 << 40))
             checkpoints.prepare_save(2, with_optimizer(incompressible(2)))
@@ -243,7 +244,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact_and_nothing_partial(
             with pytest.raises(StorageError, match="checkpoint 2 could not be written: ") as caught:
                 checkpoints.wait()
         assert "\n" not in str(caught.value)
-        # Orbax does not log the error a second time.
+        # Orbax must not log the error a second time.
         assert capfd.readouterr().err == ""
         assert {path.name for path in folder.iterdir()} == {"1"}
         assert restored(checkpoints, 1)
@@ -266,9 +267,9 @@ def test_a_disk_that_fills_at_the_last_file_leaves_nothing_partial(
     with open_writable(tmp_path / "c", []) as checkpoints:
         with monkeypatch.context() as patch:
             if file == "SHA256SUMS":
-                patch.setattr(os, "fsync", no_space)
+                patch.setattr(checksums, "write_text", no_space)
             else:
-                patch.setattr(Path, "write_text", no_space)
+                patch.setattr(checkpoint_metadata, "write_json", no_space)
             checkpoints.save(2, with_optimizer(params_of(2)), None, {})
             with pytest.raises(StorageError, match="could not be written: No space left"):
                 checkpoints.wait()

@@ -12,7 +12,7 @@ IDENTITY = {"model.d_model": 2, "data": "f1a9"}
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """The directory of checkpoint 4."""
+    """A directory with the metadata of checkpoint 4."""
     folder = tmp_path / "run" / "checkpoints" / "4"
     folder.mkdir(parents=True)
     CheckpointMetadata(9.0, 1, {"skipped": 2}).write(folder, 4, IDENTITY)
@@ -48,7 +48,7 @@ def test_a_config_field_that_a_checkpoint_lacks_has_its_default(checkpoint: Path
 def test_a_checkpoint_of_another_format_is_rejected_in_one_line(checkpoint: Path) -> None:
     file = checkpoint / "checkpoint.json"
     content = json.loads(file.read_text())
-    # Checkpoints of format 2 have no format field.
+    # In format 2, checkpoints had no `format` field.
     for stored in ({k: v for k, v in content.items() if k != "format"}, content | {"format": 99}):
         file.write_text(json.dumps(stored))
         checksums.write(checkpoint)

@@ -1,4 +1,4 @@
-"""The command line reports a mistake in one line before it imports JAX or writes a file."""
+"""Test that the command line reports mistakes before it imports JAX or writes files."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ OPTIONS = [
 ]
 SLOW_IMPORTS = ("jax", "flax", "optax", "orbax", "tensorflow_datasets", "matplotlib", "scipy")
 
-# Invalid commands, and a part of the error message that gives the reason.
+# Each invalid command is listed with the part of its error message that gives the reason.
 MISTAKES: dict[tuple[str, ...], str] = {
     ("trian", "tiny"): "no command 'trian'; did you mean 'train'?",
     ("--verbose",): "no command '--verbose'",
@@ -101,7 +101,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
 def run_python(
     code: str, *arguments: str, cwd: Path, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run code in a separate Python process, without the shape checks of the tests."""
+    """Run code in a separate Python process, which does not check array shapes."""
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         cwd=cwd,
@@ -114,7 +114,7 @@ def run_python(
 
 
 def mistake(capsys: pytest.CaptureFixture[str], arguments: Sequence[str], code: int = 2) -> str:
-    """Run a command that fails, and return the one line that it prints."""
+    """Run a command that must fail, and return the one line that it prints."""
     assert main(arguments) == code
     out, err = capsys.readouterr()
     assert out == ""
@@ -333,7 +333,7 @@ def test_params_prints_each_row_of_a_sweep_next_to_the_papers_number(
     assert header[:2] == ["row", "parameters"]
     totals = {name: f"{row['total']:,}" for name, row in counts(capsys, *arguments).items()}
     assert [tuple(line[:2]) for line in lines] == list(totals.items())
-    # The paper gives the number of parameters of base and B1, but not that of E.
+    # The paper states the number of parameters for base and B1, but not for E.
     assert [line[4:] for line in lines] == [["65", "+0"], ["58", "-7"], []]
 
 

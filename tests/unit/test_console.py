@@ -1,4 +1,4 @@
-"""No text controls the terminal, and every error becomes one line and an exit code."""
+"""Test that printed text cannot control the terminal, and that an error is one line and a code."""
 
 import io
 import shlex

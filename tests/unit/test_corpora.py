@@ -1,4 +1,4 @@
-"""Every kind of corpus that a config can choose has a class and the right BLEU tokenizer."""
+"""Test that every corpus in a config has a class and the right BLEU tokenizer."""
 
 from typing import get_args, get_type_hints
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from jaxtyping import Array
-from models import SOURCE, VOCABULARY, make_decoder_layer, make_model
+from models import SOURCE, VOCABULARY, make_decoder_layer, make_model, make_self_attention
 from oracles import SMALL, BeamSlots, apply, drawn_params, floats, normal
 from test_layers import causal, is_source_token
 from test_variants import VARIANTS, cases
@@ -23,8 +23,7 @@ from transformer_jax.model.decoding import (
     decode_step,
     from_cache_layout,
     init_decoding,
-    project_memory,
-    to_cache_layout,
+    project,
 )
 from transformer_jax.model.transformer import Transformer, shift_right, source_mask
 from transformer_jax.special_tokens import BOS, EOS
@@ -59,19 +58,19 @@ def test_decode_steps_give_the_logits_of_the_whole_forward_pass(changes: dict[st
         logits, state = step(model, params, tokens, jnp.asarray(t), slots.ancestors(t), state)
         assert logits.dtype == jnp.float32
         np.testing.assert_allclose(slots.gather(t, logits), expected[:, :, t], atol=tolerance)
-    # The hypotheses differ by more than the tolerance.
+    # The logits of different hypotheses must differ by more than the tolerance.
     assert np.abs(expected[:, 0] - expected[:, 1]).max() > min(0.1, 4 * tolerance)
 
 
 class TokensSoFar(NamedTuple):
-    """The state of a search without a cache: the tokens that each beam slot read, [B, J, L]."""
+    """The state of a search without a cache: the tokens that each beam slot has read, [B, J, L]."""
 
     tokens: Array
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def search(model: Transformer, has_cache: bool, params: dict[str, Any]) -> Translations:
-    """Search for translations with decode steps, or with a whole forward pass for each token."""
+    """Translate with cached decoding steps, or with a complete forward pass for each token."""
     source = jnp.repeat(SOURCE, HYPOTHESES, axis=0)
     state: Any = TokensSoFar(jnp.zeros((len(SOURCE), HYPOTHESES, ROOM), jnp.int32))
     if has_cache:
@@ -89,7 +88,8 @@ def search(model: Transformer, has_cache: bool, params: dict[str, Any]) -> Trans
             mask = source_mask(source)
             output: Any = model.apply({"params": params}, read, memory, mask, method="decode")
             logits = output[:, position].reshape(*newest.shape, -1)
-        # Flatten the logits and delay the end token, so that hypotheses move between beam slots.
+        # Make the logits more uniform and delay the end token, so that hypotheses move between
+        # slots.
         end = jnp.where(position < ROOM - 4, -50.0, 0.0)
         return (logits / 4).at[..., EOS].add(end), state
 
@@ -139,7 +139,7 @@ def test_a_decoded_layer_ignores_and_keeps_cache_entries_of_later_positions(
         bound: Any = nn.apply(function, layer)
         return jax.jit(bound)({"params": params}, *arguments)
 
-    projected = call(project_memory, memory)
+    projected = call(lambda layer, memory: project(layer.cross_attention, memory), memory)
     shape, entries = (batch, config.num_heads), ROOM * HYPOTHESES
     cache = KeyValueCache(
         1000 * normal(2, *shape, config.d_k, entries), 1000 * normal(3, *shape, entries, config.d_v)
@@ -154,9 +154,13 @@ def test_a_decoded_layer_ignores_and_keeps_cache_entries_of_later_positions(
 
 
 def test_the_cache_layout_makes_columns_of_keys_and_rows_of_values() -> None:
-    key, value = normal(0, 2, 6, 3, 4), normal(1, 2, 6, 3, 5)
-    cache = to_cache_layout(key, value)
+    attention = make_self_attention(replace(SMALL, num_heads=3, d_k=4, d_v=5))
+    x = normal(0, 2, 6, SMALL.d_model)
+    params = drawn_params(attention, x, x, jnp.ones((1, 1, 1, 6), bool))
+    projected = apply(attention, params, x, method="project_keys_and_values")
+    bound: Any = nn.apply(project, attention)
+    cache = bound({"params": params}, x)
     assert cache.keys.shape == (2, 3, 4, 6)
     assert cache.values.shape == (2, 3, 6, 5)
-    for actual, expected in zip(from_cache_layout(cache), (key, value), strict=True):
-        np.testing.assert_array_equal(actual, expected)
+    for actual, expected in zip(from_cache_layout(cache), projected, strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-6)

@@ -1,7 +1,7 @@
 """Test dropout: its rate, its mean, and the statistics of its random bits.
 
-Keys are fixed, so each test always passes or always fails. Deviations of up to five standard
-deviations are accepted.
+The random keys are fixed, so the results never vary. Tests accept deviations of up to five standard
+deviations.
 """
 
 import functools
@@ -32,17 +32,17 @@ def dropped_ones(shape: tuple[int, ...], rate: float, rng: Array) -> Array:
 
 
 def is_zero(shape: tuple[int, ...], rate: float, rng: Array) -> Floats:
-    """Return 1.0 for each dropped element, and 0.0 for the others."""
+    """Return 1.0 for each dropped element and 0.0 for each kept element."""
     return floats(dropped_ones(shape, rate, rng) == 0)
 
 
 def key_of(first: int, second: int) -> Array:
-    """Return the random key with these two halves."""
+    """Return the random key that consists of two given 32-bit halves."""
     return jax.random.wrap_key_data(jnp.asarray([first, second], jnp.uint32))
 
 
 def deviations(x: ArrayLike, y: ArrayLike) -> float:
-    """Return the correlation of x and y, in standard deviations of independent samples."""
+    """Return the correlation of x and y in units of its standard error for independent samples."""
     x, y = np.ravel(floats(x)), np.ravel(floats(y))
     return float(np.corrcoef(x, y)[0, 1]) * len(x) ** 0.5
 
@@ -56,7 +56,7 @@ def test_the_fraction_of_zeros_is_the_rate(shape: tuple[int, ...], rate: float) 
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_kept_elements_are_scaled_so_that_the_mean_stays(rate: float) -> None:
+def test_kept_elements_are_scaled_to_preserve_the_mean(rate: float) -> None:
     x = 3 + normal(0, 300, 200)
     y = floats(dropout(x, rate, jax.random.key(0)))
     is_kept = y != 0
@@ -112,7 +112,7 @@ def test_masks_of_different_keys_are_independent(kind: str, rate: float) -> None
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 @pytest.mark.parametrize("second", [8, 2**31 + 7, 3_000_000_000])
-def test_keys_with_close_first_halves_do_not_give_shifted_copies(second: int, rate: float) -> None:
+def test_masks_of_similar_keys_are_not_shifted_copies(second: int, rate: float) -> None:
     distance = 3
     one = is_zero((60_000,), rate, key_of(10, 7))
     other = is_zero((60_000,), rate, key_of(10 + distance, second))
@@ -193,7 +193,7 @@ def test_dropout_needs_no_key_and_changes_nothing_in_inference_or_at_rate_zero()
 
 
 class TwoDropouts(nn.Module):
-    """A module with two dropout modules that act on the same vector."""
+    """A module that applies two dropout modules to the same vector."""
 
     @nn.compact
     def __call__(self, x: Array) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Test the matrix that embeddings and softmax share (section 3.4)."""
+"""Test the matrix that the embeddings share with the pre-softmax projection (section 3.4)."""
 
 import math
 from dataclasses import replace
@@ -45,7 +45,7 @@ def test_embeddings_have_the_config_dtype_and_logits_are_float32() -> None:
     assert apply(model, params, x, method="logits").dtype == jnp.float32
 
 
-def test_rows_start_with_variance_one_over_d_model() -> None:
+def test_embedding_rows_start_with_variance_one_over_d_model() -> None:
     model = SharedEmbedding(replace(SMALL, d_model=64), 2000)
     params = initial_params(model, TOKENS, method="embed")
     assert params["table"].shape == (2000, 64)
@@ -91,7 +91,7 @@ def test_the_shared_matrix_learns_from_source_target_and_softmax() -> None:
                 "output_embedding": ("softmax",),
             },
         ),
-        # A separate source vocabulary cannot share a matrix with the target vocabulary.
+        # With separate vocabularies, source and target cannot share a matrix.
         ("all", 17, {"embedding": ("target", "softmax"), "source_embedding": ("source",)}),
         ("target", 17, {"embedding": ("target", "softmax"), "source_embedding": ("source",)}),
     ],
@@ -111,7 +111,7 @@ def test_each_matrix_learns_only_from_the_roles_tied_to_it(
     def logit(params: dict[str, Any]) -> Array:
         return apply(model, params, source, target)[0, -1, 9]
 
-    # Each role learns from these tokens, as in the previous test.
+    # These are the rows that each role of the matrix updates, as in the previous test.
     by_role = {"source": {3, 4, 2}, "target": {1, 5, 6}, "softmax": {9}}
     gradient = jax.grad(logit)(params)
     for name, roles in matrices.items():

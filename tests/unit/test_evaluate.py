@@ -127,7 +127,7 @@ def test_scores_are_printed_even_if_they_cannot_be_saved(
 ) -> None:
     copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
     shutil.rmtree(copy / "evaluations", ignore_errors=True)
-    # Root may write to any directory, but a file cannot contain files.
+    # A read-only directory would not stop root, so replace the directory by a file.
     (copy / "evaluations").touch()
     assert main(["evaluate", str(copy), "--split", "dev", "--beam-size", "1", "--json"]) == 0
     captured = capsys.readouterr()
@@ -141,7 +141,7 @@ def test_the_command_line_compares_two_runs(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # With an empty cache, the command prepares the text again and shows its progress.
+    # The cache is empty, so the command prepares the text again and shows its progress.
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path))
     path = str(run.folder.path)
     options = ["--split", "dev", "--beam-size", "1", "--average-checkpoints", "2"]
@@ -159,7 +159,7 @@ def test_the_command_line_compares_two_runs(
     assert baseline["scores"][0]["p"] == 1
     assert f"bs:1000|seed:{baseline['seed']}" in baseline["scores"][0]["signature"]
     folder = run.folder.path / "evaluations" / "dev-step8-average2-beam1-alpha0.6"
-    # Two comparisons with the same translations have the same file.
+    # Both comparisons had the same translations, so there is only one file.
     [saved] = folder.glob("baseline-run-*.json")
     assert json.loads(saved.read_text()) == baseline
     lines = saved.with_suffix(".txt").read_text("utf-8").split("\n")[:-1]

@@ -79,7 +79,7 @@ def test_each_way_of_translating_has_its_own_directory() -> None:
     assert "dev-step8-average1-beam1-alpha0.6-length-penalty-power" in names
 
 
-def test_scores_are_never_stored_with_other_translations(
+def test_scores_are_never_stored_next_to_other_translations(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save_evaluation(run, evaluation_of(REFERENCES))

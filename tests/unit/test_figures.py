@@ -1,4 +1,4 @@
-"""The figures of a report show every row."""
+"""Test that the figures of a report show every row."""
 
 from pathlib import Path
 

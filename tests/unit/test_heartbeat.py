@@ -1,4 +1,4 @@
-"""A trainer sends a message every third step, and at the start of each phase."""
+"""Test that a trainer sends a message every third step and at the start of each phase."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from transformer_jax.distributed import heartbeat
 
 @pytest.fixture
 def read_messages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
-    """A function that returns the messages since its last call."""
+    """A function that returns the messages that were sent since its last call."""
     ours, theirs = os.pipe()
     os.set_blocking(ours, False)
     os.set_blocking(theirs, False)
@@ -42,7 +42,7 @@ def test_a_phase_lasts_until_a_later_step_is_done(read_messages: Callable[[], li
     beat(range(1, 11))
     heartbeat.busy("scoring")
     assert read_messages()[-1] == "busy scoring"
-    # The beat of step n proves that step n - 2 is done: step 13 proves that step 11 is.
+    # The beat of step 13 shows that step 11, the first step after the phase, is done.
     beat(range(11, 13))
     assert read_messages() == []
     beat(range(13, 14))

@@ -1,4 +1,4 @@
-"""Test the inspection of models: attention weights, and shapes and counts of parameters."""
+"""Test functions that inspect a model: attention weights, parameter shapes, parameter counts."""
 
 import math
 from typing import Any
@@ -27,7 +27,7 @@ def all_weights(model: Transformer, params: dict[str, Any]) -> dict[str, Array]:
     return jax.jit(attention_weights, static_argnums=0)(model, params, SOURCE, TARGET)
 
 
-def test_attention_weights_has_all_layers_of_each_kind() -> None:
+def test_attention_weights_contains_every_layer_of_each_kind() -> None:
     model, params = make_model(num_layers=2, num_heads=3)
     weights = all_weights(model, params)
     shapes = {kind: array.shape for kind, array in weights.items()}
@@ -39,7 +39,7 @@ def test_attention_weights_has_all_layers_of_each_kind() -> None:
     for kind, array in weights.items():
         np.testing.assert_allclose(array.sum(-1), 1.0, atol=1e-5, err_msg=kind)
         assert not np.allclose(array[0], array[1], atol=0.01), "layers must differ"
-    # Padding and the future have weight zero.
+    # Attention weights of padding and of future positions are zero.
     for kind in ("encoder", "cross"):
         assert not np.any(weights[kind][:, 1, ..., 4:])
         assert np.all(weights[kind][:, 1, ..., :4])
@@ -79,7 +79,7 @@ def test_abstract_parameters_have_the_shapes_and_dtypes_of_real_ones() -> None:
 
 
 def test_abstract_parameters_take_no_memory() -> None:
-    # The embedding alone would take 32 TiB.
+    # The embedding matrix of this model would take 32 TiB.
     leaves = jax.tree.leaves(abstract_params(build_transformer(ModelConfig(d_model=2**19), 2**24)))
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
     assert max(math.prod(leaf.shape) for leaf in leaves) == 2**43

@@ -1,6 +1,6 @@
-"""The launcher runs each unfinished run once, and a failure does not affect other runs.
+"""Test that the launcher trains each unfinished run once, even if other runs fail.
 
-The workers here are small programs, not trainers: `tests/integration/test_sweeps.py` uses trainers.
+Small programs take the place of trainers. `tests/integration/test_sweeps.py` tests real trainers.
 """
 
 import os
@@ -24,7 +24,7 @@ from transformer_jax.sweeps.slots import Slot
 from transformer_jax.sweeps.status import CORES_VARIABLE, read_status
 
 SLOTS = [Slot("cpu 0", cores=frozenset({0})), Slot("cpu 1", {"DEVICE": "1"})]
-# This program behaves like a worker: it writes a status, unless it is killed first.
+# This program behaves like a worker: it writes the status of a run, unless it is killed first.
 WORKER = """
 import json, os, signal, sys, time
 folder, name = sys.argv[1:3]
@@ -61,7 +61,7 @@ def make_sweep(path: Path, *rows: str, seeds: int = 1) -> Sweep:
 
 @pytest.fixture(autouse=True)
 def worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start the small program instead of the worker."""
+    """Make the launcher start a small program instead of a worker."""
     monkeypatch.setattr(
         launcher, "train_command", lambda arguments, _: [sys.executable, "-c", WORKER, *arguments]
     )

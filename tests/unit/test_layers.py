@@ -1,4 +1,4 @@
-"""Test layers against their equations as loops and against PyTorch's layers."""
+"""Test layers against their equations, written as loops, and against PyTorch's layers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,7 +34,7 @@ BIASED = replace(SMALL, attention_bias=True)
 
 
 def is_source_token() -> Array:
-    """Return the mask of two sentences, the second of which is two positions shorter."""
+    """Return the source mask of two sentences; the second is two tokens shorter than the first."""
     return jnp.arange(SOURCES)[None, None, None] < jnp.asarray([6, 4])[:, None, None, None]
 
 
@@ -62,7 +62,7 @@ def test_the_decoder_layer_equals_its_equations(config: ModelConfig) -> None:
 
 
 def test_the_residual_adds_the_input_and_not_the_query() -> None:
-    """Some implementations add the projected query, whose shape is the same with one wide head."""
+    """Some implementations add the projected query instead, which here has the same shape."""
     config = replace(SMALL, num_heads=1, d_k=WIDTH, d_v=WIDTH)
     x, mask = normal(0, BATCH, SOURCES, WIDTH), is_source_token()
     layer = make_encoder_layer(config)
@@ -95,7 +95,7 @@ def test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one() -> No
     inner = convolve(channels_first, params["inner"])
     expected = convolve(jnp.maximum(inner, 0), params["outer"]).swapaxes(1, 2)
     np.testing.assert_allclose(apply(layer, params, x), expected, atol=1e-5)
-    # Some inputs of the ReLU are negative, so it has an effect.
+    # The ReLU must have an effect, so some of its inputs must be negative.
     assert np.any(np.asarray(inner) < 0)
 
 
@@ -127,7 +127,7 @@ def test_epsilon_is_added_to_the_variance() -> None:
 
 
 def test_dropout_acts_on_the_sub_layer_output_before_the_sum() -> None:
-    """Section 5.4: dropout does not affect the input, and it precedes the sum and the norm."""
+    """In section 5.4, dropout acts on the sub-layer output only, before the sum and the norm."""
     x, zeros = normal(0, BATCH, TARGETS, WIDTH), jnp.zeros((BATCH, TARGETS, WIDTH))
     layer, rng = AddAndNorm(SMALL), jax.random.key(1)
     params = drawn_params(layer, x, zeros, method="leave")
@@ -138,7 +138,7 @@ def test_dropout_acts_on_the_sub_layer_output_before_the_sum() -> None:
     expected = layer_norm(params["norm"], x)
     np.testing.assert_allclose(leave(params, x, zeros), expected, atol=1e-5)
 
-    # The norm sees zeros and twos if the sub-layer returns ones.
+    # If the sub-layer returns ones, dropout at rate 0.5 gives zeros and twos to the norm.
     plain = {"norm": {"scale": jnp.ones(WIDTH), "bias": jnp.zeros(WIDTH)}}
     dropped = leave(plain, zeros, zeros + 1)
     for vector in floats(dropped).reshape(-1, WIDTH):
@@ -150,7 +150,7 @@ def norm_params(norm: Any) -> dict[str, Array]:
 
 
 def attention_params(attention: Any, config: ModelConfig) -> dict[str, dict[str, Array]]:
-    """Return the parameters of a `torch.nn.MultiheadAttention` under this package's names."""
+    """Return the parameters of a `torch.nn.MultiheadAttention` with the names in this package."""
     heads = config.num_heads
     params: dict[str, dict[str, Array]] = {}
     matrices = np.split(as_array(attention.in_proj_weight), 3)
@@ -179,7 +179,7 @@ def as_array(tensor: Any) -> Array:
 
 
 def torch_layer(torch: Any, kind: str, config: ModelConfig) -> Any:
-    """Return a PyTorch layer with random parameters; attention biases are zero if ours has none."""
+    """Return a PyTorch layer with random parameters, but zero biases if the config has none."""
     layer = getattr(torch.nn, kind)(
         WIDTH,
         config.num_heads,
@@ -202,7 +202,7 @@ def torch_layer(torch: Any, kind: str, config: ModelConfig) -> Any:
 
 
 def disallowed(torch: Any, allowed: ArrayLike) -> Any:
-    """Return the mask in PyTorch's form, which is True where attention is not allowed."""
+    """Return a mask for PyTorch, in which True means that attention is not allowed."""
     return torch.from_numpy(~np.array(allowed))
 
 

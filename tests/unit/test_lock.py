@@ -23,7 +23,7 @@ with exclusive_lock(Path(sys.argv[1])):
 
 
 def start_holder(run: Path) -> subprocess.Popen[str]:
-    """Start a process that locks a run, and wait until it holds the lock."""
+    """Start a process that locks a run and wait until it holds the lock."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(run)], stdout=subprocess.PIPE, text=True
     )
@@ -60,7 +60,7 @@ def test_the_age_is_in_hours_and_an_invalid_file_is_tolerated(tmp_path: Path) ->
                 pass
 
 
-def test_asking_for_the_holder_never_prevents_training(tmp_path: Path) -> None:
+def test_asking_who_holds_the_lock_never_prevents_training(tmp_path: Path) -> None:
     with exclusive_lock(tmp_path):
         assert "by process" in describe_holder(tmp_path)
     is_over = threading.Event()
@@ -80,7 +80,7 @@ def test_asking_for_the_holder_never_prevents_training(tmp_path: Path) -> None:
         assert [reader.result() for reader in readers] == [None, None]
 
 
-def test_asking_for_the_holder_does_not_wait_for_another_reader(tmp_path: Path) -> None:
+def test_asking_who_holds_the_lock_does_not_wait_for_another_reader(tmp_path: Path) -> None:
     with exclusive_lock(tmp_path):
         pass
     with (tmp_path / "lock").open() as file:

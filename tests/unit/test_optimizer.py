@@ -1,4 +1,4 @@
-"""Test clipping against that of Optax. `test_paper` compares the learning rate with the paper."""
+"""Test gradient clipping against Optax. `test_paper` compares the learning rate with the paper."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The numbers that the paper prints: Table 3, the learning rate, and Adam."""
+"""Test numbers from the paper: Table 3, the learning rate, and Adam."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ Changes = dict[str, Any]
 
 
 class Expected(NamedTuple):
-    """A row of Table 3, and the number of parameters counted here for 37,000 tokens."""
+    """A row of Table 3, with our parameter count for 37,000 tokens."""
 
     model: Changes
     train: Changes
@@ -56,7 +56,7 @@ EXPECTED = {
     "D2": Expected({"dropout": 0.2}, {}, 4.95, 25.5, None, 63.05),
     "D3": Expected({}, {"label_smoothing": 0.0}, 4.67, 25.3, None, 63.05),
     "D4": Expected({}, {"label_smoothing": 0.2}, 5.47, 25.7, None, 63.05),
-    # The parameters of base, and 256 + 306 positions of width 512.
+    # Row E has the parameters of base and 256 + 306 positions of width 512.
     "E": Expected({"positions": "learned"}, {}, 4.92, 25.7, None, 63.33),
     "big": Expected(
         {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3},
@@ -73,7 +73,7 @@ def total(config: ModelConfig) -> int:
 
 
 def check_equations(config: ModelConfig) -> None:
-    """Check the equations against an actual model with a single layer, which is fast to trace."""
+    """Compare the equations with an actual model of a single layer, which is fast to trace."""
     one_layer = dataclasses.replace(config, num_layers=1)
     assert total(one_layer) == closed_form(one_layer)
 
@@ -112,7 +112,7 @@ def test_base_is_the_first_row_of_table_3() -> None:
     assert (m.num_layers, m.d_model, m.d_ff, m.num_heads, m.d_k, m.d_v) == (6, 512, 2048, 8, 64, 64)
     assert (m.dropout, t.label_smoothing, t.steps) == (0.1, 0.1, 100_000)
     assert (t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.warmup_steps) == (0.9, 0.98, 1e-9, 4000)
-    # The paper does not use these.
+    # The paper does not use these options.
     assert (m.attention_dropout, m.activation_dropout, m.attention_bias) == (0.0, 0.0, False)
     assert (t.learning_rate_scale, t.clip_norm) == (1.0, None)
     assert (m.positions, m.attention_score) == ("sinusoidal", "scaled_dot_product")
@@ -121,7 +121,7 @@ def test_base_is_the_first_row_of_table_3() -> None:
 def test_the_search_has_the_parameters_of_section_6_1() -> None:
     decode = TABLE_3["base"].config.decode
     assert (decode.beam_size, decode.length_penalty_alpha, decode.max_extra_length) == (4, 0.6, 50)
-    # Section 6.2: the results in Table 3 do not average checkpoints.
+    # According to section 6.2, the results in Table 3 do not average checkpoints.
     assert {row.config.decode.average_checkpoints for row in TABLE_3.values()} == {1}
 
 
@@ -153,13 +153,13 @@ def test_every_row_has_as_many_parameters_as_its_equations() -> None:
 
 def test_every_variant_has_as_many_parameters_as_its_equations() -> None:
     variants: list[tuple[Changes, float]] = [
-        # There are 12 self-attentions with 33 relative positions of width 128.
+        # These parameters are 12 self-attentions x 33 relative positions x width 128.
         ({"positions": "relative"}, 0.05),
         ({"positions": "relative", "max_relative_position": 4}, 0.01),
         ({"positions": "rotary"}, 0),
         ({"positions": "alibi"}, 0),
         ({"positions": "concatenated_sinusoidal"}, 0),
-        # There are 18 attentions with 8 heads; each head has 64 x 64 or 64 parameters.
+        # These parameters are 18 attentions x 8 heads x 64 x 64 (general) or 64 (additive).
         ({"attention_score": "general"}, 0.59),
         ({"attention_score": "additive"}, 0.01),
         ({"layer_norm": "pre"}, 0),
@@ -175,7 +175,7 @@ def test_every_variant_has_as_many_parameters_as_its_equations() -> None:
 
 
 def test_rows_differ_from_base_by_as_many_parameters_as_in_the_paper() -> None:
-    """No vocabulary size explains the paper's totals, so compare only the differences from base.
+    """No vocabulary size reproduces the paper's totals, so compare only differences from base.
 
     If d_model is the same, the size of the vocabulary cancels out.
     """
@@ -189,7 +189,7 @@ def test_rows_differ_from_base_by_as_many_parameters_as_in_the_paper() -> None:
 
 
 def test_rows_a_have_as_many_parameters_as_base() -> None:
-    """Row (A) keeps the amount of computation constant: h x d_k is 512."""
+    """Rows (A) keep the amount of computation constant, because h x d_k is always 512."""
     rows = ("base", "A1", "A2", "A3", "A4")
     assert len({closed_form(TABLE_3[name].config.model) for name in rows}) == 1
 
@@ -224,7 +224,7 @@ def test_learning_rate_rises_linearly_then_falls_with_the_square_root() -> None:
     assert rate(16_000) == pytest.approx(rate(4000) / 2, rel=1e-5)
 
 
-def test_scale_multiplies_the_learning_rate() -> None:
+def test_learning_rate_scale_multiplies_the_learning_rate() -> None:
     assert rate(123, scale=2.5) == pytest.approx(2.5 * rate(123), rel=1e-5)
 
 
@@ -240,13 +240,13 @@ def updates_of(config: TrainConfig, gradients: list[Floats]) -> list[Floats]:
 
 
 def test_the_first_update_uses_the_rate_of_step_one() -> None:
-    """Adam's first update is the learning rate, with the opposite sign of the gradient."""
+    """Adam's first update is the learning rate with the opposite sign of the gradient."""
     (update,) = updates_of(TrainConfig(), [np.array([2.0, -0.5, 30.0])])
     np.testing.assert_allclose(update, -rate(1) * np.array([1, -1, 1]), rtol=1e-5)
 
 
 def test_updates_are_those_of_adam() -> None:
-    """Compare with algorithm 1 of Kingma and Ba (2015), with the paper's constants."""
+    """Compare with algorithm 1 of Kingma and Ba (2015) and the constants of section 5.3."""
     generator = np.random.default_rng(0)
     gradients = [generator.standard_normal(3) * [1.0, 1e-3, 1e-9] for _ in range(5)]
     mean, square = np.zeros(3), np.zeros(3)

@@ -1,4 +1,4 @@
-"""A sweep's plan is stored; rows and seeds can be added but not changed."""
+"""Test that the plan of a sweep is stored, and that its rows can be added but not changed."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_a_run_is_found_by_its_name() -> None:
         sweep.find("E/seed-2")
 
 
-def test_a_stored_plan_may_grow_but_not_change(tmp_path: Path) -> None:
+def test_rows_can_be_added_to_a_stored_plan_but_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "s"
     two = {name: ROWS[name] for name in ("base", "wide")}
     plan_sweep(path, two, 1).store()

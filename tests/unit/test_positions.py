@@ -40,7 +40,7 @@ def test_the_sinusoid_encodes_any_positions_in_any_order() -> None:
 
 @pytest.mark.parametrize("d_model", [2, 6, 512])
 def test_concatenated_sinusoids_are_tensor2tensors(d_model: int) -> None:
-    """This is get_timing_signal_1d with its own names: all sines, then all cosines."""
+    """The names are those of Tensor2Tensor's get_timing_signal_1d: all sines, then all cosines."""
     length, num_timescales = 300, d_model // 2
     log_timescale_increment = math.log(1.0e4 / 1.0) / max(num_timescales - 1, 1)
     expected = np.zeros((length, d_model))
@@ -49,7 +49,7 @@ def test_concatenated_sinusoids_are_tensor2tensors(d_model: int) -> None:
             inverse_timescale = 1.0 * math.exp(i * -log_timescale_increment)
             expected[position, i] = math.sin(position * inverse_timescale)
             expected[position, num_timescales + i] = math.cos(position * inverse_timescale)
-    add_positions = POSITION_SCHEMES["concatenated_sinusoidal"].add_positions
+    add_positions = POSITION_SCHEMES["concatenated_sinusoidal"][0]
     model = add_positions(replace(SMALL, d_model=d_model), 9)
     encoded = apply(model, {}, jnp.zeros((1, length, d_model)), jnp.arange(length))
     np.testing.assert_allclose(encoded[0], expected, atol=1e-4)
@@ -58,7 +58,7 @@ def test_concatenated_sinusoids_are_tensor2tensors(d_model: int) -> None:
 @given(offset=st.integers(-50, 200))
 @examples(20)
 def test_the_encoding_of_a_later_position_is_a_rotation_of_an_earlier_one(offset: int) -> None:
-    """Section 3.5: for any fixed offset k, PE(pos + k) is a linear function of PE(pos)."""
+    """Section 3.5 says that PE(pos + k) is a linear function of PE(pos) for any fixed offset k."""
     d_model, positions = 32, np.arange(60, 160)
     rotation = np.zeros((d_model, d_model))
     for i in range(0, d_model, 2):
@@ -73,7 +73,7 @@ def test_the_encoding_of_a_later_position_is_a_rotation_of_an_earlier_one(offset
 
 def test_wavelengths_grow_geometrically_from_2_pi_to_almost_10000_times_2_pi() -> None:
     d_model = 512
-    # At position 1, sine and cosine give the angle of one step, which determines the wavelength.
+    # The sine and cosine at position 1 determine the angle per position and thus the wavelength.
     sines, cosines = floats(sinusoid(jnp.asarray([1]), d_model))[0].reshape(-1, 2).T
     wavelengths = 2 * math.pi / np.arctan2(sines, cosines)
     assert wavelengths[0] == pytest.approx(2 * math.pi, rel=1e-5)
@@ -156,7 +156,7 @@ def test_clamping_changes_nothing_within_the_table() -> None:
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_more_positions_than_the_table_has_raise_one_line(side: int) -> None:
+def test_too_many_positions_for_the_table_raise_a_one_line_error(side: int) -> None:
     model = build_transformer(replace(SMALL, positions="learned", max_positions=5), 11)
     long, short = jnp.ones((1, 6), jnp.int32), jnp.ones((1, 5), jnp.int32)
     params = drawn_params(model, short, short)
@@ -185,6 +185,6 @@ def test_only_learned_positions_have_tables(scheme: Any) -> None:
 
 @pytest.mark.parametrize("scheme", ["none", "alibi", "rotary", "relative"])
 def test_schemes_without_an_encoding_add_nothing_to_embeddings(scheme: Any) -> None:
-    model = POSITION_SCHEMES[scheme].add_positions(SMALL, 9)
+    model = POSITION_SCHEMES[scheme][0](SMALL, 9)
     x = normal(0, 2, 3, 16)
     np.testing.assert_array_equal(apply(model, {}, x, jnp.arange(3)), x)

@@ -1,4 +1,4 @@
-"""Test layers that normalize first against their formula and PyTorch's layers."""
+"""Test pre-norm layers against their formula and against PyTorch's layers."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ def test_the_decoder_layer_adds_each_sub_layer_of_the_normalized_x_to_x() -> Non
     y = layer_norm(params["after_self_attention"]["norm"], x)
     expected = floats(x) + multi_head_attention(params["self_attention"], y, y, causal())
     y = layer_norm(params["after_cross_attention"]["norm"], expected)
-    # The memory comes from the end of the encoder, which normalizes it.
+    # The encoder has already normalized the memory, so the layer must not normalize it again.
     expected += multi_head_attention(params["cross_attention"], y, memory, is_source_token())
     y = layer_norm(params["after_feed_forward"]["norm"], expected)
     expected += feed_forward(params["feed_forward"], y)
@@ -109,7 +109,7 @@ def test_only_stacks_that_normalize_first_end_with_a_layer_norm() -> None:
 def test_memory_and_logits_come_from_normalized_vectors() -> None:
     model = build_transformer(PRE, 13)
     params = drawn_params(model, SOURCE, TARGET)
-    # Layers with zero parameters add nothing to the sum of embeddings and positions.
+    # Layers whose parameters are zero do not change the sum of embeddings and positions.
     silent = params | {
         stack: jax.tree.map(jnp.zeros_like, params[stack]) for stack in ("encoder_0", "decoder_0")
     }
@@ -131,8 +131,8 @@ def test_each_sub_layer_has_its_own_dropout_mask() -> None:
     outer = params["feed_forward"]["outer"] | {"bias": jnp.full(WIDTH, 1000.0)}
     output = params["self_attention"]["output"]
     assert set(output) == {"kernel"}
-    # A large bias in the feed-forward network reveals its dropout mask. If the network returns
-    # zeros, the output reveals the dropout mask of attention.
+    # With a large bias in the feed-forward network, the output shows the dropout mask of this
+    # network. If the network returns zeros, the output shows the dropout mask of attention.
     fed = dict(params) | {"feed_forward": params["feed_forward"] | {"outer": outer}}
     both = apply(layer, fed, x, mask, train=True, rng=jax.random.key(1))
     dropped_by_second = np.abs(floats(both)) < 500

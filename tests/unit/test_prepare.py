@@ -1,4 +1,4 @@
-"""A corpus is encoded once, completely, and the same on every machine.
+"""Test that a corpus is encoded completely, only once, and in the same way on every machine.
 
 `test_encode` tests the encoded files of one split.
 """
@@ -32,7 +32,7 @@ CONFIG = DataConfig(num_pairs=300, vocab_size=256)
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give each test an empty cache."""
+    """Use an empty cache for each test."""
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -94,7 +94,7 @@ def test_a_second_call_reads_only_the_cache(cache: Path, monkeypatch: pytest.Mon
         return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()}
 
     first, before = prepare(CONFIG), times()
-    # The corpus can no longer be read.
+    # From now on, reading the corpus would fail.
     monkeypatch.delattr(NumberWords, "read")
     second = prepare(CONFIG)
     assert times() == before
@@ -114,7 +114,7 @@ def test_the_fingerprint_depends_on_the_content_alone(
 
 
 def record_training(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Replace the training of tokenizers; return a list to which each call appends its lines."""
+    """Replace tokenizer training by a function that appends its lines to the returned list."""
     samples: list[list[str]] = []
 
     def train(lines: Iterator[str], _: int) -> Tokenizer:
@@ -201,7 +201,7 @@ LINES = 2 * (49 + 20 + 20)
 
 
 class Encoder:
-    """Counts the calls of `Tokenizer.encode` and their lines, and raises at a chosen call."""
+    """A wrapper of `Tokenizer.encode` that counts calls and lines and can raise an error."""
 
     fails_at: int | None
     error: BaseException
@@ -227,7 +227,7 @@ class Encoder:
 
 @pytest.fixture
 def encoder(monkeypatch: pytest.MonkeyPatch) -> Encoder:
-    """Make `prepare` encode `CORPUS` in small chunks, and count them."""
+    """Make `prepare` encode `CORPUS` in small chunks, and count the calls."""
     monkeypatch.setattr(encode, "CHUNK_PAIRS", CHUNK)
     use_corpus(monkeypatch, CORPUS)
     return Encoder(monkeypatch)
@@ -235,7 +235,7 @@ def encoder(monkeypatch: pytest.MonkeyPatch) -> Encoder:
 
 @pytest.fixture
 def complete(encoder: Encoder, cache: Path) -> dict[str, bytes]:
-    """The files of an uninterrupted preparation; the cache is empty afterward."""
+    """The files of an uninterrupted preparation, which are then removed from the cache."""
     prepare(CONFIG, VOCABULARY)
     assert (encoder.calls, encoder.lines) == (CALLS, LINES)
     files = read_files(cache)
@@ -255,7 +255,7 @@ def test_an_interrupted_preparation_resumes_and_gives_the_same_files(
         assert not list(cache.rglob("report.json"))
         prepare(CONFIG, VOCABULARY)
         assert read_files(cache) == complete
-        # At most the sources of the interrupted chunk are encoded again.
+        # Only the sources of the interrupted chunk may be encoded again.
         assert 0 <= encoder.lines - LINES <= (CHUNK if call % 2 else 0)
         shutil.rmtree(cache)
 
@@ -264,7 +264,7 @@ def test_a_preparation_that_is_interrupted_many_times_still_finishes(
     encoder: Encoder, complete: dict[str, bytes], cache: Path
 ) -> None:
     interruptions = 0
-    # Each attempt finishes one chunk and fails between the sources and the targets of the next.
+    # Each attempt finishes one chunk and fails after it has encoded the sources of the next chunk.
     while encoder.calls < CALLS + interruptions - 2:
         encoder.fails_at = encoder.calls + 3
         with pytest.raises(KeyboardInterrupt):
@@ -295,7 +295,7 @@ def test_damage_to_a_partial_preparation_does_not_change_the_result(
             else:
                 path.write_bytes(data[: len(data) // 2])
         if damage == "report":
-            # An earlier attempt was interrupted before it renamed the folder.
+            # This file is from an attempt that was interrupted before it renamed the folder.
             (partial / "report.json").write_text("{}")
         prepare(CONFIG, VOCABULARY)
         assert read_files(cache) == complete
@@ -322,8 +322,8 @@ def test_an_interruption_after_the_last_chunk_encodes_nothing_again(
                 prepare(CONFIG, VOCABULARY)
         assert encoder.lines == LINES
         prepare(CONFIG, VOCABULARY)
-        # The only exception is an interruption between removing the journals and renaming the
-        # folder.
+        # Everything is encoded again only after an interruption between the removal of the journals
+        # and the rename of the folder.
         assert encoder.lines == LINES * (2 if name == "rename" else 1)
         assert read_files(cache) == complete
         shutil.rmtree(cache)
@@ -351,7 +351,7 @@ prepare(DataConfig(num_pairs=300, vocab_size=256), progress=progress)
 def test_a_new_process_resumes_the_work_of_a_killed_one(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Kill the process while it trains the vocabulary, and while it encodes the test split.
+    # Kill the process while it trains the vocabulary, and again while it encodes the test split.
     for calls in (2, 70):
         killed = subprocess.run([sys.executable, "-c", KILLED_AFTER, str(calls)], check=False)
         assert killed.returncode == -signal.SIGKILL
@@ -428,7 +428,7 @@ def test_a_damaged_vocabulary_is_trained_again(cache: Path) -> None:
     prepared = prepare(CONFIG)
     (path,) = cache.rglob("*.model")
     model = prepared.vocabulary.target.model
-    # A model that is truncated at the end of a token is a valid, smaller model.
+    # If a model file is truncated at the end of a token, it is a valid, smaller model.
     smaller = next(model[:end] for end in range(len(model) - 100, 0, -1) if is_model(model[:end]))
     assert len(Tokenizer(smaller)) < len(Tokenizer(model))
     for damaged in (b"", model[:-1], b"no model", b"\0" * 999, smaller):
@@ -440,7 +440,7 @@ def test_a_damaged_vocabulary_is_trained_again(cache: Path) -> None:
 
 
 def write_texts(folder: Path, pairs: Pairs) -> DataConfig:
-    """Write pairs as files; return the config that names them."""
+    """Write pairs to files and return a config that names these files."""
     folder.mkdir(exist_ok=True)
     for name, side in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
         for split, lines in (("train", side), ("dev", side[:5])):
@@ -466,7 +466,7 @@ def test_the_data_of_a_run_is_found_although_its_files_are_gone(tmp_path: Path) 
         find_prepared(config, first.vocabulary, "0" * 64)
     with pytest.raises(DataError, match="there is no file"):
         find_prepared(config, first.vocabulary, first.fingerprint, verify_text=True)
-    # An unfinished preparation does not count.
+    # An unfinished preparation must not be found.
     shutil.move(first.folder, first.folder.with_suffix(".partial"))
     with pytest.raises(DataError, match="there is no file"):
         find_prepared(config, first.vocabulary, first.fingerprint)
@@ -485,7 +485,7 @@ def test_the_text_of_a_run_may_move_but_not_change(cache: Path, tmp_path: Path) 
         with pytest.raises(DataError, match="is not the text that the run began with") as caught:
             find_prepared(other, first.vocabulary, first.fingerprint, verify_text=True)
         assert str(caught.value).startswith("train.en + train.de ")
-        # Without `verify_text`, the fingerprint in the cache is enough.
+        # Without `verify_text`, a cached text with the same fingerprint is enough.
         found = find_prepared(other, first.vocabulary, first.fingerprint)
         assert found.report == first.report
 

@@ -1,4 +1,4 @@
-"""The private names of JAX still exist. Each message says what to do if one does not."""
+"""Test that the private names of JAX exist; the messages explain what to do if one does not."""
 
 import importlib
 import inspect
@@ -9,7 +9,7 @@ MODULE = "transformer_jax/distributed/_private_jax.py"
 
 
 def private_name(module: str, name: str) -> object:
-    """Return a name of a private module, or fail and name the place that must change."""
+    """Return a private object of JAX, or fail with the place in the package that must change."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Test self-attention that depends on distance against its formulas, one pair at a time."""
+"""Test self-attention with ALiBi, rotary, and relative positions against their formulas."""
 
 import cmath
 import math
@@ -46,16 +46,16 @@ def config_of(positions: Any, **changes: Any) -> ModelConfig:
 
 
 def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairScore, PairValue]:
-    """Return a scheme's score of a pair and the vector it averages, as its authors write them."""
+    """Return functions that compute the score and the value of a pair by a scheme's formulas."""
     scale = 1 / math.sqrt(D_K) if config.attention_score == "scaled_dot_product" else 1.0
 
     def alibi(head: int, query: Floats, key: Floats, t: int, s: int) -> float:
-        # Three heads have the two slopes for two heads, then the first slope for four heads.
+        # With three heads, the slopes are those of two heads, then the first slope of four heads.
         slope = [2**-4, 2**-8, 2**-2][head]
         return float(query @ key) * scale - slope * abs(t - s)
 
     def rotary(_: int, query: Floats, key: Floats, t: int, s: int) -> float:
-        # Each pair of components is a complex number, and the score is Re(q e^(i t angle) (k e^(i s
+        # Each pair of components is a complex number. The score is Re(q e^(i t angle) (k e^(i s
         # angle))*).
         total = 0.0
         for i in range(D_K // 2):
@@ -87,7 +87,7 @@ def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairS
 def attend(
     params: Params, x: ArrayLike, mask: ArrayLike, score: PairScore, value_of: PairValue
 ) -> Floats:
-    """Return multi-head self-attention with this score and this value of each pair."""
+    """Compute multi-head self-attention in loops from the score and value of each pair."""
     x = floats(x)
     batch, length, _ = x.shape
     allowed = np.broadcast_to(np.asarray(mask), (batch, 1, length, length))
@@ -115,13 +115,13 @@ def test_self_attention_equals_its_formula(positions: str, score: str) -> None:
 
 
 def test_the_relative_schemes_have_their_own_self_attention() -> None:
-    relative = {name for name, scheme in POSITION_SCHEMES.items() if scheme.self_attention}
+    relative = {name for name, (_, attention) in POSITION_SCHEMES.items() if attention}
     assert relative == set(FORMULAS)
 
 
 @pytest.mark.parametrize("positions", FORMULAS)
 def test_attention_to_the_source_ignores_positions(positions: Any) -> None:
-    """The order of the memory does not matter, as in the paper."""
+    """As in the paper, the output does not depend on the order of the memory."""
     config = config_of(positions)
     layer = make_decoder_layer(config)
     x, memory = normal(0, 1, 4, WIDTH), normal(1, 1, 5, WIDTH)
@@ -136,7 +136,7 @@ def test_attention_to_the_source_ignores_positions(positions: Any) -> None:
 
 @pytest.mark.parametrize("positions", FORMULAS)
 def test_only_the_distance_of_query_and_key_matters(positions: str) -> None:
-    """Moving queries and keys by the same number of positions changes nothing."""
+    """A shift of all queries and keys by the same distance does not change the output."""
     config = config_of(positions)
     x, mask = normal(0, 1, 3, WIDTH), jnp.ones((1, 1, 3, 3), bool)
     model = make_self_attention(config)
@@ -162,15 +162,16 @@ def test_only_the_distance_of_query_and_key_matters(positions: str) -> None:
         (1, [2**-8]),
         (8, [2**-n for n in range(1, 9)]),
         (16, [2 ** (-n / 2) for n in range(1, 17)]),
-        # Six heads have the slopes for four heads, then the first and third slope for eight heads.
+        # With six heads, the slopes are those of four heads, then the first and third of eight
+        # heads.
         (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
     ],
 )
-def test_alibi_slopes_are_those_of_its_authors(heads: int, expected: list[float]) -> None:
+def test_alibi_slopes_are_those_of_the_alibi_paper(heads: int, expected: list[float]) -> None:
     assert alibi_slopes(heads) == pytest.approx(expected)
 
 
-def test_rotation_keeps_norms_and_the_first_position() -> None:
+def test_rotary_positions_preserve_norms_and_the_first_position() -> None:
     x = normal(0, 2, 9, HEADS, 8)
     rotated = rotate(x, jnp.arange(x.shape[1]))
     np.testing.assert_allclose(jnp.linalg.norm(rotated, axis=-1), jnp.linalg.norm(x, axis=-1), 1e-5)

@@ -1,4 +1,4 @@
-"""The processes of a run find one another, or they report what is missing."""
+"""Test that the processes of a run find each other or report what is missing."""
 
 import os
 import socket
@@ -27,7 +27,8 @@ def test_process_0_is_connected_to_every_other_process_of_its_run() -> None:
 
     threads = [threading.Thread(target=connect, args=(index,)) for index in range(3)]
     threads[0].start()
-    # These lines come from a port scanner and from a process of a run with another size.
+    # A port scanner sends the first line. A process of a run with a different number of processes
+    # sends the second line.
     for line in (b"GET / HTTP/1.0\n", b"transformer-jax 1 of 2\n"):
         stranger = connect_to(coordinator)
         stranger.sendall(line)
@@ -51,7 +52,7 @@ def test_process_0_is_connected_to_every_other_process_of_its_run() -> None:
 
 
 def connect_to(coordinator: str) -> socket.socket:
-    """Connect once the port is open."""
+    """Wait until the port is open, and connect to it."""
     host, port = coordinator.split(":")
     while True:
         try:
@@ -121,11 +122,12 @@ MPI = {
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        # A process that is alone on its node gets all devices; otherwise it gets one.
+        # A process that is alone on its node uses all devices. Otherwise, it uses one device.
         (SLURM, ProcessSpec("node1:62344", 2, 1)),
         (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, ProcessSpec("node1:62344", 2, 1, [0])),
         (MPI, ProcessSpec("10.96.0.1:62624", 8, 5, [1])),
-        # These environments are an sbatch script, a step with one task, and no cluster.
+        # These environments belong to an sbatch script, to a Slurm step with one task, and to a
+        # machine without a cluster.
         ({"SLURM_JOB_ID": "5000", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, None),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, None),
         ({}, None),
@@ -145,7 +147,7 @@ def test_the_environment_of_a_cluster_is_detected(
 def test_a_cluster_without_an_address_is_an_error_unless_the_process_is_to_train_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Open MPI 5 no longer sets the address.
+    # Since version 5, Open MPI does not set the address of the first process.
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "8")
     with pytest.raises(UsageError) as caught:
         resolve_cluster(None, None, None)

@@ -1,4 +1,4 @@
-"""A report has the same results in every format, with footnotes that qualify them."""
+"""Test that a report has the same results and footnotes in every format."""
 
 import csv
 import json
@@ -15,7 +15,7 @@ from transformer_jax.sweeps.report import COLUMNS, footnotes, write_report
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """A sweep whose runs are done, except for one that failed. Tests do not change it."""
+    """A sweep in which one run failed and the other runs are done. Tests must not change it."""
     sweep = make_finished_sweep(tmp_path_factory.mktemp("report") / "s")
     set_status(sweep.runs[-1], "failed", phase="train", note=HOSTILE)
     return sweep
@@ -23,7 +23,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
 @pytest.fixture(scope="module")
 def folder(sweep: Sweep) -> Path:
-    """The folder of the sweep's report."""
+    """The folder that contains the report of the sweep."""
     return write_report(collect(sweep))
 
 
@@ -123,5 +123,5 @@ def test_the_command_prints_the_table_and_its_folder(
     assert "worse" in out
     assert f"written to {dev_sweep.path / 'report'}" in out
     assert f"Command: transformer-jax report {dev_sweep.path}" in out
-    # The report omits columns of test BLEU that have no values.
+    # The report omits columns without values, such as test BLEU.
     assert "compound-split" not in read_csv(dev_sweep.path / "report" / "table.csv")[0]

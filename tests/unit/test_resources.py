@@ -1,4 +1,4 @@
-"""The resources for Slurm are valid, or an error names the option."""
+"""Test that invalid resources for Slurm raise an error that names the option."""
 
 import pytest
 

@@ -20,7 +20,7 @@ from transformer_jax.sweeps.results import Results
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """A sweep whose runs are done, except for one that failed. Tests do not change it."""
+    """A sweep in which one run failed and the other runs are done. Tests must not change it."""
     sweep = make_finished_sweep(tmp_path_factory.mktemp("results") / "s")
     set_status(sweep.runs[-1], "failed", phase="train", note=HOSTILE)
     return sweep
@@ -56,7 +56,7 @@ def test_a_difference_is_significant_if_it_exceeds_the_spread_over_seeds(results
     assert not results.is_significant("same", "perplexity")
 
 
-def test_signs_are_compared_with_the_papers_if_it_has_a_difference(results: Results) -> None:
+def test_signs_are_compared_with_the_paper_where_it_has_a_difference(results: Results) -> None:
     signs = {name: results.has_paper_sign(name, "perplexity") for name in RESULTS}
     expected = {"base": None, "better": True, "worse": True, "same": None, "other": False}
     assert signs == expected
@@ -75,12 +75,12 @@ def test_p_values_are_those_of_sacrebleus_own_command(sweep: Sweep, results: Res
     )
     expected = re.findall(r"p = ([0-9.]+)", sacrebleu.stdout)[-1]
     assert float(expected) == pytest.approx(results.rows["worse"].p[1], abs=1e-4)
-    # Identical translations differ only by chance.
+    # For identical translations, p is 1.
     assert results.rows["same"].p[0] == 1
 
 
 def test_halves_of_compounds_count_as_words(results: Results) -> None:
-    # sacreBLEU counts "well-known" as one token, and the paper's script counts it as three.
+    # sacreBLEU treats "well-known" as one token, but the paper's script treats it as three tokens.
     scores = results.rows["better"].scores
     assert scores["compound_bleu"].values != scores["test_bleu"].values
     assert all(0 < value <= 100 for value in scores["compound_bleu"].values)
@@ -93,7 +93,8 @@ def test_flops_are_counted_and_estimated_by_the_papers_method(results: Results) 
 
 
 def test_the_same_difference_of_fewer_seeds_is_not_significant(dev_sweep: Sweep) -> None:
-    # These scores are 0.2 above the mean of the first row, whose standard deviation is 0.1.
+    # These scores are 0.2 above the mean of the first row. The standard deviation of that row is
+    # 0.1.
     for seed in range(3):
         run = dev_sweep.find(f"worse/seed-{seed}")
         for path in run.path.glob("evaluations/dev-*/scores.json"):

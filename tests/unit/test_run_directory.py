@@ -33,7 +33,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change the description of a run in place."""
+    """Change the description (`run.json`) of a run."""
     description = json.loads((path / "run.json").read_text("utf-8"))
     change(description)
     (path / "run.json").write_text(json.dumps(description), "utf-8")

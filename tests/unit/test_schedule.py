@@ -35,7 +35,8 @@ def test_only_multiples_of_the_interval_are_scheduled_checkpoints() -> None:
 
 
 def test_a_checkpoint_keeps_the_metrics_that_no_scheduled_report_contains() -> None:
-    # Step 11 reports because it is the last one. A longer run reports it again at step 12.
+    # Step 11 is the last step, so it has an unscheduled report. A longer run would report its
+    # metrics again at step 12.
     assert steps_with("keep_pending_metrics") == [11]
     coarser = dataclasses.replace(SCHEDULE, log_every=3)
     assert steps_with("keep_pending_metrics", coarser) == [4, 8, 11]
@@ -79,7 +80,7 @@ def test_a_recovery_checkpoint_is_due_unless_one_was_saved_since_the_vote(
         (11, NO_VOTE, True),
         (3, NO_VOTE, False),
         (3, Vote(3, signal.SIGTERM, False), True),
-        # If the timer requests a save, nothing else may happen: results must not depend on the
+        # The timer must not cause anything except a save, because results must not depend on the
         # clock.
         (3, Vote(3, 0, True), False),
     ],
@@ -103,12 +104,12 @@ def test_patience_counts_scheduled_checkpoints_since_the_best_perplexity() -> No
     schedule = dataclasses.replace(SCHEDULE, patience=2)
     scores = {4: 9.0, 8: 5.0, 12: 7.0}
     assert not schedule.is_out_of_patience(12, scores)
-    # It is not enough to be better than the previous checkpoint.
+    # An improvement on the previous checkpoint is not enough. The score must be the best so far.
     assert schedule.is_out_of_patience(16, scores | {16: 6.0})
     assert not schedule.is_out_of_patience(16, scores | {16: 4.0})
-    # The first of equal scores is the best one.
+    # If scores are equal, the first one counts as the best.
     assert schedule.is_out_of_patience(16, scores | {16: 5.0})
-    # At a step off schedule, there is no new score.
+    # Step 17 is not scheduled, so it has no new score.
     assert not schedule.is_out_of_patience(17, scores | {16: 6.0})
     assert not schedule.is_out_of_patience(4, {})
     without_patience = dataclasses.replace(schedule, patience=None)

@@ -1,4 +1,4 @@
-"""A config rejects invalid values with a reason and is unchanged by a round trip through JSON."""
+"""Test that configs reject invalid values with a reason and survive a round trip through JSON."""
 
 import ast
 import dataclasses
@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
-from transformer_jax.config import schema as config_module
+from transformer_jax.config import sections as config_module
 from transformer_jax.errors import ConfigError
 
 SECTIONS = (ModelConfig, DataConfig, TrainConfig, DecodeConfig)
@@ -26,7 +26,7 @@ FIELDS: list[tuple[Any, str]] = [
 ]
 KINDS = {(kind, key): typing.get_type_hints(kind)[key] for kind, key in FIELDS}
 
-# The range of each number: the smallest and the largest valid value, then invalid values.
+# A range has the smallest valid value, the largest valid value, and invalid values.
 Range = tuple[float, float, tuple[float, ...]]
 INTEGER: Range = (1, 10**9, (0, -1))
 REAL: Range = (1e-12, 1e12, (0.0, -1e-9, math.inf, math.nan))
@@ -78,7 +78,7 @@ RANGES: dict[str, Range] = {
 
 
 def alternatives(kind: Any) -> tuple[Any, ...]:
-    """Return the types of a union, or the type itself."""
+    """Return all types of a union, or a single type as a tuple."""
     return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
 
 
@@ -86,7 +86,7 @@ NUMBERS = [pair for pair in FIELDS if {int, float} & set(alternatives(KINDS[pair
 
 
 def values(pair: tuple[type, str]) -> st.SearchStrategy[Any]:
-    """Draw a value that satisfies the rules of a single field."""
+    """Return a strategy for values that satisfy the rules of a single field."""
     kind, key = KINDS[pair], pair[1]
     if typing.get_origin(kind) is Literal:
         return st.sampled_from(typing.get_args(kind))
@@ -146,7 +146,7 @@ def configs(draw: st.DrawFn) -> Config:
 def test_a_config_is_unchanged_by_a_round_trip_through_json(config: Config) -> None:
     restored = Config.from_dict(json.loads(json.dumps(config.to_dict())))
     assert restored == config
-    # Compare representations as well, because 1 equals 1.0.
+    # Compare the representations too, because 1 equals 1.0 in Python.
     assert repr(restored) == repr(config)
 
 
@@ -177,7 +177,7 @@ def test_a_section_with_the_name_of_a_python_attribute_is_unknown(name: str) -> 
 
 
 def wrong_values(kind: Any) -> list[object]:
-    """Return values whose types a field must reject."""
+    """Return values of wrong types, which a field must reject."""
     if typing.get_origin(kind) is Literal:
         return ["other", None, 3, [], True]
     allowed = alternatives(kind)
@@ -202,7 +202,7 @@ def test_a_value_of_the_wrong_type_is_reported_with_its_field() -> None:
             assert "\n" not in message
 
 
-def test_every_number_has_a_range_and_a_value_outside_is_reported_with_its_field() -> None:
+def test_a_number_outside_its_range_is_reported_with_its_field() -> None:
     for kind, key in NUMBERS:
         low, high, invalid = RANGES[key]
         is_integer = int in alternatives(KINDS[kind, key])
@@ -340,7 +340,7 @@ def test_a_misspelled_field_is_reported_with_the_right_name() -> None:
             Config().change(**{kind.name: {typo: 1}})
         if not str(caught.value).endswith(f"; did you mean {key!r}?"):
             missed.append((key, typo))
-    # Some typos are equally close to another name: d_j is as close to d_v as to d_k.
+    # Some typos are equally close to two names: d_j is as close to d_v as to d_k.
     assert len(missed) <= 0.05 * len(sample), missed
 
 

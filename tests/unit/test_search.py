@@ -1,7 +1,7 @@
-"""Compare search with an enumeration of all sequences, and with searches in plain Python.
+"""Compare the search with an enumeration of all sequences and with searches in plain Python.
 
-The step function in these tests looks up its logits by all tokens that a hypothesis has read, so a
-hypothesis that reads the cache of another one gets wrong logits.
+The step function in these tests looks up its logits in a table by all tokens that a hypothesis has
+read. A hypothesis that reads the cache of another hypothesis therefore gets wrong logits.
 """
 
 import functools
@@ -31,25 +31,25 @@ LONGEST = 5
 SENTENCES = 3
 SEED = st.integers(0, 100_000)
 LIMITS = st.lists(st.integers(1, LONGEST), min_size=SENTENCES, max_size=SENTENCES)
-# Name and alpha of length penalties: no penalty, the paper's, the mean log-probability of a token,
-# and a penalty that favors long translations.
+# Each length penalty has a name and an alpha: no penalty, the paper's penalty, the mean
+# log-probability of a token, and a penalty that favors long translations.
 KINDS = [("gnmt", 0.0), ("gnmt", 0.6), ("power", 1.0), ("power", 2.0)]
 
 Scored = tuple[float, tuple[int, ...]]
 
 
 class State(NamedTuple):
-    """State of a step: the tokens that each slot has read, and a table for each sentence."""
+    """The state of the step function: the tokens of each slot, and the logits of each sentence."""
 
     cache: Array
     """Tokens that each slot has read, [B, J, L]."""
     table: Array
-    """Logits for each position and each history, [B, L, N^(L-1), N]. The index of a history is the
-    number whose base-N digits are its tokens."""
+    """Logits for each position and each history, [B, L, N^(L-1), N]. A history is a sequence of
+    tokens, and its index is the number with these tokens as base-N digits."""
 
 
 def random_table(seed: int, vocabulary: int, *, sentences: int = SENTENCES) -> Array:
-    """Return random logits for the next token of each history."""
+    """Return random logits for the next token after each history."""
     shape = (sentences, LONGEST, vocabulary ** (LONGEST - 1), vocabulary)
     drawn = 2 * np.random.default_rng(seed).standard_normal(shape, np.float32)
     return jnp.asarray(drawn)
@@ -94,7 +94,7 @@ def greedy(table: Array, limits: Array) -> Translations:
 
 
 def log_probs_after(table: Floats, tokens: tuple[int, ...]) -> Floats:
-    """Return the log-probability of each next token, from the table of one sentence."""
+    """Return the log-probability of each next token after `tokens` in one sentence."""
     number = 0
     for token in tokens:
         number = number * table.shape[-1] + token
@@ -111,7 +111,7 @@ def divisor(length: int, kind: tuple[str, float]) -> float:
 
 
 def all_translations(table: Floats, limit: int, kind: tuple[str, float]) -> list[Scored]:
-    """Return the score and the tokens of all sequences that end within the limit, best first."""
+    """Return the scores and tokens of all sequences that end within the limit, best first."""
     others = [token for token in range(table.shape[-1]) if token != EOS]
     translations: list[Scored] = []
     for length in range(1, limit + 1):
@@ -124,7 +124,7 @@ def all_translations(table: Floats, limit: int, kind: tuple[str, float]) -> list
 def exhaustive_beam(
     table: Floats, limit: int, kind: tuple[str, float], beam_size: int
 ) -> list[Scored]:
-    """Return all translations that a beam finds if it never stops early, best first."""
+    """Return all translations that beam search finds without early stopping, best first."""
     live: list[Scored] = [(0.0, ())]
     finished: list[Scored] = []
     for length in range(1, limit + 1):
@@ -141,7 +141,7 @@ def exhaustive_beam(
 
 
 def until_eos(tokens: NDArray[Any]) -> tuple[int, ...]:
-    """Return the tokens up to `EOS`; only zeros may follow."""
+    """Return the tokens up to `EOS`, and check that only zeros follow."""
     length = tokens.tolist().index(EOS) + 1
     assert not tokens[length:].any()
     return tuple(tokens[:length].tolist())
@@ -160,7 +160,7 @@ def assert_best(actual: Translations, sentence: int, expected: list[Scored]) -> 
 def test_a_large_enough_beam_finds_all_sequences_best_first(
     kind: tuple[str, float], seed: int, limits: list[int]
 ) -> None:
-    # With a vocabulary of 3 tokens, there are 1 + 2 + 4 + 8 + 16 sequences of at most 5 tokens.
+    # There are 1 + 2 + 4 + 8 + 16 sequences of at most 5 tokens if the vocabulary has 3 tokens.
     table, size = random_table(seed, 3), 31
     actual = beam(table, jnp.asarray(limits), beam_size=size, kind=kind, num_best=size)
     for sentence, limit in enumerate(limits):
@@ -185,7 +185,7 @@ def test_early_stopping_changes_no_result(
 
 
 def test_a_wide_beam_finds_better_translations_than_a_narrow_one() -> None:
-    """This test shows that the tests above can fail."""
+    """This test shows that the previous tests can fail."""
     limits = jnp.full(SENTENCES, LONGEST)
     kind = ("gnmt", 0.6)
     better = 0
@@ -215,7 +215,7 @@ def test_a_score_is_the_log_probability_over_the_penalty(seed: int, limits: list
 
 
 def never_ending(seed: int) -> Array:
-    """Return logits under which `EOS` is never likely."""
+    """Return logits with a very small probability of `EOS` at every position."""
     return random_table(seed, 5).at[..., EOS].add(-20.0)
 
 
@@ -257,7 +257,7 @@ def test_a_translation_does_not_depend_on_the_other_sentences(seed: int, limits:
         np.testing.assert_allclose(alone.scores[0], together.scores[sentence], rtol=1e-6)
 
 
-def test_penalties_are_their_formulas() -> None:
+def test_length_penalties_equal_their_formulas() -> None:
     lengths = np.arange(1.0, 9.0)
     for alpha in (0.0, 0.6, 1.0):
         gnmt = PENALTIES["gnmt"](jnp.asarray(lengths), alpha)
@@ -282,7 +282,7 @@ def test_greedy_search_takes_the_likeliest_token_at_each_step(seed: int, limits:
 
 
 RECORDED: list[int] = []
-"""Positions at which a search has called `recording_step`."""
+"""The positions at which a search has called `recording_step`."""
 
 
 def recording_step(newest: Array, position: Array, *past: Any) -> tuple[Array, State]:
@@ -304,7 +304,7 @@ def recorded(table: Array, limits: Array, *, beam_size: int, num_best: int) -> T
 def positions(
     table: Array, limits: list[int], *, beam_size: int = 3, num_best: int = 1
 ) -> list[int]:
-    """Return the positions at which a search calls its step function; greedy for a beam of 1."""
+    """Return the positions at which a search calls its step function."""
     RECORDED.clear()
     jax.block_until_ready(
         recorded(table, jnp.asarray(limits), beam_size=beam_size, num_best=num_best)
@@ -314,7 +314,7 @@ def positions(
 
 
 def ending_at(*lengths: int) -> Array:
-    """Return logits under which each sentence almost surely ends at a given length."""
+    """Return logits with which the translations almost surely have the given lengths."""
     position = jnp.arange(LONGEST)[None, :, None]
     is_end = position >= jnp.asarray(lengths)[:, None, None] - 1
     table = random_table(0, 5, sentences=len(lengths))
@@ -326,7 +326,7 @@ def test_a_search_stops_when_no_result_can_improve(beam_size: int) -> None:
     assert positions(ending_at(2, 3), [5, 5], beam_size=beam_size) == [0, 1, 2]
     assert positions(ending_at(2, 5), [5, 3], beam_size=beam_size) == [0, 1, 2]
     assert positions(ending_at(2, 5), [5, 5], beam_size=beam_size) == [0, 1, 2, 3, 4]
-    # Without a sentence to translate, the search takes no step.
+    # If no sentence may have a token, the search does not take a step.
     assert positions(ending_at(2, 5), [0, 0], beam_size=beam_size) == []
 
 

@@ -1,4 +1,4 @@
-"""Statistics over seeds agree with textbook formulas."""
+"""Test that statistics over seeds agree with textbook formulas."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Each slot has a device, or CPU cores, that no other slot has."""
+"""Test that slots do not share accelerators or CPU cores."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The list of splits matches the `Split` type."""
+"""Test that the list of splits matches the `Split` type."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""A training step applies the gradient of the mean loss per token, with reproducible dropout."""
+"""Test that a step applies the gradient of the mean loss per token with reproducible dropout."""
 
 from functools import cache
 from typing import Any
@@ -27,7 +27,7 @@ DROPOUT = SMALL.change(model={"dropout": 0.5})
 
 
 def random_batch(rows: int = 10) -> Batch:
-    """Return rows of very different lengths, so that a mean of means differs from the mean."""
+    """Return rows of different lengths, so that a mean over rows is not a mean over tokens."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(4, VOCAB, (2, rows, 9)).astype(np.int32)
     lengths = rng.integers(1, 10, (2, rows, 1))
@@ -39,7 +39,7 @@ BATCH = random_batch()
 
 @cache
 def compile_step(config: Config) -> TrainStep:
-    """Return a step whose two functions are jitted, once for all tests."""
+    """Return a step with two jitted functions, which all tests share."""
     step = make_train_step(build_transformer(config.model, VOCAB), config.train)
     return TrainStep(jax.jit(step.compute_gradients), jax.jit(step.apply_gradients))
 
@@ -50,7 +50,7 @@ def initial_state(config: Config) -> TrainState:
 
 
 def first_moment(config: Config, batch: Batch = BATCH) -> Any:
-    """Return Adam's mean of gradients after one step: (1 - beta1) times the gradient."""
+    """Return Adam's first moment after one step, which is (1 - beta1) times the gradient."""
     state, _ = compile_step(config)(initial_state(config), batch)
     optimizer: Any = state.optimizer
     return (optimizer if config.train.clip_norm is None else optimizer[1])[0].mu
@@ -82,7 +82,7 @@ def test_the_gradient_is_that_of_the_mean_loss_per_token() -> None:
     assert_close(first_moment(NO_DROPOUT), jax.tree.map(lambda g: 0.1 * g, gradient))
 
 
-# 3 does not divide the 10 rows. The micro-batches have different numbers of tokens.
+# The 10 rows cannot be divided by 3, and micro-batches have different numbers of tokens.
 @pytest.mark.parametrize("num_micro_batches", [2, 3])
 def test_gradient_accumulation_does_not_change_the_update(num_micro_batches: int) -> None:
     accumulating = NO_DROPOUT.change(train={"gradient_accumulation_steps": num_micro_batches})
@@ -142,7 +142,7 @@ def test_repeated_steps_on_one_batch_learn_it() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("location", ["gradient", "loss"])
-def test_a_step_that_is_not_finite_changes_only_the_counts(value: float, location: str) -> None:
+def test_a_step_without_finite_values_changes_only_the_counts(value: float, location: str) -> None:
     step = compile_step(NO_DROPOUT)
     state, _ = step(initial_state(NO_DROPOUT), BATCH)
     gradients, loss = step.compute_gradients(state, BATCH, jnp.int32(0))
@@ -173,6 +173,6 @@ def test_an_update_does_not_copy_the_moments(clip_norm: float | None) -> None:
     sums = jax.eval_shape(lambda: (state.params, Loss(*jnp.zeros(3))))
     program: Any = jax.jit(step.apply_gradients, donate_argnums=0).lower(state, sums).compile()
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
-    # The squared gradient, which the norm needs, takes 1.0 times this size. Copies of the moments
-    # would take a further 2.0 times this size.
+    # The norm needs the squared gradient, which has the size of the parameters. Copies of the two
+    # moments would add twice this size.
     assert program.memory_analysis().temp_size_in_bytes < 1.5 * size

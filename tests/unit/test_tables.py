@@ -1,4 +1,4 @@
-"""Tables show every cell as plain text in each format."""
+"""Test that tables show every cell as plain text in each format."""
 
 import csv
 import io
@@ -42,7 +42,7 @@ def test_a_spreadsheet_does_not_execute_cells_of_csv() -> None:
 
 
 class Page(HTMLParser):
-    """The tags, links, and text of a page."""
+    """A parser that collects the tags, links, and text of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

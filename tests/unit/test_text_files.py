@@ -1,4 +1,4 @@
-"""Text files are read exactly, or rejected in one line that names the file and the line."""
+"""Test that text files are read exactly, or that one line names the faulty file and line."""
 
 import gzip
 import os
@@ -14,7 +14,7 @@ from transformer_jax.data.splits import SPLITS
 from transformer_jax.data.text_files import MAX_LINE_BYTES, TextFiles, is_too_long
 from transformer_jax.errors import DataError, UsageError
 
-# `str.splitlines` breaks most of these lines; the others have invisible characters.
+# `str.splitlines` would split most of these lines. The others contain invisible characters.
 ODD = [
     "a\u2028b",
     "a\u0085b",
@@ -35,14 +35,14 @@ def compress(data: bytes) -> bytes:
 
 
 def open_corpus(folder: Path | str | None, **files: tuple[str, str] | None) -> TextFiles:
-    """Open the files that `write_corpus` writes, with some of them replaced by `files`."""
+    """Open the files of `write_corpus`, except for splits with other files in `files`."""
     names = {"train": ("train.en", "train.de"), "dev": ("dev.en", "dev.de"), **files}
     data_folder = None if folder is None else str(folder)
     return TextFiles({split: names.get(split) for split in SPLITS}, data_folder)
 
 
 def write_corpus(folder: Path, source: bytes, target: bytes | None = None) -> TextFiles:
-    """Write a corpus with these training files; the target is the source by default."""
+    """Write a corpus with the given training files. By default, target and source are equal."""
     files = {"train.en": source, "train.de": source if target is None else target}
     for name, data in {**files, "dev.en": b"one\n", "dev.de": b"eins\n"}.items():
         (folder / name).write_bytes(data)
@@ -50,7 +50,7 @@ def write_corpus(folder: Path, source: bytes, target: bytes | None = None) -> Te
 
 
 def sources(corpus: TextFiles) -> list[str]:
-    """Return the source lines of training; each target line must equal its source line."""
+    """Return the source lines of the training split, and check that the target lines are equal."""
     pairs = list(corpus.read("train"))
     assert len(pairs) == corpus.count("train")
     assert all(source == target for source, target in pairs)
@@ -75,9 +75,9 @@ LINES = st.lists(
 def test_lines_are_read_as_they_were_written_from_any_start(
     folder: Path, lines: list[str], end: bytes, has_mark: bool, is_gzip: bool, ends: bool
 ) -> None:
-    # A reader cannot distinguish a carriage return at the end of a line from a part of the line
-    # end, a byte-order mark of the first line from that of the file, or a final empty line from no
-    # line.
+    # Some lines cannot be distinguished in a file, so change them. A carriage return at the end of
+    # a line looks like a part of the line end. A byte-order mark in the first line looks like the
+    # mark of the file. An empty last line looks the same as no line.
     lines = [line.removesuffix("\r") for line in lines]
     if lines[0].startswith("\ufeff"):
         has_mark = True
@@ -114,7 +114,8 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "longer": (b"one\ntwo\n\n", "train.de, line 3: no such line in train.en; train.en has 2"),
     "cut gzip": (compress(b"one\ntwo\n" * 999)[:-9], "train.de, after line "),
     "gzip's head": (compress(b"one\ntwo\n")[:5], "train.de, after line 0: broken gzip: "),
-    # It depends on the library which line fails, and whether its bytes or its checksum are wrong.
+    # The decompression library determines which line fails, and whether the error is in the data or
+    # in the checksum.
     "corrupt gzip": (bytes(CORRUPT), "train.de, "),
     "wrong checksum": (compress(b"one\ntwo\n")[:-8] + bytes(8), "after line 2: broken gzip: CRC"),
     "gzip and more": (compress(b"one\ntwo\n") + b"more", "after line 2: broken gzip: "),
@@ -122,7 +123,7 @@ FAULTS: dict[str, tuple[bytes, str]] = {
 
 
 def data_error(call: Callable[[], object]) -> str:
-    """Return the one-line message of the DataError that the call raises."""
+    """Check that a call raises a DataError with a one-line message, and return the message."""
     with pytest.raises(DataError) as caught:
         call()
     message = str(caught.value)
@@ -136,11 +137,11 @@ def test_a_fault_is_reported_with_its_file_and_line(kind: str, tmp_path: Path) -
     corpus = write_corpus(tmp_path, b"one\ntwo\n", data)
     line = data_error(lambda: corpus.count("train"))
     assert words in line
-    # Messages show names without folders, so that they can be shared.
+    # Messages must not contain folders, so that users can share them.
     assert str(tmp_path) not in line
 
 
-def test_files_without_lines_are_refused(tmp_path: Path) -> None:
+def test_empty_files_are_refused(tmp_path: Path) -> None:
     assert data_error(lambda: write_corpus(tmp_path, b"").count("train")) == "train.en has no lines"
     assert sources(write_corpus(tmp_path, b"\n\n")) == ["", ""]
 
@@ -198,7 +199,7 @@ def test_a_file_without_read_permission_is_reported(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/mem").is_file(), reason="needs /proc/self/mem")
 def test_a_read_error_is_reported(tmp_path: Path) -> None:
     write_corpus(tmp_path, b"one\n")
-    # Reading memory at address 0 raises the same error as a broken disk.
+    # Reading `/proc/self/mem` at address 0 raises the same error as a broken disk.
     corpus = open_corpus(tmp_path, train=("dev.en", "/proc/self/mem"))
     for call in (lambda: corpus.identity, lambda: corpus.count("train")):
         assert data_error(call) == "mem cannot be read: Input/output error"
@@ -308,7 +309,7 @@ def test_train_and_dev_files_are_required(tmp_path: Path) -> None:
 
 
 def long_lines() -> Iterator[bytes]:
-    """Yield lines of about the maximum length, with characters of all byte sizes at all offsets."""
+    """Yield lines of about the maximum length, with characters of 1 to 4 bytes at all offsets."""
     for letter in ("a", "é", "日", "𝄞"):
         size = len(letter.encode())
         for shift in range(size):
@@ -327,7 +328,7 @@ def test_only_lines_that_are_too_long_are_truncated(
         assert is_too_long(first) is (len(line) > MAX_LINE_BYTES)
         assert line.decode().startswith(first)
         assert is_too_long(first) or first.encode() == line
-        # Only the beginning of a line that is far too long is kept in memory.
+        # The reader must keep only the beginning of such a line in memory.
         assert len(first.encode()) <= MAX_LINE_BYTES + 8
 
 

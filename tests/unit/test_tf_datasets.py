@@ -1,4 +1,4 @@
-"""Test datasets with the real builders of TFDS and synthetic downloads, without TensorFlow."""
+"""Test TensorFlow Datasets (TFDS) with its real builders and synthetic downloads."""
 
 import itertools
 import json
@@ -26,7 +26,7 @@ Pairs = list[tuple[str, str]]
 
 
 def synthetic(name: str, count: int) -> Pairs:
-    """Return English and German lines of different lengths."""
+    """Return synthetic pairs of English and German lines of different lengths."""
     rng = random.Random(name)
     return [
         (f"{name} {i}: a{' b' * rng.randrange(9)}", f"{name} {i}: {'ß' * rng.randrange(9)}c")
@@ -34,7 +34,7 @@ def synthetic(name: str, count: int) -> Pairs:
     ]
 
 
-# The training split is longer than one chunk.
+# With these lines, the training split is longer than one chunk.
 EUROPARL = [
     *synthetic("Europarl", CHUNK_PAIRS),
     (" a\u2028b\u00a0", "c\rd"),
@@ -69,7 +69,7 @@ def write_downloads(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A TFDS data folder with WMT 2014, which TFDS built from the synthetic downloads."""
+    """A data folder in which TFDS has built WMT 2014 from the synthetic downloads."""
     downloads, folder = (tmp_path_factory.mktemp(name) for name in ("downloads", "tfds"))
     write_downloads(downloads)
 
@@ -95,7 +95,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Small(tfds.core.GeneratorBasedBuilder):
-    """A dataset whose attributes a test can change."""
+    """A small dataset with attributes that a test can change."""
 
     VERSION = tfds.core.Version("1.0.0")
     splits_to_make: Any = ("train", "validation")
@@ -126,7 +126,7 @@ def restore_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def failure(kind: type[TransformerJaxError], call: Callable[[], object]) -> str:
-    """Return the one-line message of the error that the call raises."""
+    """Check that a call raises an error with a one-line message, and return the message."""
     with pytest.raises(kind) as caught:
         call()
     message = str(caught.value)
@@ -138,7 +138,8 @@ def test_wmt14_has_the_splits_of_the_paper_and_all_their_pairs(folder: Path) -> 
     corpus = TranslationDataset(folder=folder)
     assert corpus.name == "wmt14_translate/de-en 1.0.0, en-de"
     assert corpus.splits == ("train", "dev", "test")
-    # TFDS drops the pair with an empty side. Line ends are removed or become spaces.
+    # TFDS drops the pair with an empty side. Inside a line, line ends are removed or replaced with
+    # spaces.
     europarl = [*EUROPARL[:-3], (" a\u2028b\u00a0", "c d"), ("x", "y")]
     train = [*europarl, *COMMON_CRAWL, *NEWS_COMMENTARY]
     assert Counter(corpus.read("train")) == Counter(train)
@@ -179,7 +180,7 @@ def test_wmt14_is_built_from_the_corpora_of_the_paper_only(folder: Path) -> None
     }
 
 
-def test_languages_choose_the_direction(folder: Path) -> None:
+def test_the_order_of_languages_selects_the_direction(folder: Path) -> None:
     forward = TranslationDataset(WMT14, ("en", "de"), folder)
     backward = TranslationDataset(WMT14, ("de", "en"), folder)
     for split in forward.splits:
@@ -202,7 +203,7 @@ def test_pairs_can_be_read_repeatedly_from_any_start(folder: Path) -> None:
 def test_a_stored_dataset_needs_no_network(folder: Path) -> None:
     corpus = TranslationDataset(WMT14, folder=folder)
     assert len(list(corpus.read("train"))) == corpus.count("train")
-    # A dataset named with its version is read only from its files.
+    # If the name of a dataset includes its version, TFDS reads the dataset only from its files.
     named = TranslationDataset(f"{WMT14}:1.0.0", folder=folder)
     assert named.identity == corpus.identity
     assert list(named.read("test")) == list(corpus.read("test"))

@@ -1,4 +1,4 @@
-"""The meter bounds how far the host runs ahead, and reports the same after an interruption."""
+"""Test that the meter limits how far the host runs ahead and survives an interruption."""
 
 import math
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ STEPS = [metrics(30, 20, 8), metrics(0, 0, 0), metrics(50, 40, 8, norm=math.inf)
 
 
 class RecordingArray:
-    """A scalar that records each read by the host."""
+    """A scalar that records when the host reads it."""
 
     def __init__(self, step: int, reads: list[int]) -> None:
         self._step, self._reads = step, reads
@@ -40,12 +40,12 @@ class RecordingArray:
         return np.asarray(10 * self._step)
 
 
-def test_adding_a_step_waits_for_the_step_two_before_it_and_no_other() -> None:
+def test_adding_a_step_waits_only_for_the_step_two_steps_earlier() -> None:
     meter, reads = Meter(MODEL, 1e9, []), list[int]()
     for step in range(1, 6):
         array: Any = RecordingArray(step, reads)
         skipped = meter.add(StepMetrics(array, array, array, array), BATCH)
-        # The count of skipped steps is that of step n - 2.
+        # At step n, the meter returns the number of skipped steps after step n - 2.
         assert skipped == (10 * (step - 2) if step > 2 else 0)
         assert reads == list(range(1, step - 1))
 
@@ -59,7 +59,7 @@ def test_a_report_has_means_per_token_and_counts_skipped_steps() -> None:
     assert values["perplexity"] == pytest.approx(math.exp(60 / 16))
     assert values["skipped"] == 1
     assert values["flops"] == 3 * step_flops(MODEL.config, 20, BATCH)
-    # The newest gradient is not finite, and JSON has no infinity.
+    # The newest gradient norm is not finite, so it is omitted: JSON has no infinity.
     assert "gradient_norm" not in values
     meter.add(STEPS[0], BATCH)
     again = meter.read()

@@ -1,4 +1,4 @@
-"""Decoding inverts encoding; the same text always gives the same model."""
+"""Test that decoding inverts encoding, and that the same text always gives the same model."""
 
 import io
 import itertools
@@ -50,13 +50,14 @@ def test_decoding_returns_any_words_of_known_letters(words: list[str]) -> None:
 
 
 def as_documented(line: str, known: set[str]) -> str:
-    """Return the line that decoding returns according to the documentation of the module."""
+    """Return the result of encoding and decoding a line, as the module documents it."""
     line = re.sub(" +", " ", line).replace("\u2581", " ").strip(" ")
     runs = itertools.groupby(line, key=known.__contains__)
     return "".join("".join(run) if is_known else " \u2047 " for is_known, run in runs)
 
 
-# These are letters of the text, symbols that look like spaces, special symbols, and others.
+# The characters are letters of the text, spaces and similar characters, special symbols, and
+# unknown letters.
 FUZZ = [
     *ALPHABET,
     *" \u2581\t\u00a0\u3000\u2047\u2585\0\r\x85\u2028\ufeff日",
@@ -76,7 +77,7 @@ def fuzz(count: int, seed: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_decoding_any_line_returns_what_is_documented(count: int) -> None:
+def test_decoding_an_encoded_line_returns_the_documented_text(count: int) -> None:
     known = {*ALPHABET, " "}
     lines = list(fuzz(count, seed=count))
     decoded = TOKENIZER.decode(TOKENIZER.encode(lines))
@@ -96,7 +97,7 @@ def test_training_raises_the_exception_of_its_lines(error: BaseException) -> Non
 
 
 def test_text_is_not_normalized_except_for_spaces() -> None:
-    # Unicode normalization or lower case would change each of these.
+    # Unicode normalization or lowercasing would change each of these strings.
     odd = ["Straße", "ﬁnd", "½", "\uff21\uff22", "e\u0301", "é", "…", "I\u0307"]
     tokenizer = Tokenizer.train(odd, 100)
     assert tokenizer.decode(tokenizer.encode(odd)) == odd
@@ -177,7 +178,7 @@ def test_a_vocabulary_too_small_for_the_characters_is_refused_with_the_size_they
         Tokenizer.train(TRAINING, 8)
     assert "\n" not in str(caught.value)
     needed = int(str(caught.value).split()[-1])
-    # The space is a character too, and four tokens are special.
+    # The vocabulary also needs the space character and four special tokens.
     assert needed == len(ALPHABET) + 1 + 4
     assert len(Tokenizer.train(TRAINING, needed)) == needed
     with pytest.raises(DataError):
@@ -192,7 +193,7 @@ def test_training_on_empty_text_is_refused(text: list[str]) -> None:
 
 
 def foreign_model() -> bytes:
-    """Return a valid model with the default special tokens of SentencePiece."""
+    """Return a valid SentencePiece model with other special tokens than those of this package."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TRAINING),

@@ -26,7 +26,7 @@ LONG_LINE = " ".join(["one"] * 200)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run whose translations are wrong but differ from each other."""
+    """An untrained run whose translations of different lines differ."""
     path = tmp_path_factory.mktemp("runs") / "run"
     return load(write_untrained_run(path, steps=(8,), scale=3.0).path, average_checkpoints=1)
 
@@ -38,7 +38,7 @@ def prepared(run: Run) -> Prepared:
 
 @pytest.fixture(scope="module")
 def lines(run: Run, prepared: Prepared) -> list[str]:
-    """Lines of one width, so that few programs are compiled."""
+    """Lines of the same padded width, so that few programs are compiled."""
     translator = run.translator()
     sources, _ = prepared.lines("dev")
     widths = [translator.width(len(tokens)) for tokens in translator.encode(sources)]
@@ -46,7 +46,7 @@ def lines(run: Run, prepared: Prepared) -> list[str]:
     return [x for x, width in zip(sources, widths, strict=True) if width == WIDTH][: 2 * ROWS + 4]
 
 
-def test_a_translation_depends_on_its_sentence_alone(run: Run, lines: list[str]) -> None:
+def test_a_translation_depends_only_on_its_sentence(run: Run, lines: list[str]) -> None:
     together = run.translate_best(lines, 4)
     alone = [run.translate_best([line], 4)[0] for line in lines[::9]]
     order = np.random.default_rng(0).permutation(len(lines))
@@ -126,7 +126,7 @@ def test_truncation_keeps_the_beginning_and_the_end_token(run: Run) -> None:
     assert tokens[-1] == EOS
 
 
-def test_a_width_is_compiled_once(run: Run, lines: list[str]) -> None:
+def test_each_width_is_compiled_once(run: Run, lines: list[str]) -> None:
     unique = dataclasses.replace(run.config.decode, beam_size=1, max_extra_length=3)
     cache_size = cast(Any, search)._cache_size
     before = cache_size()
@@ -150,7 +150,7 @@ def test_every_kind_of_position_reads_the_longest_source(run: Run, positions: st
 
 
 def with_table(run: Run, out_of_range_positions: str, extra: int = 40) -> Translate:
-    """Return greedy search with a model that has 20 learned positions and never predicts `EOS`."""
+    """Return a greedy translator whose model has 20 positions and never predicts `EOS`."""
     learned = {
         "positions": "learned",
         "max_positions": 20,
@@ -163,7 +163,7 @@ def with_table(run: Run, out_of_range_positions: str, extra: int = 40) -> Transl
     )
     model = build_transformer(config.model, len(run.vocabulary.target))
     params = init_params(model, jax.random.key(1))
-    # The logit of `EOS` becomes 0, and the largest logit is positive, so `EOS` is never the best.
+    # The logit of `EOS` is 0 and the largest logit is positive, so `EOS` is never the best token.
     table = params["embedding"]["table"]
     params["embedding"]["table"] = table.at[EOS].set(0)
     translator = Translator(model, run.vocabulary, config.decode)

@@ -1,4 +1,4 @@
-"""Test what holds for every variant of the model: training, padding, and causality."""
+"""Test properties of every variant of the model: training, padding, and causality."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -29,12 +29,12 @@ VARIANTS: list[dict[str, Any]] = [
     {"attention_implementation": "blockwise"},
 ]
 
-# Unit tests of embeddings and positions cover what distinguishes these variants.
+# Other unit tests cover the differences between these variants.
 SLOW = [VARIANTS[0], *VARIANTS[8:10]]
 
 
 def cases(variants: list[dict[str, Any]], slow: Iterable[dict[str, Any]] = SLOW) -> list[Any]:
-    """Return the variants as test cases, some of which are marked as slow."""
+    """Return a test case for each variant, and mark those in `slow` as slow."""
     return [
         pytest.param(changes, id=str(changes), marks=[pytest.mark.slow] if changes in slow else [])
         for changes in variants

@@ -10,18 +10,18 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tyro.conf import FlagCreatePairsOff, Positional
 
 from transformer_jax.config import Config
-from transformer_jax.config.validation import closest, did_you_mean, field_names
+from transformer_jax.config.validation import annotations, closest, did_you_mean, field_names
 from transformer_jax.errors import UsageError
 
 # A negative number is a value, not an option.
 OPTION = re.compile(r"--?[A-Za-z]")
+CONFIG_OPTIONS = tuple(f"--{section}." for section in field_names(Config))
 DESCRIPTIONS: Mapping[object, str] = {
     int: "an integer",
     float: "a number",
@@ -29,48 +29,32 @@ DESCRIPTIONS: Mapping[object, str] = {
     Path: "a path",
     types.NoneType: "None",
 }
-CONFIG_OPTIONS = tuple(f"--{section}." for section in field_names(Config))
+# The types of an option's value: one type, or those of a union. A flag has none.
+Alternatives = tuple[Any, ...]
 
 
-@dataclass(frozen=True)
-class Words:
-    """The words after the name of a command: positional arguments, and options with values."""
+class Words(NamedTuple):
+    """The words after the name of a command."""
 
     positional: list[str]
-    options: list[tuple[str, list[str]]]
-
-    def as_list(self) -> list[str]:
-        """Return the words in a form that does not confuse negative numbers with options."""
-        words = list(self.positional)
-        for name, values in self.options:
-            is_negative = len(values) == 1 and values[0].startswith("-")
-            words += [f"{name}={values[0]}"] if is_negative else [name, *values]
-        return words
-
-    def split_config_options(self) -> tuple["Words", "Words"]:
-        """Return the words of the command itself, and the options that change config fields."""
-        own = [option for option in self.options if not option[0].startswith(CONFIG_OPTIONS)]
-        of_config = [option for option in self.options if option[0].startswith(CONFIG_OPTIONS)]
-        return Words(self.positional, own), Words([], of_config)
+    own: list[str]
+    """Positional arguments, then options with their values, except those in `of_config`."""
+    of_config: list[str]
+    """The options that change config fields, with their values."""
 
 
 def split_words(words: Sequence[str], command: type) -> Words:
-    """Split the words of a command into positional arguments and options, and check the options.
-
-    Args:
-        words: the words after the command's name, without `--help`.
-        command: the dataclass of the command.
+    """Split the words after a command's name, and check the options and their values.
 
     Raises:
         UsageError: an option does not exist, or its arguments are not valid for its type.
     """
     options = option_types(command)
-    split = Words([], [])
-    rest = list(words)
+    positional, own, of_config, rest = list[str](), list[str](), list[str](), list(words)
     while rest:
         word = rest.pop(0)
         if not OPTION.match(word):
-            split.positional.append(word)
+            positional.append(word)
             continue
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
@@ -80,77 +64,59 @@ def split_words(words: Sequence[str], command: type) -> Words:
         while rest and not OPTION.match(rest[0]) and len(values) < _max_words(options[name]):
             values.append(rest.pop(0))
         _check_value(name, options[name], values)
-        split.options.append((name, values))
-    return split
+        # tyro would mistake a negative number after a space for an option.
+        is_negative = len(values) == 1 and values[0].startswith("-")
+        option = [f"{name}={values[0]}"] if is_negative else [name, *values]
+        (of_config if name.startswith(CONFIG_OPTIONS) else own).extend(option)
+    return Words(positional, [*positional, *own], of_config)
 
 
-def option_types(command: type, prefix: str = "--") -> dict[str, Any]:
-    """Return the type of each option of a command; a flag has no value, so its type is None."""
-    options: dict[str, Any] = {}
-    for key, (plain, metadata) in _annotations(command).items():
-        option = key.replace("_", "-")
+def option_types(command: type, prefix: str = "--") -> dict[str, Alternatives]:
+    """Return the types of each option's value, which are empty for a flag."""
+    options: dict[str, Alternatives] = {}
+    for key, (kind, metadata) in annotations(command).items():
+        name = key.replace("_", "-")
         if Positional in metadata:
             continue
-        if dataclasses.is_dataclass(plain):
-            options |= option_types(plain, prefix if plain is Config else f"{prefix}{option}.")
-        elif plain is bool:
-            options[f"{prefix}{option}"] = None
+        if dataclasses.is_dataclass(kind):
+            options |= option_types(kind, prefix if kind is Config else f"{prefix}{name}.")
+        elif kind is bool:
+            options[f"{prefix}{name}"] = ()
             if FlagCreatePairsOff not in metadata:
-                options[f"{prefix}no-{option}"] = None
+                options[f"{prefix}no-{name}"] = ()
         else:
             aliases = [a for m in metadata for a in getattr(m, "aliases", None) or ()]
-            options |= dict.fromkeys((f"{prefix}{option}", *aliases), plain)
+            options |= dict.fromkeys((f"{prefix}{name}", *aliases), _alternatives(kind))
     return options
 
 
 def check_positional(name: str, command: type, argument_name: str, words: Sequence[str]) -> None:
-    """Check the number of a command's positional arguments.
-
-    Args:
-        name: the name of the command.
-        command: the dataclass of the command.
-        argument_name: a description of the arguments, such as "a config".
-        words: the arguments.
+    """Check the number of a command's positional arguments, such as "a config".
 
     Raises:
         UsageError: there are too few or too many of them.
     """
-    positional = [pair for pair in _annotations(command).values() if Positional in pair[1]]
+    positional = [pair for pair in annotations(command).values() if Positional in pair[1]]
     if len(words) < len(positional):
         metavars = [getattr(m, "metavar", None) for _, metadata in positional for m in metadata]
         usage = " ".join(filter(None, (name, *metavars, "[OPTIONS]")))
         raise UsageError(f"{name} begins with {argument_name}: transformer-jax {usage}")
-    limit = sum(_max_words(plain) for plain, _ in positional)
+    limit = sum(_max_words(_alternatives(kind)) for kind, _ in positional)
     if len(words) > limit:
         raise UsageError(f"{name} got an unexpected argument {words[int(limit)]!r}")
 
 
-def _annotations(kind: type) -> dict[str, tuple[Any, tuple[object, ...]]]:
-    """Return the type and the metadata of each field of a dataclass."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    annotations: dict[str, tuple[Any, tuple[object, ...]]] = {}
-    for key in field_names(kind):
-        is_annotated = typing.get_origin(hints[key]) is typing.Annotated
-        plain, *metadata = typing.get_args(hints[key]) if is_annotated else (hints[key],)
-        annotations[key] = plain, tuple(metadata)
-    return annotations
-
-
-def _alternatives(kind: Any) -> tuple[Any, ...]:
-    """Return the types of a union, or the type itself."""
+def _alternatives(kind: Any) -> Alternatives:
     is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     return typing.get_args(kind) if is_union else (kind,)
 
 
-def _max_words(kind: Any) -> float:
-    """Return the maximum number of words in a value of this type."""
-    if kind is None:
-        return 0
-    for plain in _alternatives(kind):
-        if typing.get_origin(plain) is tuple:
-            items = typing.get_args(plain)
-            return math.inf if Ellipsis in items else len(items)
-    return 1
+def _max_words(alternatives: Alternatives) -> float:
+    """Return the maximum number of words in a value of these types."""
+    tuples = [typing.get_args(kind) for kind in alternatives if typing.get_origin(kind) is tuple]
+    if any(Ellipsis in items for items in tuples):
+        return math.inf
+    return max(map(len, tuples), default=1 if alternatives else 0)
 
 
 def _did_you_mean_option(name: str, options: Iterable[str]) -> str:
@@ -160,48 +126,35 @@ def _did_you_mean_option(name: str, options: Iterable[str]) -> str:
     return f"; did you mean {option}?" if option else ""
 
 
-def _check_value(option: str, kind: Any, words: Sequence[str]) -> None:
-    """Check that the words after an option are a value of its type.
-
-    Raises:
-        UsageError: the words are not a value of this type.
-    """
-    if _max_words(kind) == math.inf:
-        return
-    if kind is None:
-        if words:
-            raise UsageError(f"{option} takes no value, got {words[0]!r}")
+def _check_value(option: str, alternatives: Alternatives, words: Sequence[str]) -> None:
+    if not alternatives and words:
+        raise UsageError(f"{option} takes no value, got {words[0]!r}")
+    if not alternatives or _max_words(alternatives) == math.inf:
         return
     if not words:
         raise UsageError(f"{option} needs a value")
-    alternatives = _alternatives(kind)
-    if not any(_is_value(plain, words) for plain in alternatives):
-        described = " or ".join(_describe(plain) for plain in alternatives)
-        choices = [c for plain in alternatives for c in _choices(plain)]
-        hint = did_you_mean(words[0], choices)
+    if not any(_is_value(kind, words) for kind in alternatives):
+        described = " or ".join(map(_describe, alternatives))
+        literals = [kind for kind in alternatives if typing.get_origin(kind) is Literal]
+        hint = did_you_mean(words[0], [c for kind in literals for c in typing.get_args(kind)])
         raise UsageError(f"{option} must be {described}, got {' '.join(words)!r}{hint}")
 
 
-def _choices(plain: Any) -> tuple[str, ...]:
-    return typing.get_args(plain) if typing.get_origin(plain) is Literal else ()
-
-
-def _describe(plain: Any) -> str:
-    """Return a description of the values of a type that is not a union."""
-    if choices := _choices(plain):
-        return " or ".join(choices) if len(choices) < 3 else f"one of {', '.join(choices)}"
-    return DESCRIPTIONS.get(plain, "two strings")
-
-
-def _is_value(plain: Any, words: Sequence[str]) -> bool:
-    """Return whether the words are a value of a type that is not a union."""
-    if plain is types.NoneType:
+def _is_value(kind: Any, words: Sequence[str]) -> bool:
+    if kind is types.NoneType:
         return list(words) == ["None"]
-    if choices := _choices(plain):
-        return words[0] in choices
-    if plain in (int, float):
+    if typing.get_origin(kind) is Literal:
+        return words[0] in typing.get_args(kind)
+    if kind in (int, float):
         try:
-            plain(words[0])
+            kind(words[0])
         except ValueError:
             return False
-    return len(words) == _max_words(plain)
+    return len(words) == _max_words((kind,))
+
+
+def _describe(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        return " or ".join(choices) if len(choices) < 3 else f"one of {', '.join(choices)}"
+    return DESCRIPTIONS.get(kind, "two strings")

@@ -29,8 +29,8 @@ class ConfigCommand(abc.ABC):
     """Base of the commands that load a config and accept each of its fields as an option."""
 
     data_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the data section from this config, except for the fields in
-    which a row of a sweep differs from the first row."""
+    """Take the data section from this config, except for the fields in which
+    a row of a sweep differs from the first row."""
     train_from: Annotated[str | None, arg(metavar="CONFIG")] = None
     """Take the train section from this config in the same way. If a row
     trains longer than the first row, the ratio of their steps stays the
@@ -43,39 +43,34 @@ class ConfigCommand(abc.ABC):
 
     @abc.abstractmethod
     def load_rows(self) -> dict[str, Row]:
-        """Return the experiments by row name, before options change any fields.
-
-        If a command has a single experiment, its name is "".
-
-        Raises:
-            ConfigError: a config does not exist or is invalid.
-        """
+        """Return the experiments by row name, before options change fields; a single one is ""."""
 
     @abc.abstractmethod
     def run(self, rows: dict[str, Row]) -> None:
         """Run the command on the rows that `load_rows` returned, with all options applied."""
 
-    def load_row(self, spec: str) -> Row:
-        """Return the experiment that FILE or FILE:ROW names, with `with_sections` applied.
-
-        Raises:
-            ConfigError: a config does not exist or is invalid.
-        """
-        row = loading.load_row(spec)
-        path, name = loading.split_spec(spec)
-        # The changes of a row are its differences from the first row of the sweep.
-        first = row if name is None else next(iter(loading.load_rows(path).values()))
-        return self.with_sections({"first": first, "": row})[""]
-
     def with_sections(self, rows: Mapping[str, Row]) -> dict[str, Row]:
-        """Return the rows with the sections that `--data-from` and similar options replace.
-
-        Raises:
-            ConfigError: a config does not exist, or a row breaks a rule with its new sections.
-        """
+        """Return the rows with the sections that `--data-from` and similar options replace."""
         specs = {"data": self.data_from, "train": self.train_from, "decode": self.decode_from}
         sections = {key: loading.load_config(spec) for key, spec in specs.items() if spec}
         return with_sections(rows, sections)
+
+
+@dataclass(frozen=True)
+class FileCommand(ConfigCommand):
+    """Base of the commands that load one config file."""
+
+    file: ConfigArgument = ""
+    """A config file, FILE:ROW for a row of a sweep, or the name of a shipped
+    config, such as tiny."""
+
+    def load_rows(self) -> dict[str, Row]:
+        """Return the experiment that FILE or FILE:ROW names."""
+        row = loading.load_row(self.file)
+        path, name = loading.split_spec(self.file)
+        # The changes of a row are its differences from the first row of the sweep.
+        first = row if name is None else next(iter(loading.load_rows(path).values()))
+        return {"": self.with_sections({"first": first, "": row})[""]}
 
 
 @dataclass(frozen=True)
@@ -90,13 +85,9 @@ class PathCommand(abc.ABC):
 
 
 def translate_command(run: "RunDirectory", option: str) -> str:
-    """Return a shell command that translates with a run.
+    """Return a shell command that translates with a run, with an example input if there is one.
 
-    For the number-words corpus, the command includes an example input.
-
-    Args:
-        run: the run.
-        option: an option to add, with a space in front, or "".
+    An `option` begins with a space, unless it is "".
     """
     translate = f"{shell_command('translate', run.path)}{option}"
     is_number_words = run.config.data.corpus == "number_words"

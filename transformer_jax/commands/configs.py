@@ -5,28 +5,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from rich.table import Table
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from transformer_jax.commands.base import ConfigArgument, ConfigCommand, PathCommand
-from transformer_jax.commands.tables import (
-    print_differences,
-    print_parameter_counts,
-    print_parameter_totals,
-)
+from transformer_jax.commands.base import FileCommand, PathCommand
+from transformer_jax.commands.tables import print_parameter_totals
 from transformer_jax.config import Config, Row, loading
 from transformer_jax.console import stdout
 
 
 @dataclass(frozen=True)
-class Params(ConfigCommand):
+class Params(FileCommand):
     """Count the parameters of a model by module, or those of each row of a sweep.
 
     The command computes only shapes, so it needs little memory.
     """
 
-    file: ConfigArgument = ""
-    """A config file, FILE:ROW for a row of a sweep, or the name of a
-    shipped config, such as table3."""
     json: FlagCreatePairsOff[bool] = False
     """Print JSON."""
 
@@ -35,7 +29,7 @@ class Params(ConfigCommand):
         rows = loading.load_rows(self.file)
         if len(rows) > 1:
             return self.with_sections(rows)
-        return dict.fromkeys(rows, self.load_row(self.file))
+        return dict(zip(rows, super().load_rows().values(), strict=True))
 
     def run(self, rows: dict[str, Row]) -> None:
         """Print the parameter counts."""
@@ -44,13 +38,16 @@ class Params(ConfigCommand):
 
         counts: dict[str, dict[str, int]] = {}
         for name, row in rows.items():
-            vocab_sizes = row.config.data.vocab_size, row.config.data.source_vocab_size
-            counts[name] = parameter_counts(build_transformer(row.config.model, *vocab_sizes))
+            data = row.config.data
+            model = build_transformer(row.config.model, data.vocab_size, data.source_vocab_size)
+            counts[name] = parameter_counts(model)
         first = next(iter(counts.values()))
         if self.json:
             stdout.print(json.dumps(first if len(counts) == 1 else counts))
         elif len(counts) == 1:
-            print_parameter_counts(first)
+            width = max(map(len, first))
+            for module, count in first.items():
+                stdout.print(f"{module:{width}}  {count:>13,}")
         else:
             print_parameter_totals({name: c["total"] for name, c in counts.items()}, rows)
 
@@ -72,28 +69,28 @@ class Diff(PathCommand):
         """Print the differences."""
         config, versions = _load_config_or_run(self.first)
         other_config, other_versions = _load_config_or_run(self.second)
-        differences: dict[str, tuple[object, object]] = {
-            f"{section}.{key}": values
-            for (section, key), values in config.differences(other_config).items()
-        }
+        fields = config.differences(other_config).items()
+        differences: dict[str, tuple[object, object]] = {".".join(k): v for k, v in fields}
         if versions and other_versions:
             differences |= {
                 f"made with {name}": (version, other_versions.get(name))
                 for name, version in versions.items()
                 if version != other_versions.get(name)
             }
+        table = Table("", self.first, self.second, box=None)
+        for name, values in differences.items():
+            table.add_row(name, *map(str, values))
         if self.json:
             stdout.print(json.dumps(differences))
         else:
-            print_differences(differences, self.first, self.second)
+            stdout.print(table if differences else "no difference")
 
 
 def _load_config_or_run(spec: str) -> tuple[Config, dict[str, str]]:
     """Return a config and, for a run, the versions of the software that created it."""
-    path = Path(spec)
-    if not path.is_dir():
+    if not Path(spec).is_dir():
         return loading.load_config(spec), {}
     from transformer_jax.runs.run_directory import RunDirectory
 
-    run = RunDirectory.open(path)
+    run = RunDirectory.open(Path(spec))
     return run.config, run.versions

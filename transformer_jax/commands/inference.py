@@ -3,7 +3,6 @@
 import codecs
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -35,8 +34,7 @@ class RunCommand(PathCommand):
     the latest checkpoint alone. Default: the run's
     decode.average_checkpoints."""
     step: int | None = None
-    """The step of the checkpoint, or of the last checkpoint of an average.
-    Default: the latest."""
+    """The step of the checkpoint, or of the last checkpoint of an average. Default: the latest."""
     beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
     """Number of hypotheses in the beam. 1 is greedy search. Default: the
     run's decode.beam_size."""
@@ -45,15 +43,14 @@ class RunCommand(PathCommand):
         """Load this run, or the run at `path`, from the checkpoints that the options select."""
         from transformer_jax.runs.run_directory import RunDirectory
 
-        if self.average_checkpoints is not None and self.average_checkpoints < 1:
-            raise UsageError(
-                f"--average-checkpoints must be positive, got {self.average_checkpoints}"
-            )
+        count = self.average_checkpoints
+        if count is not None and count < 1:
+            raise UsageError(f"--average-checkpoints must be positive, got {count}")
         # Open the run before the import of JAX, so that a wrong path is reported without delay.
         run = RunDirectory.open(path or Path(self.run_folder))
         from transformer_jax.inference.trained_run import load
 
-        return load(run.path, average_checkpoints=self.average_checkpoints, step=self.step)
+        return load(run.path, average_checkpoints=count, step=self.step)
 
     @property
     def checkpoint_options(self) -> str:
@@ -93,17 +90,19 @@ class Evaluate(RunCommand):
             raise UsageError(
                 "--per-checkpoint needs a mean of checkpoints: pass --average-checkpoints 2 or more"
             )
+        from transformer_jax.data.corpora import bleu_tokenizer
         from transformer_jax.inference import significance
         from transformer_jax.inference.evaluation_files import save_evaluation
 
         baseline = None if self.baseline is None else self.load(self.baseline)
-        evaluation, baseline_evaluation, comparisons = self._evaluate(run, baseline)
-        description: dict[str, Any] | None = None
-        if baseline is not None and baseline_evaluation is not None:
-            description = significance.describe(baseline, baseline_evaluation, comparisons)
+        evaluation, other = self._evaluate(run, baseline)
+        result = evaluation.result
+        comparisons: list[Comparison] = []
+        if baseline is not None and other is not None:
+            comparisons = significance.compare(evaluation, other, bleu_tokenizer(run.config.data))
+            result = {**result, "baseline": significance.describe(baseline, other, comparisons)}
         if self.json:
-            baseline_result = {} if description is None else {"baseline": description}
-            stdout.print(json.dumps({**evaluation.result, **baseline_result}))
+            stdout.print(json.dumps(result))
         else:
             print_evaluation(evaluation)
             if comparisons:
@@ -112,8 +111,8 @@ class Evaluate(RunCommand):
                 stdout.print(f"  {source}\n  -> {hypothesis}\n")
         try:
             folder = save_evaluation(run, evaluation)
-            if description is not None and baseline_evaluation is not None:
-                significance.save_comparison(folder, description, baseline_evaluation.hypotheses)
+            if other is not None:
+                significance.save_comparison(folder, result["baseline"], other.hypotheses)
             stderr.print(f"stored in {folder}")
         except StorageError as error:
             stderr.print(f"note: {error}")
@@ -122,24 +121,19 @@ class Evaluate(RunCommand):
 
     def _evaluate(
         self, run: "Run", baseline: "Run | None"
-    ) -> tuple["Evaluation", "Evaluation | None", "list[Comparison]"]:
-        """Evaluate a run, and compare it with a baseline if there is one."""
-        from transformer_jax.data.corpora import bleu_tokenizer
-        from transformer_jax.inference import significance
+    ) -> tuple["Evaluation", "Evaluation | None"]:
+        """Evaluate the run, and the baseline if there is one."""
         from transformer_jax.inference.evaluate import evaluate
+        from transformer_jax.inference.significance import check_comparable
 
-        changes = self.decode_changes
+        split, changes, each = self.split, self.decode_changes, self.per_checkpoint
         with progress_bar() as progress:
             if baseline is not None:
-                significance.check_comparable(run, baseline, self.split, progress)
-            evaluation = evaluate(
-                run, self.split, changes, per_checkpoint=self.per_checkpoint, progress=progress
-            )
+                check_comparable(run, baseline, split, progress)
+            evaluation = evaluate(run, split, changes, per_checkpoint=each, progress=progress)
             if baseline is None:
-                return evaluation, None, []
-            other = evaluate(baseline, self.split, changes, progress=progress)
-            tokenizer = bleu_tokenizer(run.config.data)
-            return evaluation, other, significance.compare(evaluation, other, tokenizer)
+                return evaluation, None
+            return evaluation, evaluate(baseline, split, changes, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -147,8 +141,7 @@ class Translate(RunCommand):
     """Translate standard input line by line, with one output line for each input line, in order."""
 
     n_best: int | None = None
-    """Print the N best translations of each line as LINE NUMBER, SCORE,
-    TEXT, separated by tabs."""
+    """Print the N best translations of each line as LINE NUMBER, SCORE, TEXT, separated by tabs."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a line that is too long instead of raising an error."""
 
@@ -161,28 +154,21 @@ class Translate(RunCommand):
         # Check all lines first, so that an error is raised before any translation is printed.
         run.translator(**self.decode_changes).encode(lines, truncate=self.truncate)
         for start in range(0, len(lines), CHUNK_LINES):
-            for line in self._translations(run, lines[start : start + CHUNK_LINES], start + 1):
-                text = escape_control_characters(line) if sys.stdout.isatty() else line
-                sys.stdout.buffer.write(f"{text}\n".encode())
+            chunk = lines[start : start + CHUNK_LINES]
+            count = 1 if self.n_best is None else self.n_best
+            best = run.translate_best(chunk, count, truncate=self.truncate, **self.decode_changes)
+            for number, hypotheses in enumerate(best, start=start + 1):
+                for text, score in hypotheses:
+                    line = text if self.n_best is None else f"{number}\t{score:.4f}\t{text}"
+                    shown = escape_control_characters(line) if sys.stdout.isatty() else line
+                    sys.stdout.buffer.write(f"{shown}\n".encode())
             sys.stdout.buffer.flush()
-
-    def _translations(self, run: "Run", lines: list[str], first_number: int) -> Iterator[str]:
-        """Yield the output lines for these input lines."""
-        count = 1 if self.n_best is None else self.n_best
-        best = run.translate_best(lines, count, truncate=self.truncate, **self.decode_changes)
-        for number, hypotheses in enumerate(best, start=first_number):
-            for text, score in hypotheses:
-                yield text if self.n_best is None else f"{number}\t{score:.4f}\t{text}"
 
 
 def _decode_lines(data: bytes) -> list[str]:
     r"""Return the lines of UTF-8 text, split at "\n"; the last line may lack its "\n".
 
-    A byte-order mark at the beginning and a "\r" at the end of a line are removed, as in the files
-    of a corpus.
-
-    Raises:
-        DataError: a line is not UTF-8.
+    As in the files of a corpus, remove a byte-order mark, and "\r" at the end of a line.
     """
     data = data.removeprefix(codecs.BOM_UTF8)
     lines = data.removesuffix(b"\n").split(b"\n") if data else []

@@ -37,38 +37,28 @@ class Sweep(ConfigCommand):
     The sweep has the rows of all of them. A report compares each row with
     the first one."""
     scale: Scale = "full"
-    """Divide the width and depth of all models: half by 2 and 1, small by
-    4 and 2, tiny by 8 and 2."""
+    """Divide width and depth of all models: half by 2 and 1, small by 4 and 2, tiny by 8 and 2."""
     rows: tuple[str, ...] = ()
     """Train only the first row and these rows."""
     seeds: int = 3
-    """Number of random seeds per row. One seed is not enough to show that
-    rows differ."""
+    """Number of random seeds per row. One seed is not enough to show that rows differ."""
     out: Path | None = None
     """The sweep's folder. Default: sweeps/NAME."""
     launcher: Literal["local", "slurm"] = "local"
-    """Train on the devices of this machine while this command waits, or
-    submit to Slurm."""
+    """Train on the devices of this machine while this command waits, or submit to Slurm."""
     slurm: Resources = field(default_factory=Resources)
     devices: int | None = None
     """Number of accelerators to use, each for one run at a time; on a CPU,
     the number of runs at the same time. Default: all."""
     step_timeout: float = 60.0
-    """Minimum time without a finished step, in seconds, after which a run
-    counts as stuck and is stopped."""
+    """Minimum seconds without a finished step after which a run counts as stuck and is stopped."""
     dry_run: FlagCreatePairsOff[bool] = False
-    """Print the number of runs and the resources that they need; train
-    nothing."""
+    """Print the number of runs and the resources that they need; train nothing."""
     retry_failed: FlagCreatePairsOff[bool] = False
     """Train failed runs again."""
 
     def load_rows(self) -> dict[str, Row]:
-        """Return the rows of all config files, after `with_sections` and `scale_rows`.
-
-        Raises:
-            ConfigError: a config cannot be loaded, or a changed row is invalid.
-            UsageError: two files have different rows with the same name.
-        """
+        """Return the rows of all config files, after `with_sections` and `scale_rows`."""
         rows: dict[str, Row] = {}
         for spec in self.files:
             for key, row in loading.load_rows(spec).items():
@@ -78,28 +68,22 @@ class Sweep(ConfigCommand):
         return scale_rows(self.with_sections(rows), self.scale)
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Plan the sweep; then print its estimates, train it here, or submit it to Slurm.
-
-        Raises:
-            UsageError: an option is invalid, or the folder contains a different sweep.
-            SweepFailedError: a run failed.
-        """
+        """Plan the sweep; then print its estimates, train it here, or submit it to Slurm."""
         from transformer_jax.sweeps.plan import plan_sweep
 
         # This comparison also rejects NaN.
         if not self.step_timeout > 0:
             raise UsageError(f"--step-timeout must be positive, got {self.step_timeout}")
+        is_slurm = self.launcher == "slurm"
+        if is_slurm and self.devices is not None:
+            raise UsageError("--launcher slurm takes --slurm.max-parallel in place of --devices")
+        if not is_slurm and self.slurm != Resources():
+            raise UsageError("options such as --slurm.time need --launcher slurm")
         folder = self.out or Path("sweeps") / loading.run_name(self.files[0])
         sweep = plan_sweep(folder, rows, self.seeds, only=self.rows or None)
-        if self.launcher == "slurm":
-            if self.devices is not None:
-                raise UsageError(
-                    "--launcher slurm takes --slurm.max-parallel in place of --devices"
-                )
+        if is_slurm:
             self._submit(sweep)
         else:
-            if self.slurm != Resources():
-                raise UsageError("options such as --slurm.time need --launcher slurm")
             self._launch(sweep)
 
     def _launch(self, sweep: "plan.Sweep") -> None:
@@ -118,15 +102,9 @@ class Sweep(ConfigCommand):
             # Let this machine train the runs whose Slurm jobs no longer exist.
             slurm.reconcile(sweep)
         _prepare_data(sweep)
-        statuses = launch(
-            sweep,
-            slots,
-            stderr.print,
-            retry_failed=self.retry_failed,
-            step_timeout=self.step_timeout,
-        )
-        print_statuses(statuses)
-        _raise_if_failed(statuses)
+        retry, timeout = self.retry_failed, self.step_timeout
+        statuses = launch(sweep, slots, stderr.print, retry_failed=retry, step_timeout=timeout)
+        _print_statuses(statuses)
 
     def _submit(self, sweep: "plan.Sweep") -> None:
         from transformer_jax.sweeps import slurm
@@ -144,18 +122,17 @@ class Sweep(ConfigCommand):
         sweep.store()
         # Prepare the text here, because compute nodes often have no network access.
         _prepare_data(sweep)
-        jobs = slurm.submit(
-            sweep, self.slurm, retry_failed=self.retry_failed, step_timeout=self.step_timeout
-        )
-        if jobs:
-            number, is_array, _ = jobs[0].partition("_")
-            array = f"array {number} ({len(jobs)} tasks, {parallel})"
-            submitted = array if is_array else f"job {number} (1 task)"
-            stdout.print(f"submitted {submitted}; this terminal may be closed")
-            stdout.print(f"next: {shell_command('status', sweep.path)}")
-        else:
+        retry, timeout = self.retry_failed, self.step_timeout
+        jobs = slurm.submit(sweep, self.slurm, retry_failed=retry, step_timeout=timeout)
+        if not jobs:
             stdout.print("nothing to submit: all unfinished runs are pending, running, or failed")
             Status(str(sweep.path)).run()
+            return
+        number, is_array, _ = jobs[0].partition("_")
+        array = f"array {number} ({len(jobs)} tasks, {parallel})"
+        submitted = array if is_array else f"job {number} (1 task)"
+        stdout.print(f"submitted {submitted}; this terminal may be closed")
+        stdout.print(f"next: {shell_command('status', sweep.path)}")
 
 
 @dataclass(frozen=True)
@@ -170,15 +147,12 @@ class Status(PathCommand):
         """Print the status.
 
         Raises:
-            UsageError: the folder is not a sweep.
             SweepFailedError: a run failed.
         """
         from transformer_jax.sweeps.plan import Sweep
         from transformer_jax.sweeps.status import read_status
 
-        statuses = [read_status(run) for run in Sweep.open(Path(self.sweep_folder)).runs]
-        print_statuses(statuses)
-        _raise_if_failed(statuses)
+        _print_statuses([read_status(run) for run in Sweep.open(Path(self.sweep_folder)).runs])
 
 
 @dataclass(frozen=True)
@@ -186,9 +160,9 @@ class Report(PathCommand):
     """Write a sweep's report, with its results next to the paper's and tests of significance."""
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="SWEEP|RUN...")]] = ()
-    """A sweep's folder, or the folders of runs that were trained
-    separately. The report compares them with the first run. Runs that
-    differ only in their seed form one row."""
+    """A sweep's folder, or the folders of runs that were trained separately.
+    The report compares them with the first run. Runs that differ only in
+    their seed form one row."""
     out: Path | None = None
     """The folder for the report of runs that were trained separately."""
     argument_name = "a sweep, or runs"
@@ -197,9 +171,7 @@ class Report(PathCommand):
         """Write the report, and print its table and footnotes.
 
         Raises:
-            UsageError: a folder is not a sweep or run, the runs cannot be compared, or no run is
-                finished.
-            StorageError: the report cannot be written.
+            UsageError: the runs cannot be compared, or none is finished.
         """
         from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_status
         from transformer_jax.sweeps.plan import Sweep
@@ -218,9 +190,7 @@ class Report(PathCommand):
             command = shell_command("report", *paths, "--out", self.out)
         else:
             if self.out is not None:
-                raise UsageError(
-                    "--out is for runs; the report of a sweep is in the sweep's folder"
-                )
+                raise UsageError("--out is for runs; a sweep's report is in the sweep's folder")
             sweep = Sweep.open(paths[0])
             statuses = [read_status(run) for run in sweep.runs]
             command = shell_command("report", sweep.path)
@@ -249,7 +219,6 @@ def _print_estimates(sweep: "plan.Sweep", num_slots: int) -> None:
 
 
 def _print_disk_space(sweep: "plan.Sweep", seconds: Mapping[str, float] | None = None) -> None:
-    """Print the disk space and, if known, the training time of one run per row, and the totals."""
     from transformer_jax.sweeps.estimates import estimate_bytes
 
     gigabytes = {name: estimate_bytes(row.config) / 1e9 for name, row in sweep.rows.items()}
@@ -271,7 +240,8 @@ def _prepare_data(sweep: "plan.Sweep") -> None:
             prepare(data, progress=progress)
 
 
-def _raise_if_failed(statuses: Sequence["RunStatus"]) -> None:
+def _print_statuses(statuses: Sequence["RunStatus"]) -> None:
+    print_statuses(statuses)
     failed = [status.run.name for status in statuses if status.status == "failed"]
     if failed:
         raise SweepFailedError(

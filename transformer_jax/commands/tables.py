@@ -28,22 +28,20 @@ def print_evaluation(evaluation: "Evaluation") -> None:
     count = result["average_checkpoints"]
     mean = f", mean of {count} checkpoints" if count > 1 else ""
     stdout.print(
-        f"{result['split']} set, {scores.sentences} sentences, step {result['step']}{mean}"
+        f"{result['split']} set, {scores.sentences} sentences, step {result['step']}{mean}\n"
+        f"  perplexity  {result['perplexity']:.3f} per token\n"
+        f"  exact       {scores.exact:.2%}\n"
+        f"  BLEU        {scores.bleu:.2f}  {scores.bleu_details}\n"
+        f"              {scores.bleu_signature}\n"
+        f"  chrF2       {scores.chrf:.2f}  {scores.chrf_signature}"
     )
-    stdout.print(f"  perplexity  {result['perplexity']:.3f} per token")
-    stdout.print(f"  exact       {scores.exact:.2%}")
-    stdout.print(f"  BLEU        {scores.bleu:.2f}  {scores.bleu_details}")
-    stdout.print(f"              {scores.bleu_signature}")
-    stdout.print(f"  chrF2       {scores.chrf:.2f}  {scores.chrf_signature}")
     if "tok:none" in scores.bleu_signature:
         stdout.print("  BLEU splits words at spaces: it is tokenized BLEU if the text is tokenized")
     if checkpoints := result.get("per_checkpoint"):
         table = Table("step", "perplexity", "BLEU", "chrF2", box=None)
-        for one in checkpoints:
+        for one in (*checkpoints, {**result, "step": "mean"}):
             values = (f"{one[key]:.2f}" for key in ("perplexity", "bleu", "chrf"))
             table.add_row(str(one["step"]), *values)
-        values = (f"{x:.2f}" for x in (result["perplexity"], scores.bleu, scores.chrf))
-        table.add_row("mean", *values)
         stdout.print(table)
     stdout.print()
 
@@ -59,19 +57,28 @@ def print_comparison(comparisons: Sequence["Comparison"], run: str, baseline: st
             f"{c.p:.4f}",
         )
     stdout.print(table)
-    stdout.print(f"p: how often a run that is as good as the baseline, {baseline}, differs from it")
-    stdout.print("this much due to the choice of sentences alone; below 0.05 is significant.")
-    stdout.print("In parentheses: mean and 95 % interval over resampled sets (paired bootstrap).")
+    stdout.print(
+        f"p: how often a run that is as good as the baseline, {baseline}, differs from it\n"
+        "this much due to the choice of sentences alone; below 0.05 is significant.\n"
+        "In parentheses: mean and 95 % interval over resampled sets (paired bootstrap)."
+    )
     for c in comparisons:
         stdout.print(f"  {c.metric:5}  {c.signature}")
     stdout.print()
 
 
+def _table(*columns: str, first_number: int, last_number: int | None = None) -> Table:
+    """Return an empty table that aligns the columns of numbers at the right."""
+    table = Table(*columns, box=None)
+    for column in table.columns[first_number:last_number]:
+        column.justify = "right"
+    return table
+
+
 def print_statuses(statuses: Sequence["RunStatus"]) -> None:
     """Print the status of each run of a sweep, and how many runs have each status."""
-    table = Table("run", "status", "step", "dev ppl", "BLEU", "left", "", box=None)
-    for column in table.columns[2:6]:
-        column.justify = "right"
+    columns = ("run", "status", "step", "dev ppl", "BLEU", "left", "")
+    table = _table(*columns, first_number=2, last_number=6)
     for status in statuses:
         table.add_row(
             status.run.name,
@@ -89,9 +96,8 @@ def print_statuses(statuses: Sequence["RunStatus"]) -> None:
 
 def print_results(results: "Results") -> None:
     """Print the main columns of a sweep's report, which fit on a terminal."""
-    table = Table("row", "change", "parameters", "perplexity", "to base", "BLEU", "p", box=None)
-    for column in table.columns[2:]:
-        column.justify = "right"
+    columns = ("row", "change", "parameters", "perplexity", "to base", "BLEU", "p")
+    table = _table(*columns, first_number=2)
     for row in results.rows.values():
         statistics = (row.scores.get(name) for name in ("perplexity", "test_bleu"))
         perplexity, bleu = ("" if s is None else f"{s.mean:.2f}" for s in statistics)
@@ -108,18 +114,9 @@ def print_results(results: "Results") -> None:
     stdout.print(table)
 
 
-def print_parameter_counts(counts: Mapping[str, int]) -> None:
-    """Print the number of parameters of each module, and the total."""
-    width = max(map(len, counts))
-    for module, count in counts.items():
-        stdout.print(f"{module:{width}}  {count:>13,}")
-
-
 def print_parameter_totals(totals: Mapping[str, int], rows: Mapping[str, Row]) -> None:
     """Print the number of parameters of each row of a sweep next to the paper's number."""
-    table = Table("row", "parameters", "to base", "paper, M", "to base", box=None)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = _table("row", "parameters", "to base", "paper, M", "to base", first_number=1)
     base = next(iter(rows))
     base_paper = rows[base].paper.parameters
     for name, row in rows.items():
@@ -131,17 +128,4 @@ def print_parameter_totals(totals: Mapping[str, int], rows: Mapping[str, Row]) -
             f"{paper:g}" if paper else "",
             f"{paper - base_paper:+g}" if paper and base_paper else "",
         )
-    stdout.print(table)
-
-
-def print_differences(
-    differences: Mapping[str, tuple[object, object]], first: str, second: str
-) -> None:
-    """Print each field in which two experiments differ, with both values."""
-    if not differences:
-        stdout.print("no difference")
-        return
-    table = Table("", first, second, box=None)
-    for name, values in differences.items():
-        table.add_row(name, *map(str, values))
     stdout.print(table)

@@ -11,8 +11,8 @@ from rich.console import Console
 from tyro.conf import FlagCreatePairsOff
 
 from transformer_jax.commands.base import (
-    ConfigArgument,
     ConfigCommand,
+    FileCommand,
     RunArgument,
     translate_command,
 )
@@ -26,16 +26,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Prepare(ConfigCommand):
+class Prepare(FileCommand):
     """Prepare a config's text: train the vocabulary, encode the text, and cache both."""
-
-    file: ConfigArgument = ""
-    """A config file, FILE:ROW for a row of a sweep, or the name of a shipped config, such as
-    tiny."""
-
-    def load_rows(self) -> dict[str, Row]:
-        """Return the experiment that the config describes."""
-        return {"": self.load_row(self.file)}
 
     def run(self, rows: dict[str, Row]) -> None:
         """Prepare the text and print its statistics."""
@@ -64,17 +56,19 @@ class TrainingCommand(ConfigCommand):
     """Base class of the commands that train, in one process or several, supervised or not."""
 
     supervise: FlagCreatePairsOff[bool] = False
-    """Train in a child process and watch it: if it hangs or is killed, end with a one-line message
-    and exit code 75. In multi-process training, pass this option to every process."""
+    """Train in a child process and watch it: if it hangs or is killed, end
+    with a one-line message and exit code 75. In multi-process training,
+    pass this option to every process."""
     step_timeout: float = 30.0
-    """With --supervise: seconds without a finished step after which training counts as hung. Slow
-    steps get more time: at least twelve times the duration of a step."""
+    """With --supervise: seconds without a finished step after which training
+    counts as hung. Slow steps get more time: at least that of twelve steps."""
     phase_timeout: float = 1800.0
     """With --supervise: the same limit during startup, compilation, evaluation, and saving."""
 
     coordinator: str | None = None
-    """HOST:PORT of process 0, to which all processes connect. Slurm, Open MPI, Kubernetes, and
-    Cloud TPU provide the values of this option and the next two."""
+    """HOST:PORT of process 0, to which all processes connect. Slurm, Open
+    MPI, Kubernetes, and Cloud TPU provide the values of this option and
+    the next two."""
     num_processes: int | None = None
     """Number of processes. With 1, training ignores the environment variables of the cluster."""
     process_id: int | None = None
@@ -86,45 +80,31 @@ class TrainingCommand(ConfigCommand):
         """The run's folder, which may not exist yet."""
 
     def under_supervisor(self, arguments: Sequence[str]) -> int:
-        """Run this command, with these arguments, under a supervisor; return its exit code.
-
-        Raises:
-            UsageError: a timeout is not positive.
-            LostProcessError: the training process hung or was killed.
-        """
-        timeouts = {"--step-timeout": self.step_timeout, "--phase-timeout": self.phase_timeout}
-        for option, seconds in timeouts.items():
+        """Run this command, with these arguments, under a supervisor; return its exit code."""
+        timeouts = {"step_timeout": self.step_timeout, "phase_timeout": self.phase_timeout}
+        for name, seconds in timeouts.items():
             # This comparison also rejects NaN.
             if not seconds > 0:
-                raise UsageError(f"{option} must be positive, got {seconds}")
+                raise UsageError(f"--{name.replace('_', '-')} must be positive, got {seconds}")
         from transformer_jax.distributed.supervisor import supervise, train_command
 
-        return supervise(
-            train_command(arguments),
-            self.path,
-            step_timeout=self.step_timeout,
-            phase_timeout=self.phase_timeout,
-        )
+        return supervise(train_command(arguments), self.path, **timeouts)
 
     @contextlib.contextmanager
     def join_processes(self, config: Config) -> Iterator["ProcessGroup"]:
         """Connect to the other processes, if there are any, and check that all configs agree."""
         from transformer_jax.distributed.processes import join_processes
 
-        with join_processes(
-            self.path, self.coordinator, self.num_processes, self.process_id
-        ) as group:
+        arguments = self.coordinator, self.num_processes, self.process_id
+        with join_processes(self.path, *arguments) as group:
             group.check_same_config(config)
             yield group
 
 
 @dataclass(frozen=True)
-class Train(TrainingCommand):
+class Train(FileCommand, TrainingCommand):
     """Train a model from a config, and store it in a run folder."""
 
-    file: ConfigArgument = ""
-    """A config file, FILE:ROW for a row of a sweep, or the name of a shipped config, such as
-    tiny."""
     out: Path | None = None
     """The run's folder. Default: runs/NAME, with the config's name."""
     init_from: Path | None = None
@@ -134,10 +114,6 @@ class Train(TrainingCommand):
     def path(self) -> Path:
         """The run's folder, which may not exist yet."""
         return self.out or Path("runs") / loading.run_name(self.file)
-
-    def load_rows(self) -> dict[str, Row]:
-        """Return the experiment that the config describes."""
-        return {"": self.load_row(self.file)}
 
     def run(self, rows: dict[str, Row]) -> None:
         """Create the run and train it."""
@@ -193,43 +169,30 @@ class Resume(TrainingCommand):
             folder = RunDirectory.open(self.path)
             _check_moved_text(folder, config.data)
             folder = folder.with_config(config)
-            # The primary process stores the new config only after all processes have read the old
-            # one.
+            # The primary process stores the new config after all processes have read the old one.
             group.barrier()
             _train(folder, group)
 
 
 def _check_moved_text(folder: "RunDirectory", data: DataConfig) -> None:
-    """If the config has new paths for the text, check that the text itself is unchanged.
-
-    Raises:
-        DataError: the text differs or does not exist.
-    """
+    """If the config has new paths for the text, check that the text itself is unchanged."""
     paths = {field: getattr(data, field) for field in ("train", "dev", "test", "folder")}
     moved = replace(folder.config.data, **paths)
     if moved != folder.config.data:
         from transformer_jax.data.prepare import find_prepared
 
+        expected = folder.vocabulary, folder.fingerprint
         with progress_bar() as progress:
-            find_prepared(
-                moved, folder.vocabulary, folder.fingerprint, verify_text=True, progress=progress
-            )
+            find_prepared(moved, *expected, verify_text=True, progress=progress)
 
 
 def _train(folder: "RunDirectory", group: "ProcessGroup") -> None:
-    """Train a run; the primary process prints the progress and the next commands."""
     from transformer_jax.training.loop import run_training
 
     console = stdout if group.is_primary else Console(quiet=True)
     num_scheduled = run_training(folder, console, group)
-    if group.is_primary:
-        _print_next_commands(folder, num_scheduled)
-
-
-def _print_next_commands(folder: "RunDirectory", num_scheduled: int) -> None:
-    """Print commands to evaluate the run and to translate with it."""
     has_too_few = num_scheduled < folder.config.decode.average_checkpoints
     option = " --average-checkpoints 1" if has_too_few else ""
-    stdout.print(f"run stored in {folder.path}")
-    stdout.print(f"next: {shell_command('evaluate', folder.path)}{option}")
-    stdout.print(f"      {translate_command(folder, option)}")
+    console.print(f"run stored in {folder.path}")
+    console.print(f"next: {shell_command('evaluate', folder.path)}{option}")
+    console.print(f"      {translate_command(folder, option)}")

@@ -28,16 +28,12 @@ def shipped_configs() -> Path:
 
 
 def load_config(spec: str) -> Config:
-    """Return the config that `spec` names: FILE, or FILE:ROW for a row of a sweep.
-
-    Raises:
-        ConfigError: the file or row does not exist or is invalid, or FILE has several rows.
-    """
+    """Return the config that `spec` names; see `load_row`."""
     return load_row(spec).config
 
 
 def load_row(spec: str) -> Row:
-    """Return the experiment that `spec` names, with the paper's results if the file has them.
+    """Return the experiment that `spec` names: FILE, or FILE:ROW for a row of a sweep.
 
     Raises:
         ConfigError: the file or row does not exist or is invalid, or FILE has several rows.
@@ -53,9 +49,7 @@ def load_row(spec: str) -> Row:
 
 
 def load_rows(spec: str) -> dict[str, Row]:
-    """Return the rows of a sweep by name, or the single experiment of a file under the name "".
-
-    For FILE:ROW, return only that row.
+    """Return the rows of FILE by name, or only that of FILE:ROW; a single experiment is named "".
 
     Raises:
         ConfigError: the file or row does not exist or is invalid.
@@ -130,7 +124,6 @@ def _rows_of(names: Mapping[str, object], path: str) -> dict[str, Row]:
 
 
 def _execute(path: Path) -> dict[str, object]:
-    """Execute a config file and return its top-level names."""
     if path.suffix != ".py":
         raise ConfigError(f"{path} is not a Python file")
     with _importable(path.resolve().parent):
@@ -149,21 +142,18 @@ def _importable(folder: Path) -> Iterator[None]:
     """
     path, modules = list(sys.path), dict(sys.modules)
     sys.path[:0] = [str(folder.parent), str(folder), str(shipped_configs().parent)]
-    for name in filter(_is_configs_module, modules):
-        del sys.modules[name]
+    for name in modules:
+        if name.split(".")[0] == "configs":
+            del sys.modules[name]
     try:
         yield
     finally:
         sys.path[:] = path
         for name in sys.modules.keys() - modules.keys():
             file = getattr(sys.modules[name], "__file__", None) or ""
-            if _is_configs_module(name) or Path(file).parent in _import_roots(folder):
+            if name.split(".")[0] == "configs" or Path(file).parent in _import_roots(folder):
                 del sys.modules[name]
         sys.modules.update(modules)
-
-
-def _is_configs_module(name: str) -> bool:
-    return name.split(".")[0] == "configs"
 
 
 def _import_roots(folder: Path) -> set[Path]:

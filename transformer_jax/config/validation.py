@@ -2,104 +2,65 @@
 
 A rule is part of the field's annotation:
 
-    num_layers: Annotated[int, Between(1, 1000)] = 6
+    num_layers: Annotated[int, between(1, 1000)] = 6
 
 Types and rules are checked when a section is created.
 """
 
-import abc
 import dataclasses
 import difflib
 import functools
 import math
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from transformer_jax.errors import ConfigError
 
 
-class Rule(abc.ABC):
-    """A condition on a number. `str(rule)` completes the sentence "The field must be ..."."""
-
-    @abc.abstractmethod
-    def allows(self, value: float) -> bool:
-        """Return whether the value satisfies the rule. NaN satisfies no rule."""
-
-
 @dataclass(frozen=True)
-class Between(Rule):
-    """The number is from `low` to `high`, inclusive."""
+class Rule:
+    """A condition on a number, which NaN never satisfies."""
 
-    low: int
-    high: int
-
-    def allows(self, value: float) -> bool:
-        """Return whether the value is between the bounds, which are allowed."""
-        return self.low <= value <= self.high
-
-    def __str__(self) -> str:
-        return f"from {self.low} to {self.high}"
+    words: str
+    """The end of the sentence "The field must be ..."."""
+    allows: Callable[[float], bool]
 
 
-@dataclass(frozen=True)
-class AtLeast(Rule):
-    """The number is finite and at least `low`."""
-
-    low: int
-
-    def allows(self, value: float) -> bool:
-        """Return whether the value is finite and not below the bound."""
-        return self.low <= value < math.inf
-
-    def __str__(self) -> str:
-        return f"at least {self.low} and finite"
+def between(low: int, high: int) -> Rule:
+    """Allow the numbers from `low` to `high`, inclusive."""
+    return Rule(f"from {low} to {high}", lambda value: low <= value <= high)
 
 
-@dataclass(frozen=True)
-class Positive(Rule):
-    """The number is finite and above zero."""
-
-    def allows(self, value: float) -> bool:
-        """Return whether the value is finite and above zero."""
-        return 0 < value < math.inf
-
-    def __str__(self) -> str:
-        return "positive and finite"
+def at_least(low: int) -> Rule:
+    """Allow the finite numbers that are not below `low`."""
+    return Rule(f"at least {low} and finite", lambda value: low <= value < math.inf)
 
 
-@dataclass(frozen=True)
-class Probability(Rule):
-    """The number is at least zero and below one."""
-
-    def allows(self, value: float) -> bool:
-        """Return whether the value is at least zero and below one."""
-        return 0 <= value < 1
-
-    def __str__(self) -> str:
-        return "at least 0 and below 1"
+POSITIVE = Rule("positive and finite", lambda value: 0 < value < math.inf)
+PROBABILITY = Rule("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
 class ConfigSection:
-    """Base of the config sections: checks the type and the rules of each field on creation.
-
-    Raises:
-        ConfigError: a value has the wrong type or breaks a rule. The message names the field, the
-            rule, and the value.
-    """
+    """Base of the config sections: checks the type and the rules of each field on creation."""
 
     name: ClassVar[str]
     """The section's name in a config, such as "model"."""
 
     def __post_init__(self) -> None:
-        for key, (kind, rules) in _types_and_rules(type(self)).items():
-            field, value = f"{self.name}.{key}", getattr(self, key)
-            _check_type(field, kind, value)
-            for rule in rules:
-                if value is not None and not rule.allows(value):
-                    raise ConfigError(f"{field} must be {rule}, got {value!r}")
+        for key, (kind, metadata) in annotations(type(self)).items():
+            value = getattr(self, key)
+            _check_type(f"{self.name}.{key}", kind, value)
+            for rule in metadata:
+                if isinstance(rule, Rule) and value is not None:
+                    self.require(key, rule.allows(value), rule.words)
+
+    def require(self, key: str, is_valid: bool, rule: str) -> None:
+        """Raise a ConfigError that names the field, the rule, and the value, unless it is valid."""
+        if not is_valid:
+            raise ConfigError(f"{self.name}.{key} must be {rule}, got {getattr(self, key)!r}")
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
@@ -119,27 +80,16 @@ def field_names(kind: type) -> list[str]:
 
 
 def check_field_name(name: str, known: list[str], owner: str) -> None:
-    """Check that `name` is one of the known fields of `owner`.
-
-    Raises:
-        ConfigError: the field is unknown. The message suggests the closest name.
-    """
+    """Raise a ConfigError with a suggestion unless `name` is one of the known fields of `owner`."""
     if name not in known:
         raise ConfigError(f"unknown field {name!r} of {owner}{did_you_mean(name, known)}")
 
 
 @functools.cache
-def _types_and_rules(section: type) -> dict[str, tuple[Any, tuple[Rule, ...]]]:
-    hints = typing.get_type_hints(section, include_extras=True)
-    fields: dict[str, tuple[Any, tuple[Rule, ...]]] = {}
-    for key in field_names(section):
-        kind, *metadata = (
-            typing.get_args(hints[key])
-            if typing.get_origin(hints[key]) is typing.Annotated
-            else (hints[key],)
-        )
-        fields[key] = kind, tuple(rule for rule in metadata if isinstance(rule, Rule))
-    return fields
+def annotations(kind: type) -> dict[str, tuple[Any, tuple[object, ...]]]:
+    """Return the type of each field of a dataclass, and the metadata of its `Annotated`."""
+    plain, full = typing.get_type_hints(kind), typing.get_type_hints(kind, include_extras=True)
+    return {key: (plain[key], getattr(full[key], "__metadata__", ())) for key in field_names(kind)}
 
 
 def _check_type(field: str, kind: Any, value: object) -> None:
@@ -147,9 +97,8 @@ def _check_type(field: str, kind: Any, value: object) -> None:
         choices = typing.get_args(kind)
         if value not in choices:
             hint = did_you_mean(value, choices) if isinstance(value, str) else ""
-            raise ConfigError(
-                f"{field} must be one of {', '.join(map(repr, choices))}, got {value!r}{hint}"
-            )
+            words = ", ".join(map(repr, choices))
+            raise ConfigError(f"{field} must be one of {words}, got {value!r}{hint}")
         return
     allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     # Every tuple field is a pair of strings.
@@ -161,6 +110,6 @@ def _check_type(field: str, kind: Any, value: object) -> None:
         or (isinstance(value, bool) and bool not in plain)
         or (isinstance(value, tuple) and [type(v) for v in value] != [str, str])
     ):
-        words = {types.NoneType: "None", tuple: "a pair of strings"}
-        wanted = " or ".join(words.get(k, k.__name__) for k in plain)
+        names = {types.NoneType: "None", tuple: "a pair of strings"}
+        wanted = " or ".join(names.get(k, k.__name__) for k in plain)
         raise ConfigError(f"{field} must be {wanted}, got {value!r}")

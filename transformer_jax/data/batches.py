@@ -1,7 +1,7 @@
 """Batches of sentence pairs of similar length, with a bounded number of tokens (section 5.1).
 
-The batch of a step is a pure function of the corpus, the seed, and the step. The position in the
-data is therefore one integer, and a resumed run continues with exactly the next batch.
+The batch of a step is a pure function of the corpus, the seed, and the step. A resumed run
+therefore continues with exactly the next batch.
 """
 
 import functools
@@ -16,15 +16,13 @@ ROW_MULTIPLE = 8
 
 
 class Batch(NamedTuple):
-    """Token ids of sentence pairs, one pair per row, padded at the end with 0.
+    """Token ids of sentence pairs: int32[rows, width], each row ends in EOS and is padded with 0.
 
-    The arrays are NumPy arrays on the host and JAX arrays on devices. Each sequence ends in EOS.
+    The arrays are NumPy arrays on the host and JAX arrays on devices.
     """
 
     source: Any
-    """int32[rows, source width]."""
     target: Any
-    """int32[rows, target width]."""
 
 
 class Shard(NamedTuple):
@@ -36,12 +34,10 @@ class Shard(NamedTuple):
 
 
 class Ragged(NamedTuple):
-    """Sequences of different lengths in one flat array."""
+    """Sequences of different lengths: sequence i is flat[offsets[i] : offsets[i + 1]]."""
 
     flat: np.ndarray
-    """int[tokens]: the sequences end to end."""
     offsets: np.ndarray
-    """int64[sequences + 1]: sequence i is flat[offsets[i] : offsets[i + 1]]."""
 
     @property
     def lengths(self) -> np.ndarray:
@@ -49,10 +45,7 @@ class Ragged(NamedTuple):
         return np.diff(self.offsets)
 
     def pad(self, indices: np.ndarray, rows: int, width: int) -> np.ndarray:
-        """Return the sequences at `indices` as int32[rows, width], padded with 0.
-
-        Rows after the last index contain only padding.
-        """
+        """Return the sequences at `indices`, then empty rows: int32[rows, width], padded with 0."""
         starts = self.offsets[indices]
         lengths = self.offsets[indices + 1] - starts
         padded = np.zeros((rows, width), np.int32)
@@ -68,13 +61,11 @@ class Ragged(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """A shape of batches, and the number of batches of this shape in an epoch."""
+    """A shape of batches: rows and widths in tokens; and the number of its batches in an epoch."""
 
     rows: int
     source: int
-    """Width of the source array, in tokens."""
     target: int
-    """Width of the target array, in tokens."""
     batches: int
 
 
@@ -92,19 +83,15 @@ class Batches:
         bucket = assign_buckets(lengths, sizes)
         self._members = [np.flatnonzero(bucket == i) for i in range(len(sizes))]
         self._tokens = int(lengths.sum())
-        self.buckets = self._plan_buckets(sizes, batch_tokens)
-        self.per_epoch = sum(bucket.batches for bucket in self.buckets)
-        self._cached_epoch = functools.lru_cache(maxsize=2)(self._shuffle_epoch)
-
-    def _plan_buckets(self, sizes: np.ndarray, batch_tokens: int) -> list[Bucket]:
-        """Distribute the pairs of each bucket evenly over as few batches as possible."""
-        buckets: list[Bucket] = []
-        for members, (source, target) in zip(self._members, sizes.tolist(), strict=True):
-            most_rows = batch_tokens // max(source, target) // ROW_MULTIPLE * ROW_MULTIPLE
+        self.buckets: list[Bucket] = []
+        # Distribute the pairs of each bucket evenly over as few batches as possible.
+        for members, size in zip(self._members, sizes.tolist(), strict=True):
+            most_rows = batch_tokens // max(size) // ROW_MULTIPLE * ROW_MULTIPLE
             batches = -(-len(members) // max(most_rows, ROW_MULTIPLE))
             rows = -(-len(members) // batches // ROW_MULTIPLE) * ROW_MULTIPLE
-            buckets.append(Bucket(rows, source, target, batches))
-        return buckets
+            self.buckets.append(Bucket(rows, size[0], size[1], batches))
+        self.per_epoch = sum(bucket.batches for bucket in self.buckets)
+        self._cached_epoch = functools.lru_cache(maxsize=2)(self._shuffle_epoch)
 
     def _shuffle_epoch(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
         """Return the bucket and the pair indices of each batch of an epoch, in order."""
@@ -129,10 +116,7 @@ class Batches:
         return self.local_batch(step, Shard())
 
     def local_batch(self, step: int, shard: Shard) -> Batch:
-        """Return only this shard of the batch; the other rows are not read.
-
-        If the rows do not divide evenly into the shards, empty rows fill the last shards.
-        """
+        """Return only this shard of the batch. If rows do not divide evenly, add empty ones."""
         bucket, pairs = self._look_up(step)
         rows_per_shard = -(-bucket.rows // shard.total)
         local_pairs = pairs[shard.first * rows_per_shard : shard.last * rows_per_shard]

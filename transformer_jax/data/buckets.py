@@ -1,40 +1,29 @@
 """Search for a few bucket sizes that need little padding.
 
 XLA compiles one program for each batch shape, so sentence pairs are grouped into a few buckets.
-A bucket of size (S, T) holds pairs of at most S source tokens and T target tokens, and pads each
-of them to S + T positions. The search minimizes the total number of positions in three steps:
-
-1. Greedy: begin with one bucket that has room for every pair. Repeatedly add the bucket that saves
-   the most positions until enough positions hold tokens.
-2. Local search: replace each bucket in turn with the best one, given the others, until the total
-   stops falling.
-3. Restarts: repeat the local search from random buckets and keep the best result. The random
-   generator has a fixed seed, so the same lengths always give the same buckets.
+A bucket of size (S, T) pads pairs of at most S source tokens and T target tokens to S + T
+positions. The search minimizes the number of positions: it adds the bucket that saves the most
+until enough positions hold tokens, then replaces each bucket in turn with the best one, given the
+others. It repeats the second step from random buckets and keeps the best result. The random
+generator has a fixed seed, so the same lengths always give the same buckets.
 """
+
+import math
 
 import numpy as np
 
 MAX_BUCKETS = 12
+RESTARTS = 15
 
+# The source width and the target width of a bucket.
 Size = tuple[int, int]
-"""Source width and target width of a bucket."""
 
 
-def choose_bucket_sizes(
-    lengths: np.ndarray, *, target_density: float = 0.92, starts: int = 16
-) -> np.ndarray:
-    """Return the source width and target width of each bucket, smallest first.
+def choose_bucket_sizes(lengths: np.ndarray, *, target_density: float = 0.92) -> np.ndarray:
+    """Return the source and target width of each bucket, int[buckets, 2], smallest first.
 
-    The search uses the fewest buckets, at most `MAX_BUCKETS`, with which the greedy step reaches
-    the target density. Another bucket would cost a compilation but save little padding.
-
-    Args:
-        lengths: int[pairs, 2], the source length and target length of each pair.
-        target_density: no bucket is added once this share of positions holds tokens.
-        starts: the number of local searches.
-
-    Returns:
-        int[buckets, 2].
+    `lengths` is int[pairs, 2]. The greedy step stops as soon as `target_density` of the positions
+    are tokens: another bucket would cost a compilation but save little padding.
     """
     padding = PaddingCost(lengths)
     sizes = padding.greedy_search(target_density)
@@ -42,7 +31,7 @@ def choose_bucket_sizes(
         return np.asarray(sizes)
     rng = np.random.Generator(np.random.Philox(key=[0, 0]))
     best = padding.local_search(sizes)
-    for _ in range(starts - 1):
+    for _ in range(RESTARTS):
         candidate = padding.local_search([sizes[0], *padding.random_start(rng, len(sizes) - 1)])
         best = min(best, candidate, key=padding.cost)
     ordered = np.asarray(sorted(set(best), key=lambda size: (sum(size), size)))
@@ -51,12 +40,7 @@ def choose_bucket_sizes(
 
 
 def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the index of the first bucket that has room for each pair.
-
-    Args:
-        lengths: int[pairs, 2], the source length and target length of each pair.
-        sizes: int[buckets, 2], smallest first. Each pair must fit in at least one bucket.
-    """
+    """Return the index of the first bucket that has room for each pair; at least one must."""
     bucket = np.full(len(lengths), len(sizes) - 1)
     for i in reversed(range(len(sizes))):
         bucket[(lengths <= sizes[i]).all(axis=1)] = i
@@ -64,16 +48,12 @@ def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 class PaddingCost:
-    """Counts the positions that a set of buckets needs, and searches for a set that needs few.
-
-    In each list of sizes, the first bucket has room for all pairs.
-    """
+    """Searches for a set of buckets that needs few positions; the first has room for all pairs."""
 
     def __init__(self, lengths: np.ndarray) -> None:
         """Count the pairs of each combination of lengths: int[pairs, 2]."""
-        # If a side has many different lengths, they are rounded up to a few quantiles, which are
-        # denser among the longest sentences. The search considers only these lengths as bucket
-        # widths.
+        # Only a few quantiles of the lengths are candidate widths, and lengths are rounded up to
+        # them. The quantiles are denser among the longest sentences.
         levels = np.union1d(np.linspace(0, 1, 129), 1 - 0.5 ** np.arange(4, 24, 0.5))
         self.widths = [np.unique(np.quantile(side, levels, method="higher")) for side in lengths.T]
         indices = [np.searchsorted(w, side) for w, side in zip(self.widths, lengths.T, strict=True)]
@@ -95,23 +75,24 @@ class PaddingCost:
             cheapest[fits] = np.minimum(cheapest[fits], source + target)
         return cheapest
 
+    def _size(self, i: int, j: int) -> Size:
+        return int(self.widths[0][i]), int(self.widths[1][j])
+
     def _find_best_addition(self, sizes: list[Size]) -> Size:
         """Return the bucket that saves the most positions if it is added to `sizes`."""
         current = self._positions_per_pair(sizes)
         saved = np.zeros(self.counts.shape)
         # Pairs with the same current cost save equally many positions in a candidate bucket. A
-        # cumulative sum counts the pairs that fit in each candidate, which gives the savings of all
-        # candidates.
+        # cumulative sum counts the pairs that fit in each candidate.
         for positions in np.unique(current):
             counts = np.where(current == positions, self.counts, 0)
             fitting = counts.cumsum(axis=0).cumsum(axis=1)
             saved += fitting * np.maximum(positions - self.positions, 0)
-        i, j = np.unravel_index(saved.argmax(), saved.shape)
-        return int(self.widths[0][i]), int(self.widths[1][j])
+        return self._size(*divmod(int(saved.argmax()), saved.shape[1]))
 
     def greedy_search(self, target_density: float) -> list[Size]:
         """Return a bucket for all pairs, and more buckets until enough positions hold tokens."""
-        sizes: list[Size] = [(int(self.widths[0][-1]), int(self.widths[1][-1]))]
+        sizes = [self._size(-1, -1)]
         most = min(MAX_BUCKETS, np.count_nonzero(self.counts))
         while len(sizes) < most and self.tokens < target_density * self.cost(sizes):
             sizes.append(self._find_best_addition(sizes))
@@ -121,14 +102,13 @@ class PaddingCost:
         """Return `count` random sizes, distributed like the lengths of the pairs."""
         i, j = np.nonzero(self.counts)
         drawn = rng.choice(len(i), count, p=self.counts[i, j] / self.counts.sum())
-        return [(int(self.widths[0][i[k]]), int(self.widths[1][j[k]])) for k in drawn]
+        return [self._size(i[k], j[k]) for k in drawn]
 
     def local_search(self, sizes: list[Size]) -> list[Size]:
         """Replace each bucket except the first with the best one until the cost stops falling."""
-        sizes = list(sizes)
-        while True:
-            cost_before = self.cost(sizes)
+        sizes, best_cost = list(sizes), math.inf
+        while (cost := self.cost(sizes)) < best_cost:
+            best_cost = cost
             for i in range(1, len(sizes)):
                 sizes[i] = self._find_best_addition([*sizes[:i], *sizes[i + 1 :]])
-            if self.cost(sizes) >= cost_before:
-                return sizes
+        return sizes

@@ -16,25 +16,20 @@ class Corpus(Protocol):
     @property
     def name(self) -> str:
         """A human-readable name."""
-        ...
 
     @property
     def identity(self) -> str:
         """A string that identifies the text: corpora with equal identities have equal lines."""
-        ...
 
     @property
     def splits(self) -> tuple[Split, ...]:
         """The available splits: train, dev, and possibly test."""
-        ...
 
     def count(self, split: Split) -> int:
         """Return the number of pairs in a split."""
-        ...
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
         """Yield the source line and the target line of each pair, starting at pair `start`."""
-        ...
 
 
 # The corpus of each value of `data.corpus`.

@@ -6,9 +6,10 @@
 
 import itertools
 import json
+import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from transformer_jax.config import DataConfig
+from transformer_jax.data.batches import Ragged
 from transformer_jax.data.corpora import Corpus
 from transformer_jax.data.splits import Split
 from transformer_jax.data.text_files import MAX_LINE_BYTES, is_too_long
@@ -25,8 +27,7 @@ from transformer_jax.errors import DataError
 T = TypeVar("T")
 
 SIDES = ("source", "target")
-# A chunk ends when it reaches either of these limits. A token takes 36 bytes in a list of Python
-# integers.
+# A chunk ends at either of these limits. A token takes 36 bytes in a list of Python integers.
 CHUNK_PAIRS = 4096
 CHUNK_CHARACTERS = 1 << 21
 LENGTH = np.dtype("<u4")
@@ -36,10 +37,7 @@ LENGTH = np.dtype("<u4")
 CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ufeff\u2581\u2585]|<(?:pad|s|/s|unk)>")
 
 Progress = Callable[[str, int, int], None]
-"""A callback for progress: `progress(activity, done, total)`; counts are in sentence pairs.
-
-It is called about once per chunk. If the total is unknown, `total` is 0.
-"""
+"""Called about once per chunk with the activity, the pairs done, and the total (0: unknown)."""
 
 
 def ignore_progress(_activity: str, _done: int, _total: int) -> None:
@@ -51,25 +49,25 @@ def token_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
     return np.dtype("<u2" if len(tokenizer) <= 2**16 else "<u4")
 
 
+def read_tokens(folder: Path, split: Split, side: str, tokenizer: Tokenizer) -> Ragged:
+    """Return the tokens that a `SplitWriter` wrote, memory-mapped from disk."""
+    lengths = np.fromfile(folder / f"{split}.{side}.lengths", LENGTH)
+    tokens = np.memmap(folder / f"{split}.{side}.tokens", token_dtype(tokenizer), "r")
+    return Ragged(tokens, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+
+
 def unfit_text(source: str, target: str) -> str | None:
     """Return the reason to leave this pair of lines out of training, or None."""
     if not source.strip() or not target.strip():
         return "empty"
     if is_too_long(source) or is_too_long(target):
         return "too long"
-    if CONTROL.search(source) or CONTROL.search(target):
-        return "control symbols"
-    return None
+    return "control symbols" if CONTROL.search(source) or CONTROL.search(target) else None
 
 
 def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
-    """Return the reason to leave a pair out of training, or None.
-
-    Args:
-        source: number of source tokens, including EOS.
-        target: number of target tokens, including EOS.
-        config: the limits on length and ratio.
-    """
+    """Return the reason to leave a pair with these numbers of tokens out of training, or None."""
+    # The numbers include EOS, but the ratio does not.
     shorter, longer = sorted((source - 1, target - 1))
     if shorter == 0:
         return "empty"
@@ -82,12 +80,7 @@ class SplitWriter:
     """Writes the files of one split. Writing resumes after an interruption."""
 
     def __init__(
-        self,
-        folder: Path,
-        corpus: Corpus,
-        split: Split,
-        vocabulary: Vocabulary,
-        config: DataConfig,
+        self, folder: Path, corpus: Corpus, split: Split, vocabulary: Vocabulary, config: DataConfig
     ) -> None:
         """Choose the paths of the split's files in `folder`, but write nothing yet."""
         self.corpus, self.split, self.config = corpus, split, config
@@ -101,10 +94,7 @@ class SplitWriter:
         self.journal = folder / f"{split}.journal.json"
 
     def write(self, progress: Progress) -> dict[str, int]:
-        """Encode the split.
-
-        Returns:
-            The number of pairs, how many were kept, and how many were dropped for each reason.
+        """Encode the split; return the number of pairs: all, kept, and dropped by reason.
 
         Raises:
             DataError: no pair is left, or a line of dev or test is too long.
@@ -112,12 +102,10 @@ class SplitWriter:
         total = self.corpus.count(self.split)
         done, outcome = self._resume()
         with ExitStack() as stack:
-            self.files = {
-                key: stack.enter_context(path.open("ab")) for key, path in self.paths.items()
-            }
-            for sources, targets in _chunks(self.corpus.read(self.split, done)):
-                outcome.update(self._write_chunk(sources, targets))
-                done += len(sources)
+            self.files = {k: stack.enter_context(path.open("ab")) for k, path in self.paths.items()}
+            for pairs in _chunks(self.corpus.read(self.split, done)):
+                self._write_chunk(pairs, outcome)
+                done += len(pairs)
                 progress(f"encoding {self.split}", done, total)
                 self._write_journal(done, outcome)
         if not outcome["kept"]:
@@ -129,42 +117,33 @@ class SplitWriter:
             )
         return {"pairs": done, **outcome}
 
-    def _write_chunk(self, sources: list[str], targets: list[str]) -> Counter[str]:
+    def _write_chunk(self, pairs: Sequence[tuple[str, str]], outcome: Counter[str]) -> None:
         """Append fit pairs to the files; count the kept pairs and, by reason, the dropped pairs."""
-        outcome = Counter[str]()
         if self.is_filtered:
-            reasons = [unfit_text(*pair) for pair in zip(sources, targets, strict=True)]
-            sources, targets = _fit(sources, reasons), _fit(targets, reasons)
-            outcome.update(filter(None, reasons))
-        else:
-            self._check_line_lengths(sources, targets)
-        encoded = self.vocabulary.source.encode(sources), self.vocabulary.target.encode(targets)
+            pairs = _drop_unfit(pairs, unfit_text, outcome)
+        elif long := next(filter(is_too_long, itertools.chain(*zip(*pairs, strict=True))), None):
+            raise DataError(
+                f"{self.split} of {self.corpus.name} has a line of more than {MAX_LINE_BYTES} "
+                f"bytes, which begins {long[:40]!r}"
+            )
+        sources = self.vocabulary.source.encode([source for source, _ in pairs])
+        targets = self.vocabulary.target.encode([target for _, target in pairs])
+        encoded = list(zip(sources, targets, strict=True))
         if self.is_filtered:
-            reasons = [
-                unfit_tokens(len(s), len(t), self.config) for s, t in zip(*encoded, strict=True)
-            ]
-            encoded = _fit(encoded[0], reasons), _fit(encoded[1], reasons)
-            outcome.update(filter(None, reasons))
-        outcome["kept"] += len(encoded[0])
-        for side, sequences, lines in zip(SIDES, encoded, (sources, targets), strict=True):
+            encoded = _drop_unfit(
+                encoded, lambda s, t: unfit_tokens(len(s), len(t), self.config), outcome
+            )
+        outcome["kept"] += len(encoded)
+        for i, side in enumerate(SIDES):
+            sequences = [pair[i] for pair in encoded]
             dtype = token_dtype(getattr(self.vocabulary, side))
             flat = np.fromiter(itertools.chain.from_iterable(sequences), dtype)
             self.files[side, "tokens"].write(flat.tobytes())
             self.files[side, "lengths"].write(np.asarray([*map(len, sequences)], LENGTH).tobytes())
             if not self.is_filtered:
-                self.files[side, "txt"].write("".join(f"{line}\n" for line in lines).encode())
-        return outcome
-
-    def _check_line_lengths(self, sources: list[str], targets: list[str]) -> None:
-        for line in itertools.chain(sources, targets):
-            if is_too_long(line):
-                raise DataError(
-                    f"{self.split} of {self.corpus.name} has a line of more than {MAX_LINE_BYTES} "
-                    f"bytes, which begins {line[:40]!r}"
-                )
+                self.files[side, "txt"].write("".join(f"{pair[i]}\n" for pair in pairs).encode())
 
     def _write_journal(self, done: int, outcome: Counter[str]) -> None:
-        """Record the progress and the size of each file, so that encoding can resume."""
         for file in self.files.values():
             file.flush()
         sizes = [path.stat().st_size for path in self.paths.values()]
@@ -185,25 +164,27 @@ class SplitWriter:
             sizes = dict.fromkeys(self.paths.values(), 0)
         for path, size in sizes.items():
             path.touch()
-            with path.open("r+b") as file:
-                file.truncate(size)
+            os.truncate(path, size)
         return done, outcome
 
 
-def _fit(items: list[T], reasons: list[str | None]) -> list[T]:
-    """Return the items that have no reason to be dropped."""
-    return [item for item, reason in zip(items, reasons, strict=True) if reason is None]
+def _drop_unfit(
+    pairs: Sequence[tuple[T, T]], find_reason: Callable[[T, T], str | None], outcome: Counter[str]
+) -> list[tuple[T, T]]:
+    """Return the pairs that have no reason to be dropped, and count the reasons of the others."""
+    reasons = [find_reason(*pair) for pair in pairs]
+    outcome.update(filter(None, reasons))
+    return [pair for pair, reason in zip(pairs, reasons, strict=True) if reason is None]
 
 
-def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield sources and targets in chunks: SentencePiece encodes lists faster than lines."""
-    sources, targets, characters = list[str](), list[str](), 0
+def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Yield lists of pairs, which SentencePiece encodes faster than single lines."""
+    chunk, characters = list[tuple[str, str]](), 0
     for source, target in pairs:
-        sources.append(source)
-        targets.append(target)
+        chunk.append((source, target))
         characters += len(source) + len(target)
-        if len(sources) == CHUNK_PAIRS or characters >= CHUNK_CHARACTERS:
-            yield sources, targets
-            sources, targets, characters = list[str](), list[str](), 0
-    if sources:
-        yield sources, targets
+        if len(chunk) == CHUNK_PAIRS or characters >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = list[tuple[str, str]](), 0
+    if chunk:
+        yield chunk

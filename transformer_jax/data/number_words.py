@@ -3,6 +3,7 @@
 import functools
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from num2words import num2words
 
@@ -12,39 +13,31 @@ from transformer_jax.data.splits import SPLITS, Split
 SEPARATOR = "; "
 
 
+@dataclass(frozen=True)
 class NumberWords:
     """Numbers below a million in English and German words.
 
     The corpus is small but poses real problems of translation: 231 is "two hundred and thirty-one"
-    and "zweihunderteinunddreißig", so in German the words move, merge, and inflect.
+    and "zweihunderteinunddreißig", so in German the words move, merge, and inflect. Lines cycle
+    through 1 to `max_numbers_per_line` numbers. If `max_digits` is None, no number occurs twice.
     """
 
     splits = SPLITS
     test_pairs = 1000
     dev_pairs = 500
+    train_pairs: int
+    max_numbers_per_line: int = 1
+    max_digits: int | None = None
 
-    def __init__(
-        self, train_pairs: int, max_numbers_per_line: int = 1, max_digits: int | None = None
-    ) -> None:
-        """Describe the corpus.
+    @property
+    def name(self) -> str:
+        """A human-readable name, which also identifies the text."""
+        most, digits = self.max_numbers_per_line, self.max_digits
+        name = f"number words, en-de, {self.train_pairs}"
+        name += f", up to {most} in a line" if most > 1 else ""
+        return name if digits is None else f"{name}, of up to {digits} digits"
 
-        Args:
-            train_pairs: number of training pairs.
-            max_numbers_per_line: lines cycle through 1, 2, ..., `max_numbers_per_line` numbers,
-                separated by semicolons, so all counts are equally frequent.
-            max_digits: each number has 1 to `max_digits` digits, all equally likely, so that a line
-                of many numbers can be short. A line that already exists is drawn again. If None, no
-                number occurs twice, and most numbers have six digits.
-        """
-        self.train_pairs = train_pairs
-        self.max_numbers_per_line = max_numbers_per_line
-        self.max_digits = max_digits
-        self.name = f"number words, en-de, {train_pairs}"
-        if max_numbers_per_line > 1:
-            self.name += f", up to {max_numbers_per_line} in a line"
-        if max_digits is not None:
-            self.name += f", of up to {max_digits} digits"
-        self.identity = self.name
+    identity = name
 
     def count(self, split: Split) -> int:
         """Return the number of pairs in a split."""
@@ -53,8 +46,8 @@ class NumberWords:
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
         """Yield the English line and the German line of each pair, starting at pair `start`."""
         # Training lines come last, so test and dev do not depend on the number of training pairs.
-        order: tuple[Split, ...] = ("test", "dev", "train")
-        first = sum(self.count(earlier) for earlier in order[: order.index(split)])
+        held_out = self.test_pairs + self.dev_pairs
+        first = {"test": 0, "dev": self.test_pairs, "train": held_out}[split]
         for line in range(first + start, first + self.count(split)):
             sides = zip(*map(_spell, self._numbers(line)), strict=True)
             source, target = (SEPARATOR.join(words) for words in sides)
@@ -63,7 +56,7 @@ class NumberWords:
     def _numbers(self, line: int) -> tuple[int, ...]:
         most = self.max_numbers_per_line
         if self.max_digits is not None:
-            num_lines = self.train_pairs + self.dev_pairs + self.test_pairs
+            num_lines = sum(map(self.count, SPLITS))
             return _draw_lines(num_lines, most, self.max_digits)[line]
         # Each line reserves `most` numbers, and a line with fewer leaves the rest unused.
         return _shuffle_numbers()[line * most : line * most + line % most + 1]

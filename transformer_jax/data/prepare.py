@@ -1,8 +1,8 @@
 """Encode a corpus once and cache the result: flat files of token ids.
 
 <cache>/corpora/<digest of text, vocabulary, and limits>/
-    report.json                     pairs read, kept, and dropped by reason; sizes; fingerprint
-    files of `encode`               tokens and lengths; lines of dev and test
+    report.json          pairs read, kept, and dropped by reason; sizes; fingerprint
+    files of `encode`    tokens and lengths; lines of dev and test
 
 Text is read in chunks, so memory use does not grow with its size. An interrupted preparation
 resumes.
@@ -16,24 +16,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
 from transformer_jax.data.batches import Batches, Ragged
 from transformer_jax.data.corpora import CORPORA, Corpus
-from transformer_jax.data.encode import (
-    LENGTH,
-    SIDES,
-    Progress,
-    SplitWriter,
-    ignore_progress,
-    token_dtype,
-)
+from transformer_jax.data.encode import SIDES, Progress, SplitWriter, ignore_progress, read_tokens
 from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.data.vocabulary import digest, exclusive, train_vocabulary, verify_every_line
 from transformer_jax.errors import DataError, StorageError, UsageError
+
+Report = dict[str, Any]
+"""The contents of report.json."""
 
 
 class Prepared(NamedTuple):
@@ -41,8 +35,7 @@ class Prepared(NamedTuple):
 
     folder: Path
     vocabulary: Vocabulary
-    report: dict[str, Any]
-    """The contents of report.json."""
+    report: Report
 
     @property
     def fingerprint(self) -> str:
@@ -50,27 +43,17 @@ class Prepared(NamedTuple):
         return self.report["fingerprint"]
 
     def tokens(self, split: Split) -> tuple[Ragged, Ragged]:
-        """Return the tokens of all sources and of all targets, memory-mapped from disk.
-
-        Raises:
-            UsageError: the corpus has no such split.
-        """
+        """Return all sources and all targets, memory-mapped. A missing split is a UsageError."""
         self._check_has(split)
-        source, target = (self._ragged(split, side) for side in SIDES)
-        return source, target
+        source = read_tokens(self.folder, split, "source", self.vocabulary.source)
+        return source, read_tokens(self.folder, split, "target", self.vocabulary.target)
 
     def lines(self, split: Split) -> tuple[list[str], list[str]]:
-        """Return the source lines and the target lines of dev or test, not tokenized.
-
-        Raises:
-            UsageError: the corpus has no such split.
-        """
+        """Return the source lines and the target lines of dev or test."""
         self._check_has(split)
-        source, target = (
-            # Only "\n" ends a line: `splitlines` would also split at U+2028 and other symbols.
-            (self.folder / f"{split}.{side}.txt").read_bytes().decode().split("\n")[:-1]
-            for side in SIDES
-        )
+        paths = (self.folder / f"{split}.{side}.txt" for side in SIDES)
+        # Only "\n" ends a line: `splitlines` would also split at U+2028 and other symbols.
+        source, target = (path.read_bytes().decode().split("\n")[:-1] for path in paths)
         return source, target
 
     def batches(self, batch_tokens: int, seed: int) -> Batches:
@@ -81,47 +64,42 @@ class Prepared(NamedTuple):
         if split not in self.report:
             raise UsageError(f"the corpus has no {split} split: it was prepared without one")
 
-    def _ragged(self, split: Split, side: str) -> Ragged:
-        name = f"{split}.{side}"
-        lengths = np.fromfile(self.folder / f"{name}.lengths", LENGTH)
-        dtype = token_dtype(getattr(self.vocabulary, side))
-        tokens = np.memmap(self.folder / f"{name}.tokens", dtype, "r")
-        return Ragged(tokens, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+
+@contextmanager
+def _storage_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot write the corpus to the cache: {error}") from error
 
 
+@_storage_errors()
 def prepare(
     config: DataConfig,
     vocabulary: Vocabulary | None = None,
     *,
     progress: Progress = ignore_progress,
 ) -> Prepared:
-    """Encode the config's corpus, or find it in the cache.
-
-    Args:
-        config: the corpus, the vocabulary size, and the limits on pairs.
-        vocabulary: a trained vocabulary; None trains one on the corpus.
-        progress: called while text is read and encoded, and while the vocabulary is trained.
+    """Encode the config's corpus, or find it in the cache; by default, train a vocabulary on it.
 
     Raises:
         UsageError: the config does not say where the text is.
         DataError: the text cannot be used.
         StorageError: the cache cannot be written.
     """
-    with _storage_errors():
-        corpora = cache_folder("corpora")
-        corpus = CORPORA[config.corpus](config)
-        identity = corpus.identity
-        vocabulary = vocabulary or train_vocabulary(corpus, identity, config, progress)
-        tokenizers = [tokenizer.digest for tokenizer in vocabulary.tokenizers.values()]
-        folder = corpora / digest(identity, *tokenizers, config.max_length, config.max_ratio)
-        report = _read_report(folder)
-        if report is None:
-            with exclusive(folder, progress):
-                report = _read_report(folder)
-                report = report or _encode(folder, corpus, vocabulary, config, progress)
+    corpora = cache_folder("corpora")
+    corpus = CORPORA[config.corpus](config)
+    identity = corpus.identity
+    vocabulary = vocabulary or train_vocabulary(corpus, identity, config, progress)
+    tokenizers = [tokenizer.digest for tokenizer in vocabulary.tokenizers.values()]
+    folder = corpora / digest(identity, *tokenizers, config.max_length, config.max_ratio)
+    if (report := _read_report(folder)) is None:
+        with exclusive(folder, progress):
+            report = _read_report(folder) or _encode(folder, corpus, vocabulary, config, progress)
     return Prepared(folder, vocabulary, report)
 
 
+@_storage_errors()
 def find_prepared(
     config: DataConfig,
     vocabulary: Vocabulary,
@@ -132,25 +110,14 @@ def find_prepared(
 ) -> Prepared:
     """Find the data that a run was created with, or encode it again if it is not in the cache.
 
-    Args:
-        config: the data section of the run's config.
-        vocabulary: the run's vocabulary.
-        fingerprint: `Prepared.fingerprint` of the run's data.
-        verify_text: whether to read the text again even if the cache already has this fingerprint.
-        progress: called while text is read and encoded.
-
-    Raises:
-        UsageError: the config does not say where the text is.
-        DataError: the text cannot be used, or has a different fingerprint.
-        StorageError: the cache cannot be written.
+    `verify_text` reads the text even if it is cached. Other text than before is a DataError.
     """
     if not verify_text:
-        with _storage_errors():
-            # Unfinished corpora and lock files have a suffix.
-            for folder in sorted(x for x in cache_folder("corpora").iterdir() if not x.suffix):
-                report = _read_report(folder)
-                if report is not None and report["fingerprint"] == fingerprint:
-                    return Prepared(folder, vocabulary, report)
+        # Unfinished corpora and lock files have a suffix.
+        for folder in sorted(x for x in cache_folder("corpora").iterdir() if not x.suffix):
+            report = _read_report(folder)
+            if report is not None and report["fingerprint"] == fingerprint:
+                return Prepared(folder, vocabulary, report)
     prepared = prepare(config, vocabulary, progress=progress)
     if prepared.fingerprint != fingerprint:
         raise DataError(
@@ -160,15 +127,7 @@ def find_prepared(
     return prepared
 
 
-@contextmanager
-def _storage_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"cannot write the corpus to the cache: {error}") from error
-
-
-def _read_report(folder: Path) -> dict[str, Any] | None:
+def _read_report(folder: Path) -> Report | None:
     """Return the report of a complete corpus, or None."""
     try:
         report = json.loads((folder / "report.json").read_bytes())
@@ -181,11 +140,11 @@ def _read_report(folder: Path) -> dict[str, Any] | None:
 
 def _encode(
     folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: DataConfig, progress: Progress
-) -> dict[str, Any]:
+) -> Report:
     """Encode all splits, then rename the finished folder into place; return its report."""
     partial = folder.with_suffix(".partial")
     partial.mkdir(exist_ok=True)
-    report: dict[str, Any] = {"corpus": corpus.name, **vocabulary.describe()}
+    report: Report = {"corpus": corpus.name, **vocabulary.describe()}
     verify_every_line(corpus, progress)
     writers = [SplitWriter(partial, corpus, split, vocabulary, config) for split in corpus.splits]
     for writer in writers:
@@ -194,8 +153,7 @@ def _encode(
     report["sizes"] = {path.name: path.stat().st_size for path in files}
     report["fingerprint"] = _compute_fingerprint(files)
     (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-    # Remove the journals last, so that an interruption before this line does not lose encoded
-    # pairs.
+    # Remove the journals last: until then, an interruption loses no encoded pairs.
     for journal in partial.glob("*.journal.*"):
         journal.unlink()
     shutil.rmtree(folder, ignore_errors=True)

@@ -28,16 +28,9 @@ class TextFiles:
     """A corpus in pairs of plain or gzip-compressed files."""
 
     def __init__(self, files: Mapping[Split, tuple[str, str] | None], folder: str | None) -> None:
-        """Find the files.
+        """Find the source file and the target file of each split; train and dev are required.
 
-        Args:
-            files: the source file and the target file of each split.
-            folder: the folder that relative names are resolved against; None means
-                `$TRANSFORMER_JAX_DATA`, or else the working directory.
-
-        Raises:
-            UsageError: train or dev has no files.
-            DataError: a file does not exist or is not a regular file.
+        Relative names start from `folder`, `$TRANSFORMER_JAX_DATA`, or the working directory.
         """
         for split in ("train", "dev"):
             if files.get(split) is None:
@@ -46,11 +39,10 @@ class TextFiles:
                     f"for example {split}.en {split}.de"
                 )
         home = Path(folder or os.environ.get("TRANSFORMER_JAX_DATA") or ".")
-        named = {split: files.get(split) for split in SPLITS}
-        self._names = {split: pair for split, pair in named.items() if pair is not None}
         self._paths = {
             split: tuple(_check_regular_file(home / name) for name in pair)
-            for split, pair in self._names.items()
+            for split in SPLITS
+            if (pair := files.get(split)) is not None
         }
         self._counts: dict[Split, int] = {}
         # The text is read several times and must not change in between.
@@ -66,7 +58,7 @@ class TextFiles:
     @property
     def splits(self) -> tuple[Split, ...]:
         """The splits that have files."""
-        return tuple(self._names)
+        return tuple(self._paths)
 
     @property
     def identity(self) -> str:
@@ -84,33 +76,24 @@ class TextFiles:
         return f"text files, {digest.hexdigest()}"
 
     def count(self, split: Split) -> int:
-        """Check every line; return the number of pairs.
-
-        Raises:
-            DataError: the files have no lines or different numbers of lines, a file is not UTF-8
-                or is a broken gzip file, or a line of dev or test is too long.
-        """
+        """Check every line; return the number of pairs, or raise a DataError that names a line."""
         if split not in self._counts:
-            sources, targets = (_count(path, split) for path in self._paths[split])
+            first, second = self._paths[split]
+            sources, targets = _count(first, split), _count(second, split)
             self._check_unchanged(split)
             if sources != targets:
-                first, second = self._paths[split]
                 longer, shorter = (first, second) if sources > targets else (second, first)
                 raise DataError(
                     f"{longer.name}, line {min(sources, targets) + 1}: no such line in "
                     f"{shorter.name}; {first.name} has {sources} lines, {second.name} has {targets}"
                 )
             if not sources:
-                raise DataError(f"{self._paths[split][0].name} has no lines")
+                raise DataError(f"{first.name} has no lines")
             self._counts[split] = sources
         return self._counts[split]
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield the source line and the target line of each pair, starting at pair `start`.
-
-        Raises:
-            DataError: the files are invalid, or a file changes while it is read.
-        """
+        """Yield pairs of lines, starting at pair `start`; raise a DataError if a file changes."""
         # After this check, both files have the same number of lines unless they change.
         self.count(split)
         source, target = (_lines(path) for path in self._paths[split])
@@ -131,7 +114,7 @@ def is_too_long(line: str) -> bool:
 
 
 def _check_regular_file(path: Path) -> Path:
-    """Return the path if it is a regular file. Reading a FIFO would block forever."""
+    """Return the path if it is a regular file. Reading a named pipe would block forever."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
@@ -162,11 +145,6 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 
 def _count(path: Path, split: Split) -> int:
-    """Return the number of lines.
-
-    Raises:
-        DataError: the file cannot be read, or a line of dev or test is too long.
-    """
     number = 0
     for number, line in enumerate(_lines(path), start=1):
         if split != "train" and is_too_long(line):
@@ -178,22 +156,18 @@ def _count(path: Path, split: Split) -> int:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file without their ends; a line that is too long is truncated.
-
-    Raises:
-        DataError: the file cannot be read. The message names the file and the line.
-    """
+    """Yield the lines of a file without their ends; truncate a line that is too long."""
     number = 0
     try:
         with _open(path) as file:
-            # The 8 bytes above the limit ensure that a truncated line still counts as too long
-            # after it loses a byte-order mark (3 bytes) and an incomplete last character (at most 3
-            # bytes).
+            # A truncated line may lose a byte-order mark and an incomplete character, at most 6
+            # bytes. The 8 bytes above the limit ensure that it still counts as too long.
             while line := file.readline(MAX_LINE_BYTES + 8):
                 number += 1
                 is_truncated = len(line) == MAX_LINE_BYTES + 8 and not line.endswith(b"\n")
                 if is_truncated:
-                    _skip_line(file)
+                    while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
+                        pass
                 line = line.removesuffix(b"\n").removesuffix(b"\r")
                 text, _ = codecs.utf_8_decode(line, "strict", not is_truncated)
                 yield text.removeprefix("\ufeff") if number == 1 else text
@@ -215,8 +189,3 @@ def _open(path: Path) -> io.BufferedIOBase:
     if not is_gzip and path.suffix == ".gz":
         raise DataError(f"{path.name} is not a gzip file, although its name ends in .gz")
     return gzip.open(path) if is_gzip else path.open("rb")
-
-
-def _skip_line(file: io.BufferedIOBase) -> None:
-    while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
-        pass

@@ -10,16 +10,18 @@ import importlib
 import logging
 import re
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, Setting, StorageError, UsageError
 
+# TFDS has no type annotations. Its builders find, store, and open a dataset.
+Builder = Any
 # The names of the splits in TFDS.
 SPLIT_NAMES: dict[Split, str] = {"train": "train", "dev": "validation", "test": "test"}
 # The number of pairs to read at a time: reading them one by one takes twenty times as long.
@@ -29,50 +31,35 @@ RETRIES = 7
 ADVICE = "or download the text yourself and train with configs/text.py"
 
 
+@dataclass(frozen=True)
 class TranslationDataset:
     """A translation dataset of TFDS, whose validation split is `dev` here.
 
     `wmt14_translate/de-en` is the paper's dataset: about 4.5 million training pairs from Europarl
     v7, Common Crawl, and News Commentary v9; newstest2013 as dev; newstest2014 as test. TFDS has
-    one dataset for both directions, and `languages` chooses one.
+    one dataset for both directions, and `languages` chooses one. Each sentence becomes one line.
+    Everything except `name` downloads the dataset if necessary.
 
-    Each sentence becomes one line: line ends around it are removed, and those inside it become a
-    space.
+    Raises:
+        UsageError: TFDS does not have this dataset or language, or is not installed.
+        DataError: the dataset is damaged, needs TensorFlow, or has no train or validation split.
+        StorageError: the dataset cannot be downloaded, written, or read.
     """
 
-    def __init__(
-        self,
-        dataset: str = "wmt14_translate/de-en",
-        languages: tuple[str, str] = ("en", "de"),
-        folder: Path | str | None = None,
-    ) -> None:
-        """Describe a dataset; TFDS is imported, and data downloaded, on first use.
-
-        Args:
-            dataset: the name in TFDS: NAME/CONFIG or NAME/CONFIG:VERSION.
-            languages: the source language and the target language.
-            folder: the data folder of TFDS; None means $TFDS_DATA_DIR or ~/tensorflow_datasets.
-        """
-        self._dataset, self._languages, self._folder = dataset, languages, folder
+    dataset: str = "wmt14_translate/de-en"
+    """NAME/CONFIG or NAME/CONFIG:VERSION."""
+    languages: tuple[str, str] = ("en", "de")
+    folder: Path | str | None = None
+    """The data folder of TFDS; None means $TFDS_DATA_DIR or ~/tensorflow_datasets."""
 
     @property
     def name(self) -> str:
-        """A human-readable name: the dataset with its version and direction.
-
-        Raises:
-            UsageError: TFDS does not have this dataset or language, or is not installed.
-            DataError: the stored dataset is damaged, or needs TensorFlow.
-        """
-        return f"{_name(self._builder)}, {'-'.join(self._languages)}"
+        """A human-readable name: the dataset with its version and direction."""
+        return f"{_name(self._builder)}, {'-'.join(self.languages)}"
 
     @property
     def identity(self) -> str:
-        """The name and the sizes of all splits, after downloading the dataset if necessary.
-
-        Raises:
-            DataError: TFDS cannot build the dataset, or it has no train or no validation split.
-            StorageError: the dataset cannot be downloaded, written, or read.
-        """
+        """The name and the sizes of all splits."""
         sizes = (
             f"{split} {self.count(split)} pairs of {int(self._info(split).num_bytes)} bytes"
             for split in self.splits
@@ -82,21 +69,16 @@ class TranslationDataset:
     @property
     def splits(self) -> tuple[Split, ...]:
         """The available splits: train, dev, and possibly test."""
-        return tuple(
-            split for split, name in SPLIT_NAMES.items() if name in self._prepared.info.splits
-        )
+        stored = self._prepared.info.splits
+        return tuple(split for split, name in SPLIT_NAMES.items() if name in stored)
 
     def count(self, split: Split) -> int:
         """Return the number of pairs in a split."""
         return self._info(split).num_examples
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield the source line and the target line of each pair, starting at pair `start`.
-
-        Raises:
-            DataError: the stored files are damaged.
-        """
-        source, target = self._languages
+        """Yield the source line and the target line of each pair, starting at pair `start`."""
+        source, target = self.languages
         try:
             pairs = self._prepared.as_data_source(SPLIT_NAMES[split])
             for first in range(start, len(pairs), CHUNK_PAIRS):
@@ -106,31 +88,34 @@ class TranslationDataset:
         # The exception for a damaged file depends on where the damage is.
         except (OSError, ValueError, IndexError, RuntimeError) as error:
             raise DataError(
-                f"{self.name} cannot be read ({_root_cause(error)}): "
-                f"{_removal_advice(self._builder)}"
+                f"{self.name} cannot be read ({_root_cause(error)}): {self._removal_advice}"
             ) from error
 
+    @property
+    def _removal_advice(self) -> str:
+        return f"remove {self._builder.data_dir} to download it again"
+
     @cached_property
-    def _builder(self) -> Any:
+    def _builder(self) -> Builder:
         """The TFDS builder of this dataset, which has both languages. It needs no data on disk."""
-        builder = _find_builder(self._dataset, self._folder)
+        builder = _find_builder(self.dataset, self.folder)
         text = _tfds().features.Text
         features = builder.info.features or {}
         languages = [name for name, feature in features.items() if isinstance(feature, text)]
-        if len(set(self._languages) & set(languages)) < 2:
+        if len(set(self.languages) & set(languages)) < 2:
             raise UsageError(
                 f"{_name(builder)} has text in {', '.join(languages) or 'no language'}, "
-                f"not in {' and '.join(self._languages)} (data.languages)"
+                f"not in {' and '.join(self.languages)} (data.languages)"
             )
         return builder
 
     @cached_property
-    def _prepared(self) -> Any:
+    def _prepared(self) -> Builder:
         """The same builder after it has stored the data, which include at least train and dev."""
         builder = self._builder
         _download_and_prepare(builder)
         if not builder.info.splits:
-            raise DataError(f"{self.name} is incomplete: {_removal_advice(builder)}")
+            raise DataError(f"{self.name} is incomplete: {self._removal_advice}")
         for name in (SPLIT_NAMES["train"], SPLIT_NAMES["dev"]):
             if name not in builder.info.splits:
                 raise DataError(
@@ -143,13 +128,9 @@ class TranslationDataset:
         return self._prepared.info.splits[SPLIT_NAMES[split]]
 
 
-def _name(builder: Any) -> str:
+def _name(builder: Builder) -> str:
     dataset, _, version = builder.info.full_name.rpartition("/")
     return f"{dataset} {version}"
-
-
-def _removal_advice(builder: Any) -> str:
-    return f"remove {builder.data_dir} to download it again"
 
 
 def _line(text: bytes | str) -> str:
@@ -160,12 +141,8 @@ def _line(text: bytes | str) -> str:
     return re.sub(r"[\r\n]+", " ", line.strip("\r\n"))
 
 
-def _tfds() -> ModuleType:
-    """Import TFDS and register its translation datasets.
-
-    Raises:
-        UsageError: a package is not installed.
-    """
+def _tfds() -> Any:
+    """Import TFDS and its translation datasets; a missing package is a UsageError."""
     # Without the first two packages, TFDS logs a traceback and continues. Importing `translate`
     # registers the translation datasets.
     for module in ("importlib_resources", "array_record", "tensorflow_datasets.translate"):
@@ -179,13 +156,8 @@ def _tfds() -> ModuleType:
     return importlib.import_module("tensorflow_datasets")
 
 
-def _find_builder(dataset: str, folder: Path | str | None) -> Any:
-    """Return the TFDS builder of a dataset; nothing is downloaded.
-
-    Raises:
-        UsageError: TFDS does not have this dataset, configuration, or version.
-        DataError: the stored dataset is damaged, or needs TensorFlow.
-    """
+def _find_builder(dataset: str, folder: Path | str | None) -> Builder:
+    """Return the TFDS builder of a dataset; nothing is downloaded."""
     # Accept only names, because TFDS also parses builder arguments and community namespaces.
     match = re.fullmatch(r"(\w+)(?:/([\w.+-]+))?(?::([\d.]+))?", dataset)
     if not match:
@@ -200,7 +172,7 @@ def _find_builder(dataset: str, folder: Path | str | None) -> Any:
         return tfds.builder(dataset, data_dir=data_dir, file_format="array_record")
     except Exception as error:
         _check_names(match[1], match[2], error)
-        location = data_dir or "the TFDS folder"
+        location, reason = data_dir or "the TFDS folder", _root_cause(error)
         if "File format is already set" in str(error):
             raise DataError(
                 f"{dataset} in {location} is in TFRecord format, which only TensorFlow reads: "
@@ -209,11 +181,9 @@ def _find_builder(dataset: str, folder: Path | str | None) -> Any:
             ) from error
         if isinstance(error, ValueError | AssertionError):
             # The message of TFDS contains the failed call, then the reason.
-            reason = _root_cause(error).rpartition('": ')[2]
+            reason = reason.rpartition('": ')[2]
             raise UsageError(f"TFDS cannot provide {dataset}: {reason}") from error
-        raise DataError(
-            f"{dataset} cannot be read from {location}: {_root_cause(error)}"
-        ) from error
+        raise DataError(f"{dataset} cannot be read from {location}: {reason}") from error
 
 
 def _check_names(name: str, config: str | None, error: Exception) -> None:
@@ -231,19 +201,20 @@ def _check_names(name: str, config: str | None, error: Exception) -> None:
         ) from error
 
 
-def _download_and_prepare(builder: Any) -> None:
-    """Download a dataset that is not stored yet; TFDS shows its progress on standard error.
-
-    Raises:
-        DataError: a download is corrupt, or must be made manually.
-        StorageError: a server cannot be reached, or the folder cannot be written.
-    """
+def _download_and_prepare(builder: Builder) -> None:
+    """Download a dataset that is not stored yet; TFDS shows its progress on standard error."""
     tfds = _tfds()
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
     config = tfds.download.DownloadConfig(try_download_gcs=False)
+    # Give up on an unreachable server sooner, and silence the log of each attempt.
+    downloader: Any = importlib.import_module("tensorflow_datasets.core.download.downloader")
+    logger = logging.getLogger("urllib3.connectionpool")
+    retries, level = downloader.MAX_RETRIES, logger.level
     try:
-        with contextlib.redirect_stdout(sys.stderr), _fewer_retries():
+        downloader.MAX_RETRIES = RETRIES
+        logger.setLevel(logging.ERROR)
+        with contextlib.redirect_stdout(sys.stderr):
             builder.download_and_prepare(download_config=config)
     except OSError as error:
         # The exceptions of `requests` are OSErrors that hold the failed request.
@@ -253,23 +224,11 @@ def _download_and_prepare(builder: Any) -> None:
             f"{_name(builder)} {problem}: {_root_cause(error)}; "
             f"try again, which keeps the finished downloads, {ADVICE}"
         ) from error
+    # The builder of a dataset can raise any exception.
     except Exception as error:
-        # The builder of a dataset can raise any exception.
         raise DataError(
             f"{_name(builder)} could not be built: {_root_cause(error)}; {ADVICE}"
         ) from error
-
-
-@contextlib.contextmanager
-def _fewer_retries() -> Generator[None]:
-    """Make TFDS give up on an unreachable server sooner, and silence the log of each attempt."""
-    downloader: Any = importlib.import_module("tensorflow_datasets.core.download.downloader")
-    logger = logging.getLogger("urllib3.connectionpool")
-    retries, level = downloader.MAX_RETRIES, logger.level
-    downloader.MAX_RETRIES = RETRIES
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
     finally:
         downloader.MAX_RETRIES = retries
         logger.setLevel(level)

@@ -26,8 +26,7 @@ from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 MAX_TRAINING_LINE = 4192
 
 # This program loads an untrusted model in a separate process, with at most 2 GiB of memory. Its
-# arguments are the import path. It prints "ready" to separate import errors from errors in the
-# model.
+# arguments are the import path. It prints "ready" after the imports succeed.
 PROBE = """
 import resource, sys
 sys.path[:] = sys.argv[1:]
@@ -39,7 +38,7 @@ p = sentencepiece.SentencePieceProcessor(model_proto=sys.stdin.buffer.read())
 p.encode("Two words, ½ and \u2581 \U0001f600.")
 p.decode(list(range(len(p))))
 """
-# Digests of the models that have passed `_probe` in this process.
+# Digests of the models that have passed the probe.
 TRIED: set[str] = set()
 
 
@@ -47,11 +46,7 @@ class Tokenizer:
     """Converts lines to token ids and back with a SentencePiece model."""
 
     def __init__(self, model: bytes, name: str = "tokenizer") -> None:
-        """Read a SentencePiece model from the bytes of its file; errors mention `name`.
-
-        Raises:
-            DataError: the bytes are not a SentencePiece model, or it has different special tokens.
-        """
+        """Read the bytes of a SentencePiece model; an invalid one is a DataError with `name`."""
         self.model = model
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -72,14 +67,21 @@ class Tokenizer:
         contains no file names.
 
         Raises:
-            DataError: the lines are empty, or have more distinct characters than `vocab_size`
-                allows.
+            DataError: the lines are empty or have too many distinct characters.
         """
         model = io.BytesIO()
         raised: list[BaseException] = []
+
+        def record_errors() -> Iterator[str]:
+            try:
+                yield from lines
+            except BaseException as error:
+                raised.append(error)
+                raise
+
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_record_errors(lines, raised),
+                sentence_iterator=record_errors(),
                 model_writer=model,
                 model_type="bpe",
                 vocab_size=vocab_size,
@@ -113,18 +115,30 @@ class Tokenizer:
 
     @classmethod
     def load_untrusted(cls, model: bytes, name: str) -> "Tokenizer":
-        """Read a model from an untrusted source, after loading it once in a separate process.
-
-        A corrupt model can crash SentencePiece, but then only the separate process ends.
+        """Read a model after a separate process has loaded it, which a corrupt model may crash.
 
         Raises:
             DataError: the model is invalid, or it crashed the separate process.
-            TransformerJaxError: the separate process could not start.
+            TransformerJaxError: the separate process could not import SentencePiece.
         """
         digest = hashlib.sha256(model).hexdigest()
-        if digest not in TRIED:
-            _probe(model, name)
-            TRIED.add(digest)
+        if digest in TRIED:
+            return cls(model, name)
+        problem = f"{name} is not a SentencePiece model"
+        # Leave out relative entries, because the model's author may control the working directory.
+        path = [entry for entry in sys.path if Path(entry).is_absolute()]
+        command = [sys.executable, "-I", "-c", PROBE, *path]
+        try:
+            # The program is a constant, and only Python itself runs it.
+            probe = subprocess.run(command, input=model, capture_output=True, timeout=60)  # noqa: S603
+        except subprocess.TimeoutExpired:
+            raise DataError(f"{problem}: reading it did not finish") from None
+        if probe.returncode:
+            errors = probe.stderr.decode(errors="replace").strip().splitlines() or ["no reason"]
+            if b"ready\n" not in probe.stdout:
+                raise TransformerJaxError(f"{name} cannot be tested in a new process: {errors[-1]}")
+            raise DataError(f"{problem}: {errors[-1][:200]}")
+        TRIED.add(digest)
         return cls(model, name)
 
     @property
@@ -145,43 +159,6 @@ class Tokenizer:
         return self._processor.decode([list(sequence) for sequence in tokens])
 
 
-def _probe(model: bytes, name: str) -> None:
-    """Load a model in a separate process.
-
-    Raises:
-        DataError: the process failed or did not end.
-        TransformerJaxError: the process could not import SentencePiece.
-    """
-    # Leave out relative entries, because the model's author may control the working directory.
-    path = [entry for entry in sys.path if Path(entry).is_absolute()]
-    try:
-        # The program is a constant, and only Python itself runs it.
-        probe = subprocess.run(  # noqa: S603
-            [sys.executable, "-I", "-c", PROBE, *path],
-            input=model,
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise DataError(f"{name} is not a SentencePiece model: reading it did not finish") from None
-    if probe.returncode == 0:
-        return
-    last_line = probe.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason"]
-    if b"ready\n" not in probe.stdout:
-        raise TransformerJaxError(f"{name} cannot be tested in a new process: {last_line[0]}")
-    raise DataError(f"{name} is not a SentencePiece model: {last_line[0][:200]}")
-
-
-def _record_errors(lines: Iterable[str], raised: list[BaseException]) -> Iterator[str]:
-    """Yield the lines, and append the exception that they raise to `raised`."""
-    try:
-        yield from lines
-    except BaseException as error:
-        raised.append(error)
-        raise
-
-
 class Vocabulary(NamedTuple):
     """The tokenizers of source and target: the same object if they share a vocabulary."""
 
@@ -194,24 +171,15 @@ class Vocabulary(NamedTuple):
         return cls(tokenizer, tokenizer)
 
     @property
-    def is_shared(self) -> bool:
-        """Whether source and target have one tokenizer."""
-        return self.source is self.target
-
-    @property
     def sizes(self) -> dict[str, Any]:
-        """The arguments `vocab_size` and `source_vocab_size` of `build_transformer`.
-
-        They are also fields of `DataConfig`. `vocab_size` counts the shared or target tokens;
-        `source_vocab_size` counts the source tokens, and is None if the vocabulary is shared.
-        """
-        source_vocab_size = None if self.is_shared else len(self.source)
+        """The values of `data.vocab_size` and `data.source_vocab_size`, which is None if shared."""
+        source_vocab_size = None if self.source is self.target else len(self.source)
         return {"vocab_size": len(self.target), "source_vocab_size": source_vocab_size}
 
     @property
     def tokenizers(self) -> dict[str, Tokenizer]:
         """The distinct tokenizers, by their names in reports and in runs."""
-        separate = {} if self.is_shared else {"source_vocabulary": self.source}
+        separate = {} if self.source is self.target else {"source_vocabulary": self.source}
         return {"vocabulary": self.target, **separate}
 
     def describe(self) -> dict[str, dict[str, int | str]]:

@@ -17,11 +17,9 @@ from transformer_jax.data.encode import CHUNK_PAIRS, SIDES, Progress, unfit_text
 from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Vocabulary
 from transformer_jax.errors import DataError
 
-# This number is part of every digest. Increase it when the format of the stored files changes, so
-# that old caches are ignored.
+# Part of every digest. Increase it when the format of the cache changes, to ignore old caches.
 FORMAT = 6
-# Limits on the sample that a tokenizer is trained on, which SentencePiece keeps in memory. The
-# sample is spread evenly over the text.
+# Limits on the sample that a tokenizer is trained on, which SentencePiece keeps in memory.
 SAMPLE_PAIRS = 500_000
 SAMPLE_BYTES = 1 << 28
 
@@ -46,46 +44,26 @@ def exclusive(folder: Path, progress: Progress) -> Iterator[None]:
 def train_vocabulary(
     corpus: Corpus, identity: str, config: DataConfig, progress: Progress
 ) -> Vocabulary:
-    """Train a vocabulary for the corpus, or load it from the cache.
-
-    Args:
-        corpus: the text.
-        identity: a digest of the text.
-        config: the sizes of the vocabulary.
-        progress: receives the activity, and how much of it is done.
-
-    Raises:
-        DataError: the text is too short for the vocabulary.
-    """
+    """Train a vocabulary for the text with this identity, or load it from the cache."""
 
     def train(vocab_size: int, *sides: str) -> Tokenizer:
-        return _train_tokenizer(corpus, identity, vocab_size, sides, progress)
+        path = cache_folder("vocabularies") / f"{digest(identity, vocab_size, *sides)}.model"
+        if (tokenizer := _load_cached_tokenizer(path)) is not None:
+            return tokenizer
+        with exclusive(path, progress):
+            if (tokenizer := _load_cached_tokenizer(path)) is not None:
+                return tokenizer
+            tokenizer = Tokenizer.train(_sample(corpus, sides, progress), vocab_size)
+            temporary = path.with_suffix(".tmp")
+            contents = {".model": tokenizer.model, ".sha256": tokenizer.digest.encode()}
+            for suffix, content in contents.items():
+                temporary.write_bytes(content)
+                temporary.replace(path.with_suffix(suffix))
+            return tokenizer
 
     if config.source_vocab_size is None:
         return Vocabulary.shared(train(config.vocab_size, *SIDES))
     return Vocabulary(train(config.source_vocab_size, "source"), train(config.vocab_size, "target"))
-
-
-def _train_tokenizer(
-    corpus: Corpus, identity: str, vocab_size: int, sides: tuple[str, ...], progress: Progress
-) -> Tokenizer:
-    """Train a tokenizer on these sides of the corpus, or load it from the cache."""
-    name = digest(identity, vocab_size, *sides)
-    path = cache_folder("vocabularies") / f"{name}.model"
-    tokenizer = _load_cached_tokenizer(path)
-    if tokenizer is None:
-        with exclusive(path, progress):
-            tokenizer = _load_cached_tokenizer(path)
-            if tokenizer is None:
-                tokenizer = Tokenizer.train(_sample(corpus, sides, progress), vocab_size)
-                temporary, checksum = path.with_suffix(".tmp"), path.with_suffix(".sha256")
-                for file, content in (
-                    (path, tokenizer.model),
-                    (checksum, tokenizer.digest.encode()),
-                ):
-                    temporary.write_bytes(content)
-                    temporary.replace(file)
-    return tokenizer
 
 
 def _load_cached_tokenizer(path: Path) -> Tokenizer | None:
@@ -100,14 +78,14 @@ def _load_cached_tokenizer(path: Path) -> Tokenizer | None:
 
 
 def verify_every_line(corpus: Corpus, progress: Progress) -> None:
-    """Read every line once, so that an error in any file is raised before the long work starts."""
+    """Read every line, so that an error in any file is raised before the long work starts."""
     progress("reading", 0, 0)
     for split in corpus.splits:
         corpus.count(split)
 
 
 def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Iterator[str]:
-    """Yield the lines that a tokenizer is trained on, which depend only on the text."""
+    """Yield lines, spread evenly over the text, to train a tokenizer on."""
     verify_every_line(corpus, progress)
     total = corpus.count("train")
 

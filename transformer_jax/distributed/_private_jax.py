@@ -8,7 +8,7 @@ the devices, inside C++. A process that waits in one of them does not handle sig
 heartbeats, and a wait longer than the timeout of the collective aborts the process.
 """
 
-from typing import NamedTuple, Protocol, cast, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 
 @runtime_checkable
@@ -17,26 +17,10 @@ class KeyValueStore(Protocol):
 
     def key_value_set(self, key: str, value: str) -> None:
         """Store a value under a key that is not in use yet."""
-        ...
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        """Return the value of a key, after waiting for it if necessary.
-
-        Raises:
-            jax.errors.JaxRuntimeError: with DEADLINE_EXCEEDED, if the timeout expires.
-        """
+        """Wait for the value of a key, or raise `JaxRuntimeError` with DEADLINE_EXCEEDED."""
         ...
-
-
-class DetectedCluster(NamedTuple):
-    """What JAX detects about the processes that a cluster's scheduler started."""
-
-    coordinator: str
-    """HOST:PORT of process 0."""
-    count: int
-    index: int
-    local_devices: list[int] | None
-    """The devices of this process; None means all devices of its machine."""
 
 
 def key_value_store() -> KeyValueStore:
@@ -46,14 +30,11 @@ def key_value_store() -> KeyValueStore:
     return cast(KeyValueStore, global_state.client)
 
 
-def detect_cluster(timeout_seconds: int) -> DetectedCluster | None:
-    """Return the cluster that Slurm, Open MPI, Kubernetes, or Cloud TPU describes, or None.
+def detect_cluster(timeout_seconds: int) -> tuple[str, int, int, list[int] | None] | None:
+    """Return the `ProcessSpec` that Slurm, Open MPI, Kubernetes, or Cloud TPU describes, or None.
 
     `jax.distributed.initialize` uses the same detection but aborts the process if it fails. This
-    function raises the error instead.
-
-    Args:
-        timeout_seconds: how long the detection may wait for the coordinator's address.
+    function raises the error instead. The timeout limits the wait for the coordinator's address.
     """
     from jax._src.clusters import ClusterEnv
 
@@ -62,4 +43,4 @@ def detect_cluster(timeout_seconds: int) -> DetectedCluster | None:
     )
     if coordinator is None or count is None or index is None:
         return None
-    return DetectedCluster(coordinator, count, index, None if devices is None else list(devices))
+    return coordinator, count, index, None if devices is None else list(devices)

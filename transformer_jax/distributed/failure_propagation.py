@@ -1,13 +1,12 @@
 """If one process of a run fails, all processes end with the same message and exit code.
 
 A process that waits in a collective runs no Python on its main thread. Therefore each process
-listens for failures on a separate thread, over dedicated connections.
+listens for failures on separate threads, over dedicated connections.
 """
 
 import contextlib
 import json
 import os
-import selectors
 import socket
 import sys
 import threading
@@ -35,21 +34,16 @@ class FailurePropagation:
     def __init__(
         self, connections: dict[int, socket.socket], run: Path, *, is_primary: bool
     ) -> None:
-        """Start listening.
+        """Start listening. The keys of the connections are process indices.
 
-        Args:
-            connections: in process 0, the connections to all other processes, by index; in the
-                others, only the connection to process 0.
-            run: the run's folder, for the message about a lost process.
-            is_primary: whether this is process 0, which relays the messages of all others.
+        Process 0, the primary one, relays the messages of all others. Messages about lost processes
+        name the run's folder.
         """
-        self._connections = connections
-        self._run = run
-        self._is_primary = is_primary
-        self._departed = set[int]()
+        self._connections, self._run, self._is_primary = connections, run, is_primary
         self._is_closed = False
         self._ending = threading.Lock()
-        threading.Thread(target=self._listen, name="failure-propagation", daemon=True).start()
+        for peer in connections.items():
+            threading.Thread(target=self._listen, args=peer, daemon=True).start()
 
     def leave(self) -> None:
         """Announce that this process ends successfully, so that it does not count as lost."""
@@ -76,29 +70,16 @@ class FailurePropagation:
             message = f"transformer-jax: {type(error).__name__} in a process of this run", 1
         self._end(*message)
 
-    def _listen(self) -> None:
-        selector = selectors.DefaultSelector()
-        buffers: dict[int, bytes] = {}
-        for index, connection in self._connections.items():
-            buffers[index] = b""
-            selector.register(connection, selectors.EVENT_READ, index)
-        while selector.get_map():
-            for key, _ in selector.select():
-                index = key.data
-                try:
-                    received = self._connections[index].recv(1 << 16)
-                except OSError:
-                    received = b""
-                *lines, buffers[index] = (buffers[index] + received).split(b"\n")
-                for message in map(json.loads, lines):
-                    if message != GOODBYE:
-                        self._end(*message)
-                    self._departed.add(index)
-                if received:
-                    continue
-                selector.unregister(key.fileobj)
-                if not self._is_closed and index not in self._departed:
-                    self.end(LostProcessError(f"process {index} of this run is gone", self._run))
+    def _listen(self, index: int, connection: socket.socket) -> None:
+        has_left = False
+        # A process that is killed may reset the connection or leave half a line.
+        with contextlib.suppress(OSError, ValueError):
+            for line in connection.makefile("rb"):
+                if (message := json.loads(line)) != GOODBYE:
+                    self._end(*message)
+                has_left = True
+        if not self._is_closed and not has_left:
+            self.end(LostProcessError(f"process {index} of this run is gone", self._run))
 
     def _send(self, message: str | tuple[str, int]) -> None:
         for connection in self._connections.values():
@@ -113,16 +94,14 @@ class FailurePropagation:
         self._send((line, exit_code))
         if self._is_primary:
             # JAX's coordination service runs in this process. Without it JAX aborts the others.
-            self._wait_for_others(time.monotonic() + GRACE_SECONDS)
+            deadline = time.monotonic() + GRACE_SECONDS
+            for connection in self._connections.values():
+                with contextlib.suppress(OSError):
+                    while (seconds_left := deadline - time.monotonic()) > 0:
+                        connection.settimeout(seconds_left)
+                        if not connection.recv(1 << 16):
+                            break
         sys.stdout.flush()
         sys.stderr.flush()
         # A regular exit would wait for the other processes in JAX, in Orbax, and in their threads.
         os._exit(exit_code)
-
-    def _wait_for_others(self, deadline: float) -> None:
-        for connection in self._connections.values():
-            with contextlib.suppress(OSError):
-                while (seconds_left := deadline - time.monotonic()) > 0:
-                    connection.settimeout(seconds_left)
-                    if not connection.recv(1 << 16):
-                        break

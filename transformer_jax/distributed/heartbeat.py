@@ -60,6 +60,11 @@ def busy(phase: str) -> None:
     _send(f"busy {phase}")
 
 
+def report_progress(phase: str, _num_done: int, _total: int) -> None:
+    """Report a phase; this function is a `data.encode.Progress`."""
+    busy(phase)
+
+
 def _send(message: str) -> None:
     if _pipe is not None:
         # A full pipe holds enough messages already. `_end_with_supervisor` sees a broken pipe.

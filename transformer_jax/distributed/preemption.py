@@ -2,7 +2,7 @@
 
 import signal
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 
 from transformer_jax.errors import RunInterrupted
 
@@ -19,11 +19,7 @@ class GracefulShutdown:
     """
 
     def __init__(self, resume_hint: str) -> None:
-        """Start without a recorded signal.
-
-        Args:
-            resume_hint: how to resume the run, for the error message.
-        """
+        """Start without a recorded signal; error messages end in the hint."""
         self.signal: signal.Signals | None = None
         self.can_wait = False
         self.resume_hint = resume_hint
@@ -36,11 +32,7 @@ class GracefulShutdown:
             self.check()
 
     def check(self) -> None:
-        """Raise an error if a signal arrived.
-
-        Raises:
-            RunInterrupted: a signal arrived before the first step.
-        """
+        """Raise `RunInterrupted` if a signal arrived before the first step."""
         if self.signal is not None:
             raise RunInterrupted(
                 f"{self.signal.name}: stopped before the first step; {self.resume_hint}"
@@ -50,12 +42,7 @@ class GracefulShutdown:
         self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -69,9 +56,9 @@ class CheckpointTimer:
     MIN_SECONDS = 5.0
     """The shortest time between two checkpoints."""
 
-    def __init__(self, minutes: float) -> None:
-        """Set the longest time between two checkpoints, in minutes."""
-        self._max_seconds = 60 * minutes
+    def __init__(self, max_minutes: float) -> None:
+        """Set the longest time between two checkpoints."""
+        self._max_seconds = 60 * max_minutes
         self._start: float | None = None
         self._last_save = 0.0
 

@@ -1,10 +1,9 @@
 """Several processes, on one machine or many, that train one run together.
 
 Each process has its own devices, reads its own rows of each batch, and runs the same program. Only
-the primary process, process 0, writes the run's folder, except for the arrays of checkpoints.
-
-The processes must agree on each decision that depends on a clock, a disk, or a signal. If one
-process saved and another did not, both would wait for each other forever.
+the primary process, process 0, writes the run's folder, except for the arrays of checkpoints. The
+processes agree on each decision that depends on a clock, a disk, or a signal: if one process saved
+and another did not, both would wait for each other forever.
 
 This module imports JAX only when processes join.
 """
@@ -22,7 +21,6 @@ from transformer_jax.config import Config
 from transformer_jax.distributed import heartbeat, rendezvous
 from transformer_jax.distributed._private_jax import key_value_store
 from transformer_jax.distributed.failure_propagation import FailurePropagation
-from transformer_jax.distributed.rendezvous import ProcessSpec
 from transformer_jax.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,8 +30,7 @@ T = TypeVar("T")
 
 # JAX waits in C++, where Python cannot handle signals, so wait in slices of this length.
 POLL_MILLISECONDS = 2000
-# JAX itself ends a run this many seconds after a machine disappears. `FailurePropagation` usually
-# notices earlier.
+# JAX itself ends a run this long after a machine disappears. `FailurePropagation` notices earlier.
 HEARTBEAT_TIMEOUT_SECONDS = 60
 
 
@@ -45,14 +42,8 @@ class ProcessGroup:
     """
 
     def __init__(self, count: int = 1, index: int = 0) -> None:
-        """Describe this process.
-
-        Args:
-            count: the number of processes.
-            index: the index of this process, from 0.
-        """
-        self.count = count
-        self.index = index
+        """Describe the number of processes, and the index of this one, from 0."""
+        self.count, self.index = count, index
         self._calls = itertools.count()
 
     @property
@@ -70,11 +61,7 @@ class ProcessGroup:
             self._wait_for_value(f"{key}/{index}")
 
     def broadcast(self, value: T) -> T:
-        """Return the primary's value in every process.
-
-        Args:
-            value: plain data that JSON can represent. Only the primary's value matters.
-        """
+        """Return the primary's value, which JSON can represent, in every process."""
         if self.count == 1:
             return value
         key = f"transformer_jax/{next(self._calls)}"
@@ -96,9 +83,9 @@ class ProcessGroup:
             if (section, key) != ("data", "folder")
         ]
         if differences:
+            changes = ", ".join(differences)
             raise UsageError(
-                f"process {self.index} has different options from process 0: "
-                f"{', '.join(differences)}"
+                f"process {self.index} has different options from process 0: {changes}"
             )
 
     def _wait_for_value(self, key: str) -> str:
@@ -118,12 +105,10 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 class Vote(NamedTuple):
-    """The signals and requests of the processes after a step, as the maximum over all processes."""
+    """What any process received or requests after a step; 0 stands for no step or no signal."""
 
     step: int
-    """The step after which they voted; 0 if no vote has arrived yet."""
     signal: int
-    """The number of a signal that a process received; 0 for none."""
     is_due: bool
     """Whether a process asks for a recovery checkpoint."""
 
@@ -139,18 +124,11 @@ class StepConsensus:
     DELAY = 2
 
     def __init__(self, group: ProcessGroup) -> None:
-        """Prepare the computation; the first vote compiles it."""
         self._max_over_processes = _make_max_over_processes() if group.count > 1 else None
         self._pending: deque[tuple[int, jax.Array]] = deque()
 
     def vote(self, step: int, signal: int, is_due: bool) -> Vote:
-        """Submit this process's vote, and return the latest vote that every process has seen.
-
-        Args:
-            step: the step that this process has just started.
-            signal: the number of the signal that this process received; 0 for none.
-            is_due: whether this process asks for a recovery checkpoint.
-        """
+        """Submit this process's vote after it has started a step; return the latest common vote."""
         if self._max_over_processes is None:
             return Vote(step, signal, is_due)
         self._pending.append((step, self._max_over_processes(signal, is_due)))
@@ -186,14 +164,8 @@ def join_processes(
     """Connect the processes of a run, if there are several, before JAX touches a device.
 
     With several processes, an error inside the context ends all of them and does not propagate out
-    of the context.
-
-    Args:
-        run: the run's folder, for the message about a lost process.
-        coordinator: HOST:PORT of process 0. If all three options are None, the environment of
-            Slurm, Open MPI, Kubernetes, or Cloud TPU decides.
-        num_processes: the number of processes; 1 ignores the environment.
-        process_id: the index of this process, from 0.
+    of the context. Messages about a lost process name the run's folder. `resolve_cluster` explains
+    the other arguments.
 
     Raises:
         UsageError: only some of the three options are given, or one is invalid.
@@ -206,34 +178,22 @@ def join_processes(
     connections = rendezvous.rendezvous(spec, rendezvous.RENDEZVOUS_SECONDS)
     failures = FailurePropagation(connections, run, is_primary=spec.index == 0)
     try:
-        _initialize_jax(spec)
+        import jax
+
+        # `GracefulShutdown` handles the signals.
+        jax.config.update("jax_enable_preemption_service", False)
+        # Silence JAX's warning at each start that a proxy may be configured.
+        logging.getLogger("jax._src.distributed").setLevel(logging.ERROR)
+        jax.distributed.initialize(
+            *spec[:3],
+            local_device_ids=spec.local_devices,
+            cluster_detection_method="deactivate",
+            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
+        )
         yield ProcessGroup(spec.count, spec.index)
     except BaseException as error:  # noqa: BLE001 (any error ends all processes)
         failures.end(error)
     failures.leave()
-    _shut_down_jax()
-    failures.close()
-
-
-def _initialize_jax(spec: ProcessSpec) -> None:
-    import jax
-
-    # `GracefulShutdown` handles the signals.
-    jax.config.update("jax_enable_preemption_service", False)
-    # Silence JAX's warning at each start that a proxy may be configured.
-    logging.getLogger("jax._src.distributed").setLevel(logging.ERROR)
-    jax.distributed.initialize(
-        spec.coordinator,
-        spec.count,
-        spec.index,
-        local_device_ids=spec.local_devices,
-        cluster_detection_method="deactivate",
-        heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
-    )
-
-
-def _shut_down_jax() -> None:
-    """Wait until all processes are done, because process 0 hosts the store."""
-    import jax
-
+    # Wait until all processes are done, because process 0 hosts the store.
     jax.distributed.shutdown()
+    failures.close()

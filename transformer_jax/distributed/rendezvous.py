@@ -19,19 +19,27 @@ READY = b"ready\n"
 # How long a connection may take to identify itself, in seconds.
 HANDSHAKE_SECONDS = 5.0
 RETRY_SECONDS = 0.2
+EXAMPLES = (
+    Setting("coordinator", "HOST:PORT"),
+    Setting("num_processes", "N"),
+    Setting("process_id", "INDEX"),
+)
 
 
 class ProcessSpec(NamedTuple):
-    """One process of a run."""
+    """One of the `count` processes of a run, with `index` from 0."""
 
     coordinator: str
-    """Host and port of process 0."""
+    """HOST:PORT of process 0."""
     count: int
-    """Number of processes."""
     index: int
-    """Index of this process."""
     local_devices: list[int] | None = None
     """Indices of this process's devices on its machine; None for all of them."""
+
+    @property
+    def handshake(self) -> str:
+        """The first line that this process sends."""
+        return f"transformer-jax {self.index} of {self.count}\n"
 
 
 def resolve_cluster(
@@ -39,29 +47,25 @@ def resolve_cluster(
 ) -> ProcessSpec | None:
     """Return this process's place among the processes, or None if it is the only one.
 
-    The arguments take precedence over the environment, which Slurm, Open MPI, Kubernetes, or a
-    Cloud TPU may have set.
+    The arguments are HOST:PORT of process 0, the number of processes, and the index of this one.
+    If all are None, the environment of Slurm, Open MPI, Kubernetes, or Cloud TPU decides; one
+    process ignores the environment.
 
     Raises:
         UsageError: the arguments are incomplete or invalid, or the environment indicates other
             processes but not where they are.
         ConnectionFailedError: JAX cannot read the environment.
     """
-    spec = _from_options(coordinator, num_processes, process_id)
-    if spec is None and num_processes is None:
-        spec = _from_environment()
-    return None if spec is None or spec.count == 1 else spec
-
-
-def _from_options(
-    coordinator: str | None, num_processes: int | None, process_id: int | None
-) -> ProcessSpec | None:
-    """Return the process that the options describe, or None unless they describe several."""
     options = (coordinator, num_processes, process_id)
-    if num_processes == 1 or options == (None, None, None):
+    if num_processes == 1:
         return None
+    if options == (None, None, None):
+        spec = _from_environment()
+        return None if spec is None or spec.count == 1 else spec
     if coordinator is None or num_processes is None or process_id is None:
-        raise _missing_option(coordinator, num_processes, process_id)
+        settings = (Setting(e.name, v) for e, v in zip(EXAMPLES, options, strict=True))
+        given = next(setting for setting in settings if setting.value is not None)
+        raise UsageError(given, " also needs ", EXAMPLES[options.index(None)])
     if not 0 <= process_id < num_processes:
         raise UsageError(
             Setting("process_id", process_id),
@@ -72,20 +76,6 @@ def _from_options(
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UsageError(Setting("coordinator", coordinator), " must be HOST:PORT")
     return ProcessSpec(coordinator, num_processes, process_id)
-
-
-def _missing_option(
-    coordinator: str | None, num_processes: int | None, process_id: int | None
-) -> UsageError:
-    """Return the error for one or two missing options."""
-    options = [
-        (Setting("coordinator", coordinator), Setting("coordinator", "HOST:PORT")),
-        (Setting("num_processes", num_processes), Setting("num_processes", "N")),
-        (Setting("process_id", process_id), Setting("process_id", "INDEX")),
-    ]
-    given = next(option for option, _ in options if option.value is not None)
-    missing = next(example for option, example in options if option.value is None)
-    return UsageError(given, " also needs ", missing)
 
 
 def _from_environment() -> ProcessSpec | None:
@@ -99,53 +89,39 @@ def _from_environment() -> ProcessSpec | None:
     is_tpu = importlib.util.find_spec("libtpu") is not None
     if not (is_slurm or is_mpi or is_pod or is_tpu):
         return None
+    coordinator, count, index = EXAMPLES
+    advice = (
+        "this seems to be one of several processes, but the others cannot be found: pass ",
+        *(coordinator, " ", count, " ", index),
+    )
     try:
         cluster = detect_cluster(int(RENDEZVOUS_SECONDS))
         spec = None if cluster is None else ProcessSpec(*cluster)
     # The cluster's own tools may raise any exception.
     except Exception as error:
         reason = str(error).strip() or type(error).__name__
-        raise ConnectionFailedError(*_ADVICE, f": {reason}") from error
-    if spec is None and not (is_slurm or is_mpi or is_pod):
+        raise ConnectionFailedError(*advice, f": {reason}") from error
+    if spec is None:
+        if is_slurm or is_mpi or is_pod:
+            alone = Setting("num_processes", 1)
+            raise UsageError(*advice, ", or ", alone, " to train in this process alone")
         # The machine has a single TPU, or libtpu without a TPU.
         return None
-    if spec is None:
-        raise UsageError(
-            *_ADVICE, ", or ", Setting("num_processes", 1), " to train in this process alone"
-        )
     # JAX assigns one device to each process, as if each node had a process per device. Here, a
     # process that is alone on its machine gets all devices.
-    is_alone_on_machine = (
-        environ.get("SLURM_STEP_NUM_TASKS") == environ.get("SLURM_STEP_NUM_NODES")
-        if is_slurm
-        else environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
-    )
+    is_alone_on_machine = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
+    if is_slurm:
+        is_alone_on_machine = environ["SLURM_STEP_NUM_TASKS"] == environ.get("SLURM_STEP_NUM_NODES")
     return spec._replace(local_devices=None) if is_alone_on_machine else spec
 
 
-_ADVICE = (
-    "this seems to be one of several processes, but the others cannot be found: pass ",
-    Setting("coordinator", "HOST:PORT"),
-    " ",
-    Setting("num_processes", "N"),
-    " ",
-    Setting("process_id", "INDEX"),
-)
-
-
 def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
-    """Wait until all processes are connected; return the connections by process index.
+    """Wait until process 0 is connected to all others; return the connections by process index.
 
-    Process 0 has a connection to each other process, and each other process has one to process 0.
-    Call this before `jax.distributed.initialize`, which would abort from C++ if a process is
-    missing.
-
-    Args:
-        spec: this process.
-        seconds: how long to wait.
+    Call this before `jax.distributed.initialize`, which aborts from C++ if a process is missing.
 
     Raises:
-        ConnectionFailedError: a process is missing after that time, or the port is in use.
+        ConnectionFailedError: a process is missing after this time, or the port is in use.
     """
     deadline = time.monotonic() + seconds
     if spec.index == 0:
@@ -165,10 +141,20 @@ def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
 def _accept_others(spec: ProcessSpec, deadline: float, seconds: float) -> dict[int, socket.socket]:
     """Accept a connection from each other process; then notify all of them."""
     # Other programs may connect too, so accept only the handshakes of this run.
-    indices = {_handshake(spec._replace(index=i)): i for i in range(1, spec.count)}
+    indices = {spec._replace(index=i).handshake: i for i in range(1, spec.count)}
     connections: dict[int, socket.socket] = {}
-    with _listen(spec.coordinator) as server:
-        while len(connections) < len(indices):
+    port = int(spec.coordinator.rpartition(":")[2])
+    is_dualstack = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dualstack else socket.AF_INET
+    try:
+        server = socket.create_server(("", port), family=family, dualstack_ipv6=is_dualstack)
+    except OSError as error:
+        raise ConnectionFailedError(
+            f"process 0 cannot listen at {spec.coordinator}: {error.strerror}; if another run uses "
+            f"this port, choose a different one"
+        ) from error
+    with server:
+        while missing := [str(i) for i in indices.values() if i not in connections]:
             server.settimeout(max(deadline - time.monotonic(), 0.01))
             try:
                 connection, _ = server.accept()
@@ -177,7 +163,6 @@ def _accept_others(spec: ProcessSpec, deadline: float, seconds: float) -> dict[i
             except (OSError, ValueError) as error:
                 if time.monotonic() < deadline:
                     continue
-                missing = [str(i) for i in indices.values() if i not in connections]
                 raise ConnectionFailedError(
                     f"{len(missing)} of {spec.count} processes did not connect within "
                     f"{seconds:.0f} s: {', '.join(missing)}"
@@ -192,20 +177,6 @@ def _accept_others(spec: ProcessSpec, deadline: float, seconds: float) -> dict[i
     return connections
 
 
-def _listen(coordinator: str) -> socket.socket:
-    """Return a server socket at the coordinator's port, for IPv6 and IPv4 if possible."""
-    port = int(coordinator.rpartition(":")[2])
-    is_dualstack = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if is_dualstack else socket.AF_INET
-    try:
-        return socket.create_server(("", port), family=family, dualstack_ipv6=is_dualstack)
-    except OSError as error:
-        raise ConnectionFailedError(
-            f"process 0 cannot listen at {coordinator}: {error.strerror}; if another run uses "
-            f"this port, choose a different one"
-        ) from error
-
-
 def _connect_to_first(spec: ProcessSpec, deadline: float, seconds: float) -> socket.socket:
     """Connect to process 0, and wait until it reports that all processes are connected."""
     host, _, port = spec.coordinator.rpartition(":")
@@ -214,7 +185,7 @@ def _connect_to_first(spec: ProcessSpec, deadline: float, seconds: float) -> soc
         try:
             timeout = max(deadline - time.monotonic(), 0.01)
             connection = socket.create_connection(address, timeout=timeout)
-            connection.sendall(_handshake(spec).encode())
+            connection.sendall(spec.handshake.encode())
             # Process 0 stops waiting at its own deadline.
             connection.settimeout(seconds + 10)
             if connection.recv(len(READY)) == READY:
@@ -228,8 +199,3 @@ def _connect_to_first(spec: ProcessSpec, deadline: float, seconds: float) -> soc
                 f"process 0 was not found at {spec.coordinator} within {seconds:.0f} s: {reason}"
             )
         time.sleep(RETRY_SECONDS)
-
-
-def _handshake(spec: ProcessSpec) -> str:
-    """Return the first line that a process sends."""
-    return f"transformer-jax {spec.index} of {spec.count}\n"

@@ -2,8 +2,7 @@
 
 If one of several trainers is lost or stuck, the others wait for it in a collective, where no Python
 code runs, until JAX aborts them, which may never happen. With a supervisor for each, all of them
-end with a one-line error and an exit code that indicates whether to resume. A supervisor does not
-import JAX.
+end with a one-line error and an exit code. A supervisor does not import JAX.
 """
 
 import os
@@ -32,19 +31,18 @@ PATIENCE, REMEMBERED = 4, 100
 
 @dataclass
 class Heartbeats:
-    """The messages of a trainer so far, and how long it may be silent."""
+    """The messages of a trainer so far, and how many seconds it may be silent."""
 
     step_timeout: float
-    """The shortest silence between steps that counts as stuck, in seconds."""
+    """The shortest silence between steps that counts as stuck."""
     phase_timeout: float
-    """The silence during a phase that counts as stuck, in seconds."""
+    """The silence during a phase that counts as stuck."""
     step: int = 0
     phase: str = "starting"
     """Empty between steps."""
     silence: float = 0.0
-    """Seconds since the last message."""
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """The newest heartbeat intervals between steps, in seconds. Old stalls drop out."""
+    """The newest heartbeat intervals between steps. Old stalls drop out."""
 
     def add_silence(self, seconds: float) -> None:
         """Add time to the silence, except while the supervisor itself was suspended."""
@@ -88,13 +86,8 @@ def supervise(
 ) -> int:
     """Run a trainer and return its exit code.
 
-    Args:
-        command: the command that starts the trainer, which must call `heartbeat.connect`.
-        run: the run's folder, for the error message.
-        step_timeout: the shortest silence between steps, in seconds, that counts as stuck.
-        phase_timeout: the same limit at the start, and while the trainer compiles, evaluates, or
-            saves.
-        forwarded_signals: receives the number of each signal that this process forwards.
+    The command must call `heartbeat.connect`. The timeouts are those of `Heartbeats`. Error
+    messages name the run's folder. `forwarded_signals` collects the signals passed to the trainer.
 
     Raises:
         LostProcessError: the trainer was stuck and killed, or a signal ended it.
@@ -121,22 +114,19 @@ def supervise(
             signal.signal(number, handler)
         # If the trainer is still alive, the closed pipe ends it.
         os.close(ours)
-    if code is not None and code >= 0:
+    if code is None:
+        phase = f" while {heartbeats.phase}" if heartbeats.phase else ""
+        raise LostProcessError(
+            f"no heartbeat for {heartbeats.silence:.0f} s{phase} after step {heartbeats.step}: "
+            f"this process, or another one that it waits for, was stuck",
+            run,
+        )
+    if code >= 0:
         return code
     if code == -signal.SIGINT:
         return 128 + signal.SIGINT
-    raise LostProcessError(_explain(code, heartbeats), run)
-
-
-def _explain(code: int | None, heartbeats: Heartbeats) -> str:
-    """Explain why a trainer was lost: signal `-code` ended it, or it was stuck (None)."""
-    if code is not None:
-        return f"{_signal_name(-code)} ended training after step {heartbeats.step}"
-    phase = f" while {heartbeats.phase}" if heartbeats.phase else ""
-    return (
-        f"no heartbeat for {heartbeats.silence:.0f} s{phase} after step {heartbeats.step}: this "
-        f"process, or another one that it waits for, was stuck"
-    )
+    name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
+    raise LostProcessError(f"{name} ended training after step {heartbeats.step}", run)
 
 
 def _wait_for_exit(
@@ -144,7 +134,7 @@ def _wait_for_exit(
 ) -> int | None:
     """Read messages until the trainer ends; return its exit code, or None if it was killed."""
     rest, is_open, now = b"", True, time.monotonic()
-    while True:
+    while heartbeats.silence <= heartbeats.limit:
         # Poll before the last messages are read, so that none is missed.
         code = trainer.poll()
         data = b""
@@ -161,9 +151,8 @@ def _wait_for_exit(
             heartbeats.receive(message.decode())
         if code is not None:
             return code
-        if heartbeats.silence > heartbeats.limit:
-            _kill(trainer)
-            return None
+    _kill(trainer)
+    return None
 
 
 def _kill(trainer: subprocess.Popen[bytes]) -> None:
@@ -176,7 +165,3 @@ def _kill(trainer: subprocess.Popen[bytes]) -> None:
     # A device driver may keep the process alive, so do not wait forever.
     with suppress(subprocess.TimeoutExpired):
         trainer.wait(10 * STACKS_SECONDS)
-
-
-def _signal_name(number: int) -> str:
-    return next((s.name for s in signal.Signals if s == number), f"signal {number}")

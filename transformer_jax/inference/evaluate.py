@@ -14,32 +14,27 @@ from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.perplexity import SentenceScore, perplexity, score_sentences
 from transformer_jax.inference.trained_run import Run, read_params
-from transformer_jax.inference.translate import Translator
 from transformer_jax.model.transformer import Params
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of the translations of a split, with the details that a comparison needs."""
+    """Scores of translations, with the details of sacreBLEU that a comparison needs."""
 
     sentences: int
-    """Number of sentences."""
     exact: float
     """Fraction of translations that equal their reference."""
     bleu: float
     """BLEU in percent."""
     bleu_signature: str
-    """sacreBLEU's signature for BLEU."""
     precisions: list[float]
     """BLEU's n-gram precisions for n from 1 to 4, in percent."""
     brevity_penalty: float
-    """BLEU's brevity penalty."""
     lengths: list[int]
     """Total number of words in the translations, and in the references."""
     chrf: float
     """chrF2 in percent."""
     chrf_signature: str
-    """sacreBLEU's signature for chrF2."""
 
     @property
     def bleu_details(self) -> str:
@@ -56,15 +51,10 @@ class Evaluation(NamedTuple):
     """Plain data: how the translations were made, the perplexity, the fields of `Scores`, and, in
     `per_checkpoint`, the same scores for each checkpoint alone."""
     sources: list[str]
-    """Source lines."""
     hypotheses: list[str]
-    """Translation of each line."""
     references: list[str]
-    """Reference for each line."""
     scores: Scores
-    """Scores of the whole split."""
     sentences: list[SentenceScore]
-    """Negative log-likelihood of each reference."""
     per_checkpoint: tuple["Evaluation", ...] = ()
     """Evaluation of each averaged checkpoint alone, if requested."""
 
@@ -72,28 +62,15 @@ class Evaluation(NamedTuple):
 def sacrebleu_metrics(
     tokenizer: str, *, warn: bool = True
 ) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
-    """Return sacreBLEU's BLEU and chrF metrics.
-
-    Args:
-        tokenizer: sacreBLEU's name for the tokenizer that splits text into words for BLEU.
-        warn: let BLEU warn if the text looks tokenized although `tokenizer` expects plain text.
-    """
+    """Return BLEU with this tokenizer, which may warn if the text looks tokenized, and chrF."""
     force = tokenizer == "none" or not warn
     return sacrebleu.BLEU(tokenize=tokenizer, force=force), sacrebleu.CHRF()
 
 
 def score(
-    hypotheses: Sequence[str | None],
-    references: Sequence[str | None],
-    *,
-    tokenizer: str = "13a",
+    hypotheses: Sequence[str | None], references: Sequence[str | None], *, tokenizer: str = "13a"
 ) -> Scores:
-    """Score translations against one reference each, with sacreBLEU.
-
-    Args:
-        hypotheses: translations.
-        references: one reference for each translation.
-        tokenizer: sacreBLEU's name for the BLEU tokenizer.
+    """Score translations against one reference each, with sacreBLEU and its BLEU tokenizer.
 
     Raises:
         DataError: the numbers of translations and references differ or are zero, or a line is
@@ -150,71 +127,52 @@ def evaluate(
 ) -> Evaluation:
     """Translate and score a split.
 
-    Args:
-        run: the trained model.
-        split: name of the split.
-        decode: fields of the run's `DecodeConfig` to change.
-        per_checkpoint: also evaluate each averaged checkpoint alone. They are loaded one at a
-            time, so at most two sets of parameters are in memory.
-        progress: called with a description, the number of finished sentences, and the total.
+    `decode` changes fields of the run's `DecodeConfig`. `per_checkpoint` also evaluates each
+    averaged checkpoint alone, with at most two sets of parameters in memory. `progress` receives a
+    description, the number of finished sentences, and the total.
 
-    Raises:
-        UsageError: the text has no such split.
-        DataError: a source is too long for the model, or the text has changed since the run was
-            created.
+    Raises the errors of `prepare_split`, and DataError if a source is too long for the model.
     """
     prepared = prepare_split(split, of=run, progress=progress)
-    evaluator = _Evaluator(run, split, prepared, run.translator(**decode), progress)
-    description = f"translating {split} with {run.folder.path.resolve().name}"
-    evaluation = evaluator.evaluate(run.params, run.steps, description)
-    if not per_checkpoint:
-        return evaluation
-    singles: list[Evaluation] = []
-    for step in run.steps:
-        params = read_params(run.folder, run.model, [step])
-        singles.append(evaluator.evaluate(params, (step,), f"{description} at step {step}"))
-    evaluation.result["per_checkpoint"] = [
-        {key: single.result[key] for key in ("step", "perplexity", *asdict(single.scores))}
-        for single in singles
-    ]
-    return evaluation._replace(per_checkpoint=tuple(singles))
+    translator, tokens = run.translator(**decode), prepared.tokens(split)
+    sources, references = prepared.lines(split)
 
-
-@dataclass(frozen=True)
-class _Evaluator:
-    """Evaluates sets of parameters on one split."""
-
-    run: Run
-    split: Split
-    prepared: Prepared
-    translator: Translator
-    progress: Progress
-
-    def evaluate(self, params: Params, steps: tuple[int, ...], description: str) -> Evaluation:
-        """Evaluate the mean of the parameters at these steps."""
-        sources, references = self.prepared.lines(self.split)
+    def evaluate_params(params: Params, steps: tuple[int, ...], description: str) -> Evaluation:
         num_done = 0
 
         def report(sentences: int) -> None:
             nonlocal num_done
             num_done += sentences
-            self.progress(description, num_done, len(sources))
+            progress(description, num_done, len(sources))
 
-        best = self.translator.translate(params, sources, progress=report)
+        best = translator.translate(params, sources, progress=report)
         hypotheses = [candidates[0].text for candidates in best]
-        scores = score(hypotheses, references, tokenizer=bleu_tokenizer(self.run.config.data))
-        tokens = self.prepared.tokens(self.split)
-        sentences = score_sentences(self.run.model, params, *tokens)
+        scores = score(hypotheses, references, tokenizer=bleu_tokenizer(run.config.data))
+        sentences = score_sentences(run.model, params, *tokens)
         result = {
-            "split": self.split,
+            "split": split,
             "step": steps[-1],
             "steps": list(steps),
             "average_checkpoints": len(steps),
-            "decode": asdict(self.translator.config),
+            "decode": asdict(translator.config),
             "perplexity": perplexity(sentences),
             **asdict(scores),
         }
         return Evaluation(result, sources, hypotheses, references, scores, sentences)
+
+    description = f"translating {split} with {run.folder.path.resolve().name}"
+    evaluation = evaluate_params(run.params, run.steps, description)
+    if not per_checkpoint:
+        return evaluation
+    singles: list[Evaluation] = []
+    for step in run.steps:
+        params = read_params(run.folder, run.model, [step])
+        singles.append(evaluate_params(params, (step,), f"{description} at step {step}"))
+    evaluation.result["per_checkpoint"] = [
+        {key: single.result[key] for key in ("step", "perplexity", *asdict(single.scores))}
+        for single in singles
+    ]
+    return evaluation._replace(per_checkpoint=tuple(singles))
 
 
 def _check_complete(kind: str, lines: Sequence[str | None]) -> list[str]:

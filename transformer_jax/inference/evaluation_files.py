@@ -23,10 +23,7 @@ from transformer_jax.runs.atomic_files import write_json
 def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     """Write the lines, the sentence scores, and finally the scores; return their directory.
 
-    Evaluations of single checkpoints have separate directories.
-
-    Raises:
-        StorageError: the files cannot be written.
+    Evaluations of single checkpoints have separate directories. Raises StorageError.
     """
     for single in evaluation.per_checkpoint:
         save_evaluation(run, single)
@@ -52,8 +49,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 def directory_name(result: Mapping[str, Any]) -> str:
     """Return a name that is unique to the split, the checkpoints, and the decode config.
 
-    The name lists the fields that differ from the defaults, not those that differ from the run's
-    own config, which may change when the run resumes.
+    It lists the fields that differ from the defaults, because a resumed run may change its config.
     """
     decode = dict(result["decode"])
     name = f"{result['split']}-step{result['step']}-average{result['average_checkpoints']}"

@@ -12,17 +12,15 @@ from transformer_jax.data.batches import Batch, Batches, Ragged
 from transformer_jax.model.losses import Loss, cross_entropy
 from transformer_jax.model.transformer import Params, Transformer
 
-# Number of tokens, including padding, in a batch for which only the loss is computed.
+# Number of tokens in a batch, including padding.
 SCORING_TOKENS = 4096
 
 
 class SentenceScore(NamedTuple):
-    """A score of how well a model predicts one reference, given its source."""
+    """How well a model predicts one reference. Lengths include the end token."""
 
     source_tokens: int
-    """Length of the source, including the end-of-sentence token."""
     target_tokens: int
-    """Length of the reference, including the end-of-sentence token."""
     nll: float
     """Negative log-likelihood of the reference in nats, without label smoothing."""
 
@@ -38,14 +36,7 @@ def _losses(params: Params, batch: Batch, *, model: Transformer) -> Loss:
 def score_sentences(
     model: Transformer, params: Params, source: Ragged, target: Ragged
 ) -> list[SentenceScore]:
-    """Return the score of each pair, in the order of the pairs.
-
-    Args:
-        model: the architecture.
-        params: parameters of the model.
-        source: tokens of the sources.
-        target: tokens of the references.
-    """
+    """Return the score of each pair, in the order of the pairs."""
     batches = Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
     # Dispatch all batches before waiting for the first result.
     losses = [_losses(params, batches[i], model=model).nll for i in range(batches.per_epoch)]
@@ -59,9 +50,6 @@ def score_sentences(
 
 
 def perplexity(sentences: Sequence[SentenceScore]) -> float:
-    """Return the perplexity per token without label smoothing (Table 3).
-
-    The tokens include the end-of-sentence tokens.
-    """
+    """Return the perplexity per token, end tokens included, without label smoothing (Table 3)."""
     nll = math.fsum(sentence.nll for sentence in sentences)
     return math.exp(min(nll / sum(sentence.target_tokens for sentence in sentences), 700.0))

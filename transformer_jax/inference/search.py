@@ -1,13 +1,14 @@
 """Greedy and beam search over any step function (section 6.1).
 
-The search does not depend on a model. A step function reads the newest token of each hypothesis
-and returns the logits of the next one. The search space is all sequences of at most `limit` tokens
-that end in `eos`: at the last position, only `eos` is allowed.
+A step function reads the newest token of each hypothesis and returns the logits of the next one.
+The search space is all sequences of at most `limit` tokens that end in `eos`: at the last position,
+only `eos` is allowed.
 
 Shapes: B sentences, J hypotheses (the beam), N tokens in the vocabulary, L tokens in the longest
-translation, M candidates for the next token of one hypothesis.
+translation.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,12 +25,8 @@ Step = Callable[
 ]
 """(newest tokens, their position, ancestors, state) -> (logits of the next tokens, state).
 
-Keys and values stay in the beam slot that computed them. When hypotheses move between slots, only
-`ancestors` changes: ancestors[b, j, l] is the slot that read token l of the hypothesis now in
-slot j.
+ancestors[b, j, l] is the beam slot that read token l of the hypothesis now in slot j.
 """
-
-Penalty = Callable[[Float[Array, "..."], float], Float[Array, "..."]]
 
 # This value is lower than any log-probability. It is finite because zero times infinity is NaN.
 NEG_INF = -1.0e9
@@ -41,14 +38,11 @@ def gnmt(length: Float[Array, "..."], alpha: float) -> Float[Array, "..."]:
 
 
 def power(length: Float[Array, "..."], alpha: float) -> Float[Array, "..."]:
-    """Return length^alpha; with alpha 1, a score is the mean log-probability of a token.
-
-    Differs from the paper, which uses `gnmt`.
-    """
+    """Return length^alpha. Differs from the paper, which uses `gnmt`."""
     return length**alpha
 
 
-PENALTIES: dict[str, Penalty] = {"gnmt": gnmt, "power": power}
+PENALTIES = {"gnmt": gnmt, "power": power}
 
 
 class Translations(NamedTuple):
@@ -61,21 +55,14 @@ class Translations(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """Values that stay constant during a beam search."""
-
     step: Step
     limit: Int[Array, " B"]
     eos: int
-    alpha: float
-    penalty: Penalty
-    max_penalty: Float[Array, " B"]
-    """Length penalty at `limit`."""
+    penalty: Callable[[Float[Array, "..."]], Float[Array, "..."]]
     num_best: int
 
 
 class _Beam(NamedTuple):
-    """State of the beam search loop: live hypotheses and finished ones."""
-
     position: Int[Array, ""]
     newest: Int[Array, "B J"]
     live: Int[Array, "B J L"]
@@ -88,8 +75,6 @@ class _Beam(NamedTuple):
 
 
 class _Greedy(NamedTuple):
-    """State of the greedy search loop."""
-
     position: Int[Array, ""]
     newest: Int[Array, " B"]
     tokens: Int[Array, "B L"]
@@ -113,27 +98,16 @@ def beam_search(
 ) -> Translations:
     """Keep the `beam_size` likeliest prefixes at each step, and the best finished hypotheses.
 
+    `limit` is the maximum length of each translation, including `eos`, and at most `max_length`.
+    `alpha` is at least 0, and `length_penalty` a name in `PENALTIES`.
+
     A sentence is done when no live hypothesis can still become one of its `num_best` results.
     Log-probabilities never increase, and the penalty that divides them is largest at `limit`, so
     log_prob / penalty(limit) bounds every score that a live hypothesis can reach. Finished
     hypotheses have separate slots and never displace live ones.
-
-    Args:
-        step: the step function; see `Step`.
-        state: the state that the first step reads.
-        limit: maximum number of tokens in each translation, including `eos`; at most `max_length`.
-        beam_size: number of hypotheses, J.
-        max_length: number of token slots, L, the same for all sentences.
-        bos: the token that the first step reads.
-        eos: the token that ends a translation.
-        alpha: strength of the length penalty, at least 0.
-        length_penalty: a name in `PENALTIES`.
-        num_best: number of results that are guaranteed to be the best. The search continues until
-            no live hypothesis can replace one of them. At most `beam_size`.
     """
-    penalty = PENALTIES[length_penalty]
-    max_penalty = penalty(limit.astype(jnp.float32), alpha)
-    search = _Search(step, limit, eos, alpha, penalty, max_penalty, num_best)
+    penalty = functools.partial(PENALTIES[length_penalty], alpha=alpha)
+    search = _Search(step, limit, eos, penalty, num_best)
     shape = (len(limit), beam_size)
     empty = jnp.zeros((*shape, max_length), jnp.int32)
     # All hypotheses start out equal, so only the first one is live.
@@ -164,7 +138,7 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     length = (beam.position + 1).astype(jnp.float32)
 
     # Every live hypothesis may end at this position.
-    ending = (offset + logits[..., search.eos]) / search.penalty(length, search.alpha)
+    ending = (offset + logits[..., search.eos]) / search.penalty(length)
     ending = jnp.where(beam.log_probs > NEG_INF / 2, ending, NEG_INF)
     ending_tokens = beam.live.at[:, :, beam.position].set(search.eos)
     scores, best = jax.lax.top_k(jnp.concatenate([beam.scores, ending], axis=1), beam_size)
@@ -172,7 +146,9 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
 
     # Except at the last position, every live hypothesis may also continue.
     is_last = (beam.position + 1 >= search.limit)[:, None]
-    candidates, tokens = top_k_without_eos(logits, beam_size, eos=search.eos)
+    # The best candidates of a sentence are among the best of each hypothesis.
+    allowed = jnp.where(jnp.arange(logits.shape[-1]) == search.eos, NEG_INF, logits)
+    candidates, tokens = jax.lax.top_k(allowed, min(beam_size, logits.shape[-1]))
     candidates = jnp.maximum(offset[..., None] + candidates, NEG_INF).reshape(sentences, -1)
     log_probs, best = jax.lax.top_k(jnp.where(is_last, NEG_INF, candidates), beam_size)
     parent = best // tokens.shape[-1]
@@ -182,7 +158,8 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     is_done = beam.is_done[:, None]
     scores = jnp.where(is_done, beam.scores, scores)
     finished = jnp.where(is_done[..., None], beam.finished, finished)
-    can_improve = log_probs[:, 0] / search.max_penalty > scores[:, search.num_best - 1]
+    max_penalty = search.penalty(search.limit.astype(jnp.float32))
+    can_improve = log_probs[:, 0] / max_penalty > scores[:, search.num_best - 1]
     can_improve &= beam.position + 1 < search.limit
     return _Beam(
         position=beam.position + 1,
@@ -200,10 +177,7 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
 def greedy_search(
     step: Step, state: State, limit: Int[Array, " B"], *, max_length: int, bos: int, eos: int
 ) -> Translations:
-    """Take the likeliest token at each step until it is `eos`; the score is the log-probability.
-
-    The arguments and the result are those of `beam_search`, with J = 1.
-    """
+    """Take the likeliest token at each step until it is `eos`; the score is the log-probability."""
 
     def extend(greedy: _Greedy) -> _Greedy:
         logits, state = step(greedy.newest[:, None], greedy.position, ancestors, greedy.state)
@@ -239,15 +213,3 @@ def greedy_search(
 def _select(x: Array, index: Int[Array, "B J"]) -> Array:
     """Select entries of axis 1, separately for each sentence."""
     return jnp.take_along_axis(x, index.reshape(*index.shape, *[1] * (x.ndim - 2)), axis=1)
-
-
-def top_k_without_eos(
-    logits: Float[Array, "B J N"], count: int, *, eos: int
-) -> tuple[Float[Array, "B J M"], Int[Array, "B J M"]]:
-    """Return the highest logits of each hypothesis, and their tokens, without `eos`.
-
-    The `count` best candidates of a sentence are among the `count` best of each hypothesis.
-    """
-    allowed = jnp.where(jnp.arange(logits.shape[-1]) == eos, NEG_INF, logits)
-    values, tokens = jax.lax.top_k(allowed, min(count, logits.shape[-1]))
-    return values, tokens

@@ -2,8 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,22 +25,17 @@ SEED = 12345
 
 @dataclass(frozen=True)
 class Comparison:
-    """The scores of two runs on the same sentences, by one metric."""
+    """The scores of a run and of a baseline on the same sentences, by one metric."""
 
     metric: str
-    """Name of the metric."""
     score: float
-    """Score of the run."""
     mean: float
     """Mean score of the run over resampled splits."""
     interval: float
     """Half the width of the run's 95 % confidence interval."""
     baseline: float
-    """Score of the baseline."""
     baseline_mean: float
-    """Mean score of the baseline over resampled splits."""
     baseline_interval: float
-    """Half the width of the baseline's 95 % confidence interval."""
     p: float
     """Probability of a difference at least this large if the runs are equally good."""
     signature: str
@@ -66,31 +60,21 @@ def check_comparable(
 def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> list[Comparison]:
     """Compare two evaluations of the same split by BLEU and by chrF.
 
-    Args:
-        evaluation: evaluation of the run.
-        baseline: evaluation of the baseline.
-        tokenizer: sacreBLEU's name for the BLEU tokenizer.
-
     Raises:
         DataError: the references differ.
     """
     _check_same_references(evaluation.references, baseline.references, evaluation.result["split"])
     systems = [("baseline", baseline.hypotheses), ("run", evaluation.hypotheses)]
     # BLEU already issued its warnings when each evaluation was scored.
-    bleu, chrf = sacrebleu_metrics(tokenizer, warn=False)
-    metrics = {"BLEU": bleu, "chrF2": chrf}
+    metrics = dict(zip(("BLEU", "chrF2"), sacrebleu_metrics(tokenizer, warn=False), strict=True))
     signatures, results = bootstrap(systems, metrics, evaluation.references)
     return [
         Comparison(
-            metric=name,
-            score=ours.score,
-            mean=_to_float(ours.mean),
-            interval=_to_float(ours.ci),
-            baseline=theirs.score,
-            baseline_mean=_to_float(theirs.mean),
-            baseline_interval=_to_float(theirs.ci),
-            p=p_value(ours, theirs),
-            signature=str(signatures[name]),
+            name,
+            *_score_mean_interval(ours),
+            *_score_mean_interval(theirs),
+            p_value(ours, theirs),
+            str(signatures[name]),
         )
         for name, (theirs, ours) in results.items()
     ]
@@ -101,26 +85,20 @@ def bootstrap(
     metrics: Mapping[str, Metric],
     references: Sequence[str],
 ) -> tuple[dict[str, Signature], dict[str, list[Result]]]:
-    """Compare systems with the first one by sacreBLEU's paired bootstrap.
+    """Compare systems, each a name and translations, with the first one by paired bootstrap.
 
-    Args:
-        systems: name and translations of each system.
-        metrics: sacreBLEU's metrics, by name.
-        references: one line for each translation.
-
-    Returns:
-        The signature of each metric, and for each metric the results of all systems.
+    Returns the signature of each metric, and for each metric the results of all systems.
     """
-    with _fixed_seed():
-        test = PairedTest(
-            list(systems),
-            dict(metrics),
-            [list(references)],
-            test_type="bs",
-            n_samples=SAMPLES,
-            n_jobs=1,
-        )
+    options = {"test_type": "bs", "n_samples": SAMPLES, "n_jobs": 1}
+    before = dict(os.environ)
+    # sacreBLEU reads its seed only from the environment.
+    os.environ["SACREBLEU_SEED"] = str(SEED)
+    try:
+        test = PairedTest(list(systems), dict(metrics), [list(references)], **options)
         signatures, scores = test()
+    finally:
+        os.environ.pop("SACREBLEU_SEED")
+        os.environ.update(before)
     results: dict[str, Any] = scores
     return dict(signatures), {name: results[name] for name in metrics}
 
@@ -128,19 +106,13 @@ def bootstrap(
 def p_value(ours: Result, baseline: Result) -> float:
     """Return the probability of such a large difference if the systems are equally good."""
     # For equal scores, sacreBLEU reports the smallest possible p instead of 1.
-    return 1.0 if ours.score == baseline.score else _to_float(ours.p_value)
+    return 1.0 if ours.score == baseline.score else float(ours.p_value or 0)
 
 
 def describe(
     baseline: Run, evaluation: Evaluation, comparisons: Sequence[Comparison]
 ) -> dict[str, Any]:
-    """Return a comparison as plain data.
-
-    Args:
-        baseline: the baseline. The result includes only the name of its directory, not its path.
-        evaluation: evaluation of the baseline.
-        comparisons: scores of the run and the baseline.
-    """
+    """Return a comparison with an evaluation of the baseline as plain data, without paths."""
     keys = ("split", "step", "steps", "average_checkpoints", "decode", "sentences")
     return {
         "run": baseline.folder.path.resolve().name,
@@ -160,11 +132,6 @@ def save_comparison(
     """Write a baseline's translations and then the comparison to the directory of an evaluation.
 
     A digest of the translations is part of the file name, because many runs are named seed-0.
-
-    Args:
-        folder: directory of the run's evaluation.
-        description: the comparison, from `describe`.
-        hypotheses: translations of the baseline.
 
     Raises:
         StorageError: the files cannot be written.
@@ -195,20 +162,6 @@ def _check_same_references(ours: list[str], theirs: list[str], split: Split) -> 
             )
 
 
-@contextmanager
-def _fixed_seed() -> Iterator[None]:
-    """Set sacreBLEU's seed in the environment, the only place from which sacreBLEU reads it."""
-    before = os.environ.get("SACREBLEU_SEED")
-    os.environ["SACREBLEU_SEED"] = str(SEED)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["SACREBLEU_SEED"]
-        else:
-            os.environ["SACREBLEU_SEED"] = before
-
-
-def _to_float(value: Any) -> float:
-    """Convert a NumPy number, which sacreBLEU's types declare optional, to a Python float."""
-    return float(value)
+def _score_mean_interval(result: Result) -> tuple[float, float, float]:
+    # sacreBLEU's types declare these NumPy numbers optional.
+    return result.score, float(result.mean or 0), float(result.ci or 0)

@@ -27,7 +27,6 @@ class Run:
     """A model with its parameters and vocabulary, on JAX's default device."""
 
     folder: RunDirectory
-    """The directory that the run was loaded from."""
     params: Params
     """Parameters for `model.apply({"params": params}, ...)`."""
     steps: tuple[int, ...]
@@ -78,14 +77,8 @@ class Run:
     ) -> list[str]:
         """Return the best translation of each line, in order; for a blank line, it is "".
 
-        Args:
-            lines: sentences.
-            truncate: shorten a line that is too long instead of raising an error.
-            **decode: fields of `DecodeConfig` to change, such as `beam_size=1`.
-
-        Raises:
-            DataError: a line is too long for the model.
-            ConfigError: a value in `decode` is invalid.
+        `truncate` shortens a line that is too long instead of raising DataError. `decode` changes
+        fields of `DecodeConfig`, such as `beam_size=1`; an invalid value raises ConfigError.
         """
         best = self.translator(**decode).translate(self.params, lines, truncate=truncate)
         return [hypotheses[0].text for hypotheses in best]
@@ -95,10 +88,7 @@ class Run:
     ) -> list[list[Hypothesis]]:
         """Return the `num_best` best translations of each line with their scores, best first.
 
-        The other arguments and errors are those of `translate`.
-
-        Raises:
-            UsageError: `num_best` is less than 1 or more than the beam size.
+        Raises UsageError if the beam has fewer hypotheses, and the errors of `translate`.
         """
         translator = self.translator(**decode)
         if num_best < 1:
@@ -114,14 +104,11 @@ class Run:
 def load(
     path: str | Path, *, average_checkpoints: int | None = None, step: int | None = None
 ) -> Run:
-    """Load a run onto JAX's default device, regardless of the devices that trained it.
+    """Load a run onto JAX's default device. Nothing in its directory is executed or changed.
 
-    Args:
-        path: directory of the run; nothing in it is executed or changed.
-        average_checkpoints: number of scheduled checkpoints to average, ending with the last one;
-            1 loads the newest checkpoint, scheduled or not. Default: the run's
-            `decode.average_checkpoints`.
-        step: step of the last of these checkpoints. Default: the newest one.
+    The parameters are the mean of the last `average_checkpoints` scheduled checkpoints up to
+    `step`. 1 selects one checkpoint, scheduled or not. The defaults are the run's
+    `decode.average_checkpoints` and the newest step.
 
     Raises:
         UsageError: the run or the checkpoint of this step does not exist, there are too few
@@ -149,8 +136,7 @@ def load(
     try:
         return read()
     except (StorageError, FileNotFoundError):
-        # If the run is still training, it may have deleted a selected checkpoint after saving a
-        # newer one. Then select again.
+        # A run in training may have deleted a selected checkpoint after saving a newer one.
         if set(folder.checkpoints.glob("*")) == before:
             raise
         return read()

@@ -44,45 +44,31 @@ def search(
     limit: Int[Array, " B"],
 ) -> Translations:
     """Translate a batch. All checkpoints of a model share the compiled program."""
-    max_length = source.shape[1] + config.max_extra_length
+    num_hypotheses, max_length = config.beam_size, source.shape[1] + config.max_extra_length
     state = init_decoding(
-        model, params, source, num_hypotheses=config.beam_size, max_length=max_length
+        model, params, source, num_hypotheses=num_hypotheses, max_length=max_length
     )
     step = functools.partial(decode_step, model, params)
-    if config.beam_size == 1:
-        return greedy_search(step, state, limit, max_length=max_length, bos=BOS, eos=EOS)
-    return beam_search(
-        step,
-        state,
-        limit,
-        beam_size=config.beam_size,
-        max_length=max_length,
-        bos=BOS,
-        eos=EOS,
-        alpha=config.length_penalty_alpha,
-        length_penalty=config.length_penalty,
-        num_best=num_best,
-    )
+    shared = {"max_length": max_length, "bos": BOS, "eos": EOS}
+    if num_hypotheses == 1:
+        return greedy_search(step, state, limit, **shared)
+    penalty, alpha = config.length_penalty, config.length_penalty_alpha
+    options = {"length_penalty": penalty, "alpha": alpha, "num_best": num_best, **shared}
+    return beam_search(step, state, limit, beam_size=num_hypotheses, **options)
 
 
 class Translator:
     """Translator with one model and one search, which compiles each width at its first use."""
 
     def __init__(self, model: Transformer, vocabulary: Vocabulary, config: DecodeConfig) -> None:
-        self.model = model
-        self.vocabulary = vocabulary
-        self.config = config
+        self.model, self.vocabulary, self.config = model, vocabulary, config
         self.longest_source, self.longest_target = model.config.max_lengths
 
     def encode(self, lines: Sequence[str], *, truncate: bool = False) -> list[list[int]]:
         """Return the tokens of each line, including `eos`; a blank line has no tokens.
 
-        Args:
-            lines: sentences.
-            truncate: shorten a line that is too long instead of raising an error.
-
         Raises:
-            DataError: a line is too long for the model.
+            DataError: a line is too long for the model, and `truncate` is not set.
         """
         longest, field = self.longest_source, "model.max_length"
         if longest < self.model.config.max_length:
@@ -112,19 +98,12 @@ class Translator:
         truncate: bool = False,
         progress: Callable[[int], None] = lambda _: None,
     ) -> list[list[Hypothesis]]:
-        """Return the best translations of each line, best first.
+        """Return up to `num_best` translations of each line, best first; at most the beam size.
 
-        A blank line has a single empty translation.
-
-        Args:
-            params: parameters of the model.
-            lines: any number of sentences.
-            num_best: maximum number of translations of each line, at most the beam size.
-            truncate: shorten a line that is too long instead of raising an error.
-            progress: called after each batch with the number of its lines.
+        A blank line has one empty translation. `progress` receives the number of lines of a batch.
 
         Raises:
-            DataError: a line is too long for the model.
+            DataError: a line is too long for the model, and `truncate` is not set.
             OutOfMemoryError: the device does not have enough memory for a batch.
         """
         sources = self.encode(lines, truncate=truncate)
@@ -147,8 +126,7 @@ class Translator:
         self, params: Params, sources: list[list[int]], width: int, num_best: int
     ) -> list[list[Hypothesis]]:
         """Translate at most `ROWS` sentences; unused rows have a limit of 0."""
-        source = np.zeros((ROWS, width), np.int32)
-        limit = np.zeros(ROWS, np.int32)
+        source, limit = np.zeros((ROWS, width), np.int32), np.zeros(ROWS, np.int32)
         for row, tokens in enumerate(sources):
             source[row, : len(tokens)] = tokens
             limit[row] = len(tokens) + self.config.max_extra_length

@@ -19,6 +19,9 @@ from transformer_jax.model.linear import Dense
 Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array, "B H T S"]]
 """A function that scores how well each query matches each key, in float32."""
 
+MakeScore = Callable[[ModelConfig], Score]
+"""Returns the score: a function, or a module if it has parameters."""
+
 
 class Positions(NamedTuple):
     """The positions of queries and of keys in their sentences, counted from 0."""
@@ -27,13 +30,22 @@ class Positions(NamedTuple):
     keys: Int[Array, " S"]
 
 
+class Heads(NamedTuple):
+    """The projected inputs of all heads."""
+
+    query: Float[Array, "B T H K"]
+    key: Float[Array, "B S H K"]
+    value: Float[Array, "B S H V"]
+    mask: Bool[Array, "#B #H #T S"]
+    positions: Positions
+
+
 def dot_product(
     query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
 ) -> Float[Array, "B H T S"]:
-    """Score each query against each key by their dot product.
+    """Score each query against each key by q k. Differs from the paper, which scales it.
 
-    The variance of the dot product grows with d_k, which pushes the softmax into regions with small
-    gradients (section 3.2.1). Differs from the paper, which scales the dot product.
+    Its variance grows with d_k and pushes the softmax into regions with small gradients.
     """
     # Sum in float32 regardless of the compute dtype, because bfloat16 would round large scores.
     return jnp.einsum("bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32)
@@ -51,8 +63,7 @@ def masked_softmax(
 ) -> Float[Array, "B H T S"]:
     """Turn scores into weights that sum to one over S (the softmax of equation 1).
 
-    A query that may not attend to any key attends to all keys evenly, so padded positions stay
-    finite. The loss ignores them.
+    A query that may not attend to any key attends evenly, so padded positions stay finite.
     """
     # Use float32 regardless of the compute dtype, because bfloat16 sums lose small weights.
     scores = scores.astype(jnp.float32)
@@ -69,13 +80,11 @@ def weighted_sum(
 class MultiHeadAttention(nn.Module):
     """Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
-    This is section 3.2.2. A variant is a subclass that overrides `attend_heads`. A forward pass
-    with `mutable=["intermediates"]` returns the weights under "weights".
+    A variant overrides `attend_heads`. The weights are recorded in Flax's "intermediates".
     """
 
     config: ModelConfig
-    make_score: Callable[[ModelConfig], Score]
-    """Returns the score: a function, or a module if it has parameters."""
+    make_score: MakeScore
 
     def setup(self) -> None:
         """Make the four projections, the score, and dropout on the weights."""
@@ -117,30 +126,16 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Array, "B T D"]:
         """Attend from x to keys and values that are already projected, as in cached decoding.
 
-        Args:
-            x: the input of the query projection.
-            key: projected keys.
-            value: projected values.
-            mask: True where attention is allowed.
-            positions: the positions of queries and keys; None if both count up from 0.
-            train: whether to apply dropout to the weights.
+        Without `positions`, queries and keys count up from 0.
         """
-        query = self.query(x)
         positions = positions or Positions(jnp.arange(x.shape[1]), jnp.arange(key.shape[1]))
-        return self.output(self.attend_heads(query, key, value, mask, positions, train))
+        heads = Heads(self.query(x), key, value, mask, positions)
+        return self.output(self.attend_heads(heads, train))
 
-    def attend_heads(
-        self,
-        query: Float[Array, "B T H K"],
-        key: Float[Array, "B S H K"],
-        value: Float[Array, "B S H V"],
-        mask: Bool[Array, "#B #H #T S"],
-        _positions: Positions,
-        train: bool,
-        /,
-    ) -> Float[Array, "B T H V"]:
+    def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
         """Return Attention(Q, K, V) for each head (equation 1), which ignores positions."""
-        return weighted_sum(self.to_weights(self.score(query, key), mask, train=train), value)
+        scores = self.score(heads.query, heads.key)
+        return weighted_sum(self.to_weights(scores, heads.mask, train=train), heads.value)
 
     def to_weights(
         self, scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T S"], *, train: bool

@@ -1,22 +1,17 @@
 """Cached decoding, which computes `Transformer.decode` one position at a time.
 
-The decoder generates one token at a time and reads the previous tokens (section 3.1). These
-functions cache the keys and values of earlier positions and reuse the layers' modules for the rest.
-
 A search keeps J hypotheses of each sentence in J beam slots. Keys and values stay in the slot that
 computed them. When hypotheses move between slots, only `ancestors` changes: ancestors[b, j, l] is
 the slot that read token l of the hypothesis now in slot j.
 
 Shapes: B batch, S source positions, D d_model, H heads, K d_k, V d_v, N vocab_size, J hypotheses
-per sentence, L maximum length of a translation; a cache has LJ = L J entries. `_` is an axis of any
-size.
+per sentence, L maximum length of a translation, LJ = L J entries of a cache, _ any size.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.model.attention import MultiHeadAttention, Positions
@@ -32,12 +27,12 @@ class KeyValueCache(NamedTuple):
 
 
 class DecodingState(NamedTuple):
-    """The state that decoding carries from step to step."""
+    """The arrays that decoding carries from step to step."""
 
     caches: list[KeyValueCache]
-    """For each layer, self-attention's keys [B, H, K, LJ] and values [B, H, LJ, V]."""
+    """Self-attention's keys [B, H, K, LJ] and values [B, H, LJ, V] in each layer."""
     memories: list[KeyValueCache]
-    """For each layer, the projected encoder output: keys [B, H, K, S], values [B, H, S, V]."""
+    """The projected memory in each layer: keys [B, H, K, S], values [B, H, S, V]."""
     memory_mask: Bool[Array, "B 1 1 S"]
 
 
@@ -54,17 +49,13 @@ class CacheView(NamedTuple):
     @classmethod
     def at(cls, position: Int[Array, ""], ancestors: Int[Array, "B J L"]) -> "CacheView":
         """Return the view of the hypotheses with these ancestors at this position."""
-        _, num_hypotheses, length = ancestors.shape
-        slots = jnp.arange(num_hypotheses)
+        sentences, num_hypotheses, length = ancestors.shape
         is_past = jnp.arange(length)[:, None] <= position
-        mask = (ancestors[..., None] == slots) & is_past
-        return cls(
-            start=position * num_hypotheses,
-            mask=mask.reshape(*ancestors.shape[:2], -1)[:, None],
-            positions=Positions(
-                jnp.full(num_hypotheses, position), jnp.repeat(jnp.arange(length), num_hypotheses)
-            ),
-        )
+        mask = (ancestors[..., None] == jnp.arange(num_hypotheses)) & is_past
+        queries = jnp.full(num_hypotheses, position)
+        keys = jnp.repeat(jnp.arange(length), num_hypotheses)
+        mask = mask.reshape(sentences, 1, num_hypotheses, -1)
+        return cls(position * num_hypotheses, mask, Positions(queries, keys))
 
 
 def init_decoding(
@@ -76,8 +67,15 @@ def init_decoding(
     max_length: int,
 ) -> DecodingState:
     """Encode the source, and allocate caches for `max_length` tokens of each hypothesis."""
-    bound: Any = nn.apply(_init_decoding, model)
-    return bound({"params": params}, source, num_hypotheses * max_length)
+    c, model = model.config, model.bind({"params": params})
+    memory = model.encode(source)
+    shape, num_entries = (len(source), c.num_heads), num_hypotheses * max_length
+    empty = KeyValueCache(
+        jnp.zeros((*shape, c.d_k, num_entries), c.dtype),
+        jnp.zeros((*shape, num_entries, c.d_v), c.dtype),
+    )
+    memories = [project(layer.cross_attention, memory) for layer in model.decoder]
+    return DecodingState([empty] * c.num_layers, memories, source_mask(source))
 
 
 def decode_step(
@@ -88,50 +86,11 @@ def decode_step(
     ancestors: Int[Array, "B J L"],
     state: DecodingState,
 ) -> tuple[Float[Array, "B J N"], DecodingState]:
-    """Read one more token of each hypothesis, and return the logits of the next token.
+    """Return the logits that `Transformer.decode` returns at `position`, counted from 0.
 
-    Args:
-        model: the model.
-        params: its parameters.
-        tokens: the newest token of each hypothesis.
-        position: the position of these tokens, counted from 0.
-        ancestors: the beam slot that read each token of each hypothesis, including this position.
-        state: the result of `init_decoding` or of the previous step.
-
-    Returns:
-        The logits that `Transformer.decode` would return at this position, and the state after this
-        step.
+    Each hypothesis reads its newest token, and `ancestors` includes this position.
     """
-    bound: Any = nn.apply(_decode_step, model)
-    return bound({"params": params}, tokens, position, ancestors, state)
-
-
-def _init_decoding(
-    model: Transformer, source: Int[Array, "B S"], num_entries: int
-) -> DecodingState:
-    c = model.config
-    memory = model.encode(source)
-    shape = len(source), c.num_heads
-    return DecodingState(
-        caches=[
-            KeyValueCache(
-                jnp.zeros((*shape, c.d_k, num_entries), c.dtype),
-                jnp.zeros((*shape, num_entries, c.d_v), c.dtype),
-            )
-            for _ in model.decoder
-        ],
-        memories=[project_memory(layer, memory) for layer in model.decoder],
-        memory_mask=source_mask(source),
-    )
-
-
-def _decode_step(
-    model: Transformer,
-    tokens: Int[Array, "B J"],
-    position: Int[Array, ""],
-    ancestors: Int[Array, "B J L"],
-    state: DecodingState,
-) -> tuple[Float[Array, "B J N"], DecodingState]:
+    model = model.bind({"params": params})
     # Reshape to T = 1 so that the vector of this position broadcasts to all hypotheses.
     x = model.embedding.embed(tokens.reshape(-1, 1))
     x = model.target_positions(x, position[None]).reshape(*tokens.shape, -1)
@@ -152,21 +111,17 @@ def decode_layer(
     memory: KeyValueCache,
     memory_mask: Bool[Array, "#B 1 1 S"],
 ) -> tuple[Float[Array, "B J D"], KeyValueCache]:
-    """Compute `DecoderLayer.__call__` at one position of the J hypotheses of each sentence.
+    """Compute `DecoderLayer.__call__` at one position, and write the position to the cache.
 
-    Args:
-        layer: a decoder layer, bound to its parameters.
-        x: the vectors of this position.
-        view: which position it is, and which entries each hypothesis reads.
-        cache: self-attention's keys and values of earlier positions.
-        memory: the result of `project_memory`.
-        memory_mask: True for the source positions that are not padding.
-
-    Returns:
-        The layer's output, and the cache with this position written to it.
+    The layer is bound to its parameters, and `memory` is projected.
     """
     h = layer.self_attention_residual.enter(x)
-    attended, cache = _attend_to_cache(layer.self_attention, h, view, cache)
+    new = project(layer.self_attention, h)
+    update = jax.lax.dynamic_update_slice_in_dim
+    keys = update(cache.keys, new.keys, view.start, axis=3)
+    cache = KeyValueCache(keys, update(cache.values, new.values, view.start, axis=2))
+    # Masking the entries of other hypotheses costs less than moving entries between beam slots.
+    attended = layer.self_attention.attend(h, *from_cache_layout(cache), view.mask, view.positions)
     x = layer.self_attention_residual.leave(x, attended)
     h = layer.cross_attention_residual.enter(x)
     # The J hypotheses of a sentence are J queries to the same memory.
@@ -176,31 +131,9 @@ def decode_layer(
     return layer.feed_forward_residual.leave(x, layer.feed_forward(h)), cache
 
 
-def _attend_to_cache(
-    attention: MultiHeadAttention, x: Float[Array, "B J D"], view: CacheView, cache: KeyValueCache
-) -> tuple[Float[Array, "B J D"], KeyValueCache]:
-    """Write this position's keys and values to the cache, then attend as `view` allows.
-
-    Each hypothesis reads the entries of all hypotheses, and the mask hides those that are not its
-    ancestors. This costs less than moving the entries each time a hypothesis moves to another beam
-    slot.
-    """
-    new = to_cache_layout(*attention.project_keys_and_values(x))
-    update = jax.lax.dynamic_update_slice_in_dim
-    cache = KeyValueCache(
-        update(cache.keys, new.keys, view.start, 3), update(cache.values, new.values, view.start, 2)
-    )
-    attended = attention.attend(x, *from_cache_layout(cache), view.mask, view.positions)
-    return attended, cache
-
-
-def project_memory(layer: DecoderLayer, memory: Float[Array, "B S D"]) -> KeyValueCache:
-    """Project the encoder's output once, for all steps of a translation."""
-    return to_cache_layout(*layer.cross_attention.project_keys_and_values(memory))
-
-
-def to_cache_layout(key: Float[Array, "B S H K"], value: Float[Array, "B S H V"]) -> KeyValueCache:
-    """Transpose keys to [B, H, K, S] and values to [B, H, S, V]."""
+def project(attention: MultiHeadAttention, x: Float[Array, "B S D"]) -> KeyValueCache:
+    """Project x to keys [B, H, K, S] and values [B, H, S, V]."""
+    key, value = attention.project_keys_and_values(x)
     return KeyValueCache(key.transpose(0, 2, 3, 1), value.swapaxes(1, 2))
 
 

@@ -1,8 +1,7 @@
 """Dropout (section 5.4), with random bits that cost almost nothing.
 
-A mask is a hash of the random key and of each element's index in the array. XLA computes the hash
-inside the operation that uses the mask. The mask is therefore the same on any number of devices,
-and no array of bits is ever stored.
+A mask is a hash of the random key and of each element's index in the array, so it is the same on
+any number of devices. XLA computes the hash inside the operation that uses it and stores no bits.
 """
 
 import functools
@@ -24,10 +23,8 @@ def linear_indices(shape: tuple[int, ...]) -> UInt32[Array, "..."]:
 def random_bits(rng: Array, index: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     """Return 32 random bits for each element of an array: a hash of its index and the key.
 
-    The hash has three rounds of multiply and shift. Half of the key enters before the first round
-    and half after it, and two full rounds follow. With only one round after the second half, two
-    keys with nearly equal halves would give mutually exclusive masks. The key must be a
-    "threefry2x32" key, JAX's default. Differs from `jax.random.bits` only in the generator.
+    The key must be a "threefry2x32" key, JAX's default. With fewer than two rounds after its second
+    half, two keys with nearly equal halves would give mutually exclusive masks.
     """
     first, second = jax.random.key_data(rng).astype(jnp.uint32)
     bits = index + first

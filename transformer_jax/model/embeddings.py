@@ -14,10 +14,8 @@ from transformer_jax.model.linear import flat_matmul
 class SharedEmbedding(nn.Module):
     """One matrix for source tokens, target tokens, and the linear layer before the softmax.
 
-    The matrix starts as N(0, 1/d_model), which the paper does not specify. Embeddings times
-    sqrt(d_model) then have the same scale as the sinusoids, and logits start with variance one. If
-    `model.tie_embeddings` or separate vocabularies split the three roles, the model has several of
-    these modules.
+    It starts as N(0, 1/d_model), which the paper does not specify. Embeddings times sqrt(d_model)
+    then have the scale of the sinusoids, and logits have variance one.
     """
 
     config: ModelConfig

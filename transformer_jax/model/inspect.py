@@ -36,23 +36,18 @@ def parameter_counts(model: Transformer) -> dict[str, int]:
 def attention_weights(
     model: Transformer, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
 ) -> dict[str, Float[Array, "layers B H ..."]]:
-    """Return all attention weights of a forward pass, by kind, stacked over layers.
+    """Return all attention weights of a forward pass, such as figures 3 to 5 of the paper show.
 
-    The kinds are "encoder" [layers, B, H, S, S], "decoder" [layers, B, H, T, T], and "cross"
-    [layers, B, H, T, S]: figures 3 to 5 of the paper show such weights. The blockwise and cuDNN
-    implementations do not store the weights, so this function uses the full implementation, which
-    has the same parameters.
+    They are stacked over layers: "encoder" [layers, B, H, S, S], "decoder" [layers, B, H, T, T],
+    and "cross" [layers, B, H, T, S]. Any model runs with the full implementation.
     """
-    full = build_transformer(
-        replace(model.config, attention_implementation="full"),
-        model.vocab_size,
-        model.source_vocab_size,
-    )
+    config = replace(model.config, attention_implementation="full")
+    full = build_transformer(config, model.vocab_size, model.source_vocab_size)
     _, variables = full.apply({"params": params}, source, target, mutable=["intermediates"])
     layers: Any = variables["intermediates"]
 
     def stack_layers(stack: str, attention: str) -> Float[Array, "layers B H ..."]:
-        names = [f"{stack}_{i}" for i in range(model.config.num_layers)]
+        names = [f"{stack}_{i}" for i in range(config.num_layers)]
         return jnp.stack([layers[name][attention]["weights"][0] for name in names])
 
     return {

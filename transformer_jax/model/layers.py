@@ -10,7 +10,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.attention import MultiHeadAttention, Score
+from transformer_jax.model.attention import MakeScore, MultiHeadAttention
 from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.linear import Dense
 from transformer_jax.model.positions import AddPositions
@@ -23,7 +23,6 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], *, train: bool = False) -> Float[Array, "B T D"]:
-        """Return FFN(x)."""
         c = self.config
         x = nn.relu(Dense((c.d_ff,), c.dtype, name="inner")(x))
         x = Dropout(c.activation_dropout)(x, train=train)
@@ -38,8 +37,7 @@ def layer_norm(config: ModelConfig, *, name: str | None = None) -> nn.LayerNorm:
 class AddAndNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), the residual connection of section 3.1 and figure 1.
 
-    A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. A variant is a subclass that
-    overrides both.
+    A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. A variant overrides all methods.
     """
 
     config: ModelConfig
@@ -56,6 +54,11 @@ class AddAndNorm(nn.Module):
         x = x + Dropout(self.config.dropout)(y, train=train)
         return layer_norm(self.config, name="norm")(x)
 
+    @staticmethod
+    def make_stack_norm(_config: ModelConfig, /) -> Callable[[Array], Array]:
+        """Return the function that is applied after the last layer of each stack: the identity."""
+        return lambda x: x
+
 
 @dataclass(frozen=True)
 class Components:
@@ -64,14 +67,12 @@ class Components:
     add_positions: type[AddPositions]
     self_attention: type[MultiHeadAttention]
     cross_attention: type[MultiHeadAttention]
-    score: Callable[[ModelConfig], Score]
+    score: MakeScore
     residual: type[AddAndNorm]
-    stack_norm: Callable[[ModelConfig], Callable[[Array], Array]]
-    """Returns the function that is applied after the last layer of each stack."""
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then the feed-forward network (figure 1, left)."""
+    """Self-attention, then the feed-forward network (figure 1)."""
 
     config: ModelConfig
     components: Components
@@ -97,10 +98,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Masked self-attention, attention to the encoder's output, then the feed-forward network.
-
-    This is figure 1, right.
-    """
+    """Masked self-attention, attention to the memory, and the feed-forward network (figure 1)."""
 
     config: ModelConfig
     components: Components

@@ -18,35 +18,22 @@ def flat_matmul(
     num_input_axes: int = 1,
     preferred_element_type: jax.typing.DTypeLike | None = None,
 ) -> Float[Array, "..."]:
-    """Multiply the vectors at all positions by a matrix, as one product of two 2-D matrices.
+    """Multiply x [B, T, in] or [B, in] by a matrix [in, out], as one product of 2-D matrices.
 
-    The result equals that of `jax.lax.dot_general` on the unflattened arrays. The gradient of
-    `dot_general` with respect to the matrix sums over two axes, batch and positions, and XLA's CPU
-    backend copies transposed operands for such a sum. Flattening avoids the copy.
-
-    Args:
-        x: [B, T, in] or [B, in].
-        matrix: [in, out].
-        num_input_axes: how many axes `in` has.
-        preferred_element_type: the dtype of the sums and of the result.
-
-    Returns:
-        [B, T, out] or [B, out].
+    The gradient of `jax.lax.dot_general` with respect to the matrix sums over two axes, batch and
+    positions. XLA's CPU backend copies transposed operands for such a sum; flattening avoids this.
     """
     input_size = math.prod(matrix.shape[:num_input_axes])
-    rows = jax.lax.dot(
-        x.reshape(-1, input_size),
-        matrix.reshape(input_size, -1),
-        preferred_element_type=preferred_element_type,
-    )
-    return rows.reshape(*x.shape[:-num_input_axes], *matrix.shape[num_input_axes:])
+    x, outer_shape = x.reshape(-1, input_size), x.shape[:-num_input_axes]
+    columns = matrix.reshape(input_size, -1)
+    rows = jax.lax.dot(x, columns, preferred_element_type=preferred_element_type)
+    return rows.reshape(*outer_shape, *matrix.shape[num_input_axes:])
 
 
 class Dense(nn.Module):
     """Computes x W + b at each position. W starts Glorot-uniform, and b starts at zero.
 
-    The paper does not name an initializer. Fan-in and fan-out are those of the whole matrix, so a
-    projection to H heads of width K starts like one matrix [D, H K], not like H matrices.
+    The paper names no initializer. H heads of width K start like one matrix [D, H K].
     """
 
     features: tuple[int, ...]
@@ -62,9 +49,8 @@ class Dense(nn.Module):
         """Return x [B, T, in] times the kernel [in, out], plus the bias [out]: [B, T, out]."""
         shape = (*x.shape[-self.num_input_axes :], *self.features)
         kernel = jnp.asarray(self.param("kernel", _glorot_uniform, shape, self.num_input_axes))
-        y = flat_matmul(
-            x.astype(self.dtype), kernel.astype(self.dtype), num_input_axes=self.num_input_axes
-        )
+        x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
+        y = flat_matmul(x, kernel, num_input_axes=self.num_input_axes)
         if self.use_bias:
             bias = jnp.asarray(self.param("bias", nn.initializers.zeros, self.features))
             y += bias.astype(self.dtype).reshape(*(1,) * (y.ndim - bias.ndim), *self.features)
@@ -72,6 +58,5 @@ class Dense(nn.Module):
 
 
 def _glorot_uniform(rng: Array, shape: tuple[int, ...], num_input_axes: int) -> Float[Array, "..."]:
-    """Draw a kernel [in, out] as one matrix of all its inputs and outputs."""
     flat_shape = math.prod(shape[:num_input_axes]), math.prod(shape[num_input_axes:])
     return nn.initializers.xavier_uniform()(rng, flat_shape).reshape(shape)

@@ -1,7 +1,6 @@
 """Label smoothing and perplexity (sections 5.4 and 6.2), as sums and counts.
 
-The caller divides sums by counts once, at the end: a mean of means would give short batches too
-much weight.
+The caller divides the sums by the counts: a mean of means would weigh short batches too much.
 Shapes: B batch, T positions, N vocab_size.
 """
 
@@ -30,9 +29,8 @@ def cross_entropy(
 ) -> Loss:
     """Compare predictions with the target (section 5.4).
 
-    The smoothed target gives probability 1 - `smoothing` to the true token and spreads `smoothing`
-    evenly over all N tokens, including the true one. The paper does not specify this; Tensor2Tensor
-    leaves the true token out.
+    The smoothed target spreads probability `smoothing` evenly over all N tokens, including the true
+    one. The paper does not specify this; Tensor2Tensor leaves the true token out.
     """
     logits = logits.astype(jnp.float32)
     is_real = target != PAD

@@ -25,7 +25,7 @@ def sinusoid(positions: Int[Array, " T"], d_model: int) -> Float[Array, "T D"]:
 class AddPositions(nn.Module):
     """Add sinusoids to embeddings, then apply dropout (sections 3.5 and 5.4).
 
-    Each stack has its own module. A variant is a subclass that overrides `encode`.
+    A variant is a subclass that overrides `encode`.
     """
 
     config: ModelConfig
@@ -36,7 +36,6 @@ class AddPositions(nn.Module):
     def __call__(
         self, x: Float[Array, "B T D"], positions: Int[Array, " T"], *, train: bool = False
     ) -> Float[Array, "B T D"]:
-        """Return x with the encoding of its positions added to each sentence."""
         x = x + self.encode(positions).astype(x.dtype)
         return Dropout(self.config.dropout)(x, train=train)
 
@@ -49,25 +48,17 @@ class AddLearnedPositions(AddPositions):
     """Add rows of a learned table (row E of Table 3)."""
 
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
-        """Return the rows of the table at these positions.
-
-        Raises:
-            ValueError: there are more positions than rows; see `to_rows`.
-        """
+        """Return the rows of the table at these positions."""
         d_model = self.config.d_model
         init = nn.initializers.normal(d_model**-0.5)
         table = jnp.asarray(self.param("positions", init, (self.max_positions, d_model)))
         return table[self.to_rows(positions)]
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
-        """Return the row of the table for each position, which must exist.
+        """Return the row of the table for each position, or raise ValueError for too many.
 
-        The check uses the number of positions, because their values exist only on the device, where
-        an index past the end of an array does not raise an error. Cached decoding passes one
-        position at a time, so `Translator` limits the length of translations instead.
-
-        Raises:
-            ValueError: there are more positions than rows.
+        On a device, an index past the end of an array raises no error. Cached decoding passes one
+        position at a time, so `Translator` limits the length of translations.
         """
         if len(positions) > self.max_positions:
             raise ValueError(

@@ -27,7 +27,7 @@ def source_mask(source: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
 def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
     """Allow attention to a position itself and to earlier ones (section 3.2.3).
 
-    Padding needs no extra mask, because it follows all tokens of the target.
+    Padding needs no mask, because it follows all tokens of the target.
     """
     return jnp.tril(jnp.ones((1, 1, length, length), bool))
 
@@ -38,10 +38,7 @@ def shift_right(target: Int[Array, "B T"]) -> Int[Array, "B T"]:
 
 
 class Transformer(nn.Module):
-    """The whole model (figure 1). Make one with `build_transformer`.
-
-    Its `apply` is a pure function of parameters, tokens, and random key.
-    """
+    """The whole model (figure 1). Make one with `build_transformer`."""
 
     config: ModelConfig
     components: Components
@@ -61,8 +58,7 @@ class Transformer(nn.Module):
         self.embedding = SharedEmbedding(c, self.vocab_size)
         self.source_embedding = self.output_embedding = self.embedding
         if c.tie_embeddings != "all" or self.source_vocab_size is not None:
-            source_vocab_size = self.source_vocab_size or self.vocab_size
-            self.source_embedding = SharedEmbedding(c, source_vocab_size)
+            self.source_embedding = SharedEmbedding(c, self.source_vocab_size or self.vocab_size)
         if c.tie_embeddings == "none":
             self.output_embedding = SharedEmbedding(c, self.vocab_size)
         self.source_positions, self.target_positions = (
@@ -70,12 +66,12 @@ class Transformer(nn.Module):
         )
         self.encoder = [encoder_layer(c, components) for _ in range(c.num_layers)]
         self.decoder = [decoder_layer(c, components) for _ in range(c.num_layers)]
-        self.encoder_norm, self.decoder_norm = components.stack_norm(c), components.stack_norm(c)
+        self.encoder_norm = components.residual.make_stack_norm(c)
+        self.decoder_norm = components.residual.make_stack_norm(c)
 
     def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> Float[Array, "B S D"]:
         """Return the memory: one vector for each source position."""
-        mask = source_mask(source)
-        x = self.source_embedding.embed(source)
+        x, mask = self.source_embedding.embed(source), source_mask(source)
         x = self.source_positions(x, jnp.arange(source.shape[1]), train=train)
         for layer in self.encoder:
             x = layer(x, mask, train)
@@ -90,9 +86,9 @@ class Transformer(nn.Module):
         train: bool = False,
     ) -> Float[Array, "B T N"]:
         """Return, for each position, the logits of the token that follows."""
-        mask = causal_mask(decoder_input.shape[1])
-        x = self.embedding.embed(decoder_input)
-        x = self.target_positions(x, jnp.arange(decoder_input.shape[1]), train=train)
+        length = decoder_input.shape[1]
+        x, mask = self.embedding.embed(decoder_input), causal_mask(length)
+        x = self.target_positions(x, jnp.arange(length), train=train)
         for layer in self.decoder:
             x = layer(x, memory, mask, memory_mask, train)
         return self.output_embedding.logits(self.decoder_norm(x))
@@ -102,10 +98,8 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B T N"]:
         """Return the logits of each target token, given the source and the tokens before it.
 
-        Args:
-            source: tokens, the end token, then padding.
-            target: in the same format. This method shifts it, so the labels are the target itself.
-            train: whether to apply dropout, which needs `rngs={"dropout": key}`.
+        Both are tokens, the end token, then padding. This method shifts the target, so the labels
+        are the target itself. Training needs `rngs={"dropout": key}`.
         """
         memory = self.encode(source, train=train)
         return self.decode(shift_right(target), memory, source_mask(source), train=train)

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from orbax.checkpoint import v1 as ocp
@@ -20,6 +20,9 @@ from transformer_jax.errors import StorageError
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
 
 PyTree = Any
+Trees = Mapping[str, PyTree]
+"""Trees of arrays, or of `jax.ShapeDtypeStruct` with shardings, by name: "params", "optimizer"."""
+PendingWrite = ocp.AsyncResponse[None]
 # Orbax compresses arrays, so a restored checkpoint may have more bytes than its files. A larger
 # factor than this one is implausible.
 MAX_COMPRESSION = 20
@@ -27,40 +30,21 @@ ALWAYS_ALLOWED_BYTES = 64 << 20
 REMOVAL_SECONDS = 10.0
 
 
-class PendingWrite(Protocol):
-    """A write that runs in the background."""
+def save_async(folder: Path, trees: Trees) -> PendingWrite:
+    """Start writing trees, each to a subdirectory with its name; then arrays may be donated.
 
-    def result(self) -> object:
-        """Wait until the write is on disk, and raise its error if it failed."""
-
-
-def save_async(folder: Path, trees: Mapping[str, PyTree]) -> PendingWrite:
-    """Start writing trees, each to a subdirectory with its name.
-
-    When this function returns, the caller may donate the arrays.
-
-    Raises:
-        Exception: any error of Orbax. The result of the pending write may raise one, too.
+    This function and `result()` of the pending write may raise any error of Orbax.
     """
     return ocp.save_checkpointables_async(str(folder.absolute()), dict(trees))
 
 
-def restore(folder: Path, targets: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """Read some of the trees in the directory of a checkpoint.
-
-    Args:
-        folder: directory of a checkpoint, named by its step.
-        targets: for each tree, its expected arrays as `jax.ShapeDtypeStruct` with shardings.
-
-    Raises:
-        StorageError: the arrays cannot be read, or are not the expected ones.
-    """
+def restore(folder: Path, targets: Trees) -> dict[str, PyTree]:
+    """Read some of the trees in the directory of a checkpoint; unexpected ones raise an error."""
     name = f"checkpoint {folder.name}"
-    _check_size(folder, targets)
     try:
         stored: Any = ocp.checkpointables_metadata(str(folder.absolute())).metadata
         for tree, target in targets.items():
-            # Orbax would silently cast one dtype to another.
+            _check_size(folder, tree, target)
             _check_same_types(name, _types_by_path(stored[tree]), _types_by_path(target))
         return ocp.load_checkpointables(str(folder.absolute()), dict(targets))
     except StorageError:
@@ -95,20 +79,18 @@ def remove_partial(folder: Path, pattern: str) -> None:
         time.sleep(0.01)
 
 
-def _check_size(folder: Path, targets: Mapping[str, PyTree]) -> None:
+def _check_size(folder: Path, tree: str, target: PyTree) -> None:
     """Before memory is allocated, reject arrays that are implausibly large for their files."""
-    for tree, target in targets.items():
-        expected = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(target))
-        stored = sum(path.stat().st_size for path in (folder / tree).rglob("*") if path.is_file())
-        if expected > ALWAYS_ALLOWED_BYTES + MAX_COMPRESSION * stored:
-            raise StorageError(
-                f"checkpoint {folder.name} of {folder.parent.parent} is invalid: its {tree} "
-                f"would take {expected >> 20} MiB, but its files have {stored >> 20} MiB"
-            )
+    expected = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(target))
+    stored = sum(path.stat().st_size for path in (folder / tree).rglob("*") if path.is_file())
+    if expected > ALWAYS_ALLOWED_BYTES + MAX_COMPRESSION * stored:
+        raise StorageError(
+            f"checkpoint {folder.name} of {folder.parent.parent} is invalid: its {tree} "
+            f"would take {expected >> 20} MiB, but its files have {stored >> 20} MiB"
+        )
 
 
 def _types_by_path(tree: PyTree) -> dict[str, str]:
-    """Return the dtype and the shape of each array, by its path in the tree."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -116,6 +98,7 @@ def _types_by_path(tree: PyTree) -> dict[str, str]:
 
 
 def _check_same_types(name: str, stored: dict[str, str], expected: dict[str, str]) -> None:
+    """Reject arrays of other types, because Orbax would silently cast one dtype to another."""
     differences = sorted(stored.items() ^ expected.items())
     if differences:
         path = differences[0][0]

@@ -6,20 +6,12 @@ from pathlib import Path
 
 
 def write_json(path: Path, content: object) -> None:
-    """Replace a file with JSON, atomically and durably.
-
-    Raises:
-        OSError: the file could not be written; the old content is unchanged.
-    """
+    """Replace a file with JSON, atomically and durably; see `write_text`."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file with text, atomically and durably.
-
-    Raises:
-        OSError: the file could not be written; the old content is unchanged.
-    """
+    """Replace a file with text, atomically and durably; if it fails, the old content remains."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:

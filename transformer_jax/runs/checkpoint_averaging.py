@@ -1,5 +1,6 @@
 """Select checkpoints and average their parameters (section 6.1)."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -15,11 +16,8 @@ def select_steps(
 ) -> list[int]:
     """Return the steps of the checkpoints to average, oldest first.
 
-    Args:
-        checkpoints: the checkpoints of a run.
-        average: number of checkpoints. If it is more than 1, all of them must be consecutive
-            scheduled checkpoints.
-        step: step of the last checkpoint; None selects the newest one.
+    The last one is `step`, by default the newest. If `average` is more than 1, all of them are
+    consecutive scheduled checkpoints.
 
     Raises:
         UsageError: there is no such checkpoint, or there are fewer than `average`.
@@ -35,12 +33,11 @@ def select_steps(
         kind = "scheduled checkpoint" if average > 1 else "checkpoint"
         names = ", ".join(map(str, available)) or "none"
         raise UsageError(f"{run} has no {kind} of step {step}; available steps: {names}")
-    steps = [s for s in available if step is None or s <= step]
+    steps = [s for s in available if step is None or s <= step][-average:]
     if average > 1 and steps:
         steps = _consecutive_steps(checkpoints, steps[-1], average)
         if step is not None and steps[-1:] != [step]:
             raise StorageError(f"checkpoint {step} of {run} is damaged")
-    steps = steps[-average:]
     if len(steps) < average:
         until = "" if step is None else f" up to step {step}"
         raise UsageError(
@@ -52,28 +49,14 @@ def select_steps(
 
 
 def average_params(checkpoints: CheckpointManager, steps: Sequence[int], target: PyTree) -> PyTree:
-    """Return the mean of the parameters of these steps.
-
-    Args:
-        checkpoints: the checkpoints of a run.
-        steps: steps to average, at least one.
-        target: the parameters as `jax.ShapeDtypeStruct` with shardings.
-
-    Raises:
-        StorageError: a checkpoint is damaged, cannot be read, or has different arrays.
-    """
-    total = checkpoints.restore(steps[0], {"params": target})["params"]
-    for step in steps[1:]:
-        params = checkpoints.restore(step, {"params": target})["params"]
-        total = jax.tree.map(jnp.add, total, params)
+    """Return the mean of the parameters of these steps; `target` is as in `array_store.restore`."""
+    params = (checkpoints.restore(step, {"params": target})["params"] for step in steps)
+    total = functools.reduce(lambda total, x: jax.tree.map(jnp.add, total, x), params)
     return total if len(steps) == 1 else jax.tree.map(lambda x: x / len(steps), total)
 
 
 def _consecutive_steps(checkpoints: CheckpointManager, last: int, limit: int) -> list[int]:
-    """Return up to `limit` consecutive scheduled steps that end at `last`.
-
-    Skip damaged checkpoints at the end. Stop at a damaged or missing checkpoint further back.
-    """
+    """Return up to `limit` consecutive intact steps; only damaged ones at the end are skipped."""
     steps: list[int] = []
     step: int | None = last
     while step is not None and step in checkpoints.scores and len(steps) < limit:

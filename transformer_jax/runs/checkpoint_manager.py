@@ -27,24 +27,12 @@ import jax
 from transformer_jax.console import stderr
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.runs import array_store, checksums
-from transformer_jax.runs.array_store import PendingWrite, PyTree
+from transformer_jax.runs.array_store import PendingWrite, PyTree, Trees
 from transformer_jax.runs.atomic_files import sync
 from transformer_jax.runs.checkpoint_metadata import CheckpointMetadata
 from transformer_jax.runs.checksums import CorruptionError
 
 STEP = re.compile(r"(0|[1-9][0-9]{0,8})\Z")
-
-
-def steps_to_keep(scores: Mapping[int, float | None], scheduled: int) -> set[int]:
-    """Return the latest step, the best one, and the last scheduled ones.
-
-    Args:
-        scores: development perplexity of each step; None if the step is not scheduled.
-        scheduled: number of scheduled steps to keep.
-    """
-    scored = [step for step in sorted(scores) if scores[step] is not None]
-    best = min(scored, key=lambda step: (scores[step], step), default=max(scores))
-    return {max(scores), best, *scored[-scheduled:]}
 
 
 class CheckpointManager:
@@ -58,17 +46,10 @@ class CheckpointManager:
         keep: int | None = None,
         say: Callable[[str], object] = stderr.print,
     ) -> None:
-        """Open the directory of checkpoints.
+        """Open or create a directory of checkpoints, which must all have this identity.
 
-        Args:
-            folder: the directory; created if it is missing and `keep` is not None.
-            identity: values that each checkpoint must share with the run, by name.
-            keep: number of scheduled checkpoints to keep; None opens the directory read-only.
-            say: called with one line for each damaged checkpoint.
-
-        Raises:
-            UsageError: the directory is missing and opened read-only.
-            StorageError: a checkpoint belongs to another run or has another format.
+        The latest checkpoint, the best one, and the last `keep` scheduled ones are kept; None opens
+        the directory read-only. `say` is called with one line for each damaged checkpoint.
         """
         self.folder, self.run = folder, folder.parent
         self.say = say
@@ -102,13 +83,8 @@ class CheckpointManager:
         }
 
     def metadata(self, step: int) -> dict[str, Any]:
-        """Return the custom metadata that was passed to `save` for this step.
-
-        Raises:
-            StorageError: the checkpoint is damaged.
-        """
-        if step in self._damage:
-            raise self._damage_error(step, self._damage[step])
+        """Return the custom metadata that was passed to `save`; damage is a StorageError."""
+        self._check(step, self._damage.get(step))
         return self._metadata[step].custom_metadata
 
     def previous_step(self, step: int) -> int | None:
@@ -118,11 +94,8 @@ class CheckpointManager:
     def latest_valid(self) -> int | None:
         """Return the newest step whose files are intact; None if there are no checkpoints.
 
-        Unless the directory is read-only, rename damaged checkpoints that are newer. They are never
-        deleted.
-
-        Raises:
-            StorageError: all checkpoints are damaged.
+        Unless the directory is read-only, rename damaged checkpoints that are newer. If all
+        checkpoints are damaged, raise a StorageError.
         """
         damage: dict[int, str] = {}
         for step in reversed(self.steps):
@@ -138,11 +111,7 @@ class CheckpointManager:
         return None
 
     def find_damage(self, step: int) -> str | None:
-        """Return a description of the damage to a checkpoint, or None if it is intact.
-
-        Raises:
-            StorageError: the files cannot be read.
-        """
+        """Return a description of the damage to a checkpoint, or None if it is intact."""
         if step in self._verified:
             return None
         try:
@@ -152,19 +121,14 @@ class CheckpointManager:
         except OSError as error:
             # The checkpoint may be intact but unreadable to this user, so do not rename it.
             raise StorageError(f"checkpoint {step} cannot be read: {error}") from error
-        if step in self._damage:
-            return self._damage[step]
-        self._verified.add(step)
-        return None
+        if step not in self._damage:
+            self._verified.add(step)
+        return self._damage.get(step)
 
-    def prepare_save(self, step: int, arrays: Mapping[str, PyTree]) -> None:
+    def prepare_save(self, step: int, arrays: Trees) -> None:
         """Wait for the previous write, and check that the disk has room for the next one.
 
-        If several processes train, this method must return in all of them before any of them calls
-        `save`.
-
-        Raises:
-            StorageError: the previous write failed, or there is not enough room.
+        This method must return in all processes before any of them calls `save`.
         """
         self.wait()
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(dict(arrays)))
@@ -176,33 +140,22 @@ class CheckpointManager:
             )
 
     def save(
-        self,
-        step: int,
-        arrays: Mapping[str, PyTree],
-        perplexity: float | None,
-        metadata: Mapping[str, Any],
+        self, step: int, arrays: Trees, perplexity: float | None, metadata: Mapping[str, Any]
     ) -> None:
-        """Start writing a checkpoint; call `prepare_save` first.
+        """Start writing trees of arrays and other state as plain data; call `prepare_save` first.
 
         When this method returns, the caller may donate the arrays. If the write in the background
-        fails, the next call of `wait`, `prepare_save`, or `restore` raises its error.
-
-        Args:
-            step: number of finished training steps.
-            arrays: parameters and optimizer state, as trees by name.
-            perplexity: development perplexity if the step is scheduled, else None.
-            metadata: state other than arrays that training needs to resume, as plain data.
-
-        Raises:
-            StorageError: the write could not be started.
+        fails, the next call of `wait`, `prepare_save`, or `restore` raises a StorageError. The
+        development perplexity is None if the step is not scheduled.
         """
-        temporary = self.folder / f".{step}"
         content = CheckpointMetadata(perplexity, max(self.scores, default=None), dict(metadata))
-        with self._as_storage_error(step, temporary):
-            write = array_store.save_async(temporary, arrays)
+        with self._as_storage_error(step):
+            write = array_store.save_async(self.folder / f".{step}", arrays)
         self._metadata[step] = content
-        scores = {s: m.perplexity for s, m in self._metadata.items()}
-        superseded = scores.keys() - steps_to_keep(scores, self._keep or 1)
+        scores = self.scores
+        best = min(scores, key=lambda step: (scores[step], step), default=step)
+        kept = {max(self._metadata), best, *list(scores)[-(self._keep or 1) :]}
+        superseded = self._metadata.keys() - kept
         for old in superseded:
             del self._metadata[old]
         self._pending = self._writer.submit(self._finish, step, write, content, superseded)
@@ -217,11 +170,7 @@ class CheckpointManager:
         return pending is not None and pending.done() and pending.exception() is not None
 
     def wait(self) -> None:
-        """Wait until the pending write is on disk.
-
-        Raises:
-            StorageError: the write failed.
-        """
+        """Wait until the pending write is on disk, or raise its StorageError."""
         pending, self._pending = self._pending, None
         try:
             if pending is not None:
@@ -230,29 +179,18 @@ class CheckpointManager:
             self._read_metadata()
             raise
 
-    def restore(self, step: int, targets: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        """Read some of the trees of a checkpoint.
-
-        Args:
-            step: step of the checkpoint.
-            targets: for each tree, its expected arrays as `jax.ShapeDtypeStruct` with shardings.
-
-        Raises:
-            StorageError: the checkpoint is damaged, cannot be read, or has different arrays.
-        """
+    def restore(self, step: int, targets: Trees) -> dict[str, PyTree]:
+        """Read some of the trees of a checkpoint; see `array_store.restore`."""
         self.wait()
-        if (reason := self.find_damage(step)) is not None:
-            raise self._damage_error(step, reason)
+        self._check(step, self.find_damage(step))
         return array_store.restore(self.folder / str(step), targets)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
+        with self._writer:
             self.wait()
-        finally:
-            self._writer.shutdown()
 
     def _read_metadata(self) -> None:
         self._metadata.clear()
@@ -264,18 +202,19 @@ class CheckpointManager:
             except CorruptionError as error:
                 self._damage[step] = str(error)
 
-    def _damage_error(self, step: int, reason: str) -> StorageError:
-        return StorageError(f"checkpoint {step} of {self.run} is damaged: {reason}")
+    def _check(self, step: int, damage: str | None) -> None:
+        if damage is not None:
+            raise StorageError(f"checkpoint {step} of {self.run} is damaged: {damage}")
 
     def _finish(
         self, step: int, write: PendingWrite, content: CheckpointMetadata, superseded: set[int]
     ) -> None:
         """Wait for Orbax, make the checkpoint visible, and then delete superseded ones."""
-        temporary = self.folder / f".{step}"
-        with self._as_storage_error(step, temporary):
+        with self._as_storage_error(step):
             write.result()
             if not self._is_primary:
                 return
+            temporary = self.folder / f".{step}"
             content.write(temporary, step, self._identity)
             checksums.write(temporary)
             temporary.rename(self.folder / str(step))
@@ -283,21 +222,20 @@ class CheckpointManager:
             self._verified -= superseded
             for old in superseded:
                 # Rename before deleting, so that a numeric name always means a complete checkpoint.
-                hidden = (self.folder / str(old)).rename(self.folder / f".old-{old}")
-                shutil.rmtree(hidden)
+                shutil.rmtree((self.folder / str(old)).rename(self.folder / f".old-{old}"))
 
     @contextlib.contextmanager
-    def _as_storage_error(self, step: int, temporary: Path) -> Iterator[None]:
+    def _as_storage_error(self, step: int) -> Iterator[None]:
         """Convert any error of a write to a one-line error, and remove the partial checkpoint."""
         try:
             yield
         # Orbax and its libraries raise exceptions of many undocumented types.
         except Exception as error:
             if self._is_primary:
-                array_store.remove_partial(self.folder, f"{temporary.name}*")
+                array_store.remove_partial(self.folder, f".{step}*")
+            reason = array_store.summarize_error(error)
             raise StorageError(
-                f"checkpoint {step} could not be written: {array_store.summarize_error(error)}; "
-                f"earlier checkpoints are intact"
+                f"checkpoint {step} could not be written: {reason}; earlier checkpoints are intact"
             ) from error
 
     def _move_aside(self, step: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 from transformer_jax.config import Config
 from transformer_jax.errors import StorageError
 from transformer_jax.runs import FORMAT, checksums
+from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.checksums import CorruptionError
 
 NAME = "checkpoint.json"
@@ -31,11 +32,7 @@ class CheckpointMetadata(NamedTuple):
 
     @classmethod
     def read(cls, checkpoint: Path, identity: Mapping[str, object]) -> Self:
-        """Read the metadata of a checkpoint, whose directory is named by its step.
-
-        Args:
-            checkpoint: directory of the checkpoint.
-            identity: expected identity of the run; see `RunDirectory.identity`.
+        """Read the metadata of the checkpoint of a run with this identity.
 
         Raises:
             CorruptionError: the file differs from what was written.
@@ -51,7 +48,17 @@ class CheckpointMetadata(NamedTuple):
                 )
             if content["step"] != step:
                 raise CorruptionError(f"it belongs to step {content['step']}")
-            _check_identity(checkpoint, dict(content["run"]), identity)
+            stored = {k: v for k, v in DEFAULTS.items() if k in identity} | dict(content["run"])
+            differences = [
+                f"{name} {stored.get(name)!r} -> {identity.get(name)!r}"
+                for name in sorted(stored.keys() | identity.keys())
+                if stored.get(name) != identity.get(name)
+            ]
+            if differences:
+                raise StorageError(
+                    f"checkpoint {step} of {checkpoint.parent.parent} belongs to another run: "
+                    f"{', '.join(differences)}"
+                )
             perplexity, previous_step = content["perplexity"], content["previous_step"]
             return cls(
                 None if perplexity is None else float(perplexity),
@@ -64,21 +71,4 @@ class CheckpointMetadata(NamedTuple):
     def write(self, folder: Path, step: int, identity: Mapping[str, object]) -> None:
         """Write the metadata, with its step and the identity of the run, to a directory."""
         content = {"format": FORMAT, "step": step, **self._asdict(), "run": dict(identity)}
-        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        (folder / NAME).write_text(text, "utf-8")
-
-
-def _check_identity(
-    checkpoint: Path, stored: Mapping[str, object], expected: Mapping[str, object]
-) -> None:
-    stored = {k: v for k, v in DEFAULTS.items() if k in expected} | dict(stored)
-    differences = [
-        f"{name} {stored.get(name)!r} -> {expected.get(name)!r}"
-        for name in sorted(stored.keys() | expected.keys())
-        if stored.get(name) != expected.get(name)
-    ]
-    if differences:
-        raise StorageError(
-            f"checkpoint {checkpoint.name} of {checkpoint.parent.parent} belongs to another run: "
-            f"{', '.join(differences)}"
-        )
+        write_json(folder / NAME, content)

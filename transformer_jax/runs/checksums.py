@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from transformer_jax.runs.atomic_files import sync
+from transformer_jax.runs.atomic_files import sync, write_text
 
 NAME = "SHA256SUMS"
-# Limits in bytes, which reject malicious files before they are read.
+# Limits in bytes, which reject malicious files before they are read. The second one allows the
+# pending metrics of 800,000 steps.
 MAX_BYTES = 16 << 20
-# This limit allows the pending metrics of 800,000 steps.
 MAX_FILE = 64 << 20
 LINE = re.compile(r"([0-9a-f]{64})  ([\w./=-]+)", re.ASCII)
 
@@ -28,22 +28,13 @@ class CorruptionError(Exception):
 def write(folder: Path) -> None:
     """Write the digests of all files in a directory, and wait until everything is on disk."""
     lines = [f"{_digest(folder / name, flush=True)}  {name}\n" for name in sorted(_files(folder))]
-    temporary = folder / f".{NAME}"
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / NAME)
+    write_text(folder / NAME, "".join(lines))
     for directory in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
         sync(directory)
 
 
 def check(folder: Path) -> None:
-    """Verify that a directory contains exactly the listed files, bit for bit.
-
-    Raises:
-        CorruptionError: a file differs, is missing, is not listed, or is not a regular file.
-    """
+    """Verify that a directory contains exactly the listed files; raise a CorruptionError if not."""
     digests = _read_digests(folder)
     names = set(_files(folder)) - {NAME}
     for name in sorted(digests.keys() ^ names):
@@ -54,24 +45,20 @@ def check(folder: Path) -> None:
 
 
 def read(folder: Path, name: str) -> bytes:
-    """Return the content of one file after verifying its digest.
-
-    Raises:
-        CorruptionError: the file differs, is missing, or is not listed.
-    """
+    """Return the content of one file; raise a CorruptionError if its digest differs."""
     digests = _read_digests(folder)
+    path = folder / name
     if name not in digests or name not in set(_files(folder)):
         raise CorruptionError(f"{name} is missing")
-    if (folder / name).stat().st_size > MAX_FILE:
+    if path.stat().st_size > MAX_FILE:
         raise CorruptionError(f"{name} is too long")
-    content = (folder / name).read_bytes()
+    content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != digests[name]:
         raise CorruptionError(f"{name} differs from what was written")
     return content
 
 
 def _read_digests(folder: Path) -> dict[str, str]:
-    """Return the listed digest of each file, by name."""
     path = folder / NAME
     if folder.is_symlink():
         raise CorruptionError(f"{folder.name} is a link")

@@ -13,9 +13,9 @@ from typing import IO
 from transformer_jax.errors import StorageError, UsageError
 
 NAME = "lock"
-# Maximum number of characters to read from the file, which may be malicious.
+# The file may be malicious, so read at most this number of characters.
 MAX_LENGTH = 4096
-# Number of attempts to take a lock that only readers hold, and number of seconds between them.
+# Attempts to take a lock that only readers hold, and the seconds between them.
 ATTEMPTS, INTERVAL = 100, 0.01
 
 
@@ -64,11 +64,10 @@ def _lock_exclusively(file: IO[str]) -> bool:
 
 
 def _try_lock(file: IO[str], kind: int) -> bool:
-    try:
+    with contextlib.suppress(BlockingIOError):
         fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _read_holder(run: Path) -> str:

@@ -13,20 +13,15 @@ MAX_LINE = 1 << 20
 
 
 def truncate_metrics(path: Path, step: int, intervals: Mapping[str, int]) -> None:
-    """Remove reports that are outdated when a run resumes at `step`.
+    """Remove reports that are outdated when a run resumes at `step`; a missing file is empty.
 
     Outdated reports are those of later steps, which the run writes again, and an unscheduled report
-    at `step`, which marks the end of training until the run is extended. A damaged end of the file
-    is removed, too, because a power failure can leave half a line or zeros.
-
-    Args:
-        path: the file; nothing happens if it does not exist.
-        step: the last step whose reports are kept.
-        intervals: number of steps between scheduled reports, by split ("train", "dev").
+    at `step`, which marks the end of training until the run is extended. `intervals` has the number
+    of steps between scheduled reports of each split. A damaged end of the file is removed, too,
+    because a power failure can leave half a line or zeros.
 
     Raises:
-        StorageError: the file cannot be read or written, or an invalid line precedes a report that
-            is kept.
+        StorageError: the file cannot be accessed, or an invalid line precedes a report to keep.
     """
     try:
         if not path.exists():
@@ -39,13 +34,11 @@ def truncate_metrics(path: Path, step: int, intervals: Mapping[str, int]) -> Non
                 report = _parse_report(line)
                 if report is None:
                     first_bad = first_bad or number
-                elif report[0] > step:
-                    continue
-                elif first_bad:
+                elif first_bad and report[0] <= step:
                     raise StorageError(
                         f"{path} line {first_bad} is not a report: remove the line to resume"
                     )
-                elif report[0] < step or step % intervals[report[1]] == 0:
+                elif report[0] < step or (report[0] == step and step % intervals[report[1]] == 0):
                     reports.append(line.decode())
         write_text(path, "".join(reports))
     except OSError as error:
@@ -53,7 +46,6 @@ def truncate_metrics(path: Path, step: int, intervals: Mapping[str, int]) -> Non
 
 
 def _parse_report(line: bytes) -> tuple[int, Literal["train", "dev"]] | None:
-    """Return the step and the split of a report; None if the line is not a complete report."""
     try:
         report = json.loads(line.decode())
         step, split = report["step"], report["split"]

@@ -13,10 +13,10 @@ evaluations/    hypotheses, references, and scores: one directory for each evalu
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -43,17 +43,9 @@ MUTABLE_ON_RESUME = {
     # The text may move, but its fingerprint must not change.
     "data": {"train", "dev", "test", "folder", "bleu_tokenizer"},
     "train": {
-        "steps",
-        "gradient_accumulation_steps",
-        "parallelism",
-        "checkpoint_every",
-        "checkpoint_unit",
-        "bleu_every",
-        "patience",
-        "keep_checkpoints",
-        "max_minutes_between_checkpoints",
-        "log_every",
-        "profile",
+        *("steps", "patience", "bleu_every", "gradient_accumulation_steps", "parallelism"),
+        *("checkpoint_every", "checkpoint_unit", "keep_checkpoints"),
+        *("max_minutes_between_checkpoints", "log_every", "profile"),
     },
     "decode": set(DecodeConfig.__dataclass_fields__),
 }
@@ -61,13 +53,12 @@ MUTABLE_ON_RESUME = {
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run on disk, which `create` creates and `open` reads."""
+    """A run on disk; `fingerprint` is the digest of the text that it is trained on."""
 
     path: Path
     config: Config
     vocabulary: Vocabulary
     fingerprint: str
-    """Digest of the text that the run was trained on."""
 
     @property
     def checkpoints(self) -> Path:
@@ -88,14 +79,7 @@ class RunDirectory:
         fingerprint: str,
         fill: Callable[["RunDirectory"], None] = lambda _: None,
     ) -> "RunDirectory":
-        """Create the directory atomically, with everything that training needs.
-
-        Args:
-            path: path of the new directory.
-            config: the experiment.
-            vocabulary: the tokenizers.
-            fingerprint: digest of the text.
-            fill: writes more files into the directory before it becomes visible.
+        """Create the directory atomically; before it becomes visible, `fill` can add files.
 
         Raises:
             UsageError: the path already exists; nothing is changed.
@@ -104,19 +88,18 @@ class RunDirectory:
         check_available(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-            try:
-                # mkdtemp creates private directories. Give the run ordinary permissions.
-                temporary.chmod(0o777 & ~_umask())
+            with tempfile.TemporaryDirectory(
+                prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
+            ) as private:
+                # A temporary directory is private, but its subdirectory has ordinary permissions.
+                temporary = Path(private) / "run"
+                temporary.mkdir()
                 for name, tokenizer in vocabulary.tokenizers.items():
                     (temporary / TOKENIZERS[name]).write_bytes(tokenizer.model)
                 run = cls(temporary, config, vocabulary, fingerprint)
                 run._write_description()
                 fill(run)
                 temporary.rename(path)
-            except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
-                raise
         except OSError as error:
             # Another process may have created the run in the meantime.
             check_available(path)
@@ -144,11 +127,10 @@ class RunDirectory:
                     f"reads only format {FORMAT}"
                 )
             config = Config.from_dict(data["config"])
-            target = _read_tokenizer(path, data, "vocabulary")
-            is_separate = "source_vocabulary" in data
-            source = _read_tokenizer(path, data, "source_vocabulary") if is_separate else target
-            fingerprint = str(data["data"]["fingerprint"])
-            return cls(path, config, Vocabulary(source, target), fingerprint)
+            tokenizers = {k: _read_tokenizer(path, data, k) for k in TOKENIZERS if k in data}
+            target = tokenizers["vocabulary"]
+            vocabulary = Vocabulary(tokenizers.get("source_vocabulary", target), target)
+            return cls(path, config, vocabulary, str(data["data"]["fingerprint"]))
         except KeyError as error:
             raise StorageError(f"{description} has no {error}") from error
         except (OSError, ValueError, TypeError, RecursionError, ConfigError, DataError) as error:
@@ -157,7 +139,7 @@ class RunDirectory:
     @property
     def steps_done(self) -> int:
         """Step of the newest checkpoint; 0 if there is none."""
-        names = [entry.name for entry in self.checkpoints.glob("*")]
+        names = (entry.name for entry in self.checkpoints.glob("*"))
         # A pattern instead of str.isdigit, which accepts characters such as "²".
         return max((int(name) for name in names if re.fullmatch("[0-9]+", name)), default=0)
 
@@ -165,23 +147,19 @@ class RunDirectory:
     def versions(self) -> dict[str, str]:
         """Versions that the run was created with, and digests of its vocabulary and data."""
         stored = json.loads(_read(self.path / "run.json", MAX_DESCRIPTION)).get("versions")
-        return {
-            **({k: str(v) for k, v in stored.items()} if isinstance(stored, dict) else {}),
-            **self._digests,
-        }
+        versions = stored.items() if isinstance(stored, dict) else ()
+        return {**{name: str(version) for name, version in versions}, **self._digests}
 
     @property
     def identity(self) -> dict[str, object]:
         """Config fields and digests that a checkpoint must share with its run."""
-        return {
-            **{
-                f"{section}.{key}": value
-                for section, fields in self.config.to_dict().items()
-                for key, value in fields.items()
-                if key not in MUTABLE_ON_RESUME[section]
-            },
-            **self._digests,
+        fields = {
+            f"{section}.{key}": value
+            for section, fields in self.config.to_dict().items()
+            for key, value in fields.items()
+            if key not in MUTABLE_ON_RESUME[section]
         }
+        return {**fields, **self._digests}
 
     @property
     def _digests(self) -> dict[str, str]:
@@ -192,8 +170,7 @@ class RunDirectory:
         """Return the run with another config; `store` writes it to disk.
 
         Raises:
-            ConfigError: a changed field would make it a different experiment (the message names all
-                such fields), or the run has already done more steps.
+            ConfigError: a change would make it another experiment, or it has done more steps.
         """
         changes = [
             f"{section}.{key} {before!r} -> {after!r}"
@@ -210,11 +187,7 @@ class RunDirectory:
         return replace(self, config=config)
 
     def store(self) -> None:
-        """Write the config to disk if it has changed.
-
-        Raises:
-            StorageError: the description cannot be written.
-        """
+        """Write the config to disk if it has changed."""
         try:
             if RunDirectory.open(self.path).config != self.config:
                 self._write_description()
@@ -233,12 +206,7 @@ class RunDirectory:
 
 
 def check_available(path: Path) -> None:
-    """Check that a run can be created at this path without overwriting anything.
-
-    Raises:
-        UsageError: the path exists. The message says how to resume, and suggests another path.
-        StorageError: the directory cannot be created there.
-    """
+    """Raise a UsageError or StorageError if no run can be created at this path."""
     try:
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             parent = next(parent for parent in path.absolute().parents if parent.exists())
@@ -249,9 +217,8 @@ def check_available(path: Path) -> None:
         raise StorageError(f"{path} cannot be read: {error}") from error
     # "." and ".." have no name to append a number to.
     base = path if path.name not in ("", "..") else path.resolve()
-    count = 2
-    while (other := base.with_name(f"{base.name}-{count}")).exists():
-        count += 1
+    others = (base.with_name(f"{base.name}-{count}") for count in itertools.count(2))
+    other = next(other for other in others if not other.exists())
     advice = ""
     if holder := describe_holder(path):
         advice = f"it is being trained {holder}; "
@@ -262,7 +229,6 @@ def check_available(path: Path) -> None:
 
 
 def _read_tokenizer(folder: Path, description: dict[str, Any], name: str) -> Tokenizer:
-    """Read a tokenizer of a run and verify its digest."""
     path = folder / TOKENIZERS[name]
     model = _read(path, MAX_TOKENIZER)
     if hashlib.sha256(model).hexdigest() != description[name]["sha256"]:
@@ -277,12 +243,10 @@ def _read(path: Path, max_bytes: int) -> bytes:
 
 
 def _check_no_links(folder: Path) -> None:
-    """Reject links and special files, through which a run could redirect reads and writes.
-
-    Ignore files that disappear during the check, because the run may be training.
-    """
+    """Reject links and special files, through which a run could redirect reads and writes."""
     folders = [str(folder)]
     while folders:
+        # Ignore files that disappear during the check, because the run may be training.
         with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
@@ -292,9 +256,3 @@ def _check_no_links(folder: Path) -> None:
                         f"{entry.path} is a link or a special file, which a run must not contain "
                         "(`cp -rL` copies the files that links point to)"
                     )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

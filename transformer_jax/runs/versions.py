@@ -4,21 +4,12 @@ import importlib.metadata
 import platform
 
 PACKAGES = (
-    "flax",
-    "jax",
-    "jaxlib",
-    "num2words",
-    "numpy",
-    "optax",
-    "orbax-checkpoint",
-    "sentencepiece",
-    "transformer-jax",
+    *("flax", "jax", "jaxlib", "num2words", "numpy", "optax"),
+    *("orbax-checkpoint", "sentencepiece", "transformer-jax"),
 )
 
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that can change a result."""
-    return {
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in PACKAGES},
-    }
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **versions}

@@ -15,15 +15,10 @@ from transformer_jax.sweeps.status import RunStatus, with_results
 def collect_runs(paths: Sequence[Path], out: Path) -> Sweep:
     """Return a sweep of existing runs. Runs that differ only in their seed form one row.
 
-    Args:
-        paths: the run folders. The other rows are compared with the row of the first run.
-        out: the folder for the report. If it exists, it must contain a report.
-
     Raises:
         UsageError: a path is not a run or is listed twice, two runs have the same config and
-            seed, or the runs have different text or vocabularies, so that their perplexities
-            cannot be compared.
-        StorageError: `out` exists but does not contain a report.
+            seed, or the runs have different text or vocabularies.
+        StorageError: `out`, the folder for the report, exists but does not contain a report.
     """
     if out.exists() and not (out / "report" / "table.csv").exists():
         raise StorageError(
@@ -42,24 +37,17 @@ def collect_runs(paths: Sequence[Path], out: Path) -> Sweep:
                 f"{folder.path} and {folders[0].path} were trained on different text or with "
                 f"different vocabularies: their perplexities cannot be compared"
             )
-        config, seed = folder.config, folder.config.train.seed
-        seedless = config.change(train={"seed": 0})
-        if seedless not in row_names:
-            path = folder.path.resolve()
-            is_taken = path.name in row_names.values()
-            row_names[seedless] = str(path) if is_taken else path.name
-        row = row_names[seedless]
+        path, seed = folder.path.resolve(), folder.config.train.seed
+        name = str(path) if path.name in row_names.values() else path.name
+        row = row_names.setdefault(folder.config.change(train={"seed": 0}), name)
         if any((run.row, run.seed) == (row, seed) for run in runs):
             raise UsageError(f"{folder.path} has the same config and seed as another run")
-        runs.append(SweepRun(folder.path, str(folder.path), row, seed, config))
+        runs.append(SweepRun(folder.path, str(folder.path), row, seed, folder.config))
     return Sweep(out, {name: Row(config) for config, name in row_names.items()}, runs)
 
 
 def read_adhoc_status(run: SweepRun) -> RunStatus:
-    """Return the status of a run that was trained by hand: "done" if it has scores.
-
-    Scores with any search options count.
-    """
+    """Return the status of a run that was trained by hand: "done" if any search has scored it."""
     status = with_results(RunStatus(run), any_search=True)
     if not status.scores:
         command = shell_command("evaluate", run.path, "--split", "dev")

@@ -13,12 +13,7 @@ ASSUMED_UTILIZATION = 0.3
 
 
 def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
-    """Return the estimated training time of one run of each row, in seconds.
-
-    Args:
-        sweep: the sweep.
-        num_parallel: the number of runs that train at the same time.
-    """
+    """Return the estimated seconds of one run of each row, if `num_parallel` runs train at once."""
     # Each run gets its own accelerator, but runs on a CPU share it.
     share = num_parallel if jax.default_backend() == "cpu" else jax.local_device_count()
     dtypes = {row.config.model.dtype for row in sweep.rows.values()}

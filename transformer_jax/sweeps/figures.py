@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Callable
-from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -21,18 +20,16 @@ def draw_curves(results: Results) -> str:
     def draw(axes: Axes) -> None:
         colors = mpl.colormaps["turbo"]
         for number, (name, row) in enumerate(results.rows.items()):
-            # Only the first line of a row has a label, so that the legend lists each row once.
+            color = colors((number + 0.5) / len(results.rows))
+            style = LINE_STYLES[number % len(LINE_STYLES)]
+            # The legend lists each row once.
             label: str | None = _escape_formula(name)
             for status in row.statuses:
-                if points := _read_dev_perplexities(status.run.path / "metrics.jsonl"):
-                    axes.plot(
-                        *zip(*points, strict=True),
-                        color=colors((number + 0.5) / len(results.rows)),
-                        linestyle=LINE_STYLES[number % len(LINE_STYLES)],
-                        alpha=0.8,
-                        linewidth=1.3,
-                        label=label,
-                    )
+                reports = read_metrics(status.run.path / "metrics.jsonl")
+                dev = [(x["step"], x["perplexity"]) for x in reports if x.get("split") == "dev"]
+                if dev:
+                    line = {"color": color, "linestyle": style, "linewidth": 1.3, "alpha": 0.8}
+                    axes.plot(*zip(*dev, strict=True), **line, label=label)
                     label = None
         axes.set(xlabel="step", ylabel="perplexity, development set", yscale="log")
         axes.yaxis.set_major_formatter(LogFormatter())
@@ -52,31 +49,18 @@ def draw_ratios(results: Results) -> str:
         paper_base = results.base.paper.perplexity
         for y, row in enumerate(results.rows.values()):
             ours, paper = row.scores.get("perplexity"), row.paper.perplexity
+            is_base = row is results.base
             if base is not None and ours is not None:
-                axes.errorbar(
-                    ours.mean / base.mean,
-                    y,
-                    xerr=(ours.deviation or 0.0) / base.mean,
-                    color="#0072B2",
-                    marker="o",
-                    capsize=3,
-                    label="ours" if row is results.base else None,
-                )
+                ours_style = {"color": "#0072B2", "marker": "o", "capsize": 3}
+                bar, label = (ours.deviation or 0.0) / base.mean, "ours" if is_base else None
+                axes.errorbar(ours.mean / base.mean, y, xerr=bar, label=label, **ours_style)
             if paper_base is not None and paper is not None:
-                axes.plot(
-                    paper / paper_base,
-                    y,
-                    color="#D55E00",
-                    marker="D",
-                    markerfacecolor="none",
-                    linestyle="none",
-                    label="the paper's" if row is results.base else None,
-                )
+                label = "the paper's" if is_base else None
+                paper_style = {"color": "#D55E00", "marker": "D", "markerfacecolor": "none"}
+                axes.plot(paper / paper_base, y, linestyle="none", label=label, **paper_style)
         axes.axvline(1.0, color="black", linewidth=0.8)
-        axes.set_yticks(
-            range(len(results.rows)),
-            [_escape_formula(f"{row.name}  {row.change}") for row in results.rows.values()],
-        )
+        names = [_escape_formula(f"{row.name}  {row.change}") for row in results.rows.values()]
+        axes.set_yticks(range(len(names)), names)
         axes.invert_yaxis()
         xlabel = _escape_formula(f"perplexity / perplexity of {results.base.name}")
         axes.set(xlabel=xlabel, xscale="log")
@@ -92,8 +76,7 @@ def _to_svg(draw: Callable[[Axes], None], height: float) -> str:
         axes = figure.subplots()
         draw(axes)
         axes.grid(alpha=0.3, which="both")
-        handles, _ = axes.get_legend_handles_labels()
-        if handles:
+        if axes.get_legend_handles_labels()[0]:
             figure.legend(loc="outside right upper", fontsize="small")
         out = io.StringIO()
         # Omit the date, so that the file depends only on the runs.
@@ -104,8 +87,3 @@ def _to_svg(draw: Callable[[Axes], None], height: float) -> str:
 def _escape_formula(text: str) -> str:
     """Escape dollar signs, between which matplotlib expects a formula."""
     return text.replace("$", r"\$")
-
-
-def _read_dev_perplexities(path: Path) -> list[tuple[int, float]]:
-    """Return (step, perplexity) pairs."""
-    return [(x["step"], x["perplexity"]) for x in read_metrics(path) if x.get("split") == "dev"]

@@ -38,16 +38,9 @@ def launch(
     retry_failed: bool = False,
     step_timeout: float = 60.0,
 ) -> list[RunStatus]:
-    """Train and score the unfinished runs of a sweep; return the status of every run.
+    """Train and score the unfinished runs of a stored sweep; return the status of every run.
 
-    Finished runs are not repeated. If a run fails, the others continue.
-
-    Args:
-        sweep: a stored sweep.
-        slots: the slots to use.
-        report: receives a line when a run starts or ends.
-        retry_failed: whether to try failed runs again.
-        step_timeout: see `supervise`.
+    `report` receives a line when a run starts or ends.
 
     Raises:
         RunInterrupted: a signal ended the sweep. All running runs are saved.
@@ -57,8 +50,8 @@ def launch(
     pool = _Pool(sweep, slots, step_timeout)
     with _record_signals() as signals:
         try:
-            while (queue and not signals) or pool.is_busy:
-                while queue and pool.has_free_slot and not signals:
+            while (queue and not signals) or pool.workers:
+                while queue and pool.free and not signals:
                     run = queue.popleft()
                     # Another launcher may have started the run in the meantime.
                     if _is_pending(read_status(run), retry_failed):
@@ -72,61 +65,47 @@ def launch(
         finally:
             pool.stop()
     if signals:
-        raise RunInterrupted(
-            f"{signal.Signals(signals[0]).name}: all runs are saved; the same command resumes the "
-            f"sweep"
-        )
+        name = signal.Signals(signals[0]).name
+        raise RunInterrupted(f"{name}: all runs are saved; the same command resumes the sweep")
     return [read_status(run) for run in sweep.runs]
 
 
 class _Pool:
-    """The slots of this machine and the workers that occupy them."""
+    """The slots of this machine, and the workers that occupy them."""
 
     def __init__(self, sweep: Sweep, slots: Sequence[Slot], step_timeout: float) -> None:
         self._sweep = sweep
         self._step_timeout = step_timeout
-        self._workers: dict[SweepRun, tuple[Slot, subprocess.Popen[bytes]]] = {}
+        self.workers: dict[SweepRun, tuple[Slot, subprocess.Popen[bytes]]] = {}
         # The workers of a launcher that was killed keep their slots until they end.
         running = {s.slot: s.run for s in map(read_status, sweep.runs) if s.status == "running"}
         self._orphans = {running[slot.name]: slot for slot in slots if slot.name in running}
-        self._free = [slot for slot in slots if slot.name not in running]
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a worker of this pool is alive."""
-        return bool(self._workers)
-
-    @property
-    def has_free_slot(self) -> bool:
-        """Whether another worker can start."""
-        return bool(self._free)
+        self.free = [slot for slot in slots if slot.name not in running]
 
     def start(self, run: SweepRun) -> Slot:
         """Start a worker for the run in a free slot; return the slot."""
-        slot = self._free.pop(0)
-        self._workers[run] = slot, start_worker(self._sweep, run, slot, self._step_timeout)
+        slot = self.free.pop(0)
+        self.workers[run] = slot, start_worker(self._sweep, run, slot, self._step_timeout)
         return slot
 
     def remove_ended(self) -> list[tuple[SweepRun, int]]:
         """Free the slots of ended workers; return the runs and exit codes of those in this pool."""
         ended = []
-        for run, (slot, process) in list(self._workers.items()):
+        for run, (slot, process) in list(self.workers.items()):
             if (code := process.poll()) is not None:
-                del self._workers[run]
-                self._free.append(slot)
+                del self.workers[run]
+                self.free.append(slot)
                 ended.append((run, code))
-        for run, slot in list(self._orphans.items()):
-            if read_status(run).status != "running":
-                del self._orphans[run]
-                self._free.append(slot)
+        orphans = [run for run in self._orphans if read_status(run).status != "running"]
+        self.free += map(self._orphans.pop, orphans)
         return ended
 
     def stop(self) -> None:
         """Ask all workers to save, and wait until they end. Kill those that do not end in time."""
-        processes = [process for _, process in self._workers.values()]
+        processes = [process for _, process in self.workers.values()]
         for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+            # This sends nothing to a process that has ended.
+            process.terminate()
         deadline = time.monotonic() + STOP_SECONDS
         for process in processes:
             try:
@@ -139,11 +118,11 @@ class _Pool:
 def _settle_status(run: SweepRun, code: int, *, is_stopping: bool) -> RunStatus:
     """Return the status of a run whose worker ended; write it if the worker could not."""
     status = read_status(run)
-    if status.status in ("done", "failed") or is_stopping or code == 0:
+    is_final = status.status in ("done", "failed") or is_stopping or code == 0
+    if is_final or (status.status == "stopped" and status.note != PROCESS_GONE):
         return status
-    if status.status != "stopped" or status.note == PROCESS_GONE:
-        note = f"its worker ended with exit code {code}: see {run.log_file}"
-        write_status(run, "failed", code=code, note=note)
+    note = f"its worker ended with exit code {code}: see {run.log_file}"
+    write_status(run, "failed", code=code, note=note)
     return read_status(run)
 
 
@@ -155,9 +134,8 @@ def start_worker(
     sweep: Sweep, run: SweepRun, slot: Slot, step_timeout: float
 ) -> subprocess.Popen[bytes]:
     """Start a worker process that runs the remaining phases of a run."""
-    worker = train_command(
-        [str(sweep.path), run.name, str(step_timeout)], "transformer_jax.sweeps.worker"
-    )
+    arguments = [str(sweep.path), run.name, str(step_timeout)]
+    worker = train_command(arguments, "transformer_jax.sweeps.worker")
     # Slurm announces the time limit by sending SIGUSR2 to all processes, but the launcher decides
     # what to do, so workers ignore it. A shell sets this up, because `preexec_fn` would run Python
     # between fork and exec, which is unsafe with the threads of JAX.

@@ -9,11 +9,10 @@ sweeps/table3/
     slurm/               submitit's scripts, logs, and pickles, if Slurm runs the sweep
 """
 
-import dataclasses
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
@@ -45,7 +44,7 @@ class SweepRun:
 
     @property
     def config_file(self) -> Path:
-        """The config that `train` starts from."""
+        """The config that `train` reads."""
         return self.path.with_name(f"{self.path.name}.json")
 
     @property
@@ -75,20 +74,14 @@ class Sweep:
         return sorted({run.seed for run in self.runs})
 
     def find(self, name: str) -> SweepRun:
-        """Return the run with this name.
-
-        Raises:
-            UsageError: the sweep has no such run.
-        """
+        """Return the run with this name; raise UsageError if there is none."""
         for run in self.runs:
             if run.name == name:
                 return run
         raise UsageError(f"{self.path} has no run {name!r}")
 
     def store(self) -> None:
-        """Write the plan, or add this plan's rows and seeds to the plan in the folder.
-
-        A stored plan may grow, but its rows do not change.
+        """Write the plan, or add its rows and seeds to the plan in the folder.
 
         Raises:
             UsageError: the stored plan has one of the rows with a different config, or the folder
@@ -100,19 +93,15 @@ class Sweep:
             stored = Sweep.open(self.path)
             for name in stored.rows.keys() & rows.keys():
                 _check_unchanged(self.path, name, stored.rows[name].config, rows[name].config)
-            rows = {**stored.rows, **rows}
-            seeds = sorted({*stored.seeds, *seeds})
+            rows, seeds = {**stored.rows, **rows}, sorted({*stored.seeds, *seeds})
         plan = {
-            "format": FORMAT,
-            "seeds": seeds,
-            "rows": {
-                name: {"config": row.config.to_dict(), "paper": dataclasses.asdict(row.paper)}
-                for name, row in rows.items()
-            },
+            name: {"config": row.config.to_dict(), "paper": asdict(row.paper)}
+            for name, row in rows.items()
         }
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.path / "sweep.json", plan)
+            content = {"format": FORMAT, "seeds": seeds, "rows": plan}
+            write_json(self.path / "sweep.json", content)
             for run in self.runs:
                 run.path.parent.mkdir(exist_ok=True)
                 if not run.config_file.exists():
@@ -151,13 +140,9 @@ class Sweep:
 def plan_sweep(
     path: Path, rows: Mapping[str, Row], seeds: int, *, only: Sequence[str] | None = None
 ) -> Sweep:
-    """Plan a sweep of these rows.
+    """Plan a sweep of the first row and the rows in `only` (None for all), without writing files.
 
-    Args:
-        path: the sweep's folder, which need not exist.
-        rows: the rows by name; the other rows are compared with the first.
-        seeds: the number of seeds. They count up from the seed of the first row.
-        only: the rows to train in addition to the first row; None for all.
+    The seeds count up from the seed of the first row.
 
     Raises:
         UsageError: a row in `only` does not exist, a row's name cannot be a folder's name, or
@@ -179,29 +164,18 @@ def plan_sweep(
 
 
 def _plan_runs(path: Path, rows: Mapping[str, Row], seeds: Iterable[int]) -> list[SweepRun]:
-    """Return the runs in training order: one seed of every row comes before the next seed.
-
-    With this order, an unfinished sweep already has a result for every row.
-    """
+    # One seed of every row comes before the next seed, so that an unfinished sweep has a result for
+    # every row.
     return [
-        SweepRun(
-            path / name / f"seed-{seed}",
-            f"{name}/seed-{seed}",
-            name,
-            seed,
-            row.config.change(train={"seed": seed}),
-        )
+        SweepRun(path / run, run, name, seed, row.config.change(train={"seed": seed}))
         for seed in seeds
         for name, row in rows.items()
+        for run in [f"{name}/seed-{seed}"]
     ]
 
 
 def check_row_name(name: str) -> str:
-    """Return the name of a row if it can also be the name of a folder.
-
-    Raises:
-        UsageError: the name is empty or has characters other than letters, digits, and ._+-.
-    """
+    """Return the name of a row; raise UsageError if it cannot be the name of a folder."""
     if not ROW_NAME.fullmatch(name):
         raise UsageError(f"a row's name must consist of letters, digits, and ._+-, got {name!r}")
     return name

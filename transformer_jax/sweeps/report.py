@@ -18,7 +18,7 @@ from transformer_jax.console import shell_command
 from transformer_jax.errors import StorageError
 from transformer_jax.sweeps import tables
 from transformer_jax.sweeps.figures import draw_curves, draw_ratios
-from transformer_jax.sweeps.results import PaperScore, Results, RowResult
+from transformer_jax.sweeps.results import Results, RowResult
 from transformer_jax.sweeps.seed_statistics import CONFIDENCE
 from transformer_jax.sweeps.status import RunStatus
 from transformer_jax.sweeps.tables import MISSING, Link
@@ -33,11 +33,7 @@ CSS = (
 
 
 def write_report(results: Results) -> Path:
-    """Write all files of the report; return their folder.
-
-    Raises:
-        StorageError: a file cannot be written.
-    """
+    """Write all files of the report; return their folder. Raise StorageError if that fails."""
     folder = results.sweep.path / "report"
     table, runs = make_table(results), make_run_table(results)
     figures = {"ratios.svg": draw_ratios(results), "curves.svg": draw_curves(results)}
@@ -67,10 +63,6 @@ def _format_score(row: RowResult, score: str, digits: int) -> str:
     return row.scores[score].format(digits) if score in row.scores else MISSING
 
 
-def _format_flops(row: RowResult, method: int) -> str:
-    return MISSING if row.flops is None else f"{row.flops[method]:.1e}"
-
-
 def _format_p(results: Results, row: RowResult) -> str:
     seeds = results.sweep.seeds
     return " ".join(_format(row.p.get(seed), ".3f") for seed in seeds) if row.p else MISSING
@@ -89,8 +81,8 @@ COLUMNS: dict[str, Callable[[Results, RowResult], str]] = {
     "row": lambda _, row: row.name,
     "change": lambda _, row: row.change or "base",
     "parameters": lambda _, row: f"{row.parameters:,}",
-    "FLOPs": lambda _, row: _format_flops(row, 0),
-    "time x peak": lambda _, row: _format_flops(row, 1),
+    "FLOPs": lambda _, row: _format(row.flops and row.flops[0], ".1e"),
+    "time x peak": lambda _, row: _format(row.flops and row.flops[1], ".1e"),
     "seeds": lambda _, row: str(row.num_seeds),
     "dev perplexity": lambda _, row: _format_score(row, "perplexity", 2),
     "to base": lambda r, row: _format(r.difference(row.name, "perplexity"), "+.2f"),
@@ -114,11 +106,7 @@ def make_table(results: Results) -> list[list[str]]:
         [heading, *(format_cell(results, row) for row in results.rows.values())]
         for heading, format_cell in COLUMNS.items()
     ]
-    shown = [
-        column
-        for column in columns
-        if column[0] not in OPTIONAL_COLUMNS or set(column[1:]) != {MISSING}
-    ]
+    shown = [x for x in columns if x[0] not in OPTIONAL_COLUMNS or set(x[1:]) != {MISSING}]
     return [list(row) for row in zip(*shown, strict=True)]
 
 
@@ -126,18 +114,12 @@ def make_run_table(results: Results) -> list[list[str]]:
     """Return the table of runs with unrounded scores, headings first."""
     dev_scores = ("perplexity", "bleu")
     test_scores = ("perplexity", "bleu", "chrf", "bleu_signature")
-    headings = [
-        *("run", "status", "step"),
-        *(f"dev_{score}" for score in dev_scores),
-        *("test_perplexity", "test_bleu", "test_chrf", "signature", "command"),
-    ]
+    headings = ["run", "status", "step", "dev_perplexity", "dev_bleu"]
+    headings += ["test_perplexity", "test_bleu", "test_chrf", "signature", "command"]
     table = [headings]
     for status in _all_statuses(results):
         dev, test = (status.scores.get(split, {}) for split in ("dev", "test"))
-        scores = [
-            *(dev.get(score, "") for score in dev_scores),
-            *(test.get(score, "") for score in test_scores),
-        ]
+        scores = [dev.get(x, "") for x in dev_scores] + [test.get(x, "") for x in test_scores]
         command = shell_command("evaluate", status.run.path)
         row = [status.run.name, status.status, status.step, *scores, command]
         table.append(list(map(str, row)))
@@ -150,27 +132,20 @@ def _all_statuses(results: Results) -> list[RunStatus]:
 
 def footnotes(results: Results) -> list[str]:
     """Return sentences that explain the table, qualify its results, and list what is missing."""
-    return [
-        *_explain_columns(results),
-        *_explain_differences(results),
-        *_list_caveats(results),
-        *(f"Missing: {reason}" for row in results.rows.values() for reason in row.missing),
-        f"Command: {results.command}",
-    ]
+    notes = _explain_columns(results) + _explain_differences(results) + _list_caveats(results)
+    missing = [f"Missing: {reason}" for row in results.rows.values() for reason in row.missing]
+    return [*notes, *missing, f"Command: {results.command}"]
 
 
 def _explain_columns(results: Results) -> list[str]:
+    p = (
+        f"p: for each seed, the p-value of the difference in test BLEU from {results.base.name}, "
+        f"by sacreBLEU's paired bootstrap over sentences ({results.signature})."
+    )
     notes = [
         "Perplexity is per token, without label smoothing. ± is the standard deviation over "
         "random seeds.",
-    ]
-    if results.signature:
-        notes.append(
-            f"p: for each seed, the p-value of the difference in test BLEU from "
-            f"{results.base.name}, by sacreBLEU's paired bootstrap over sentences "
-            f"({results.signature})."
-        )
-    notes += [
+        *([p] if results.signature else []),
         "The paper's scores are on newstest2013, and ours are on the sets that the configs name. "
         "Compare the differences from base with the paper's, not the scores themselves.",
         "FLOPs: the arithmetic of one training, counted over its real tokens. time x peak: the "
@@ -188,34 +163,30 @@ def _explain_columns(results: Results) -> list[str]:
 def _explain_differences(results: Results) -> list[str]:
     """Explain which differences between rows exceed the variation across seeds."""
     perplexity, bleu = map(results.minimum_detectable_difference, ("perplexity", "test_bleu"))
+    singles = [row.name for row in results.rows.values() if row.num_seeds == 1]
+    notes = []
     if perplexity is None:
-        notes = ["Every row has only one seed, so a difference between rows proves nothing."]
+        notes.append("Every row has only one seed, so a difference between rows proves nothing.")
     else:
         and_bleu = "" if bleu is None else f" and {bleu:.2f} BLEU"
-        notes = [
+        notes.append(
             f"The smallest difference that seeds alone do not explain ({CONFIDENCE:.0%} "
             f"confidence, standard deviation pooled over rows): {perplexity:.3f} perplexity"
             f"{and_bleu}."
-        ]
-        if singles := [row.name for row in results.rows.values() if row.num_seeds == 1]:
+        )
+        if singles:
             notes.append(f"Rows with only one seed prove nothing alone: {', '.join(singles)}.")
-    if any(results.has_paper_sign(name, "perplexity") is not None for name in results.rows):
-        notes.append(_count_agreement(results))
-    return notes
-
-
-def _count_agreement(results: Results, score: PaperScore = "perplexity") -> str:
-    """Count the rows whose difference from the first row has the same sign as in the paper."""
     signs: dict[bool, list[bool]] = {True: [], False: []}
     for name in results.rows:
-        is_same = results.has_paper_sign(name, score)
-        if is_same is not None:
-            signs[results.is_significant(name, score)].append(is_same)
-    return (
-        f"The difference in {score} from base has the paper's sign in {sum(signs[True])} of "
-        f"{len(signs[True])} rows with a significant difference, and in {sum(signs[False])} of "
-        f"{len(signs[False])} rows without one."
-    )
+        if (is_same := results.has_paper_sign(name, "perplexity")) is not None:
+            signs[results.is_significant(name, "perplexity")].append(is_same)
+    if signs[True] or signs[False]:
+        notes.append(
+            f"The difference in perplexity from base has the paper's sign in {sum(signs[True])} of "
+            f"{len(signs[True])} rows with a significant difference, and in {sum(signs[False])} of "
+            f"{len(signs[False])} rows without one."
+        )
+    return notes
 
 
 def _list_caveats(results: Results) -> list[str]:
@@ -244,21 +215,15 @@ def make_page(
 ) -> str:
     """Return the report as one HTML page without external files.
 
-    Args:
-        results: the results.
-        table: the table of rows; each row links to its first run.
-        runs: the table of runs; each row links to its run.
-        figures: SVG files.
+    Rows link to their first runs. `figures` contains SVG files.
     """
 
-    def link(status: RunStatus, reasons: Sequence[str]) -> Link:
+    def link(status: RunStatus, tooltip: str) -> Link:
         path = os.path.relpath(status.run.path, results.sweep.path / "report")
-        return Link(Path(path).as_posix(), "; ".join(reasons))
+        return Link(Path(path).as_posix(), tooltip)
 
-    row_links = [link(row.statuses[0], row.missing) for row in results.rows.values()]
-    run_links = [
-        link(status, [status.note] if status.note else []) for status in _all_statuses(results)
-    ]
+    row_links = [link(row.statuses[0], "; ".join(row.missing)) for row in results.rows.values()]
+    run_links = [link(status, status.note) for status in _all_statuses(results)]
     title = html.escape(results.sweep.path.resolve().name)
     notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in footnotes(results))
     drawings = "\n".join(svg[svg.index("<svg") :] for svg in figures)

@@ -10,11 +10,7 @@ TIME = re.compile(r"(\d+)|(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 
 @dataclass(frozen=True)
 class Resources:
-    """Options of `--launcher slurm`. An option without a value takes Slurm's default.
-
-    Raises:
-        UsageError: a value is out of range.
-    """
+    """Options of `--launcher slurm`. An option without a value takes Slurm's default."""
 
     partition: str | None = None
     """Slurm partition."""

@@ -1,12 +1,11 @@
 """Collect the results of a sweep: scores by row, their spread over seeds, and significance."""
 
 import contextlib
-import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import sacrebleu
 
@@ -18,9 +17,9 @@ from transformer_jax.inference.evaluate import sacrebleu_metrics
 from transformer_jax.inference.significance import bootstrap, p_value
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import parameter_counts
-from transformer_jax.sweeps.plan import Sweep, SweepRun
+from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.seed_statistics import SeedStatistics, detectable_difference
-from transformer_jax.sweeps.status import RunStatus, read_metrics
+from transformer_jax.sweeps.status import RunStatus, read_json_object, read_metrics
 
 # For the paper's BLEU, tensor2tensor's get_ende_bleu.sh splits compounds that match this pattern.
 COMPOUND = re.compile(r"(\S)-(\S)")
@@ -38,8 +37,8 @@ class RowResult:
     paper: Paper
     parameters: int
     flops: tuple[float, float] | None
-    """The FLOPs of one training run: counted, and by the paper's method, which multiplies training
-    time by the peak FLOP/s of the devices. None if no run has finished."""
+    """The FLOPs of one training run: counted, and by the paper's method (training time multiplied
+    by the peak FLOP/s of the devices). None if no run has finished."""
     statuses: Sequence[RunStatus]
     missing: Sequence[str] = ()
     """One line for each run without scores: the run and the reason."""
@@ -47,9 +46,9 @@ class RowResult:
     """The scores by name: perplexity and bleu on the development set, test_bleu and compound_bleu
     on the test set."""
     p: Mapping[int, float] = field(default_factory=dict)
-    """By seed, the p-value of the difference in test BLEU from the first row."""
+    """The p-value of the difference in test BLEU from the first row, by seed."""
     has_own_text: bool = False
-    """Whether text or vocabulary differ from the first row's, so that perplexities per token cannot
+    """Whether text or vocabulary differ from the first row's. If so, perplexities per token cannot
     be compared."""
 
     @property
@@ -60,11 +59,10 @@ class RowResult:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a sweep."""
+    """The results of a sweep, whose other rows are compared with the first."""
 
     sweep: Sweep
     rows: Mapping[str, RowResult]
-    """The rows by name. The other rows are compared with the first."""
     signature: str
     """sacreBLEU's signature for the comparison of test BLEU, or "" if there is none."""
     command: str
@@ -76,10 +74,7 @@ class Results:
         return next(iter(self.rows.values()))
 
     def difference(self, name: str, score: str) -> float | None:
-        """Return a row's mean score minus the first row's.
-
-        The result is None if one of them is missing, or if the two cannot be compared.
-        """
+        """Return a row's mean score minus the first row's; None if they cannot be compared."""
         ours, base = self.rows[name].scores.get(score), self.base.scores.get(score)
         if score == "perplexity" and self.rows[name].has_own_text:
             return None
@@ -91,19 +86,13 @@ class Results:
         return None if ours is None or base is None else ours - base
 
     def minimum_detectable_difference(self, score: str) -> float | None:
-        """Return the smallest difference of two complete rows that seeds alone do not explain.
-
-        The result is None if no row has two seeds.
-        """
+        """Return the smallest difference of two complete rows that seeds alone do not explain."""
         rows = self._rows_with(score)
         num_seeds = max((len(row.values) for row in rows), default=1)
         return detectable_difference(rows, num_seeds, num_seeds)
 
     def has_paper_sign(self, name: str, score: PaperScore) -> bool | None:
-        """Return whether a row's difference from the first row has the same sign as in the paper.
-
-        The result is None if there is no difference in the paper, or if a score is missing.
-        """
+        """Return whether a row's difference has the paper's sign; None if one has no sign."""
         paper, ours = self.paper_difference(name, score), self.difference(name, score)
         return None if not paper or ours is None else (ours > 0) == (paper > 0)
 
@@ -121,16 +110,7 @@ class Results:
 
 
 def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> Results:
-    """Collect the results of all runs so far.
-
-    Args:
-        sweep: the sweep.
-        statuses: the status of each of its runs.
-        command: the command that writes the report.
-
-    Raises:
-        UsageError: no run is done.
-    """
+    """Collect the results of all runs so far; raise UsageError if no run is done."""
     if not any(status.status == "done" for status in statuses):
         raise UsageError(f"no run of {sweep.path} is done: there is nothing to report")
     by_row = {name: [s for s in statuses if s.run.row == name] for name in sweep.rows}
@@ -138,20 +118,17 @@ def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -
     base_name, base = next(iter(sweep.rows.items()))
     base_texts = _fingerprints(by_row[base_name])
     rows = {
-        name: _collect_row(name, row, base, by_row[name], p.get(name, {}), base_texts)
+        name: replace(
+            _collect_row(name, row, base, by_row[name]),
+            p=p.get(name, {}),
+            has_own_text=not _fingerprints(by_row[name]) <= base_texts,
+        )
         for name, row in sweep.rows.items()
     }
     return Results(sweep, rows, signature, command)
 
 
-def _collect_row(
-    name: str,
-    row: Row,
-    base: Row,
-    statuses: Sequence[RunStatus],
-    p: Mapping[int, float],
-    base_texts: set[str],
-) -> RowResult:
+def _collect_row(name: str, row: Row, base: Row, statuses: Sequence[RunStatus]) -> RowResult:
     config = _config_as_trained(statuses)
     model = build_transformer(config.model, config.data.vocab_size, config.data.source_vocab_size)
     changes = base.config.differences(row.config)
@@ -170,38 +147,26 @@ def _collect_row(
             if s.status != "done" or "dev" not in s.scores
         ],
         _collect_scores(done),
-        p,
-        has_own_text=not _fingerprints(statuses) <= base_texts,
     )
 
 
 def _config_as_trained(statuses: Sequence[RunStatus]) -> Config:
-    """Return the config of the first started run: its vocabulary may be smaller than requested.
-
-    If no run has started, return the planned config.
-    """
+    """Return the config of the first started run; if none has started, the planned config."""
+    # A trained vocabulary may be smaller than requested.
     for status in statuses:
         with contextlib.suppress(KeyError, TypeError, ConfigError):
-            return Config.from_dict(_read_run_json(status.run)["config"])
+            return Config.from_dict(read_json_object(status.run.path / "run.json")["config"])
     return statuses[0].run.config
 
 
 def _fingerprints(statuses: Sequence[RunStatus]) -> set[str]:
     """Return the fingerprints of the text and vocabulary that the runs were trained with."""
-    return {
-        str(data["fingerprint"])
-        for status in statuses
-        if isinstance(data := _read_run_json(status.run).get("data"), dict)
-        and "fingerprint" in data
-    }
-
-
-def _read_run_json(run: SweepRun) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        content = json.loads((run.path / "run.json").read_text("utf-8"))
-        if isinstance(content, dict):
-            return content
-    return {}
+    fingerprints = set()
+    for status in statuses:
+        with contextlib.suppress(KeyError, TypeError):
+            data = read_json_object(status.run.path / "run.json")["data"]
+            fingerprints.add(str(data["fingerprint"]))
+    return fingerprints
 
 
 def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, SeedStatistics]:
@@ -222,29 +187,20 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, SeedStatistics]:
 
 def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
     """Return the mean FLOPs of a training run, counted and by the paper's method."""
-    totals = []
-    for status in statuses:
-        reports = read_metrics(status.run.path / "metrics.jsonl")
-        intervals = [(x["flops"], x["utilization"]) for x in reports if x.get("flops")]
-        if intervals:
-            # Utilization is counted FLOPs over peak FLOPs.
-            counted = sum(flops for flops, _ in intervals)
-            totals.append((counted, sum(flops / used for flops, used in intervals)))
-    if not totals:
+    all_reports = [read_metrics(status.run.path / "metrics.jsonl") for status in statuses]
+    runs = [xs for reports in all_reports if (xs := [x for x in reports if x.get("flops")])]
+    if not runs:
         return None
-    counted, at_peak = (statistics.fmean(column) for column in zip(*totals, strict=True))
-    return counted, at_peak
+    counted = statistics.fmean(sum(x["flops"] for x in xs) for xs in runs)
+    # Utilization is counted FLOPs over peak FLOPs.
+    return counted, statistics.fmean(sum(x["flops"] / x["utilization"] for x in xs) for xs in runs)
 
 
 def compound_bleu(tokenizer: str, hypotheses: list[str], references: list[str]) -> float:
     """Return BLEU as the paper computes it: tokenized, with compounds split at their hyphens."""
-    if tokenizer != "none":
-        bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
-        hypotheses, references = (
-            [bleu.tokenizer(line) for line in lines] for lines in (hypotheses, references)
-        )
+    bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
     hypotheses, references = (
-        [COMPOUND.sub(r"\1 ##AT##-##AT## \2", line) for line in lines]
+        [COMPOUND.sub(r"\1 ##AT##-##AT## \2", bleu.tokenizer(line)) for line in lines]
         for lines in (hypotheses, references)
     )
     return sacrebleu.BLEU(tokenize="none", force=True).corpus_score(hypotheses, [references]).score
@@ -253,11 +209,7 @@ def compound_bleu(tokenizer: str, hypotheses: list[str], references: list[str]) 
 def _compare_test_bleu(
     sweep: Sweep, by_row: Mapping[str, Sequence[RunStatus]]
 ) -> tuple[dict[str, dict[int, float]], str]:
-    """Compare every row with the first row of the same seed, by paired bootstrap on test BLEU.
-
-    Returns:
-        The p-values by row and seed, and sacreBLEU's signature.
-    """
+    """Return the p-values of `RowResult` by row, and sacreBLEU's signature."""
     base = next(iter(by_row))
     bleu, _ = sacrebleu_metrics(bleu_tokenizer(sweep.rows[base].config.data), warn=False)
     p: dict[str, dict[int, float]] = {}
@@ -269,15 +221,11 @@ def _compare_test_bleu(
             for status in statuses
             if status.status == "done" and status.run.seed == seed and "test" in status.evaluations
         }
-        if base not in translations:
-            continue
-        _, references = translations[base]
+        _, references = translations.get(base, ([], []))
         systems = [
-            (name, hypotheses)
-            for name, (hypotheses, their_references) in translations.items()
-            if their_references == references
+            (name, lines) for name, (lines, target) in translations.items() if target == references
         ]
-        if len(systems) < 2:
+        if base not in translations or len(systems) < 2:
             continue
         signatures, results = bootstrap(systems, {"BLEU": bleu}, references)
         signature = str(signatures["BLEU"])

@@ -21,16 +21,10 @@ WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 
 
 def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> dict[str, Row]:
-    """Return the rows, with some config sections replaced by those of other experiments.
+    """Return the rows with config sections, such as "data", replaced by those of other configs.
 
-    Each row keeps the fields in which it differs from the first row.
-
-    Args:
-        rows: the rows by name; the differences are relative to the first row.
-        sections: the config that supplies each section, by section name, such as "data".
-
-    Raises:
-        ConfigError: a row is invalid with the new sections.
+    Each row keeps the fields in which it differs from the first row. Raise ConfigError if a row is
+    then invalid.
     """
     base = next(iter(rows.values())).config
 

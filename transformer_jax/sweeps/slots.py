@@ -32,17 +32,13 @@ class Slot:
 def find_slots(limit: int | None = None) -> list[Slot]:
     """Return one slot per accelerator, or as many slots on the CPU as its cores and memory allow.
 
-    Args:
-        limit: the number of slots; None for all.
-
     Raises:
         UsageError: `limit` is not between 1 and the number of slots.
         StorageError: JAX finds no device.
     """
     # A child process counts the devices, because JAX would reserve their memory in this one.
-    child = subprocess.run(  # noqa: S603 - the command is constant
-        [sys.executable, "-c", COUNT_DEVICES], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", COUNT_DEVICES]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if child.returncode:
         reason = (child.stderr.strip().splitlines() or ["no message"])[-1]
         raise StorageError(f"JAX finds no device: {reason}")
@@ -51,15 +47,9 @@ def find_slots(limit: int | None = None) -> list[Slot]:
 
 
 def make_slots(backend: str, num_devices: int, limit: int | None = None) -> list[Slot]:
-    """Return the slots of a JAX backend; see `find_slots`.
-
-    Raises:
-        UsageError: `limit` is not between 1 and the number of slots.
-    """
-    if backend == "cpu":
-        slots = _make_cpu_slots(limit)
-    else:
-        slots = _make_accelerator_slots(backend, num_devices)
+    """Return the slots of a JAX backend; see `find_slots`."""
+    is_cpu = backend == "cpu"
+    slots = _make_cpu_slots(limit) if is_cpu else _make_accelerator_slots(backend, num_devices)
     if limit is not None and not 1 <= limit <= len(slots):
         raise UsageError(f"devices must be from 1 to {len(slots)}, got {limit}")
     return slots[:limit]
@@ -69,15 +59,11 @@ def _make_accelerator_slots(backend: str, num_devices: int) -> list[Slot]:
     if backend == "tpu":
         # Each process sees one chip and does not connect to the processes of other chips.
         single = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
-        return [
-            Slot(f"tpu {i}", {"TPU_VISIBLE_CHIPS": str(i), **single}) for i in range(num_devices)
-        ]
+        chips = map(str, range(num_devices))
+        return [Slot(f"tpu {chip}", {"TPU_VISIBLE_CHIPS": chip, **single}) for chip in chips]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = visible.split(",") if visible else [str(i) for i in range(num_devices)]
-    return [
-        Slot(f"{backend} {device}", {"CUDA_VISIBLE_DEVICES": device})
-        for device in devices[:num_devices]
-    ]
+    gpus = visible.split(",")[:num_devices] if visible else map(str, range(num_devices))
+    return [Slot(f"{backend} {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in gpus]
 
 
 def _make_cpu_slots(limit: int | None) -> list[Slot]:

@@ -13,15 +13,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_jax.errors import (
-    ConnectionFailedError,
-    RunInterrupted,
-    StorageError,
-    UsageError,
-)
+from transformer_jax.errors import ConnectionFailedError, RunInterrupted, StorageError, UsageError
 from transformer_jax.sweeps.launch import start_worker
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.resources import Resources
@@ -31,8 +27,8 @@ from transformer_jax.sweeps.status import RunStatus, current_slurm_job, read_sta
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
-# Slurm signals this long before the time limit, so that a trainer can save. If the time limit is
-# short, a quarter of the limit is used instead.
+# Slurm signals this long before the time limit, or a quarter of the limit if that is less, so that
+# a trainer can save.
 SAVING_SECONDS = 120
 # How many seconds a task waits for the submitting process to record its job.
 SUBMISSION_SECONDS = 60.0
@@ -40,38 +36,27 @@ SUBMISSION_SECONDS = 60.0
 LINGER_SECONDS = 300.0
 # A run fails after this many consecutive allocations without progress.
 MAX_FRUITLESS_REQUEUES = 3
-# submitit limits the number of timeouts even if a run makes progress. This value disables that
-# limit.
+# submitit limits the number of timeouts even if a run makes progress. This disables the limit.
 MAX_TIMEOUTS = 10_000
 
 
+@dataclass
 class Task:
     """One task of the array job: it starts the worker of one run.
 
-    submitit stores it as a pickle and calls it on the node.
+    submitit stores it as a pickle and calls it on the node. The private attributes change only
+    there.
     """
 
-    # These attributes change only on the node.
-    _process: subprocess.Popen[bytes] | None = None
-    _progress_at_start: tuple[int, int] = (0, 0)
-    _is_ending = False
-
-    def __init__(
-        self, sweep: str, run_name: str, step_timeout: float, fruitless_requeues: int = 0
-    ) -> None:
-        """Create a task from strings and numbers.
-
-        Args:
-            sweep: the sweep's folder.
-            run_name: the run.
-            step_timeout: see `supervise`.
-            fruitless_requeues: the number of consecutive allocations without progress before this
-                one.
-        """
-        self.sweep = sweep
-        self.run_name = run_name
-        self.step_timeout = step_timeout
-        self.fruitless_requeues = fruitless_requeues
+    sweep: str
+    """The sweep's folder."""
+    run_name: str
+    step_timeout: float
+    fruitless_requeues: int = 0
+    """The number of consecutive allocations without progress before this one."""
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _progress_at_start: tuple[int, int] = field(default=(0, 0), init=False)
+    _is_ending: bool = field(default=False, init=False)
 
     def __call__(self) -> None:
         """Run the remaining phases of the run; exit with the worker's exit code."""
@@ -90,8 +75,7 @@ class Task:
         if status.status in ("submitted", "stopped"):
             note = status.note or f"its worker ended with exit code {code}"
             if self._is_ending:
-                job = current_slurm_job()
-                note = f"Slurm ended job {job}, and may queue it again"
+                note = f"Slurm ended job {current_slurm_job()}, and may queue it again"
             write_status(run, "stopped", code=code, note=note)
             if self._is_ending:
                 # If the task exited now, Slurm would consider it complete. Wait instead: Slurm
@@ -122,9 +106,7 @@ class Task:
             write_status(run, "failed", code=RunInterrupted.exit_code, note=note)
             return None
         write_status(run, "submitted", phase=f"job {current_slurm_job()}")
-        return DelayedSubmission(
-            Task(self.sweep, self.run_name, self.step_timeout, fruitless_requeues)
-        )
+        return DelayedSubmission(replace(self, fruitless_requeues=fruitless_requeues))
 
     def _end_worker(self) -> None:
         self._is_ending = True
@@ -143,14 +125,8 @@ def _await_exit(process: subprocess.Popen[bytes]) -> None:
 
 
 def _await_submission(run: SweepRun) -> None:
-    """Wait until the status of a run names this job.
-
-    Slurm may start a task before the submitting process has written its status, which would then
-    replace the worker's.
-
-    Raises:
-        UsageError: the run belongs to another job.
-    """
+    # Slurm may start a task before the submitting process has written its status, which would then
+    # replace the worker's.
     deadline = time.monotonic() + SUBMISSION_SECONDS
     while (job := read_status(run).job) != current_slurm_job():
         if time.monotonic() > deadline:
@@ -165,12 +141,7 @@ def _measure_progress(run: SweepRun) -> tuple[int, int]:
 
 
 def check_available() -> None:
-    """Check that this machine can submit jobs.
-
-    Raises:
-        UsageError: submitit is not installed.
-        ConnectionFailedError: Slurm's commands are not installed, or Slurm does not answer.
-    """
+    """Raise UsageError without submitit, and ConnectionFailedError without a Slurm that answers."""
     try:
         import submitit  # noqa: F401
     except ImportError:
@@ -181,33 +152,19 @@ def check_available() -> None:
 
 
 def reconcile(sweep: Sweep) -> list[RunStatus]:
-    """Mark runs as stopped if Slurm no longer has their jobs; return the status of all runs.
-
-    Raises:
-        ConnectionFailedError: Slurm does not answer.
-        StorageError: a status cannot be written.
-    """
-    active = [
-        status
-        for status in map(read_status, sweep.runs)
-        if status.job and status.status in ("submitted", "running")
-    ]
-    if active:
-        jobs = list_jobs()
-        for status in active:
-            if status.job not in jobs:
-                note = f"job {status.job} is gone"
-                code = RunInterrupted.exit_code
-                write_status(status.run, "stopped", code=code, note=note, job=status.job)
+    """Mark runs as stopped if Slurm no longer has their jobs; return the status of all runs."""
+    statuses = [read_status(run) for run in sweep.runs]
+    active = [s for s in statuses if s.job and s.status in ("submitted", "running")]
+    jobs = list_jobs() if active else set()
+    for status in active:
+        if (job := status.job) not in jobs:
+            code, note = RunInterrupted.exit_code, f"job {job} is gone"
+            write_status(status.run, "stopped", code=code, note=note, job=job)
     return [read_status(run) for run in sweep.runs]
 
 
 def list_jobs() -> set[str]:
-    """Return all pending and running jobs, named as in `RunStatus.job`.
-
-    Raises:
-        ConnectionFailedError: Slurm does not answer.
-    """
+    """Return all pending and running jobs, named as in `RunStatus.job`."""
     # List all jobs, because squeue reports an error if a job in `--jobs` has ended.
     command = [_find_program("squeue"), "--noheader", "--array", "--format=%i"]
     squeue = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
@@ -219,21 +176,10 @@ def list_jobs() -> set[str]:
 def submit(
     sweep: Sweep, resources: Resources, *, retry_failed: bool = False, step_timeout: float = 60.0
 ) -> list[str]:
-    """Submit the unfinished runs of a sweep, except those that are pending or running anywhere.
+    """Submit the unfinished runs of a stored sweep that are not pending or running anywhere.
 
-    Args:
-        sweep: a stored sweep.
-        resources: what to request for each run.
-        retry_failed: whether to submit failed runs again.
-        step_timeout: see `supervise`.
-
-    Returns:
-        The jobs, as `squeue` names them.
-
-    Raises:
-        UsageError: Slurm rejects the job.
-        ConnectionFailedError: Slurm does not answer.
-        StorageError: the sweep's folder cannot be written.
+    Return the jobs, as `squeue` names them. Raise UsageError if Slurm rejects them, and
+    ConnectionFailedError if it does not answer.
     """
     statuses, jobs = reconcile(sweep), list_jobs()
     wanted = {"queued", "stopped", *(["failed"] if retry_failed else [])}
@@ -241,19 +187,17 @@ def submit(
     runs = [s.run for s in statuses if s.status in wanted and s.job not in jobs]
     if not runs:
         return []
-    new_jobs = _submit_array(sweep, runs, resources, step_timeout)
+    tasks = [Task(str(sweep.path.resolve()), run.name, step_timeout) for run in runs]
+    new_jobs = _submit_array(sweep.path.resolve(), tasks, resources)
     for run, job in zip(runs, new_jobs, strict=True):
         write_status(run, "submitted", phase=f"job {job}", job=job)
     return new_jobs
 
 
-def _submit_array(
-    sweep: Sweep, runs: list[SweepRun], resources: Resources, step_timeout: float
-) -> list[str]:
+def _submit_array(path: Path, tasks: list[Task], resources: Resources) -> list[str]:
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    path = sweep.path.resolve()
     executor = submitit.SlurmExecutor(path / "slurm", max_num_timeout=MAX_TIMEOUTS)
     optional = {
         "partition": resources.partition,
@@ -274,7 +218,6 @@ def _submit_array(
         srun_args=[f"--cpus-per-task={resources.cpus}"] if resources.cpus else [],
         additional_parameters={"requeue": True},
     )
-    tasks = [Task(str(path), run.name, step_timeout) for run in runs]
     try:
         # submitit also prints the message of its exception to standard error.
         with contextlib.redirect_stderr(io.StringIO()):

@@ -11,13 +11,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import StorageError
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.sweeps.plan import SweepRun
 
+# An object in a JSON file.
+JsonObject: TypeAlias = dict[str, Any]
 Status = Literal["queued", "submitted", "running", "stopped", "failed", "done"]
 # A process on another machine counts as lost if it writes nothing for this many seconds.
 SILENT_SECONDS = 1800.0
@@ -42,7 +44,7 @@ class RunStatus:
     job: str = ""
     """The last Slurm job of the run, as `squeue` names it."""
     slot: str = ""
-    """The slot of the local launcher, if the run was started on this machine."""
+    """The slot of the local launcher, if this machine runs it."""
     finished: tuple[str, ...] = ()
     """The phases that are finished."""
     code: int | None = None
@@ -59,7 +61,7 @@ class RunStatus:
     """The estimated time until training ends, if the run is running."""
     evaluations: Mapping[Split, Path] = field(default_factory=dict)
     """The folder of the newest evaluation, by split."""
-    scores: Mapping[Split, Mapping[str, Any]] = field(default_factory=dict)
+    scores: Mapping[Split, JsonObject] = field(default_factory=dict)
     """The scores of the newest evaluation, by split."""
 
     @property
@@ -68,11 +70,9 @@ class RunStatus:
         if self.status == "failed":
             return f"failed, {self.phase}: {self.note}"
         if self.status == "done":
-            perplexity = (
-                "" if self.perplexity is None else f": dev perplexity {self.perplexity:.3f}"
-            )
             bleu = "" if self.bleu is None else f", BLEU {self.bleu:.1f}"
-            return f"done{perplexity}{bleu}"
+            dev = "" if self.perplexity is None else f": dev perplexity {self.perplexity:.3f}"
+            return f"done{dev}{bleu}"
         return f"{self.status}: {self.note}" if self.note else self.status
 
 
@@ -94,21 +94,13 @@ def write_status(
     code: int | None = None,
     note: str = "",
 ) -> None:
-    """Write the status of a run, and record this process as the one that wrote it.
+    """Write the status of a run, and record this process as its writer; see `RunStatus`.
 
-    Args:
-        run: the run.
-        status: its status.
-        phase: None keeps the phase.
-        finished: None keeps the finished phases.
-        job: None means the Slurm job of this process.
-        code: the exit code, if the run failed or stopped.
-        note: one line that explains the status.
-
-    Raises:
-        StorageError: the status cannot be written.
+    If they are None, `phase` and `finished` do not change, and `job` is this process's Slurm job.
     """
-    content = _read_json(run.status_file) | {
+    changes = {"phase": phase, "finished": finished}
+    content = read_json_object(run.status_file) | {
+        **{key: value for key, value in changes.items() if value is not None},
         "status": status,
         "job": current_slurm_job() if job is None else job,
         "code": code,
@@ -119,10 +111,6 @@ def write_status(
         "process_start": _process_start(os.getpid()),
         "time": time.time(),
     }
-    if phase is not None:
-        content["phase"] = phase
-    if finished is not None:
-        content["finished"] = list(finished)
     try:
         write_json(run.status_file, content)
     except OSError as error:
@@ -131,7 +119,7 @@ def write_status(
 
 def read_status(run: SweepRun) -> RunStatus:
     """Return the status of a run of a sweep, with its results so far."""
-    stored = _read_json(run.status_file)
+    stored = read_json_object(run.status_file)
     status: Status = stored.get("status", "queued")
     note = str(stored.get("note", ""))
     if status == "running" and (reason := _reason_if_lost(run, stored)):
@@ -152,32 +140,23 @@ def read_status(run: SweepRun) -> RunStatus:
 
 
 def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
-    """Return the status with the results in the run's metrics and newest evaluations.
-
-    Args:
-        status: the run's status before its results are added.
-        any_search: see `newest_evaluation`.
-    """
+    """Return the status with the results in the run's metrics and newest evaluations."""
     run = status.run
     metrics = read_metrics(run.path / "metrics.jsonl", TAIL_BYTES)
-    train = [line for line in metrics if line.get("split") == "train"]
-    dev = [line for line in metrics if line.get("split") == "dev"]
+    train, dev = ([x for x in metrics if x.get("split") == name] for name in ("train", "dev"))
     dev_bleus = [line["bleu"] for line in dev if "bleu" in line]
-    evaluations = {
-        split: folder
-        for split in SPLITS
-        if (folder := newest_evaluation(run, split, any_search=any_search)) is not None
-    }
-    scores = {split: _read_json(folder / "scores.json") for split, folder in evaluations.items()}
-    dev_scores = scores.get("dev", {})
+    newest_folders = {s: newest_evaluation(run, s, any_search=any_search) for s in SPLITS}
+    evaluations = {split: folder for split, folder in newest_folders.items() if folder is not None}
+    scores = {s: read_json_object(folder / "scores.json") for s, folder in evaluations.items()}
+    newest = (dev[-1] if dev else {}) | ({"bleu": dev_bleus[-1]} if dev_bleus else {})
+    newest |= scores.get("dev", {})
+    is_running = status.status == "running"
     return replace(
         status,
         step=max((int(line["step"]) for line in metrics), default=0),
-        perplexity=dev_scores.get("perplexity", dev[-1]["perplexity"] if dev else None),
-        bleu=dev_scores.get("bleu", dev_bleus[-1] if dev_bleus else None),
-        seconds_left=(
-            _seconds_left(train, run.config.train.steps) if status.status == "running" else None
-        ),
+        perplexity=newest.get("perplexity"),
+        bleu=newest.get("bleu"),
+        seconds_left=_seconds_left(train, run.config.train.steps) if is_running else None,
         evaluations=evaluations,
         scores=scores,
     )
@@ -186,24 +165,21 @@ def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
 def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) -> Path | None:
     """Return the folder of the newest evaluation on a split, by step and then by time.
 
-    Args:
-        run: the run.
-        split: the split.
-        any_search: whether to accept evaluations whose search options or number of averaged
-            checkpoints differ from the run's config.
+    Unless `any_search` is set, the search options and the number of averaged checkpoints must be
+    those of the run's config.
     """
     decode = run.config.decode
     own_search = (asdict(decode), decode.average_checkpoints)
     candidates = []
     for path in run.path.glob(f"evaluations/{split}-step*/scores.json"):
-        scores = _read_json(path)
+        scores = read_json_object(path)
         search = (scores.get("decode"), scores.get("average_checkpoints"))
         if any_search or search == own_search:
             candidates.append((scores.get("step", 0), path.stat().st_mtime, path.parent))
     return max(candidates)[-1] if candidates else None
 
 
-def _reason_if_lost(run: SweepRun, stored: Mapping[str, Any]) -> str:
+def _reason_if_lost(run: SweepRun, stored: JsonObject) -> str:
     """Return why the process of a run with status "running" counts as lost; "" if it does not."""
     if stored.get("host") == socket.gethostname():
         try:
@@ -231,17 +207,18 @@ def _process_start(pid: int) -> str:
         return ""
 
 
-def _seconds_left(train: list[dict[str, Any]], steps: int) -> float | None:
+def _seconds_left(train: list[JsonObject], steps: int) -> float | None:
     """Estimate the remaining time from the last ten training reports."""
-    recent = train[-10:]
-    if len(recent) < 2 or recent[-1]["step"] == recent[0]["step"]:
+    if not train:
         return None
-    first, last = recent[0], recent[-1]
+    first, last = train[-10:][0], train[-1]
+    if first["step"] == last["step"]:
+        return None
     seconds_per_step = (last["time"] - first["time"]) / (last["step"] - first["step"])
     return max(0.0, seconds_per_step * (steps - last["step"]))
 
 
-def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[dict[str, Any]]:
+def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObject]:
     """Return the reports in the last `max_bytes` of a metrics.jsonl, without incomplete lines."""
     reports = []
     with contextlib.suppress(OSError), path.open("rb") as file:
@@ -254,7 +231,7 @@ def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[dict[st
     return reports
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> JsonObject:
     """Return the object in a JSON file, or {} if there is none or it is incomplete."""
     with contextlib.suppress(OSError, ValueError):
         content = json.loads(path.read_text("utf-8"))

@@ -25,10 +25,9 @@ LATEX_ESCAPES = str.maketrans(
 
 
 class Link(NamedTuple):
-    """A hyperlink with a tooltip."""
+    """A hyperlink with a path relative to the page, and a tooltip."""
 
     path: str
-    """The target, relative to the page."""
     tooltip: str
 
 
@@ -38,12 +37,7 @@ def escape_markdown(text: str) -> str:
 
 
 def to_markdown(table: Table, *, align: bool = False) -> str:
-    """Return a Markdown table. Cells are escaped, so that they render literally.
-
-    Args:
-        table: the table.
-        align: whether to pad the cells and right-align all columns except the first.
-    """
+    """Return a Markdown table; `align` pads cells and right-aligns all columns except the first."""
     head, *body = [[escape_markdown(cell) for cell in row] for row in table]
     rule = ["---"] * len(head)
     if align:
@@ -61,26 +55,12 @@ def to_latex(table: Table) -> str:
         " & ".join(cell.translate(LATEX_ESCAPES) for cell in row) + r" \\" for row in table
     ]
     columns = "ll" + "r" * (len(table[0]) - 2)
-    return "\n".join(
-        [
-            r"% \usepackage{booktabs}",
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            head,
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
-    )
+    begin = [r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head]
+    return "\n".join([*begin, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def to_csv(table: Table) -> str:
-    """Return a table as CSV.
-
-    A single quotation mark precedes text that a spreadsheet would execute as a formula.
-    """
+    """Return a table as CSV, with ' before text that a spreadsheet would execute as a formula."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(map(_escape_formula, row) for row in table)
     return out.getvalue()
@@ -93,12 +73,7 @@ def _escape_formula(cell: str) -> str:
 
 
 def to_html(table: Table, links: Sequence[Link]) -> str:
-    """Return an HTML table in which the first cell of each row after the headings is a link.
-
-    Args:
-        table: the table.
-        links: one for each row after the headings.
-    """
+    """Return an HTML table in which the first cell of each row after the headings is a link."""
     head, *body = table
     lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
     for (first, *others), link in zip(body, links, strict=True):

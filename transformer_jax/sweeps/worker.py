@@ -33,15 +33,7 @@ MAX_NOTE_LENGTH = 300
 
 
 def run_worker(run: SweepRun, step_timeout: float) -> int:
-    """Run the remaining phases of a run, and write its status.
-
-    Args:
-        run: the run.
-        step_timeout: see `supervise`.
-
-    Returns:
-        The exit code of the phase that failed, or 0.
-    """
+    """Run the remaining phases of a run; return the exit code of the phase that failed, or 0."""
     status = read_status(run)
     # A Slurm job that was queued again takes over its own run, even if the status still says that
     # the run is running on the previous node.
@@ -60,7 +52,9 @@ def run_worker(run: SweepRun, step_timeout: float) -> int:
         else:
             code, note = _evaluate(run, phase, signals)
         if code:
-            note = note or _last_line(run.log_file)
+            if not note:
+                lines = run.log_file.read_text("utf-8", "replace").split("\n")
+                note = next(filter(str.strip, reversed(lines)), "")[-MAX_NOTE_LENGTH:]
             write_status(run, "stopped" if signals else "failed", code=code, note=note)
             return code
         finished.append(phase)
@@ -130,11 +124,6 @@ def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str
         # files.
         code = StorageError.exit_code
     return code, ""
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text("utf-8", "replace").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "")[-MAX_NOTE_LENGTH:]
 
 
 def main(sweep_path: str, run_name: str, step_timeout: str) -> int:

@@ -31,16 +31,15 @@ class RunComponents:
 
     def summary(self) -> list[str]:
         """Return lines about the devices, the model, and the data."""
-        devices, layers = self.sharding.devices, self.model.config.num_layers
+        devices, config, report = self.sharding.devices, self.model.config, self.prepared.report
         processes = f" in {self.group.count} processes" if self.group.count > 1 else ""
-        num_params = sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(self.model)))
-        report = self.prepared.report
+        layers = f"{config.num_layers}+{config.num_layers} layers, d_model {config.d_model}"
+        size = sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(self.model)))
+        pairs = f"{report['corpus']}: {report['train']['kept']:,} pairs"
         return [
             f"device  {devices[0].device_kind} x {len(devices)}{processes}, jax {jax.__version__}",
-            f"model   {layers}+{layers} layers, d_model {self.model.config.d_model}, "
-            f"{num_params:,} parameters",
-            f"data    {report['corpus']}: {report['train']['kept']:,} pairs, "
-            f"vocabulary of {self.model.vocab_size:,} tokens",
+            f"model   {layers}, {size:,} parameters",
+            f"data    {pairs}, vocabulary of {self.model.vocab_size:,} tokens",
             f"batches {self.batches.summary}",
         ]
 
@@ -55,20 +54,11 @@ def build_run_components(
     """
     config = folder.config
     prepared = find_prepared(
-        config.data,
-        folder.vocabulary,
-        folder.fingerprint,
-        progress=lambda phase, *_: heartbeat.busy(phase),
+        config.data, folder.vocabulary, folder.fingerprint, progress=heartbeat.report_progress
     )
     batches = prepared.batches(config.data.batch_tokens, config.train.seed)
-    components = RunComponents(
-        folder=folder,
-        group=group,
-        prepared=prepared,
-        model=build_transformer(config.model, **prepared.vocabulary.sizes),
-        batches=batches,
-        schedule=Schedule.from_config(config.train, batches.per_epoch),
-        sharding=SHARDINGS[config.train.parallelism](),
-    )
+    model = build_transformer(config.model, **prepared.vocabulary.sizes)
+    schedule = Schedule.from_config(config.train, batches.per_epoch)
+    sharding = SHARDINGS[config.train.parallelism]()
     group.barrier()
-    return components
+    return RunComponents(folder, group, prepared, model, batches, schedule, sharding)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import jax
+from jax.tree_util import keystr, tree_leaves_with_path
 from rich.console import Console
 
 from transformer_jax.config import Config, ModelConfig
@@ -28,16 +28,10 @@ def create_run(
     init_from: Path | None = None,
     progress: Progress = ignore_progress,
 ) -> RunDirectory:
-    """Prepare the text and make the folder of a new run.
+    """Prepare the text and make the folder of a new run; the path exists only once it is complete.
 
-    The folder gets its final name only when it is complete.
-
-    Args:
-        config: the experiment. The new run's config has the actual vocabulary sizes.
-        path: the new folder.
-        console: prints notes.
-        init_from: a run whose newest parameters and vocabulary the new run starts with.
-        progress: called with the progress of the preparation.
+    The run starts with the newest parameters and the vocabulary of the run `init_from`, if given.
+    Its config has the actual vocabulary sizes. The console prints a note if they are not as asked.
 
     Raises:
         UsageError: the folder exists, or the parameters of `init_from` have different shapes.
@@ -55,10 +49,9 @@ def create_run(
     prepared = prepare(config.data, vocabulary, progress=report_progress)
     sizes = prepared.vocabulary.sizes
     for field, size in sizes.items():
-        requested_size = getattr(config.data, field)
-        if size != requested_size:
+        if size != (requested_size := getattr(config.data, field)):
             console.print(f"note: data.{field} is {size}, not {requested_size}")
-            config = config.change(data={field: size})
+    config = config.change(data=sizes)
     _check_lengths(config.model, prepared)
     model = build_transformer(config.model, **sizes)
     if other is not None:
@@ -73,47 +66,34 @@ def create_run(
             manager.prepare_save(0, arrays)
             manager.save(0, arrays, None, checkpoint_metadata(state, []))
 
-    return RunDirectory.create(
-        path, config, prepared.vocabulary, prepared.fingerprint, save_initial_params
-    )
+    vocabulary, fingerprint = prepared.vocabulary, prepared.fingerprint
+    return RunDirectory.create(path, config, vocabulary, fingerprint, save_initial_params)
 
 
 def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
-    """Check that the model can read the development and test sets, before training starts.
-
-    Raises:
-        DataError: a sentence is too long for the model.
-    """
+    """Raise `DataError` if a sentence of the development or test set is too long for the model."""
     advice = "raise model.max_length"
     if config.max_positions is not None:
         advice += " and model.max_positions, or set model.out_of_range_positions to clamp"
-    for split in (split for split in ("dev", "test") if split in prepared.report):
-        for side, tokens, limit in zip(
-            SIDES, prepared.tokens(split), config.max_lengths, strict=True
-        ):
-            longest = int(tokens.lengths.max())
+    for split in ("dev", "test"):
+        tokens = prepared.tokens(split) if split in prepared.report else ()
+        for side, one_side, limit in zip(SIDES, tokens, config.max_lengths, strict=False):
+            longest = int(one_side.lengths.max())
             if limit is not None and longest > limit:
                 raise DataError(
-                    f"a {side} of {split} has {longest} tokens, and the model reads at "
-                    f"most {limit}: {advice}"
+                    f"a {side} of {split} has {longest} tokens, and the model reads at most "
+                    f"{limit}: {advice}"
                 )
 
 
 def _check_same_shapes(params: Params, other: Run) -> None:
-    """Check that the other run's parameters have the same names and shapes.
-
-    Raises:
-        UsageError: they differ.
-    """
-    differences = _shapes(params).items() ^ _shapes(abstract_params(other.model)).items()
-    if differences:
+    """Raise `UsageError` if the other run's parameters have other names or shapes."""
+    ours, theirs = (
+        {(keystr(path), leaf.shape) for path, leaf in tree_leaves_with_path(tree)}
+        for tree in (params, abstract_params(other.model))
+    )
+    if differences := ours ^ theirs:
         raise UsageError(
             f"the parameters of {other.folder.path} do not fit this model: "
             f"they differ at {min(differences)[0]}"
         )
-
-
-def _shapes(params: Params) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each array by its path in the tree."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}

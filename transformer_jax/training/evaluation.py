@@ -3,53 +3,46 @@
 import dataclasses
 import math
 
-from transformer_jax.config import Config
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.data.prepare import Prepared
 from transformer_jax.errors import DivergedError
 from transformer_jax.inference.evaluate import score
 from transformer_jax.inference.perplexity import perplexity, score_sentences
 from transformer_jax.inference.translate import Translator
-from transformer_jax.model.transformer import Params, Transformer
+from transformer_jax.model.transformer import Params
+from transformer_jax.training.components import RunComponents
 from transformer_jax.training.metric_writer import MetricWriter
+from transformer_jax.training.step import TrainState
 
 DIVERGENCE_ADVICE = "Try a smaller train.learning_rate_scale or a larger train.warmup_steps"
 NUM_SAMPLES = 20
 
 
 class DevEvaluator:
-    """Scores parameters on the development set and reports the scores."""
+    """Scores parameters on the development set, by greedy search, and writes the scores."""
 
-    def __init__(self, config: Config, model: Transformer, prepared: Prepared) -> None:
-        """Prepare the evaluation.
-
-        Args:
-            config: the experiment. Its beam size is ignored, because the search is greedy.
-            model: the model to score.
-            prepared: the text, with the split "dev".
-        """
-        self._model = model
-        self._prepared = prepared
+    def __init__(self, run: RunComponents, writer: MetricWriter) -> None:
+        self._run, self._writer = run, writer
+        config = run.folder.config
         self._bleu_tokenizer = bleu_tokenizer(config.data)
         greedy = dataclasses.replace(config.decode, beam_size=1)
-        self._translator = Translator(model, prepared.vocabulary, greedy)
+        self._translator = Translator(run.model, run.prepared.vocabulary, greedy)
 
-    def evaluate(
-        self, step: int, params: Params, writer: MetricWriter, *, translate: bool
-    ) -> float:
-        """Report the scores of a step; return the perplexity per token.
+    def evaluate(self, state: TrainState, step: int, *, translate: bool) -> float:
+        """Return the perplexity of a state; with `translate`, also write BLEU and translations.
 
-        Args:
-            step: the step that returned the parameters.
-            params: the parameters, on one device of this process.
-            writer: writes the scores and the samples.
-            translate: whether to translate the set and report BLEU.
+        All processes call this method. Only the primary one computes the perplexity, so that all
+        of them use the same bits.
 
         Raises:
             DivergedError: the perplexity is not finite.
         """
-        writer.set_status("evaluating")
-        scores = score_sentences(self._model, params, *self._prepared.tokens("dev"))
+        params = self._run.sharding.to_local_device(state.params)
+        group = self._run.group
+        return group.broadcast(self._score(params, step, translate) if group.is_primary else 0.0)
+
+    def _score(self, params: Params, step: int, translate: bool) -> float:
+        self._writer.set_status("evaluating")
+        scores = score_sentences(self._run.model, params, *self._run.prepared.tokens("dev"))
         values = {"perplexity": perplexity(scores)}
         if not math.isfinite(values["perplexity"]):
             raise DivergedError(
@@ -57,12 +50,11 @@ class DevEvaluator:
                 f"this step is not saved; earlier checkpoints are intact. {DIVERGENCE_ADVICE}"
             )
         if translate:
-            sources, references = self._prepared.lines("dev")
-            beams = self._translator.translate(params, sources)
-            hypotheses = [hypotheses[0].text for hypotheses in beams]
+            sources, references = self._run.prepared.lines("dev")
+            hypotheses = [best[0].text for best in self._translator.translate(params, sources)]
             result = score(hypotheses, references, tokenizer=self._bleu_tokenizer)
             values |= {"bleu": result.bleu, "exact": result.exact}
             samples = (lines[:NUM_SAMPLES] for lines in (sources, hypotheses, references))
-            writer.write_samples(step, *samples)
-        writer.report(step, "dev", values)
+            self._writer.write_samples(step, *samples)
+        self._writer.report(step, "dev", values)
         return values["perplexity"]

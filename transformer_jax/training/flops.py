@@ -1,6 +1,6 @@
 """FLOPs of a training step and peak FLOP/s of the devices, for model FLOPs utilization."""
 
-import time
+import timeit
 
 import jax
 import jax.numpy as jnp
@@ -31,14 +31,13 @@ TYPICAL_LENGTH = 32
 def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
     """Return the FLOPs of a training step: three times those of its forward pass.
 
-    Only matrix products count. Padding does not count: attention uses each row's real lengths. The
+    Only matrix products count, and padding does not: attention uses each row's real lengths. The
     sum in an additive score counts as the dot product that it replaces. Operations that
     `model.remat` repeats count once.
     """
     source, target = ((side != PAD).sum(axis=1).astype(float) for side in batch)
     d, heads = config.d_model, config.num_heads
-    # Multiply-adds per token: the projections of queries and output cost as much as those of keys
-    # and values.
+    # Multiply-adds per token; queries and output cost as much as keys and values.
     keys_values = queries_output = d * heads * (config.d_k + config.d_v)
     feed_forward = 2 * d * config.d_ff
     encoder = (keys_values + queries_output + feed_forward) * source.sum()
@@ -58,21 +57,17 @@ def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
 
 
 def train_flops(config: Config) -> float:
-    """Estimate the FLOPs of a whole training run, without reading any text.
-
-    The estimate assumes full batches of sentences of `TYPICAL_LENGTH` tokens.
-    """
+    """Estimate a whole run's FLOPs from full batches of sentences of `TYPICAL_LENGTH` tokens."""
     length = min(TYPICAL_LENGTH, config.data.max_length)
     side = np.ones((max(1, config.data.batch_tokens // length), length), np.int32)
-    step = step_flops(config.model, config.data.vocab_size, Batch(side, side))
-    return config.train.steps * step
+    return config.train.steps * step_flops(config.model, config.data.vocab_size, Batch(side, side))
 
 
 def peak_flops(dtype: str) -> float:
     """Return the peak FLOP/s of all local devices together.
 
-    For bfloat16 on a device in `PEAK_FLOPS`, this is the vendor's figure. Otherwise, as on a CPU or
-    in float32, it is the best rate among a few timed matrix products.
+    For bfloat16 on a device in `PEAK_FLOPS`, this is the vendor's figure; otherwise, it is the best
+    rate among a few timed matrix products.
     """
     devices = jax.local_devices()
     kind = devices[0].device_kind
@@ -82,12 +77,10 @@ def peak_flops(dtype: str) -> float:
     size = 1024 if devices[0].platform == "cpu" else 8192
     matrix = jnp.ones((size, size), dtype)
     multiply = jax.jit(jnp.matmul)
-    multiply(matrix, matrix).block_until_ready()
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        multiply(matrix, matrix).block_until_ready()
-        seconds.append(time.perf_counter() - start)
+    # The first multiplication also compiles the program.
+    seconds = timeit.repeat(
+        lambda: multiply(matrix, matrix).block_until_ready(), number=1, repeat=6
+    )
     # Simulated CPU devices share one processor.
     count = 1 if devices[0].platform == "cpu" else len(devices)
-    return count * 2 * size**3 / min(seconds)
+    return count * 2 * size**3 / min(seconds[1:])

@@ -1,14 +1,12 @@
 """The training loop: steps, with reports, evaluations, and checkpoints between them."""
 
 import contextlib
-import math
 import signal
 
 import jax
 from rich.console import Console
 
 from transformer_jax.cache import enable_compilation_cache
-from transformer_jax.config import Config
 from transformer_jax.console import shell_command
 from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.preemption import GracefulShutdown
@@ -24,15 +22,14 @@ from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.lock import exclusive_lock
 from transformer_jax.runs.metrics_file import truncate_metrics
 from transformer_jax.runs.run_directory import RunDirectory
-from transformer_jax.training.checkpointing import Checkpointer, open_checkpoints, restore_state
+from transformer_jax.training.checkpointing import Checkpointer
 from transformer_jax.training.components import RunComponents, build_run_components
 from transformer_jax.training.evaluation import DIVERGENCE_ADVICE, DevEvaluator
 from transformer_jax.training.flops import peak_flops
 from transformer_jax.training.metric_writer import MetricWriter, NullWriter
-from transformer_jax.training.optimizer import learning_rate
-from transformer_jax.training.schedule import DueActions
+from transformer_jax.training.optimizer import make_schedule
 from transformer_jax.training.sharding import CompiledStep
-from transformer_jax.training.step import TrainState, init_state, make_train_step
+from transformer_jax.training.step import TrainState, make_train_step
 from transformer_jax.training.throughput import Meter
 from transformer_jax.training.tracing import StepTracer
 
@@ -45,13 +42,8 @@ def run_training(
 ) -> int:
     """Train from the newest checkpoint, or from the start, to the config's last step.
 
-    Args:
-        folder: the run.
-        console: prints progress. Processes other than the primary pass a quiet console.
-        group: the processes that train the run together.
-
-    Returns:
-        The number of scheduled checkpoints on disk, which can be averaged.
+    Returns the number of scheduled checkpoints on disk, which can be averaged. The console prints
+    progress; the console of a process other than the primary one is quiet.
 
     Raises:
         RunInterrupted: a signal ended the run; the run's state is saved.
@@ -69,8 +61,7 @@ def run_training(
                 folder.store()
             group.barrier()
             run = build_run_components(folder, group)
-            for line in run.summary():
-                _print_line(console, line)
+            console.print("\n".join(run.summary()))
             return _train(run, console, shutdown)
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
@@ -87,49 +78,41 @@ def run_training(
 
 def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> int:
     """Restore the state, train, and return the number of scheduled checkpoints on disk."""
-    folder, group, schedule = run.folder, run.group, run.schedule
-    train = folder.config.train
+    config, schedule = run.folder.config, run.schedule
     # From here on, signals wait: an exception inside an Orbax call would corrupt Orbax's state.
     shutdown.can_wait = True
-    manager, latest = open_checkpoints(folder, group, lambda line: _print_line(console, line))
-    with manager:
-        if latest is None:
-            state = run.sharding.place_state(init_state(run.model, train))
-            pending = list[list[float]]()
-        else:
-            state, pending = restore_state(manager, latest, run.model, train, run.sharding)
+    with Checkpointer(run, console) as checkpointer:
+        state, pending = checkpointer.restore()
         shutdown.check()
-        first = latest or 0
-        if first >= schedule.steps or schedule.is_out_of_patience(first, manager.scores):
-            _print_line(console, f"{folder.path} is already at step {first}: nothing to do")
-            return len(manager.scores)
-        if group.is_primary:
+        first = checkpointer.last_step
+        if first >= schedule.steps or schedule.is_out_of_patience(first, checkpointer.scores):
+            console.print(f"{run.folder.path} is already at step {first}: nothing to do")
+            return len(checkpointer.scores)
+        if run.group.is_primary:
             every = {"train": schedule.log_every, "dev": schedule.checkpoint_every}
-            truncate_metrics(folder.metrics, first, every)
-        group.barrier()
-        max_minutes = train.max_minutes_between_checkpoints
-        checkpointer = Checkpointer(manager, group, last_step=first, max_minutes=max_minutes)
-        meter = Meter(run.model, peak_flops(folder.config.model.dtype), pending)
-        writer_type = MetricWriter if group.is_primary else NullWriter
-        with writer_type(folder, console, step=first) as writer:
-            _run_steps(run, state, first, meter, checkpointer, writer, shutdown)
+            truncate_metrics(run.folder.metrics, first, every)
+        run.group.barrier()
+        meter = Meter(run.model, peak_flops(config.model.dtype), pending)
+        writer_type = MetricWriter if run.group.is_primary else NullWriter
+        with writer_type(run.folder, console, step=first) as writer:
+            _run_steps(run, state, meter, checkpointer, writer, shutdown)
         checkpointer.wait()
-        return len(manager.scores)
+        return len(checkpointer.scores)
 
 
 def _run_steps(
     run: RunComponents,
     state: TrainState,
-    first: int,
     meter: Meter,
     checkpointer: Checkpointer,
     writer: MetricWriter,
     shutdown: GracefulShutdown,
 ) -> None:
-    """Train from the state after step `first` until the schedule, or a signal, ends the run."""
-    config, schedule = run.folder.config, run.schedule
+    """Train from the newest checkpoint's state until the schedule, or a signal, ends the run."""
+    config, schedule, first = run.folder.config, run.schedule, checkpointer.last_step
     train_step = CompiledStep(make_train_step(run.model, config.train), run.sharding)
-    evaluator = DevEvaluator(config, run.model, run.prepared)
+    schedule_rate = make_schedule(config.train, config.model.d_model)
+    evaluator = DevEvaluator(run, writer)
     consensus = StepConsensus(run.group)
     # All processes run the same program, so it is enough to trace one of them.
     num_traced = config.train.profile if run.group.is_primary else 0
@@ -140,27 +123,29 @@ def _run_steps(
             if not train_step.is_compiled_for(batch):
                 with meter.paused():
                     heartbeat.busy("compiling")
-                    compilation = train_step.compile(state, batch)
-                writer.say(str(compilation))
+                    writer.say(str(train_step.compile(state, batch)))
             state, metrics = train_step(state, batch)
             # `Meter.add` waits for step n - 2 and returns its number of consecutive skipped steps.
             _check_divergence(run, step - 2, meter.add(metrics, batch))
             heartbeat.beat(step)
             writer.advance(step)
-            # Read the signal once. If another signal arrives after this line, the next step handles
-            # it.
+            # Read the signal once. The next step handles a signal that arrives after this line.
             vote = consensus.vote(step, shutdown.signal or 0, checkpointer.is_due())
             due = schedule.after(step, vote, checkpointer.last_step)
             if due.waits_for_step:
                 _check_divergence(run, step, int(meter.last.skipped_in_a_row))
             pending = meter.pending_metrics() if due.keep_pending_metrics else []
             if due.report:
-                rate = _learning_rate(config, step - int(meter.last.skipped))
-                writer.report(step, "train", meter.read() | {"learning_rate": rate})
+                # Skipped steps are not updates.
+                num_updates = max(step - int(meter.last.skipped), 1)
+                rate = {"learning_rate": float(schedule_rate(num_updates))}
+                writer.report(step, "train", meter.read() | rate)
             if due.save:
                 with meter.paused():
                     heartbeat.busy("evaluating or saving")
-                    score = _evaluate(run, step, state, due, evaluator, writer)
+                    score = None
+                    if due.evaluate:
+                        score = evaluator.evaluate(state, step, translate=due.translate)
                     checkpointer.save(step, state, pending, score if due.is_scheduled else None)
             if due.interrupt:
                 checkpointer.wait()
@@ -168,37 +153,15 @@ def _run_steps(
                 raise RunInterrupted(f"{name}: saved at step {step}; {shutdown.resume_hint}")
             tracer.after(step, state)
             if schedule.is_out_of_patience(step, checkpointer.scores):
-                writer.say(
-                    f"training ends: no better perplexity in {schedule.patience} checkpoints"
-                )
+                count = schedule.patience
+                writer.say(f"training ends: no better perplexity in {count} checkpoints")
                 break
 
 
-def _evaluate(
-    run: RunComponents,
-    step: int,
-    state: TrainState,
-    due: DueActions,
-    evaluator: DevEvaluator,
-    writer: MetricWriter,
-) -> float | None:
-    """Return the perplexity on the development set if it is due; the primary also reports it."""
-    if not due.evaluate:
-        return None
-    params = run.sharding.to_local_device(state.params)
-    # Only the primary computes the perplexity, so that all processes use the same bits.
-    if not run.group.is_primary:
-        return run.group.broadcast(math.nan)
-    return run.group.broadcast(evaluator.evaluate(step, params, writer, translate=due.translate))
-
-
 def _check_divergence(run: RunComponents, step: int, num_skipped: int) -> None:
-    """End the run if too many consecutive steps, up to this one, were skipped.
+    """Raise `DivergedError` if `MAX_SKIPPED_STEPS` steps in a row, up to this one, were skipped.
 
     The file diverged.json lists the training pairs of these steps.
-
-    Raises:
-        DivergedError: the number of skipped steps reached `MAX_SKIPPED_STEPS`.
     """
     if num_skipped < MAX_SKIPPED_STEPS:
         return
@@ -213,18 +176,3 @@ def _check_divergence(run: RunComponents, step: int, num_skipped: int) -> None:
         f"{path.name} lists their training pairs; earlier checkpoints are intact. "
         f"{DIVERGENCE_ADVICE}"
     )
-
-
-def _learning_rate(config: Config, num_updates: int) -> float:
-    """Return the learning rate of the newest update; skipped steps are not updates."""
-    rate = learning_rate(
-        max(num_updates, 1),
-        d_model=config.model.d_model,
-        warmup_steps=config.train.warmup_steps,
-        scale=config.train.learning_rate_scale,
-    )
-    return float(rate)
-
-
-def _print_line(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)

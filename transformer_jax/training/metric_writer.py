@@ -5,12 +5,11 @@ since 1970), and the reported values. Except for "time" and the rates, the value
 config and the seed.
 """
 
+import contextlib
 import json
 import shutil
 import time
-from pathlib import Path
-from types import TracebackType
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -35,15 +34,8 @@ class MetricWriter:
     """A context manager that appends metrics to those that earlier processes of the run wrote."""
 
     def __init__(self, folder: RunDirectory, console: Console, *, step: int) -> None:
-        """Set up a progress bar.
-
-        Args:
-            folder: the run.
-            console: prints the lines and the bar.
-            step: number of steps that are already done.
-        """
-        self._folder = folder
-        self.console = console
+        """Set up a progress bar that begins after `step` steps."""
+        self._folder, self._console = folder, console
         self._progress = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
@@ -68,11 +60,7 @@ class MetricWriter:
         self._progress.update(self._task, status=status)
 
     def report(self, step: int, split: str, values: dict[str, float]) -> None:
-        """Write values to the terminal, metrics.jsonl, and TensorBoard.
-
-        Raises:
-            StorageError: a file cannot be written.
-        """
+        """Write values to the terminal, metrics.jsonl, and TensorBoard."""
         shown = "  ".join(
             form.format(values[key]) for key, form in TERMINAL_FORMATS.items() if key in values
         )
@@ -81,37 +69,29 @@ class MetricWriter:
         if split == "train":
             self.set_status(shown)
         line = {"step": step, "split": split, **values, "time": round(time.time(), 3)}
-        try:
+        with _storage_errors("metrics"):
             self._metrics.write(json.dumps(line) + "\n")
             self._add_events(line)
-        except OSError as error:
-            raise _storage_error("metrics", error) from error
 
-    def _add_events(self, line: dict[str, Any]) -> None:
+    def _add_events(self, line: Mapping[str, float | str]) -> None:
         """Add a line of metrics.jsonl to TensorBoard."""
         for key in line.keys() - {"step", "split", "time"}:
             self._events.add_scalar(f"{line['split']}/{key}", float(line[key]), int(line["step"]))
 
     def say(self, text: str) -> None:
         """Print a line above the progress bar."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(text)
 
     def write_samples(
         self, step: int, sources: list[str], hypotheses: list[str], references: list[str]
     ) -> None:
-        """Write translations to samples/step-N.txt, and print the first two.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
+        """Write translations to samples/step-N.txt, and print the first two."""
         samples = list(zip(sources, hypotheses, references, strict=True))
         folder = self._folder.path / "samples"
         text = "\n".join(f"{s}\n  = {h}\n  ~ {r}" for s, h, r in samples)
-        try:
+        with _storage_errors("samples"):
             folder.mkdir(exist_ok=True)
-            Path(folder / f"step-{step}.txt").write_text(text + "\n", "utf-8")
-        except OSError as error:
-            raise _storage_error("samples", error) from error
+            (folder / f"step-{step}.txt").write_text(text + "\n", "utf-8")
         for source, hypothesis, reference in samples[:2]:
             self.say(f"    {_shorten(source)}\n      -> {_shorten(hypothesis)}")
             if hypothesis != reference:
@@ -119,68 +99,54 @@ class MetricWriter:
 
     def __enter__(self) -> "MetricWriter":
         events = self._folder.path / "tensorboard"
-        try:
+        with _storage_errors("metrics"):
             # Rebuild the events from metrics.jsonl: a killed process may have written events for
             # steps that this process repeats.
             shutil.rmtree(events, ignore_errors=True)
             self._events = Writer(str(events))
-            with self._folder.metrics.open("a+", encoding="utf-8") as earlier:
-                earlier.seek(0)
-                for line in earlier:
-                    self._add_events(json.loads(line))
+            try:
+                with self._folder.metrics.open("a+", encoding="utf-8") as earlier:
+                    earlier.seek(0)
+                    for line in earlier:
+                        self._add_events(json.loads(line))
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
+                raise StorageError(f"{self._folder.metrics} cannot be read: {error!r}") from error
             # Line buffering keeps the metrics of a process that is killed.
             self._metrics = self._folder.metrics.open("a", buffering=1, encoding="utf-8")
-        except OSError as error:
-            raise _storage_error("metrics", error) from error
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise StorageError(f"{self._folder.metrics} cannot be read: {error!r}") from error
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._progress.stop()
         try:
-            self._events.close()
-            self._metrics.close()
-        except OSError as close_error:
+            with _storage_errors("metrics"):
+                self._events.close()
+                self._metrics.close()
+        except StorageError:
             # An error that ends the run takes precedence.
             if error is None:
-                raise _storage_error("metrics", close_error) from close_error
+                raise
 
 
 class NullWriter(MetricWriter):
-    """A writer that writes nothing, for processes other than the primary one."""
+    """A writer without files, for processes other than the primary one; their console is quiet."""
 
     def report(self, step: int, split: str, values: dict[str, float]) -> None:
-        """Do nothing."""
-
-    def say(self, text: str) -> None:
-        """Do nothing."""
-
-    def write_samples(
-        self, step: int, sources: list[str], hypotheses: list[str], references: list[str]
-    ) -> None:
         """Do nothing."""
 
     def __enter__(self) -> "NullWriter":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         pass
 
 
-def _storage_error(what: str, error: OSError) -> StorageError:
-    return StorageError(f"{what} could not be written: {error.strerror or error}")
+@contextlib.contextmanager
+def _storage_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{what} could not be written: {error.strerror or error}") from error
 
 
 def _shorten(text: str, width: int = 100) -> str:

@@ -1,5 +1,8 @@
 """Adam and the learning rate that rises linearly, then decays (section 5.3)."""
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -20,11 +23,14 @@ def learning_rate(
     return scale * d_model**-0.5 * jnp.minimum(step**-0.5, step * warmup_steps**-1.5)
 
 
-def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
-    """Return `optax.clip_by_global_norm` for callers that already have the norm.
+def make_schedule(config: TrainConfig, d_model: int) -> Callable[[ArrayLike], Float[Array, ""]]:
+    """Return the learning rate as a function of the step, with the config's warmup and scale."""
+    scale = config.learning_rate_scale
+    return partial(learning_rate, d_model=d_model, warmup_steps=config.warmup_steps, scale=scale)
 
-    Its update takes the gradient's global norm as the keyword argument `norm`.
-    """
+
+def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
+    """Return `optax.clip_by_global_norm` whose update takes the norm as a keyword, `norm`."""
 
     def update(
         updates: optax.Updates,
@@ -39,22 +45,15 @@ def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs
 
 
 def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransformationExtraArgs:
-    """Return Adam with the paper's learning rate, preceded by clipping if the config asks for it.
-
-    Its update takes the gradient's global norm as the keyword argument `norm`.
-    """
-
-    def schedule(count: ArrayLike) -> Float[Array, ""]:
+    """Return Adam with the paper's learning rate, preceded by `clip_by_known_norm` on request."""
+    rate = make_schedule(config, d_model)
+    adam = optax.adam(
         # Optax counts updates from 0, and the paper counts from 1.
-        step = jnp.asarray(count) + 1
-        return learning_rate(
-            step,
-            d_model=d_model,
-            warmup_steps=config.warmup_steps,
-            scale=config.learning_rate_scale,
-        )
-
-    adam = optax.adam(schedule, b1=config.adam_beta1, b2=config.adam_beta2, eps=config.adam_epsilon)
+        lambda count: rate(jnp.asarray(count) + 1),
+        b1=config.adam_beta1,
+        b2=config.adam_beta2,
+        eps=config.adam_epsilon,
+    )
     if config.clip_norm is None:
         return optax.with_extra_args_support(adam)
     return optax.chain(clip_by_known_norm(config.clip_norm), adam)

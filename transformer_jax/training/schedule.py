@@ -1,9 +1,8 @@
 """Decide what is due after each training step, as a pure function of the step and the votes.
 
-Steps count from 1. There are two kinds of checkpoints. A scheduled checkpoint belongs to a fixed
-step and carries the perplexity on the development set. All other checkpoints (recovery,
-interruption, end of training off schedule) carry no score, so clocks and signals do not affect
-which checkpoints are averaged.
+Steps count from 1. A scheduled checkpoint belongs to a fixed step and carries the perplexity on the
+development set. All other checkpoints (recovery, interruption, end of training off schedule) carry
+no score, so clocks and signals do not affect which checkpoints are averaged.
 """
 
 from collections.abc import Mapping
@@ -18,13 +17,10 @@ class DueActions(NamedTuple):
     """What to do after a step, in this order."""
 
     report: bool
-    """Report the training metrics since the last report."""
     evaluate: bool
-    """Compute the perplexity on the development set."""
     translate: bool
-    """Also translate the development set, to compute its BLEU."""
+    """Whether the evaluation also translates the development set, to compute its BLEU."""
     save: bool
-    """Save a checkpoint."""
     is_scheduled: bool
     """Whether the checkpoint is a scheduled one, which carries its score."""
     keep_pending_metrics: bool
@@ -34,7 +30,7 @@ class DueActions(NamedTuple):
     again at the scheduled step, as if it had never ended.
     """
     interrupt: bool
-    """End training because of a signal, after the checkpoint is on disk."""
+    """Whether a signal ends training once the checkpoint is on disk."""
 
     @property
     def waits_for_step(self) -> bool:
@@ -44,48 +40,32 @@ class DueActions(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps at which a run reports, evaluates, saves, and ends."""
+    """When a run reports, evaluates, saves, and ends: the fields of `TrainConfig`, in steps."""
 
     steps: int
-    """The last step."""
     log_every: int
-    """Steps between reports of training metrics."""
     checkpoint_every: int
-    """Steps between scheduled checkpoints."""
     bleu_every: int = 1
-    """The number of scheduled checkpoints between translations of the development set."""
     patience: int | None = None
-    """Training ends after this many scheduled checkpoints without a better perplexity."""
 
     @classmethod
     def from_config(cls, config: TrainConfig, steps_per_epoch: int) -> "Schedule":
         """Return the schedule of a config, with epochs converted to steps."""
         unit = steps_per_epoch if config.checkpoint_unit == "epoch" else 1
+        checkpoint_every = config.checkpoint_every * unit
         return cls(
-            steps=config.steps,
-            log_every=config.log_every,
-            checkpoint_every=config.checkpoint_every * unit,
-            bleu_every=config.bleu_every,
-            patience=config.patience,
+            config.steps, config.log_every, checkpoint_every, config.bleu_every, config.patience
         )
 
     def after(self, step: int, vote: Vote, last_saved: int) -> DueActions:
-        """Return what is due after a step.
-
-        Args:
-            step: the step that has just run.
-            vote: the newest vote that all processes know.
-            last_saved: the step of the newest checkpoint.
-        """
-        has_signal = vote.signal != 0
-        # A vote may be a few steps old. A checkpoint saved since then has already fulfilled its
-        # request.
+        """Return what is due after a step; `last_saved` is the step of the newest checkpoint."""
+        # A vote may be a few steps old; a checkpoint saved since then has fulfilled its request.
         needs_recovery = vote.is_due and vote.step > last_saved
         is_last = step == self.steps
         is_report_scheduled = step % self.log_every == 0
         is_scheduled = step % self.checkpoint_every == 0
         evaluate = is_scheduled or is_last
-        save = evaluate or has_signal or needs_recovery
+        save = evaluate or vote.signal != 0 or needs_recovery
         return DueActions(
             report=is_report_scheduled or is_last,
             evaluate=evaluate,
@@ -93,16 +73,11 @@ class Schedule:
             save=save,
             is_scheduled=is_scheduled,
             keep_pending_metrics=save and not is_report_scheduled,
-            interrupt=has_signal and not is_last,
+            interrupt=vote.signal != 0 and not is_last,
         )
 
     def is_out_of_patience(self, step: int, scores: Mapping[int, float]) -> bool:
-        """Return whether the last `patience` scheduled checkpoints did not improve the perplexity.
-
-        Args:
-            step: the step that has just run.
-            scores: the perplexity of each scheduled checkpoint, by step.
-        """
+        """Return whether the last `patience` scores, which are perplexities, did not improve."""
         if self.patience is None or step % self.checkpoint_every:
             return False
         best = min(scores, key=lambda step: scores[step], default=step)

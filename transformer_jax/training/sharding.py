@@ -4,10 +4,9 @@ data    every device holds all parameters and an equal share of each batch's row
 fsdp    like data, but parameters and optimizer state are also split over the devices
 pmap    like data, but with `jax.pmap`: each device sums over its rows, then `psum` adds the sums
 
-Under data and fsdp the step is one program over global arrays, and XLA adds the communication. The
-dropout masks are the same on any number of devices. Under pmap each device runs its own program and
-draws different masks. All three keep the state in the same global arrays, so a checkpoint written
-under one can be restored under another.
+Under data and fsdp the step is one program over global arrays, XLA adds the communication, and the
+dropout masks are the same on any number of devices. Under pmap each device draws different masks.
+All three keep the state in the same global arrays, so each restores the checkpoints of the others.
 """
 
 import time
@@ -28,7 +27,6 @@ class DataParallel:
     """Every device holds the whole state and an equal share of each batch's rows."""
 
     axis = "data"
-    """Name of the only mesh axis."""
 
     def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
         """Build a one-dimensional mesh. The default is all devices of all processes."""
@@ -74,19 +72,19 @@ class DataParallel:
 
     def place_batch(self, batch: Batch) -> Batch:
         """Return the global batch. `batch` has the rows of this process's `shard`."""
-        first, last, total = self.shard
 
         def place(rows: np.ndarray) -> jax.Array:
-            shape = (len(rows) // (last - first) * total, *rows.shape[1:])
+            shape = (self.count_rows(len(rows)), *rows.shape[1:])
             return jax.make_array_from_process_local_data(self.batch_sharding, rows, shape)
 
         return Batch(*map(place, batch))
 
-    def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
-        """Compile the step for the shapes of a state and of a placed batch.
+    def count_rows(self, local_rows: int) -> int:
+        """Return the number of rows of the global batch."""
+        return local_rows // (self.shard.last - self.shard.first) * self.shard.total
 
-        The compiled step donates its input state: the caller must not use that state again.
-        """
+    def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
+        """Compile the step for the shapes of a state, which it donates, and of a placed batch."""
         shardings = jax.tree.map(self.sharding, state)
 
         # In traces and messages, JAX names the program after this function.
@@ -134,34 +132,22 @@ class PmapDataParallel(DataParallel):
             sums = step.compute_gradients(state, batch, jax.lax.axis_index(self.axis))
             return step.apply_gradients(state, jax.lax.psum(sums, self.axis))
 
-        mapped = jax.pmap(
-            train_step,
-            axis_name=self.axis,
-            in_axes=(None, 0),
-            out_axes=None,
-            donate_argnums=0,
-            devices=self.devices,
-        )
+        axes = {"axis_name": self.axis, "in_axes": (None, 0), "out_axes": None}
+        mapped = jax.pmap(train_step, **axes, donate_argnums=0, devices=self.devices)
         # With several processes, `jax.pmap` can lower only for concrete arrays.
         is_alone = jax.process_count() == 1
         return mapped.lower(self.abstract_state(state) if is_alone else state, batch).compile()
 
 
-SHARDINGS: dict[str, type[DataParallel]] = {
-    "data": DataParallel,
-    "fsdp": FSDP,
-    "pmap": PmapDataParallel,
-}
+SHARDINGS = {"data": DataParallel, "fsdp": FSDP, "pmap": PmapDataParallel}
 
 
 class Compilation(NamedTuple):
-    """What `CompiledStep.compile` compiled: the shape of the global batch, and the time it took."""
+    """The shape of the global batch, including padding, and the time that compilation took."""
 
     rows: int
     source_length: int
-    """Tokens in a source row, including padding."""
     target_length: int
-    """Tokens in a target row, including padding."""
     seconds: float
 
     def __str__(self) -> str:
@@ -186,17 +172,11 @@ class CompiledStep:
         start = time.perf_counter()
         self._compiled[_shape(batch)] = self._sharding.compile(self._step, state, placed)
         seconds = time.perf_counter() - start
-        first, last, total = self._sharding.shard
-        local_rows, source_length, target_length = _shape(batch)
-        return Compilation(
-            local_rows // (last - first) * total, source_length, target_length, seconds
-        )
+        rows, source_length, target_length = _shape(batch)
+        return Compilation(self._sharding.count_rows(rows), source_length, target_length, seconds)
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Run a step on this process's rows of a batch, and compile it first if necessary.
-
-        The step donates the state: the caller must not use the state again.
-        """
+        """Run a step, which donates the state, on this process's rows; compile it if necessary."""
         if not self.is_compiled_for(batch):
             self.compile(state, batch)
         return self._compiled[_shape(batch)](state, self._sharding.place_batch(batch))

@@ -25,7 +25,7 @@ class TrainState(NamedTuple):
     """The input and output of a step. With the config and data, it determines all later steps."""
 
     step: Int[Array, ""]
-    """Number of batches that training has processed."""
+    """Number of batches that training has processed, including skipped steps."""
     seed: Int[Array, ""]
     """The run's seed. It never changes, but it is an array so that all seeds share one program."""
     params: Params
@@ -33,7 +33,6 @@ class TrainState(NamedTuple):
     skipped: Int[Array, ""]
     """Number of steps skipped because of a gradient or loss that is not finite."""
     skipped_in_a_row: Int[Array, ""]
-    """Length of the current streak of skipped steps."""
 
 
 class StepMetrics(NamedTuple):
@@ -44,9 +43,8 @@ class StepMetrics(NamedTuple):
     gradient_norm: Float[Array, ""]
     """Global norm before clipping."""
     skipped: Int[Array, ""]
-    """`TrainState.skipped` after the step."""
+    """As in the `TrainState` after the step."""
     skipped_in_a_row: Int[Array, ""]
-    """`TrainState.skipped_in_a_row` after the step."""
 
 
 GradientSum = tuple[Params, Loss]
@@ -58,8 +56,8 @@ class TrainStep:
     """One update as two pure functions. Several devices can add up their sums in between."""
 
     compute_gradients: Callable[[TrainState, Batch, Array], GradientSum]
-    """Computes the sums over a batch or over a shard of it. The last argument is the shard's index,
-    so that each shard draws different dropout masks."""
+    """Computes the sums over a batch or over a shard of it. The shard's index, the last argument,
+    gives each shard different dropout masks."""
     apply_gradients: Callable[[TrainState, GradientSum], tuple[TrainState, StepMetrics]]
     """Updates the state with the sums over the whole batch."""
 
@@ -71,10 +69,7 @@ class TrainStep:
 def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
     """Return the step: the gradient of the mean loss per token, then Adam (sections 5.3, 5.4)."""
     optimizer = make_optimizer(config, model.config.d_model)
-    return TrainStep(
-        compute_gradients=partial(compute_gradients, model, config),
-        apply_gradients=partial(apply_gradients, optimizer),
-    )
+    return TrainStep(partial(compute_gradients, model, config), partial(apply_gradients, optimizer))
 
 
 def make_rng(seed: Int[Array, ""]) -> Array:
@@ -93,11 +88,7 @@ def init_state(model: Transformer, config: TrainConfig) -> TrainState:
 
 
 def compute_gradients(
-    model: Transformer,
-    config: TrainConfig,
-    state: TrainState,
-    batch: Batch,
-    shard_index: Int[Array, ""],
+    model: Transformer, config: TrainConfig, state: TrainState, batch: Batch, shard_index: Array
 ) -> GradientSum:
     """Sum gradient and loss over a batch, in `config.gradient_accumulation_steps` micro-batches."""
     # Dropout is a function of seed and step, so that a resumed run draws the same masks.
@@ -111,9 +102,8 @@ def compute_gradients(
         return jax.tree.map(jnp.add, total, sum_gradients(state.params, *inputs)), None
 
     rngs = jax.random.split(rng, num_micro_batches)
-    micro_batches = split_rows(batch, num_micro_batches)
     zeros = (jax.tree.map(jnp.zeros_like, state.params), Loss(*jnp.zeros(3)))
-    total, _ = jax.lax.scan(add, zeros, (micro_batches, rngs))
+    total, _ = jax.lax.scan(add, zeros, (split_rows(batch, num_micro_batches), rngs))
     return total
 
 
@@ -145,8 +135,7 @@ def apply_gradients(
 ) -> tuple[TrainState, StepMetrics]:
     """Update the parameters with the mean gradient per token.
 
-    If the gradient or the loss is not finite, parameters and optimizer stay as they are, and the
-    step counts as skipped.
+    If the gradient or the loss is not finite, skip the update and count the step as skipped.
     """
     gradients, loss = sums
     gradients = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), gradients)
@@ -160,13 +149,8 @@ def apply_gradients(
     # With `jnp.where` instead of `cond`, XLA on a CPU would copy Adam's moments, because the new
     # parameters would read the old moments after the new moments overwrite them.
     params, adam = jax.lax.cond(is_finite, update, lambda: (state.params, state.optimizer))
-    new_state = TrainState(
-        state.step + 1,
-        state.seed,
-        params,
-        adam,
-        state.skipped + ~is_finite,
-        jnp.where(is_finite, 0, state.skipped_in_a_row + 1),
-    )
+    skipped = state.skipped + ~is_finite
+    skipped_in_a_row = jnp.where(is_finite, 0, state.skipped_in_a_row + 1)
+    new_state = TrainState(state.step + 1, state.seed, params, adam, skipped, skipped_in_a_row)
     loss = jax.tree.map(lambda x: jnp.where(is_finite, x, 0), loss)
-    return new_state, StepMetrics(loss, norm, new_state.skipped, new_state.skipped_in_a_row)
+    return new_state, StepMetrics(loss, norm, skipped, skipped_in_a_row)

@@ -21,13 +21,9 @@ class Meter:
     """Accumulates the metrics of steps until the next report."""
 
     def __init__(self, model: Transformer, peak: float, earlier: Sums) -> None:
-        """Start the clock.
+        """Start the clock, for devices whose peak FLOP/s is `peak`.
 
-        Args:
-            model: the model being trained.
-            peak: the peak FLOP/s of the devices.
-            earlier: `pending_metrics` of an interrupted process. With them, the next report is the
-                same as without the interruption.
+        The `pending_metrics` of an interrupted process are `earlier` metrics of the next report.
         """
         self._model, self._peak = model, peak
         self._reset(earlier)
@@ -41,13 +37,9 @@ class Meter:
     def add(self, metrics: StepMetrics, batch: Batch) -> int:
         """Count step n, and wait until the devices have finished step n - 2.
 
-        The wait bounds how far the host runs ahead of the devices, and it shows progress: once
-        `add` returns for step n, step n - 2 is done. `heartbeat.beat` relies on this. The first two
-        steps after a report do not wait.
-
-        Returns:
-            The length of the streak of skipped steps that ends with step n - 2; 0 if `add` did
-            not wait.
+        The wait bounds how far the host runs ahead of the devices, and it shows progress to
+        `heartbeat.beat`. The first two steps after a report do not wait, and return 0. Otherwise,
+        return the length of the streak of skipped steps that ends with step n - 2.
         """
         self._metrics.append(metrics)
         self._flops += step_flops(self._model.config, self._model.vocab_size, batch)
@@ -78,14 +70,14 @@ class Meter:
     def read(self) -> dict[str, float]:
         """Return means and rates since the last report, and reset.
 
-        The means include the steps of an interrupted process; the rates do not.
+        The means include the steps of an interrupted process; the rates do not. Absent are the
+        means if all steps were skipped, a norm that is not finite, and a count of 0.
 
         Returns:
-            loss: mean smoothed cross-entropy per token, in nats; absent if all steps were skipped.
-            perplexity: exp of the mean negative log-likelihood per token; absent if `loss` is
-                absent.
-            gradient_norm: the norm in the newest step, before clipping; absent if it is not finite.
-            skipped: number of skipped steps; absent if 0.
+            loss: mean smoothed cross-entropy per token, in nats.
+            perplexity: exp of the mean negative log-likelihood per token.
+            gradient_norm: the norm in the newest step, before clipping.
+            skipped: number of skipped steps.
             tokens_per_second: target tokens per second.
             flops: FLOPs of all steps, without padding.
             utilization: FLOP/s as a fraction of the devices' peak.
@@ -101,8 +93,7 @@ class Meter:
             values["gradient_norm"] = norm
         if skipped := sum(tokens == 0 for _, _, tokens in sums):
             values["skipped"] = skipped
-        values["tokens_per_second"] = tokens / seconds
-        values["flops"] = self._flops
-        values["utilization"] = self._flops / seconds / self._peak
+        utilization = self._flops / seconds / self._peak
+        values |= {"tokens_per_second": tokens / seconds, "flops": self._flops}
         self._reset([])
-        return values
+        return values | {"utilization": utilization}

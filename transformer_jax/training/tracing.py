@@ -1,7 +1,6 @@
 """Profiler traces of selected steps, for TensorBoard or Perfetto."""
 
 from pathlib import Path
-from types import TracebackType
 
 import jax
 
@@ -12,22 +11,12 @@ class StepTracer:
     """A context manager that traces consecutive steps of a run."""
 
     def __init__(self, folder: Path, *, after: int, steps: int) -> None:
-        """Choose the steps.
-
-        Args:
-            folder: the profiler writes each trace to a new subfolder of this folder.
-            after: the last step before the trace. Most shapes should be compiled by this step.
-            steps: number of steps to trace; 0 for none.
-        """
+        """Trace this number of steps after step `after`, by which most shapes are compiled."""
         self._folder, self._first, self._last = folder, after, after + steps
         self._is_tracing = False
 
     def after(self, step: int, state: object) -> None:
-        """Start or stop the trace if it is due after this step.
-
-        Args:
-            step: the step that was just dispatched.
-            state: the arrays that the step returns.
+        """Start or stop the trace if it is due after this step, which returned `state`.
 
         Raises:
             StorageError: the trace cannot be written.
@@ -61,13 +50,8 @@ class StepTracer:
     def __enter__(self) -> "StepTracer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Write the trace if the run ends before the last step to trace."""
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        # Write the trace if the run ends before the last step to trace.
         try:
             self._stop()
         except StorageError:

@@ -1,7 +1,7 @@
 """Attention scores with learned parameters, as alternatives to the dot product.
 
-Section 3.2.1 names two kinds of attention, multiplicative and additive. Queries and keys are
-projected for each head before they are scored, so cached decoding projects the memory only once.
+Both differ from the paper, which scales q^T k. They score projected queries and keys, so cached
+decoding projects the memory only once.
 Shapes: B batch, T queries, S keys, H heads, K d_k.
 """
 
@@ -14,10 +14,7 @@ from transformer_jax.config import ModelConfig
 
 
 class General(nn.Module):
-    """Computes q^T W k with one W for each head ("general" of Luong et al. 2015).
-
-    Differs from the paper, which scales q^T k and has no W. W starts Glorot-uniform.
-    """
+    """Computes q^T W k ("general" of Luong et al. 2015). Each head's W starts Glorot-uniform."""
 
     config: ModelConfig
 
@@ -25,7 +22,6 @@ class General(nn.Module):
     def __call__(
         self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
     ) -> Float[Array, "B H T S"]:
-        """Score each query against each key."""
         c = self.config
         init = nn.initializers.xavier_uniform(batch_axis=0)
         matrix = self.param("matrix", init, (c.num_heads, c.d_k, c.d_k))
@@ -37,8 +33,7 @@ class General(nn.Module):
 class Additive(nn.Module):
     """Computes v^T tanh(q + k) with one v for each head (Bahdanau et al. 2015).
 
-    The authors' score is v^T tanh(W s + U h). Here the query and key projections are W and U,
-    which computes U h only once. Differs from the paper. v starts as N(0, 1/d_k).
+    The authors' W and U are the query and key projections here. v starts as N(0, 1/d_k).
     """
 
     config: ModelConfig
@@ -47,14 +42,12 @@ class Additive(nn.Module):
     def __call__(
         self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
     ) -> Float[Array, "B H T S"]:
-        """Score each query against each key."""
         c = self.config
         init = nn.initializers.normal(c.d_k**-0.5)
         return additive(query, key, self.param("vector", init, (c.num_heads, c.d_k)))
 
 
-# Recompute tanh in the backward pass: its result, [B, H, T, S, K], would be the largest stored
-# array.
+# Recompute tanh in the backward pass, because its result, [B, H, T, S, K], is the largest array.
 @jax.checkpoint
 def additive(
     query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], vector: Float[Array, "H K"]

@@ -1,7 +1,4 @@
-"""Positional encodings that the paper does not use.
-
-Shapes: T positions, D d_model.
-"""
+"""Positional encodings that differ from the paper. Shapes: T positions, D d_model."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -12,8 +9,7 @@ from transformer_jax.model.positions import AddLearnedPositions, AddPositions
 class AddConcatenatedSinusoids(AddPositions):
     """Add Tensor2Tensor's sinusoids: all sines, then all cosines.
 
-    Differs from the paper: angle i is pos / 10000^(i / (d_model / 2 - 1)), so the longest
-    wavelength is 10000 * 2 pi.
+    Angle i is pos / 10000^(i / (d_model / 2 - 1)).
     """
 
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
@@ -24,10 +20,7 @@ class AddConcatenatedSinusoids(AddPositions):
 
 
 class AddNothing(AddPositions):
-    """Apply only dropout, for schemes in self-attention and for the ablation "none".
-
-    Differs from the paper. Without any positions, the encoder sees a bag of words.
-    """
+    """Apply only dropout, for schemes in self-attention and for the ablation "none"."""
 
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
         """Return zeros."""
@@ -35,11 +28,8 @@ class AddNothing(AddPositions):
 
 
 class AddClampedPositions(AddLearnedPositions):
-    """Add rows of a learned table, and its last row at every position past its end.
-
-    Differs from the paper, which does not say what happens there.
-    """
+    """Add rows of a learned table, and its last row at every position past its end."""
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
-        """Return the row of the table for each position, or the last row past the table's end."""
+        """Return the row of the table for each position."""
         return jnp.minimum(positions, self.max_positions - 1)

@@ -1,18 +1,20 @@
-"""Layer normalization before each sub-layer instead of after it (Xiong et al. 2020).
+"""Layer normalization before each sub-layer and after each stack (Xiong et al. 2020).
 
-Differs from the paper: the residual path through a stack is not normalized, so each stack ends with
-one more layer normalization.
+Differs from the paper, which normalizes after each sub-layer.
 Shapes: B batch, T positions, D d_model.
 """
 
+from collections.abc import Callable
+
 from jaxtyping import Array, Float
 
+from transformer_jax.config import ModelConfig
 from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.layers import AddAndNorm, layer_norm
 
 
 class NormAndAdd(AddAndNorm):
-    """Computes x + Dropout(Sublayer(LayerNorm(x))). Differs from the paper."""
+    """x + Dropout(Sublayer(LayerNorm(x)))."""
 
     def setup(self) -> None:
         """Make the layer normalization and the dropout."""
@@ -28,3 +30,8 @@ class NormAndAdd(AddAndNorm):
     ) -> Float[Array, "B T D"]:
         """Add the output y of the sub-layer to x."""
         return x + self.dropout(y, train=train)
+
+    @staticmethod
+    def make_stack_norm(config: ModelConfig, /) -> Callable[[Array], Array]:
+        """Return a layer normalization."""
+        return layer_norm(config)

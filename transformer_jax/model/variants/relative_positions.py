@@ -1,16 +1,15 @@
 """Self-attention that depends on the distance between query and key.
 
-The paper adds positions to embeddings. These schemes do not add anything to embeddings; each is a
-`MultiHeadAttention` that overrides `attend_heads`. Attention to the encoder's output stays as in
-the paper, which is standard: positions in two different sentences have no distance.
+These schemes differ from the paper: they add nothing to embeddings. Attention to the encoder's
+output stays as in the paper, because positions in two sentences have no distance.
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v, R max_relative_position.
 """
 
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from transformer_jax.model.attention import MultiHeadAttention, Positions, weighted_sum
+from transformer_jax.model.attention import Heads, MultiHeadAttention, Positions, weighted_sum
 
 
 def relative_positions(positions: Positions) -> Int[Array, "T S"]:
@@ -21,39 +20,26 @@ def relative_positions(positions: Positions) -> Int[Array, "T S"]:
 def alibi_slopes(num_heads: int) -> list[float]:
     """Return ALiBi's slope for each head: 2^(-8/n), 2^(-16/n), ... 2^-8 for n heads.
 
-    If n is not a power of two, the authors take the slopes for the next lower power of two, then
-    every second slope for twice that power.
+    If n is not a power of two, the slopes are those for the next lower power of two, then every
+    second slope for twice that power.
     """
-
-    def geometric(n: int) -> list[float]:
-        return [2 ** (-8 * head / n) for head in range(1, n + 1)]
-
     power = 1 << (num_heads.bit_length() - 1)
-    return geometric(power) + geometric(2 * power)[::2][: num_heads - power]
+    slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
+    return slopes + [2 ** (-4 * head / power) for head in range(1, 2 * (num_heads - power), 2)]
 
 
 class AlibiAttention(MultiHeadAttention):
     """Lowers each score by the head's slope times the distance (ALiBi, Press et al. 2022).
 
-    Differs from the paper. In the encoder, for which the authors give no formula, the distance
-    counts the same in both directions.
+    In the encoder, for which the authors give no formula, both directions count the same.
     """
 
-    def attend_heads(
-        self,
-        query: Float[Array, "B T H K"],
-        key: Float[Array, "B S H K"],
-        value: Float[Array, "B S H V"],
-        mask: Bool[Array, "#B #H #T S"],
-        positions: Positions,
-        train: bool,
-        /,
-    ) -> Float[Array, "B T H V"]:
+    def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
         """Attend with score(q, k) - slope |distance|."""
-        distance = jnp.abs(relative_positions(positions))
+        distance = jnp.abs(relative_positions(heads.positions))
         slope = jnp.asarray(alibi_slopes(self.config.num_heads))[:, None, None]
-        scores = self.score(query, key) - slope * distance
-        return weighted_sum(self.to_weights(scores, mask, train=train), value)
+        scores = self.score(heads.query, heads.key) - slope * distance
+        return weighted_sum(self.to_weights(scores, heads.mask, train=train), heads.value)
 
 
 def rotate(x: Float[Array, "B T H K"], positions: Int[Array, " T"]) -> Float[Array, "B T H K"]:
@@ -73,31 +59,21 @@ def rotate(x: Float[Array, "B T H K"], positions: Int[Array, " T"]) -> Float[Arr
 class RotaryAttention(MultiHeadAttention):
     """Rotates queries and keys by their positions (RoFormer, Su et al. 2021, equation 34).
 
-    Their dot product then depends on positions only through the distance. Differs from the paper.
+    Their dot product then depends on positions only through the distance.
     """
 
-    def attend_heads(
-        self,
-        query: Float[Array, "B T H K"],
-        key: Float[Array, "B S H K"],
-        value: Float[Array, "B S H V"],
-        mask: Bool[Array, "#B #H #T S"],
-        positions: Positions,
-        train: bool,
-        /,
-    ) -> Float[Array, "B T H V"]:
+    def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
         """Rotate queries and keys, then attend as the paper does."""
-        query, key = rotate(query, positions.queries), rotate(key, positions.keys)
-        return super().attend_heads(query, key, value, mask, positions, train)
+        query = rotate(heads.query, heads.positions.queries)
+        key = rotate(heads.key, heads.positions.keys)
+        return super().attend_heads(heads._replace(query=query, key=key), train)
 
 
 class RelativeAttention(MultiHeadAttention):
     """Adds learned vectors for each distance to the keys and the values (Shaw et al. 2018).
 
-    These are equations 3 to 5 of Shaw et al. Distances are clipped at `max_relative_position`. Each
-    layer has its own vectors, which all heads share. Tensor2Tensor's later
-    `dot_product_relative_v2` leaves out the vectors for the values by default. Differs from the
-    paper.
+    These are equations 3 to 5 of Shaw et al. Heads share the vectors. Tensor2Tensor's later
+    `dot_product_relative_v2` leaves out the vectors for the values by default.
     """
 
     def setup(self) -> None:
@@ -108,21 +84,12 @@ class RelativeAttention(MultiHeadAttention):
         self.relative_key = self.param("relative_key", init, (rows, c.d_k))
         self.relative_value = self.param("relative_value", init, (rows, c.d_v))
 
-    def attend_heads(
-        self,
-        query: Float[Array, "B T H K"],
-        key: Float[Array, "B S H K"],
-        value: Float[Array, "B S H V"],
-        mask: Bool[Array, "#B #H #T S"],
-        positions: Positions,
-        train: bool,
-        /,
-    ) -> Float[Array, "B T H V"]:
+    def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
         """Score by q (k + a) and average v + b, with the vectors a and b of each distance.
 
-        Because q (k + a) = q k + q a, this method computes q a only once for each of the 2 R + 1
-        distances.
+        Because q (k + a) = q k + q a, this method computes q a only once for each distance.
         """
+        query, key, value, mask, positions = heads
         limit = self.config.max_relative_position
         rows = jnp.clip(relative_positions(positions), -limit, limit) + limit
 

@@ -1,0 +1,287 @@
+"""The four sections of a config. Their defaults are the paper's base model.
+
+The docstring of a field is its help text. If it has several lines, they fit 80 columns.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from transformer_jax.config.validation import (
+    POSITIVE,
+    PROBABILITY,
+    ConfigSection,
+    at_least,
+    between,
+)
+
+# The paper limits a translation to the length of its source plus 50 (section 6.1).
+MAX_EXTRA_LENGTH = 50
+# The number_words corpus uses each of its million numbers in at most one line.
+MAX_NUMBER_WORDS_PAIRS = 500_000
+# Number of sentence pairs of the number_words corpus in the development and test sets together.
+HELD_OUT_PAIRS = 1500
+SINUSOIDS = ("sinusoidal", "concatenated_sinusoidal")
+DOT_PRODUCTS = ("scaled_dot_product", "dot_product")
+
+
+@dataclass(frozen=True)
+class ModelConfig(ConfigSection):
+    """The architecture (section 3)."""
+
+    num_layers: Annotated[int, between(1, 1000)] = 6
+    """Number of layers in the encoder and in the decoder: the paper's N."""
+    d_model: Annotated[int, between(1, 1_000_000)] = 512
+    """Width of the embeddings and of the output of every sub-layer."""
+    d_ff: Annotated[int, between(1, 1_000_000)] = 2048
+    """Inner width of the feed-forward networks."""
+    num_heads: Annotated[int, between(1, 1_000_000)] = 8
+    """Number of attention heads: the paper's h."""
+    d_k: Annotated[int, between(1, 1_000_000)] = 64
+    """Width of the queries and keys of each head."""
+    d_v: Annotated[int, between(1, 1_000_000)] = 64
+    """Width of the values of each head."""
+    dropout: Annotated[float, PROBABILITY] = 0.1
+    """Dropout rate P_drop for sub-layer outputs and for embeddings plus positions (section 5.4)."""
+    attention_dropout: Annotated[float, PROBABILITY] = 0.0
+    """Dropout rate for the attention weights. Differs from the paper when above 0."""
+    activation_dropout: Annotated[float, PROBABILITY] = 0.0
+    """Dropout rate inside the feed-forward networks. Differs from the paper when above 0."""
+    positions: Literal[
+        "sinusoidal", "concatenated_sinusoidal", "learned", "none", "alibi", "rotary", "relative"
+    ] = "sinusoidal"
+    """How positions are encoded (section 3.5). sinusoidal is the paper's
+    choice; learned is row E of Table 3. The others differ from the paper:
+    concatenated_sinusoidal puts all sines before all cosines, as in
+    Tensor2Tensor; none encodes no positions; alibi, rotary, and relative
+    (Shaw et al.) act within self-attention."""
+    max_relative_position: Annotated[int, between(1, 1_000_000)] = 16
+    """With relative positions: longer distances are clipped to this one (k in Shaw et al.)."""
+    attention_score: Literal["scaled_dot_product", "dot_product", "general", "additive"] = (
+        "scaled_dot_product"
+    )
+    """How queries are compared with keys (section 3.2.1). All but
+    scaled_dot_product differ from the paper: dot_product does not scale;
+    general is q^T W k (Luong et al.); additive is v^T tanh(q + k)
+    (Bahdanau et al.)."""
+    attention_implementation: Literal["full", "blockwise", "cudnn"] = "full"
+    """How attention is computed. full stores all weights at once. blockwise
+    needs less memory, and is faster on a CPU for sequences of 1,000 tokens
+    or more. cudnn is cuDNN's flash attention on NVIDIA GPUs."""
+    attention_bias: bool = False
+    """Add biases to the four projections of attention. Differs from the paper when set."""
+    layer_norm: Literal["post", "pre"] = "post"
+    """post normalizes after each residual sum, as in the paper (section
+    3.1). pre, which differs from the paper, normalizes before each
+    sub-layer and at the end of each stack."""
+    layer_norm_epsilon: Annotated[float, POSITIVE] = 1e-6
+    """Added to the variance in layer normalization. The paper does not give a value."""
+    tie_embeddings: Literal["all", "target", "none"] = "all"
+    """Which matrices are shared (section 3.4). all: the source embedding
+    (unless data.source_vocab_size is set), the target embedding, and the
+    output projection. target: the latter two. none: no matrices. target
+    and none differ from the paper."""
+    max_positions: Annotated[int | None, between(1, 1_000_000)] = None
+    """With learned positions: the number of positions in each table.
+    Default: model.max_length in the encoder, and 50 more in the decoder."""
+    out_of_range_positions: Literal["error", "clamp"] = "error"
+    """With learned positions: what happens past the end of the table. error
+    rejects a longer source and ends a translation at the last position.
+    clamp, which differs from the paper, reuses the last position."""
+    max_length: Annotated[int, between(1, 1_000_000)] = 256
+    """Maximum length of a source in tokens, including the end-of-sentence
+    token. Translation rejects or truncates a longer source."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the computation. Parameters, softmax, and loss always use float32."""
+    remat: bool = False
+    """Recompute each layer's activations in the backward pass: slower, but needs less memory."""
+
+    name = "model"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positions = f"with {self.positions} positions"
+        if self.positions in SINUSOIDS:
+            rule = f"even {positions} (half sines, half cosines)"
+            self.require("d_model", self.d_model % 2 == 0, rule)
+        if self.positions == "rotary":
+            rule = f"even {positions} (they rotate pairs of components)"
+            self.require("d_k", self.d_k % 2 == 0, rule)
+        self._check_attention_implementation()
+        if self.positions in ("rotary", "relative"):
+            rule = f"{' or '.join(DOT_PRODUCTS)} {positions} (their definition uses it)"
+            self.require("attention_score", self.attention_score in DOT_PRODUCTS, rule)
+
+    def _check_attention_implementation(self) -> None:
+        required: dict[str, tuple[object, ...]] = {}
+        if self.attention_implementation != "full":
+            required["attention_score"] = DOT_PRODUCTS
+            required["positions"] = (*SINUSOIDS, "learned", "none")
+        if self.attention_implementation == "cudnn":
+            required |= {"dtype": ("bfloat16",), "attention_dropout": (0,), "d_v": (self.d_k,)}
+            required["d_k"] = tuple(range(8, 129, 8))
+        for key, allowed in required.items():
+            values = "a multiple of 8 up to 128" if key == "d_k" else " or ".join(map(str, allowed))
+            rule = f"{values} with model.attention_implementation {self.attention_implementation}"
+            self.require(key, getattr(self, key) in allowed, rule)
+
+    @property
+    def max_positions_per_stack(self) -> tuple[int, int]:
+        """Number of learned positions in the encoder and in the decoder."""
+        if self.max_positions is not None:
+            return self.max_positions, self.max_positions
+        return self.max_length, self.max_length + MAX_EXTRA_LENGTH
+
+    @property
+    def max_lengths(self) -> tuple[int, int | None]:
+        """Maximum length of a source and of a target, in tokens; None if unlimited."""
+        if self.positions != "learned" or self.out_of_range_positions == "clamp":
+            return self.max_length, None
+        source, target = self.max_positions_per_stack
+        return min(self.max_length, source), target
+
+
+@dataclass(frozen=True)
+class DataConfig(ConfigSection):
+    """The corpus, its vocabulary, and its batches (section 5.1)."""
+
+    corpus: Literal["number_words", "text", "tfds"] = "number_words"
+    """The source of the sentence pairs. number_words: numbers in English and
+    German words, generated on the fly. text: your own files. tfds: a
+    dataset of TensorFlow Datasets, downloaded on first use."""
+    num_pairs: Annotated[int, between(1, MAX_NUMBER_WORDS_PAIRS)] = 20_000
+    """For number_words: the number of training pairs."""
+    max_numbers_per_line: Annotated[int, between(1, 300)] = 1
+    """For number_words: each line has 1 to N numbers (equally often), separated by semicolons."""
+    max_digits: Annotated[int | None, between(5, 6)] = None
+    """For number_words: numbers have 1 to N digits (5 or 6), equally often.
+    Default: all numbers below a million, equally often, so most are long."""
+    train: tuple[str, str] | None = None
+    """For text: the training set, as a file of sources and a file of
+    targets, UTF-8, plain or gzip. Line n of one translates line n of the
+    other."""
+    dev: tuple[str, str] | None = None
+    """For text: the development set, in the same form. Training evaluates the model on it."""
+    test: tuple[str, str] | None = None
+    """For text: the test set, in the same form. Only the evaluate command uses it."""
+    folder: str | None = None
+    """For text: the folder that relative file names refer to. Default:
+    $TRANSFORMER_JAX_DATA, or else the current folder. For tfds: the data
+    folder of TensorFlow Datasets."""
+    dataset: str = "wmt14_translate/de-en"
+    """For tfds: the name of the dataset."""
+    languages: tuple[str, str] = ("en", "de")
+    """For tfds: the source language and the target language."""
+    vocab_size: Annotated[int, between(8, 1_000_000)] = 37_000
+    """Number of tokens in the vocabulary that source and target share. If a
+    corpus yields fewer, training reports and stores their number."""
+    source_vocab_size: Annotated[int | None, between(8, 1_000_000)] = None
+    """Number of tokens in a separate vocabulary for the source, for languages
+    with different scripts. data.vocab_size is then the target's. Differs from
+    the paper when set: source and target do not share an embedding."""
+    bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
+    """How sacreBLEU splits text into words. none is for text that is already
+    tokenized. auto is char for number_words, where a target is often a
+    single word, and 13a otherwise."""
+    max_length: Annotated[int, POSITIVE] = 256
+    """Maximum number of tokens in a source or target, including the
+    end-of-sentence token. Training skips longer pairs."""
+    max_ratio: Annotated[float, at_least(1)] = 9.0
+    """Training skips a pair if one side has more than this many times the
+    tokens of the other, because such pairs are rarely translations."""
+    batch_tokens: Annotated[int, POSITIVE] = 25_000
+    """Approximate number of source tokens, and of target tokens, in a batch
+    across all devices, including padding."""
+
+    name = "data"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("train", "dev", "test"):
+            is_allowed = self.corpus == "text" or getattr(self, key) is None
+            rule = f"left out with data.corpus {self.corpus} (only text reads files)"
+            self.require(key, is_allowed, rule)
+        limit = MAX_NUMBER_WORDS_PAIRS // self.max_numbers_per_line
+        reason = f"{MAX_NUMBER_WORDS_PAIRS} / data.max_numbers_per_line"
+        if self.max_digits is not None:
+            # No two lines are equal. Lines of a single number, including the held-out ones, use at
+            # most a quarter of all numbers of up to max_digits digits.
+            distinct = 10**self.max_digits // 4 * self.max_numbers_per_line - HELD_OUT_PAIRS
+            if distinct < limit:
+                limit = distinct
+                reason = f"data.max_numbers_per_line x 10^data.max_digits / 4 - {HELD_OUT_PAIRS}"
+        self.require("num_pairs", self.num_pairs <= limit, f"at most {reason} ({limit})")
+
+
+@dataclass(frozen=True)
+class TrainConfig(ConfigSection):
+    """The training (sections 5.2 to 5.4)."""
+
+    steps: Annotated[int, POSITIVE] = 100_000
+    """Number of parameter updates."""
+    warmup_steps: Annotated[int, POSITIVE] = 4000
+    """Number of steps during which the learning rate rises linearly (section 5.3)."""
+    learning_rate_scale: Annotated[float, POSITIVE] = 1.0
+    """Factor that multiplies the paper's learning rate (section 5.3)."""
+    adam_beta1: Annotated[float, PROBABILITY] = 0.9
+    """Decay rate of Adam's first moment, the mean of the gradients."""
+    adam_beta2: Annotated[float, PROBABILITY] = 0.98
+    """Decay rate of Adam's second moment, the mean of squared gradients."""
+    adam_epsilon: Annotated[float, POSITIVE] = 1e-9
+    """Added to the square root of Adam's second moment."""
+    clip_norm: Annotated[float | None, POSITIVE] = None
+    """Maximum global norm of the gradients. Differs from the paper when set."""
+    label_smoothing: Annotated[float, PROBABILITY] = 0.1
+    """Share of the target probability spread over the whole vocabulary (section 5.4)."""
+    gradient_accumulation_steps: Annotated[int, POSITIVE] = 1
+    """Number of micro-batches into which a batch is split to save memory.
+    Each one draws its own dropout masks."""
+    parallelism: Literal["data", "fsdp", "pmap"] = "data"
+    """How several devices share the work. data: each device holds all
+    parameters and computes a part of the batch. fsdp: parameters and
+    Adam's moments are sharded too, to save memory. pmap: like data, but
+    with jax.pmap, and each device draws its own dropout masks."""
+    seed: Annotated[int, between(0, 2**31 - 1)] = 0
+    """Random seed of the initial parameters, the dropout masks, and the order of the data."""
+    checkpoint_every: Annotated[int, POSITIVE] = 1000
+    """Number of steps or epochs between scheduled checkpoints. Each one is
+    evaluated by its perplexity on the development set."""
+    checkpoint_unit: Literal["step", "epoch"] = "step"
+    """The unit of train.checkpoint_every."""
+    bleu_every: Annotated[int, POSITIVE] = 1
+    """At every Nth scheduled checkpoint, also translate the development set and compute BLEU."""
+    patience: Annotated[int | None, POSITIVE] = None
+    """Stop after this many scheduled checkpoints in a row without a better
+    perplexity. Differs from the paper when set."""
+    keep_checkpoints: Annotated[int, POSITIVE] = 20
+    """Keep this many of the latest scheduled checkpoints, to average. The best is always kept."""
+    max_minutes_between_checkpoints: Annotated[float, POSITIVE] = 10.0
+    """Maximum time between recovery checkpoints. The first one follows step
+    1; the intervals then grow to this maximum."""
+    log_every: Annotated[int, POSITIVE] = 100
+    """Number of steps between reports of the training metrics."""
+    profile: Annotated[int, at_least(0)] = 0
+    """After the first report, trace this many steps to RUN/profile, for TensorBoard or Perfetto."""
+
+    name = "train"
+
+
+@dataclass(frozen=True)
+class DecodeConfig(ConfigSection):
+    """The search for a translation (section 6.1)."""
+
+    beam_size: Annotated[int, POSITIVE] = 4
+    """Number of hypotheses in the beam. 1 is greedy search."""
+    length_penalty: Literal["gnmt", "power"] = "gnmt"
+    """The score of a translation is its log-probability divided by this
+    penalty. gnmt, as in the paper: ((5 + length) / 6)^alpha. power, which
+    differs from the paper: length^alpha."""
+    length_penalty_alpha: Annotated[float, at_least(0)] = 0.6
+    """The exponent alpha of the length penalty. 0 turns the penalty off."""
+    max_extra_length: Annotated[int, at_least(0)] = MAX_EXTRA_LENGTH
+    """Maximum length of a translation: the length of its source plus this many tokens."""
+    average_checkpoints: Annotated[int, POSITIVE] = 1
+    """Translate with the mean of the last N scheduled checkpoints. The paper
+    averages 5 for the base model and 20 for the big model in Table 2, and
+    does not average in Table 3."""
+
+    name = "decode"
