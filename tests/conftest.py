@@ -2,9 +2,11 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forks import Forks, open_forks
 from jaxtyping import install_import_hook
 
 # Set these variables before the package is imported. All tests use one cache, which is separate
@@ -32,3 +34,10 @@ install_import_hook([f"transformer_jax.{wing}" for wing in WINGS], "shape_checks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the slowest tests first, so that they run in parallel with others."""
     items.sort(key=lambda item: item.path.stem != "test_commands")
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Starts command lines without the cost of imports."""
+    with open_forks() as forks:
+        yield forks

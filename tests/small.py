@@ -25,8 +25,6 @@ SMALL = Config().change(
         "keep_checkpoints": 3,
         "log_every": 2,
     },
-    # An untrained model ends few sentences by itself, so this is what a search takes.
-    decode={"max_extra_length": 8},
 )
 
 
