@@ -1,4 +1,4 @@
-"""Multi30k in minutes on one CPU core: data and training for a sweep of many runs.
+"""A small experiment on Multi30k, for sweeps whose runs take minutes on one CPU core.
 
     M=multi30k_small
     transformer-jax sweep table3 --data-from $M --train-from $M --decode-from $M --scale tiny

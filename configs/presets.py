@@ -3,10 +3,10 @@
     transformer-jax params configs/presets.py
     transformer-jax train configs/presets.py:t2t_v2
 
-The rows describe Tensor2Tensor, which is the authors' code, at the time of the paper and with its
-later defaults, and Flax's WMT example. Every row uses the data of `base`. In these recipes, label
-smoothing excludes the true token, but all rows here include it. The comment on a row lists the
-features of the recipe that are not available here.
+The `t2t` rows describe Tensor2Tensor, the authors' code, at the time of the paper and with its
+later defaults. The last row describes Flax's WMT example. Every row uses the data of `base`. In
+these recipes, label smoothing excludes the true token, but all rows here include it. The comment on
+a row lists the features of the recipe that are not available here.
 """
 
 from configs.base import CONFIG as PAPER

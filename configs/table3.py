@@ -1,7 +1,7 @@
 """Table 3, all rows in the paper's order: the changes from base, and the paper's results.
 
-    transformer-jax params configs/table3.py
-    transformer-jax train configs/table3.py:A1
+    transformer-jax params table3
+    transformer-jax train table3:A1
 
 The results are per-token perplexity and tokenized BLEU on newstest2013, without checkpoint
 averaging, and the number of parameters in millions.

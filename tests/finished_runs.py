@@ -53,6 +53,7 @@ def write_results(
             "decode": dataclasses.asdict(run.config.decode),
             "perplexity": perplexity + shift,
             "bleu": 90 - wrong + shift,
+            "compound_bleu": 91 - wrong,
         }
         (folder / "scores.json").write_text(json.dumps(scores))
     reports = [

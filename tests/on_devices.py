@@ -1,6 +1,8 @@
 """Compare training with shardings to training on one device, and print the differences as JSON.
 
-python on_devices.py DTYPE COUNTS STEPS DROPOUT:SHARDING,SHARDING ...
+`test_sharding` runs this program:
+
+    python on_devices.py DTYPE COUNTS STEPS DROPOUT:SHARDING,SHARDING ...
 """
 
 import itertools

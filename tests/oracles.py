@@ -1,6 +1,7 @@
 """The paper's equations as loops in numpy in float64, and helpers for tests of modules.
 
-This module imports only the config from the package. Parameters have the nested structure of Flax.
+This module imports only the config from the package. Parameters are nested dictionaries, as in
+Flax.
 """
 
 import functools

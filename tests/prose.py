@@ -18,8 +18,6 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
 ITEM = re.compile(r"\s*(?:[-*|]|\d+\.|#+) ")
 ITEM_OR_ENTRY = re.compile(rf"{ITEM.pattern}|\s*\w+:(?: |$)")
 CODE = re.compile(r"`+[^`]*`+")
-# Docstrings of modules and configs contain commands, which are not prose.
-COMMAND = re.compile(r"\s*(?:[A-Z]+=\S+\s+)?(?:python|make|transformer-jax) ")
 
 
 class Passage(NamedTuple):
@@ -65,8 +63,15 @@ def _strings(path: Path) -> Iterator[Passage]:
             is_docstring = id(node) in docstrings
             if is_docstring or " " in node.value.strip():
                 for offset, text in _split_paragraphs(node.value, ITEM_OR_ENTRY):
-                    if not (is_docstring and COMMAND.match(text)):
+                    if not (is_docstring and _is_literal_block(node, offset)):
                         yield Passage(path, node.lineno + offset, text, not is_docstring)
+
+
+def _is_literal_block(docstring: ast.Constant, offset: int) -> bool:
+    """Whether a paragraph is a block of code, which is indented and follows an empty line."""
+    lines = str(docstring.value).splitlines()
+    indent = len(lines[offset]) - len(lines[offset].lstrip())
+    return offset > 0 and not lines[offset - 1].strip() and indent > docstring.col_offset
 
 
 def _comments(path: Path) -> Iterator[Passage]:

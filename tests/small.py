@@ -30,6 +30,6 @@ SMALL = Config().change(
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
     """Return the content of metrics.jsonl, without the fields that depend on the clock."""
-    clock = {"time", "tokens_per_second", "flops", "utilization"}
+    clock = {"time", "tokens_per_second", "utilization"}
     lines = (run / "metrics.jsonl").read_text("utf-8").splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]

@@ -52,7 +52,7 @@ __all__ = [
     "load",
 ]
 
-# The modules of the names that need JAX. The first use of a name imports its module.
+# The module of each name that needs JAX. The first use of a name imports its module.
 _MODULES = {
     "Run": "inference.trained_run",
     "Transformer": "model.transformer",

@@ -84,7 +84,7 @@ def _run_config_command(kind: type[ConfigCommand], words: Words, arguments: Sequ
     # The supervisor runs the same command in a child process, which connects to its heartbeat.
     if isinstance(command, TrainingCommand) and command.supervise and not heartbeat.connect():
         sys.exit(command.under_supervisor(arguments))
-    command.run(rows)
+    dataclasses.replace(command, arguments=tuple(arguments)).run(rows)
 
 
 def _create(kind: type[T], words: Sequence[str], default: T | None = None) -> T:

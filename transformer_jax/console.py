@@ -73,7 +73,8 @@ def run_and_report(run: Callable[[], object]) -> int:
     try:
         run()
     except BrokenPipeError:
-        # The reader of the output has exited. Close stderr, or Python prints another error at exit.
+        # The program that reads the output has exited. Close stderr, or Python prints another error
+        # at exit.
         sys.stderr.close()
         return 1
     except SystemExit as end:

@@ -5,6 +5,7 @@ sysexits.h (`os.EX_*`), except 1 (failure) and 2 (usage), which are the shell's 
 """
 
 import os
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,10 @@ class SweepFailedError(TransformerJaxError):
     """Some runs of a sweep failed."""
 
 
+class NotReproducedError(TransformerJaxError):
+    """Training a run again gave other parameters. The message names what else differs."""
+
+
 class DataError(TransformerJaxError):
     """Some text cannot be used, for example because it is not UTF-8."""
 
@@ -90,15 +95,15 @@ class StorageError(TransformerJaxError):
 class RunInterrupted(BaseException):
     """A run was asked to stop and has saved its state, so it can be resumed.
 
-    A signal handler raises it at any point of the program. It is not an `Exception`, because some
-    libraries catch every `Exception`.
+    A signal handler can raise it at any point of the program. It is not an `Exception`, because
+    some libraries catch every `Exception`.
     """
 
     exit_code = os.EX_TEMPFAIL
 
 
 class LostProcessError(TransformerJaxError):
-    """A process of a run ended unexpectedly or is stuck: resume from the last checkpoint."""
+    """A process of a run ended unexpectedly or is stuck. The run can resume from a checkpoint."""
 
     exit_code = os.EX_TEMPFAIL
 
@@ -117,8 +122,5 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def is_lost_peer(error: BaseException) -> bool:
     """Return whether an error in one of several processes says that another process is gone."""
-    signs = (
-        *("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED"),
-        *("Connection reset", "heartbeat", "barrier", "Barrier"),
-    )
-    return any(sign in str(error) for sign in signs)
+    signs = "Gloo|NCCL|UNAVAILABLE|DEADLINE_EXCEEDED|Connection reset|heartbeat|[bB]arrier"
+    return re.search(signs, str(error)) is not None

@@ -1,6 +1,8 @@
 """Compare the speed of this project with other libraries and with earlier results.
 
-python -m experiments.benchmark {train,decode,input,scaling,gpu,compare} --help
+Every command explains its options:
+
+    python -m experiments.benchmark {train,decode,input,scaling,gpu,compare} --help
 """
 
 import os

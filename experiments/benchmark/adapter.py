@@ -24,7 +24,7 @@ from transformer_jax.inference.translate import ROWS, Translator, search
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.transformer import Params, init_params
 from transformer_jax.special_tokens import EOS, PAD, UNKNOWN
-from transformer_jax.training.flops import peak_flops
+from transformer_jax.training.flops import peak_flops, step_flops
 from transformer_jax.training.sharding import SHARDINGS, CompiledStep
 from transformer_jax.training.step import StepMetrics, TrainState, init_state, make_train_step
 from transformer_jax.training.throughput import Meter
@@ -273,7 +273,7 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     about = describe_device(
         config.model.dtype, shapes=len(batches.buckets), density=batches.density
     )
-    meter = Meter(build_transformer(config.model, **sizes), about["peak_flops"], [])
+    meter = Meter(about["peak_flops"], [])
     trainer = Trainer(config, **sizes, paused=meter.paused)
     kept = {shape[:3]: _random_batch(shape, **sizes) for shape in batches.buckets}
     # A batch must be gathered before its shape is known, so gather all batches before timing
@@ -294,7 +294,7 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
 
     def turn(steps: int) -> RunResult:
         for batch in itertools.islice(at_hand, steps):
-            meter.add(trainer.step(batch), batch)
+            meter.add(trainer.step(batch), step_flops(config.model, sizes["vocab_size"], batch))
         loss = mean_loss(meter.last)
         tokens = sum(count for *_, count in meter.pending_metrics())
         meter.read()

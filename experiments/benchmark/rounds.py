@@ -221,7 +221,7 @@ def _start_workers(
     *,
     at_once: bool,
 ) -> Iterator[WorkerProcess]:
-    """Start workers and yield them. Closing the stack ends them."""
+    """Start workers and yield them. Closing the exit stack ends them."""
 
     def start(spec: WorkerSpec) -> Iterator[WorkerProcess]:
         try:

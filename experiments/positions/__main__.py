@@ -1,6 +1,9 @@
 """Plot and tabulate the scores of a finished sweep by sentence length.
 
-python -m experiments.positions SWEEP [--out FOLDER]
+The command needs a sweep whose runs have been scored, or the table of an earlier call:
+
+    python -m experiments.positions SWEEP [--out FOLDER]
+    python -m experiments.positions table.csv [--out FOLDER]
 """
 
 import sys
@@ -10,7 +13,7 @@ from pathlib import Path
 import tyro
 
 from experiments.positions.report import render_figure, to_csv, to_markdown
-from experiments.positions.study import score_by_length
+from experiments.positions.study import read_scores, score_by_length
 from transformer_jax.console import run_and_report, stdout
 from transformer_jax.errors import StorageError
 from transformer_jax.sweeps.plan import Sweep
@@ -20,23 +23,25 @@ def write_report(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> 
     """Write a figure and tables of scores by sentence length.
 
     Args:
-        sweep: the folder of a sweep.
-        out: the folder for the files. Default: SWEEP/extrapolation.
+        sweep: the folder of a sweep. For the table.csv of an earlier report, the command only draws
+            the figure.
+        out: the folder for the files. Default: SWEEP/extrapolation, or the folder of table.csv.
     """
-    folder = out or sweep / "extrapolation"
-    study = score_by_length(Sweep.open(sweep))
-    contents = {
-        "table.md": to_markdown(study).encode(),
-        "table.csv": to_csv(study).encode(),
-        **{f"extrapolation.{form}": render_figure(study, form) for form in ("svg", "png")},
-    }
+    is_table = sweep.suffix == ".csv"
+    folder = out or (sweep.parent if is_table else sweep / "extrapolation")
+    study = read_scores(sweep) if is_table else score_by_length(Sweep.open(sweep))
+    contents = {f"extrapolation.{form}": render_figure(study, form) for form in ("svg", "png")}
+    if not is_table:
+        contents["table.md"] = to_markdown(study).encode()
+        contents["table.csv"] = to_csv(study).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
             (folder / name).write_bytes(content)
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
-    stdout.print(contents["table.md"].decode())
+    if not is_table:
+        stdout.print(to_markdown(study))
     stdout.print(f"saved in {folder}")
 
 

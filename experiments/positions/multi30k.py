@@ -35,16 +35,19 @@ BASE = MULTI30K.change(
     },
     decode={"beam_size": 1, "average_checkpoints": 1},
 )
+# The table has 4 L positions. Training never updates the positions beyond L.
 LEARNED = BASE.change(model={"positions": "learned"})
 
 SWEEP = {
     "sinusoidal": Row(BASE),
     "clamped": Row(LEARNED.change(model={"max_positions": L, "out_of_range_positions": "clamp"})),
-    # The table has 4 L positions. Training never updates the positions beyond L.
-    "untrained": Row(LEARNED),
+    "learned": Row(LEARNED),
     "concatenated": Row(BASE.change(model={"positions": "concatenated_sinusoidal"})),
     "alibi": Row(BASE.change(model={"positions": "alibi"})),
     "rotary": Row(BASE.change(model={"positions": "rotary"})),
     "relative": Row(BASE.change(model={"positions": "relative"})),
     "none": Row(BASE.change(model={"positions": "none"})),
+    # These rows are controls for the initial table: sinusoids are larger than learned vectors.
+    "scaled": Row(LEARNED.change(model={"learned_positions_init": "sinusoidal_scale"})),
+    "from_sinusoids": Row(LEARNED.change(model={"learned_positions_init": "sinusoids"})),
 }

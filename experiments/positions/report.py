@@ -2,15 +2,17 @@
 
 import csv
 import io
+import math
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
+from scipy import stats
 
 from experiments.positions.study import Score, Study
-from transformer_jax.sweeps.results import SeedStatistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,13 +23,13 @@ LABELS: dict[Score, str] = {
     "bleu": "BLEU",
 }
 DIGITS: dict[Score, int] = {"perplexity": 2, "exact": 1, "bleu": 1}
-# These are the colors of Okabe and Ito, which color-blind readers can distinguish. Grey replaces
-# their yellow, because a yellow line is hard to see on white.
+# Color-blind readers can distinguish the colors of Okabe and Ito. Grey replaces their yellow,
+# because a yellow line is hard to see on white. Wine and olive are from a palette of Paul Tol.
 COLORS = (
-    *("#000000", "#D55E00", "#E69F00", "#0072B2"),
-    *("#009E73", "#CC79A7", "#56B4E9", "#888888"),
+    *("#000000", "#D55E00", "#E69F00", "#0072B2", "#009E73"),
+    *("#CC79A7", "#56B4E9", "#888888", "#882255", "#999933"),
 )
-MARKERS = "osD^vPX*"
+MARKERS = "osD^vPX*ph"
 DASHES = ("-", "--", "-.", ":")
 
 
@@ -35,11 +37,13 @@ def draw_figure(study: Study) -> Figure:
     """Plot perplexity and the other score by length, one curve for each scheme.
 
     Error bars show one standard deviation over seeds. Each point is in the middle of its bucket,
-    and the number of sentences is above it. The dashed vertical line marks L.
+    and the number of sentences is above it. The grey band of a bucket contains all means that do
+    not differ significantly from the mean of the first scheme. The dashed vertical line marks L.
     """
     drawing = Figure(figsize=(11, 4.8), layout="constrained")
     names: tuple[Score, ...] = ("perplexity", study.metric)
     for axes, name in zip(drawing.subplots(1, 2), names, strict=True):
+        _plot_bands(axes, study, name)
         _plot_curves(axes, study, name)
         _label_buckets(axes, study)
         axes.set(xlabel="tokens of the longer side (edges of buckets)", ylabel=LABELS[name])
@@ -59,11 +63,11 @@ def _plot_curves(axes: "Axes", study: Study, name: Score) -> None:
         # Shift the curves sideways, so that their error bars do not overlap.
         shift = number / max(1, len(study.curves) - 1) - 0.5
         shift *= study.max_training_length / 8
-        statistics = [scores[name] for scores in curve]
+        scores = [by_name[name] for by_name in curve]
         axes.errorbar(
             [(bucket.above + bucket.end) / 2 + shift for bucket in study.buckets],
-            [x.mean for x in statistics],
-            [x.deviation or 0.0 for x in statistics],
+            [x.mean for x in scores],
+            [x.deviation or 0.0 for x in scores],
             color=COLORS[number % len(COLORS)],
             marker=MARKERS[number % len(MARKERS)],
             linestyle=DASHES[number % len(DASHES)],
@@ -72,6 +76,46 @@ def _plot_curves(axes: "Axes", study: Study, name: Score) -> None:
             capsize=2,
             label=scheme.replace("$", r"\$"),
         )
+
+
+def _plot_bands(axes: "Axes", study: Study, name: Score) -> None:
+    label = f"not different\nfrom {study.schemes[0]}"
+    for bucket, band in zip(study.buckets, significance_bands(study, name), strict=True):
+        if band is not None:
+            x = (bucket.above, bucket.end)
+            # Scores are never negative.
+            axes.fill_between(
+                x, max(0.0, band[0]), band[1], color="black", alpha=0.12, linewidth=0, label=label
+            )
+            # The legend needs one entry for all buckets.
+            label = "_"
+
+
+def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | None]:
+    """Return, for each bucket, the range of means that agree with the mean of the first scheme.
+
+    A mean outside this range differs significantly from the mean of the first scheme. By
+    Bonferroni's method, the probability of any wrong claim in a bucket is at most 5 %. The standard
+    deviation over seeds is pooled over schemes, and perplexities are compared as logarithms.
+    Without two seeds or without variation, there is no range.
+    """
+    bands: list[tuple[float, float] | None] = []
+    for number in range(len(study.buckets)):
+        rows = {scheme: curve[number][name].values for scheme, curve in study.curves.items()}
+        if name == "perplexity":
+            rows = {scheme: tuple(map(math.log, values)) for scheme, values in rows.items()}
+        base = rows.get(study.schemes[0])
+        freedom = sum(len(values) - 1 for values in rows.values())
+        squares = sum(statistics.pvariance(values) * len(values) for values in rows.values())
+        if not base or not freedom or not squares:
+            bands.append(None)
+            continue
+        quantile = float(stats.t.ppf(1 - 0.05 / (2 * max(1, len(rows) - 1)), freedom))
+        fewest = min(len(values) for values in rows.values())
+        half = quantile * math.sqrt(squares / freedom * (1 / fewest + 1 / len(base)))
+        ends = statistics.fmean(base) - half, statistics.fmean(base) + half
+        bands.append((math.exp(ends[0]), math.exp(ends[1])) if name == "perplexity" else ends)
+    return bands
 
 
 def _label_buckets(axes: "Axes", study: Study) -> None:
@@ -96,6 +140,7 @@ def _label_buckets(axes: "Axes", study: Study) -> None:
         )
     edges = sorted({edge for bucket in study.buckets for edge in (bucket.above, bucket.end)})
     axes.set_xticks(edges, [f"{edge:g}" for edge in edges])
+    axes.set_xlim(edges[0], edges[-1])
 
 
 def render_figure(study: Study, form: str) -> bytes:
@@ -108,12 +153,6 @@ def render_figure(study: Study, form: str) -> bytes:
     return out.getvalue()
 
 
-def _format_cell(statistics: SeedStatistics, digits: int) -> str:
-    if statistics.deviation is None:
-        return f"{statistics.mean:.{digits}f}"
-    return f"{statistics.mean:.{digits}f} ± {statistics.deviation:.{digits}f}"
-
-
 def to_markdown(study: Study) -> str:
     """Return a table of schemes by buckets for each score, with footnotes."""
     sections: list[str] = []
@@ -121,10 +160,10 @@ def to_markdown(study: Study) -> str:
     names: tuple[Score, ...] = ("perplexity", study.metric)
     for name in names:
         rows = [
-            [scheme, *(_format_cell(scores[name], DIGITS[name]) for scores in study.curves[scheme])]
+            [scheme, *(scores[name].format(DIGITS[name]) for scores in study.curves[scheme])]
             if scheme in study.curves
             else [scheme, *("-" for _ in study.buckets)]
-            for scheme in study.sweep.rows
+            for scheme in study.schemes
         ]
         table = [[LABELS[name], *columns], ["---"] * (len(columns) + 1), *rows]
         sections.append("\n".join(f"| {' | '.join(cells)} |" for cells in table))
@@ -134,11 +173,14 @@ def to_markdown(study: Study) -> str:
 
 def footnotes(study: Study) -> Sequence[str]:
     """Return notes that explain the tables and list missing scores."""
+    seeds = sorted({seed for by_scheme in study.seeds.values() for seed in by_scheme})
     notes = [
         f"Training sentences have at most L = {study.max_training_length} tokens, including EOS. "
         "The length of a sentence is that of its source or target, the longer of the two.",
         "Perplexity is per token of the reference, without label smoothing; ± is the standard "
-        f"deviation over random seeds ({', '.join(map(str, study.sweep.seeds))}).",
+        f"deviation over random seeds ({', '.join(map(str, seeds))}).",
+        "In the figure, a mean outside of the grey band of its bucket differs significantly from "
+        f"that of {study.schemes[0]} (95 % for all rows of a bucket together, Bonferroni).",
     ]
     if study.metric == "bleu":
         notes.append(
@@ -152,11 +194,11 @@ def to_csv(study: Study) -> str:
     """Return a line for each scheme, bucket, score, and seed."""
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
-    table.writerow(["row", "above", "end", "sentences", "score", "run", "value"])
+    table.writerow(["row", "above", "end", "sentences", "score", "seed", "value"])
     for scheme, curve in study.curves.items():
         for bucket, scores in zip(study.buckets, curve, strict=True):
             columns = f"{bucket.above:g}", f"{bucket.end:g}", len(bucket.indices)
-            for name, statistics in scores.items():
-                for run, value in enumerate(statistics.values):
-                    table.writerow([scheme, *columns, name, run, f"{value:.6g}"])
+            for name, by_seed in scores.items():
+                for seed, value in zip(study.seeds[scheme], by_seed.values, strict=True):
+                    table.writerow([scheme, *columns, name, seed, f"{value:.6g}"])
     return out.getvalue()

@@ -1,8 +1,9 @@
 """Score the runs of a sweep by sentence length, within and beyond the lengths in training.
 
 The scores come from the files that `evaluate` saved: `sentences.csv`, `hypothesis.txt`, and
-`reference.txt`. L is the length of the longest training sentence in tokens, including EOS
-(data.max_length). Each row of the sweep is a position scheme.
+`reference.txt`. `read_scores` reads them from the `table.csv` of an earlier report instead. L is
+the length of the longest training sentence in tokens, including EOS (data.max_length). Each row of
+the sweep is a position scheme.
 """
 
 import csv
@@ -19,7 +20,7 @@ from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.inference.evaluate import sacrebleu_metrics, score
 from transformer_jax.sweeps.plan import Sweep, SweepRun
-from transformer_jax.sweeps.results import SeedStatistics
+from transformer_jax.sweeps.seed_statistics import SeedStatistics
 from transformer_jax.sweeps.status import read_status
 
 # The minimum number of sentences in a bucket.
@@ -68,7 +69,10 @@ Curve = Sequence[Mapping[Score, SeedStatistics]]
 class Study:
     """The scores of all schemes by length, with statistics over seeds."""
 
-    sweep: Sweep
+    schemes: Sequence[str]
+    """All rows of the sweep. Differences are relative to the first row."""
+    seeds: Mapping[str, Sequence[int]]
+    """The seeds of the finished runs, by scheme, in the order of the scores."""
     max_training_length: int
     """L."""
     buckets: Sequence[Bucket]
@@ -91,12 +95,14 @@ def score_by_length(sweep: Sweep) -> Study:
     config = next(iter(sweep.rows.values())).config
     missing: list[str] = []
     runs_by_scheme: dict[str, list[list[Sentence]]] = {name: [] for name in sweep.rows}
+    seeds: dict[str, list[int]] = {name: [] for name in sweep.rows}
     for run in sweep.runs:
         status = read_status(run)
         if status.status == "done":
             splits = [name for name in status.finished if name != "train"]
             sentences = [sentence for split in splits for sentence in _read_sentences(run, split)]
             runs_by_scheme[run.row].append(sentences)
+            seeds[run.row].append(run.seed)
         else:
             missing.append(f"{run.name}: {status.summary}")
     finished = [sentences for runs in runs_by_scheme.values() for sentences in runs]
@@ -121,7 +127,43 @@ def score_by_length(sweep: Sweep) -> Study:
     }
     reference = [finished[0][0].reference]
     signature = score(reference, reference, tokenizer=tokenizer).bleu_signature
-    return Study(sweep, limit, buckets, metric, signature, curves, [*missing, *excluded])
+    missing += excluded
+    return Study(list(sweep.rows), seeds, limit, buckets, metric, signature, curves, missing)
+
+
+def read_scores(path: Path) -> Study:
+    """Read the `table.csv` of a report, so that its figure can be drawn again without the runs.
+
+    The result has all scores, but neither a BLEU signature nor descriptions of missing runs.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    values: dict[str, dict[tuple[float, float, int], dict[str, dict[int, float]]]] = {}
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in csv.DictReader(file):
+                bounds = float(line["above"]), float(line["end"]), int(line["sentences"])
+                by_bucket = values.setdefault(line["row"], {}).setdefault(bounds, {})
+                by_seed = by_bucket.setdefault(line["score"], {})
+                by_seed[int(line["seed"])] = float(line["value"])
+        bounds = list(next(iter(values.values())))
+        metric: Score = "bleu" if "bleu" in values[next(iter(values))][bounds[0]] else "exact"
+        names: tuple[Score, ...] = ("perplexity", metric)
+        curves = {
+            scheme: [
+                {name: SeedStatistics(tuple(by_bucket[x][name].values())) for name in names}
+                for x in bounds
+            ]
+            for scheme, by_bucket in values.items()
+        }
+        seeds = {scheme: list(by_bucket[bounds[0]][metric]) for scheme, by_bucket in values.items()}
+    except (OSError, KeyError, StopIteration, TypeError, ValueError) as error:
+        raise StorageError(f"{path} cannot be read: {error!r}") from error
+    buckets = [Bucket(above, end, np.arange(count)) for above, end, count in bounds]
+    # The last bucket ends at 4 L.
+    limit = round(buckets[-1].end / ENDS[-1])
+    return Study(list(curves), seeds, limit, buckets, metric, "", curves, [])
 
 
 def split_by_length(lengths: np.ndarray, limit: int) -> tuple[list[Bucket], list[str]]:

@@ -30,13 +30,13 @@ def components(tmp_path_factory: pytest.TempPathFactory) -> RunComponents:
 def train_epochs(run: RunComponents) -> Iterator[None]:
     """Train one epoch at a time."""
     config = run.folder.config.train
-    meter = Meter(run.model, 1e9, [])
+    meter = Meter(1e9, [])
     step = CompiledStep(make_train_step(run.model, config), run.sharding)
     state = run.sharding.place_state(init_state(run.model, config))
     for index in range(2 * run.batches.per_epoch):
         batch = run.batches.local_batch(index, run.sharding.shard)
         state, metrics = step(state, batch)
-        meter.add(metrics, batch)
+        meter.add(metrics, run.step_flops(index + 1))
         if (index + 1) % run.batches.per_epoch == 0:
             yield
 

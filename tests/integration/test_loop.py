@@ -66,6 +66,20 @@ def test_a_run_that_ended_off_schedule_and_is_extended_equals_one_long_run(
     assert RunDirectory.open(path).config == RunDirectory.open(whole_run).config
 
 
+def test_flops_count_each_step_once_even_if_the_report_interval_changes(
+    whole_run: Path, tmp_path: Path
+) -> None:
+    path = train(SMALL.change(train={"steps": 5}), tmp_path / "run")
+    # The report of step 5 is scheduled only in the second part of the run. The report of step 8
+    # includes the metrics of step 5.
+    resume(path, train={"steps": 8, "log_every": 5})
+    reports, usual = (
+        [line for line in metrics_of(run) if line["split"] == "train"] for run in (path, whole_run)
+    )
+    assert [line["step"] for line in reports] == [2, 4, 8]
+    assert sum(line["flops"] for line in reports) == sum(line["flops"] for line in usual) > 0
+
+
 def test_a_killed_run_drops_the_reports_that_it_repeats(
     whole_run: Path, half_run: Path, tmp_path: Path
 ) -> None:

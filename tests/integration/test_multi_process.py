@@ -118,6 +118,8 @@ def test_two_processes_train_as_one_process_with_two_devices(
     np.testing.assert_allclose(
         [r["perplexity"] for r in left], [r["perplexity"] for r in right], rtol=1e-6
     )
+    # A report must count the FLOPs of all processes.
+    assert [r.get("flops") for r in left] == [r.get("flops") for r in right]
     names = [sorted(path.name for path in run.iterdir()) for run in runs]
     assert names[0] == names[1]
 

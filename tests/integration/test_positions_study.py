@@ -11,15 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 import sacrebleu
+from scipy import stats
 from small import SMALL
 
 from experiments.positions.__main__ import main
-from experiments.positions.report import COLORS, MARKERS
-from experiments.positions.study import MIN_SENTENCES, score_by_length, split_by_length
+from experiments.positions.report import COLORS, MARKERS, significance_bands, to_csv
+from experiments.positions.study import (
+    MIN_SENTENCES,
+    Bucket,
+    Study,
+    read_scores,
+    score_by_length,
+    split_by_length,
+)
 from transformer_jax.config import Row
 from transformer_jax.config.loading import load_rows
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
+from transformer_jax.sweeps.seed_statistics import SeedStatistics
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "positions"
 LIMIT = 8
@@ -185,6 +194,50 @@ def test_the_command_writes_the_same_figure_and_tables_each_time(
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
 
 
+def test_the_table_of_a_report_draws_its_figure_again(sweep: Sweep, tmp_path: Path) -> None:
+    assert main([str(sweep.path)]) == 0
+    folder = sweep.path / "extrapolation"
+    text = (folder / "table.csv").read_text()
+    study = read_scores(folder / "table.csv")
+    assert to_csv(study) == text
+    assert study.max_training_length == LIMIT
+    assert main([str(folder / "table.csv"), "--out", str(tmp_path / "again")]) == 0
+    figures = {"extrapolation.png", "extrapolation.svg"}
+    assert {path.name for path in (tmp_path / "again").iterdir()} == figures
+    for content in ("", text.replace("perplexity", "loss"), text.replace(",0,", ",x,")):
+        (tmp_path / "table.csv").write_text(content)
+        with pytest.raises(StorageError, match=r"table\.csv cannot be read"):
+            read_scores(tmp_path / "table.csv")
+
+
+@pytest.mark.parametrize("name", ["perplexity", "exact"])
+def test_a_mean_at_the_edge_of_the_band_has_a_p_value_of_5_percent(name: Any) -> None:
+    rng = np.random.default_rng(0)
+    base, other = rng.normal(3, 0.1, (2, 4))
+
+    def make_study(*rows: np.ndarray) -> Study:
+        values = [np.exp(row) if name == "perplexity" else row for row in rows]
+        curves = {
+            str(number): [{name: SeedStatistics(tuple(row.tolist()))}]
+            for number, row in enumerate(values)
+        }
+        seeds = {scheme: range(4) for scheme in curves}
+        bucket = Bucket(0, 8, np.arange(20))
+        return Study(list(curves), seeds, 8, [bucket], "exact", "", curves, [])
+
+    [band] = significance_bands(make_study(base, other), name)
+    assert band is not None
+    for edge in np.log(band) if name == "perplexity" else band:
+        # With two rows, Bonferroni's method equals Student's t-test.
+        assert stats.ttest_ind(base, other - other.mean() + edge).pvalue == pytest.approx(0.05)
+    # With more rows, the band is wider: the probability of any wrong claim is 5 %.
+    [wider] = significance_bands(make_study(base, other, other), name)
+    assert wider is not None
+    assert wider[0] < band[0] < band[1] < wider[1]
+    equal = np.full(4, 2.0)
+    assert significance_bands(make_study(equal, equal), name) == [None]
+
+
 def test_a_scheme_without_a_finished_run_has_no_scores(sweep: Sweep) -> None:
     for run in sweep.runs:
         if run.row == "none":
@@ -245,14 +298,19 @@ def test_the_rows_of_a_study_differ_in_positions_alone(name: str) -> None:
     schemes = {}
     for scheme, row in rows.items():
         changes = {key: value for (_, key), (_, value) in base.differences(row.config).items()}
-        assert changes.keys() <= {"positions", "max_positions", "out_of_range_positions"}
+        assert changes.keys() <= {
+            *("positions", "max_positions"),
+            *("out_of_range_positions", "learned_positions_init"),
+        }
         schemes[scheme] = changes
     assert schemes["clamped"] == {
         "positions": "learned",
         "max_positions": limit,
         "out_of_range_positions": "clamp",
     }
-    assert schemes["untrained"] == {"positions": "learned"}
+    assert schemes["learned"] == {"positions": "learned"}
+    for scheme, init in (("scaled", "sinusoidal_scale"), ("from_sinusoids", "sinusoids")):
+        assert schemes[scheme] == {"positions": "learned", "learned_positions_init": init}
     assert {changes.get("positions", "sinusoidal") for changes in schemes.values()} == {
         *("sinusoidal", "concatenated_sinusoidal", "learned", "none"),
         *("alibi", "rotary", "relative"),

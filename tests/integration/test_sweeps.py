@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -216,6 +217,30 @@ def test_options_of_rows_apply_before_options_of_fields(
     assert "--scale {full,half,small,tiny}" in shown
 
 
+def test_two_sweeps_of_one_config_file_have_different_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("from small import SMALL\nSWEEP = {'base': SMALL}\n")
+    monkeypatch.chdir(tmp_path)
+    # A stub stores the plan instead of training the runs.
+    monkeypatch.setattr(commands.sweeps.Sweep, "_launch", lambda _, sweep: sweep.store())
+    wide = ["sweep", "mine.py", "--model.d-ff", "48"]
+    for arguments in (["sweep", "mine.py"], wide, wide):
+        assert main(arguments) == 0
+    assert {path.name for path in Path("sweeps").iterdir()} == {"mine", "mine-2"}
+    notes = capsys.readouterr().err
+    note = "sweeps/mine contains a sweep with other configs; this one is in sweeps/mine-2"
+    assert notes.count(note) == 2
+    # Each plan records the command that made it, once.
+    sweeps = [Sweep.open(Path("sweeps") / name) for name in ("mine", "mine-2")]
+    assert [[origin.command for origin in sweep.origins] for sweep in sweeps] == [
+        ["transformer-jax sweep mine.py"],
+        ["transformer-jax sweep mine.py --model.d-ff 48"],
+    ]
+    assert main([*wide, "--out", "sweeps/mine"]) == 2
+    assert "row base with a different config (model.d_ff 32 -> 48)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -260,3 +285,30 @@ def test_a_dry_run_prints_what_a_sweep_needs_and_creates_nothing(
     assert re.search(r"^about .* of training in all, if it reaches 30%", out, re.MULTILINE)
     assert re.search(r"^about \d+\.\d GB on disk \(free: \d+\)$", out, re.MULTILINE)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_sweep_warns_before_it_reads_its_text_more_than_100_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("from small import SMALL as CONFIG\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    # A stub ends the sweep instead of training.
+    monkeypatch.setattr("transformer_jax.sweeps.launch.launch", lambda *_, **__: [])
+    for steps, is_warned in (("400", False), ("405", True)):
+        assert main(["sweep", "mine.py", "--out", steps, "--train.steps", steps]) == 0
+        err = capsys.readouterr().err
+        assert ("warning: 405 steps are 101 passes over the training set" in err) is is_warned
+
+
+def test_a_dry_run_warns_if_the_disk_is_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("from small import SMALL as CONFIG\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    for free, is_warned in ((10**12, False), (10**5, True)):
+        usage = shutil._ntuple_diskusage(10**12, 10**12 - free, free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
+        assert main(["sweep", "mine.py", "--dry-run"]) == 0
+        assert ("GB do not fit into the 0 GB" in capsys.readouterr().err) is is_warned

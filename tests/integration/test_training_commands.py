@@ -1,16 +1,26 @@
-"""Test that `train` and `resume` print the next commands and save when they receive a signal."""
+"""Test that training commands print the next ones, save on a signal, and reproduce a run."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from shutil import rmtree
 
+import jax
 import pytest
-from training_runs import state_of
+from small import SMALL
+from training_runs import QUIET, assert_same, state_of, train
 
 from transformer_jax.cli import main
+from transformer_jax.runs.checkpoint_manager import CheckpointManager
+from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.versions import installed_versions, source_commit
+from transformer_jax.training.components import build_run_components
+from transformer_jax.training.create_run import create_run
 
 TESTS = Path(__file__).parents[1]
 
@@ -39,6 +49,74 @@ def test_train_and_resume_name_the_next_commands_and_these_commands_work(
     assert state_of(Path("runs/mine"))[0] == 3
     assert main(["resume", "runs/mine", "--model.d-k", "4"]) == 2
     assert "model.d_k 8 -> 4" in capsys.readouterr().err
+
+
+def test_reproduce_trains_the_same_parameters_or_names_what_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(SMALL, Path("original"))
+    files = {path: path.read_bytes() for path in Path("original").rglob("*") if path.is_file()}
+    assert main(["reproduce", "original"]) == 0
+    out = capsys.readouterr().out
+    digests = re.findall(r"^step (\d+)  sha256 [0-9a-f]{64}$", out, re.MULTILINE)
+    assert digests == ["4", "8"]
+    assert "original is reproduced: all parameters have the same bits" in out
+    # The lock names the process that last read the run.
+    assert all(path.read_bytes() == content for path, content in files.items())
+    assert_same(state_of(Path("original"))[1], state_of(Path("original-reproduced"))[1])
+    # The same command resumes, and has nothing left to train.
+    assert main(["reproduce", "original"]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+    folder = RunDirectory.open(Path("original"))
+    arrays = state_of(folder.path)[1]
+    arrays["params"] = jax.tree.map(lambda x: x + 1, arrays["params"])
+    versions = {**installed_versions(), "jax": "0.0.1"}
+    description = json.loads(Path("original/run.json").read_text("utf-8"))
+    description["versions"]["commit"] = "abc"
+    Path("original/run.json").write_text(json.dumps(description), "utf-8")
+    rmtree(folder.checkpoints / "8")
+    with CheckpointManager(folder.checkpoints, folder.identity, keep=9) as checkpoints:
+        checkpoints.prepare_save(8, arrays)
+        checkpoints.save(8, arrays, 2.0, {"versions": versions, "devices": "8 x P100"})
+    assert main(["reproduce", "original"]) == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "original is not reproduced: the parameters differ at step 8, and so do:" in message
+    assert "jax 0.0.1 -> " in message
+    assert ("commit abc -> " in message) is bool(source_commit())
+    assert "devices 8 x P100 -> " in message
+
+
+def test_reproduce_needs_a_trained_run_and_a_free_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "nowhere"]) == 2
+    assert "nowhere is not a run" in capsys.readouterr().err
+    create_run(SMALL, Path("new"), QUIET)
+    assert main(["reproduce", "new"]) == 2
+    assert "new has no checkpoint" in capsys.readouterr().err
+    train(SMALL.change(train={"steps": 1}), Path("done"))
+    assert main(["package", "done", "--average-checkpoints", "1", "--out", "packaged"]) == 0
+    capsys.readouterr()
+    assert main(["reproduce", "packaged"]) == 2
+    assert "packaged is packaged: reproduce the run" in capsys.readouterr().err
+    Path("done-reproduced").mkdir()
+    Path("done-reproduced/mine").touch()
+    assert main(["reproduce", "done"]) == 2
+    assert "done-reproduced already exists" in capsys.readouterr().err
+    assert main(["reproduce", "done", "--out", "done"]) == 2
+    assert "done already exists" in capsys.readouterr().err
+
+
+def test_a_run_that_reads_its_text_more_than_100_times_begins_with_a_warning(
+    tmp_path: Path,
+) -> None:
+    for steps, is_warned in ((8, False), (405, True)):
+        folder = create_run(SMALL.change(train={"steps": steps}), tmp_path / str(steps), QUIET)
+        lines = build_run_components(folder).summary()
+        assert any("warning: 405 steps are 101 passes" in line for line in lines) is is_warned
 
 
 # This test is slow. A test in `test_faults` sends SIGTERM to a process.

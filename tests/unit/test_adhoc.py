@@ -42,7 +42,7 @@ def test_runs_that_differ_only_in_their_seed_form_one_row(
     out = tmp_path / "out"
     command = ["report", *map(str, runs), "--out", str(out)]
     assert main(command) == 0
-    assert "paper to base" not in (out / "report" / "table.md").read_text()
+    assert "paper BLEU" not in (out / "report" / "table.md").read_text()
     with (out / "report" / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["row"], row["seeds"], row["change"]) for row in rows] == [
@@ -51,8 +51,8 @@ def test_runs_that_differ_only_in_their_seed_form_one_row(
     ]
     assert rows[0]["dev perplexity"] == "5.25 ± 0.35"
     printed = capsys.readouterr().out
-    assert "Rows with only one seed prove nothing alone: wide." in printed
-    assert f"Command: transformer-jax {' '.join(command)}" in printed
+    assert "A difference without an interval proves nothing." in printed
+    assert f"Reported by: transformer-jax {' '.join(command)}" in printed
     # The command may overwrite its own report. This time, it reports that a run has no scores.
     shutil.rmtree(runs[1] / "evaluations")
     assert main(command) == 0

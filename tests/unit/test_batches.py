@@ -92,6 +92,15 @@ def test_each_epoch_and_each_seed_has_a_different_order() -> None:
     assert not first & second
 
 
+def test_more_than_100_passes_over_the_text_are_worth_a_warning() -> None:
+    batches = plan([(4, 4)] * 160, batch_tokens=32)
+    assert batches.per_epoch == 20
+    assert batches.describe_repetition(2000) is None
+    warning = batches.describe_repetition(2020)
+    assert warning is not None
+    assert "2,020 steps are 101 passes over the training set, with 20 batches each" in warning
+
+
 def test_short_and_long_batches_are_mixed() -> None:
     batches = plan([(length, length) for length in range(2, 34) for _ in range(8)], 100)
     widths = [batches[step].source.shape[1] for step in range(batches.per_epoch)]

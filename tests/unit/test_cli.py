@@ -20,6 +20,7 @@ from transformer_jax.cli import main
 from transformer_jax.commands import COMMANDS
 from transformer_jax.commands.configs import Params
 from transformer_jax.commands.inference import _decode_lines
+from transformer_jax.commands.tables import format_duration
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
 from transformer_jax.config.loading import load_config
 from transformer_jax.data.prepare import prepare
@@ -391,7 +392,7 @@ def test_a_row_keeps_its_own_changes_in_a_section_from_another_config() -> None:
     ):
         rows = Params(train_from="smoke", file=f"table3:{row}").load_rows()
         assert rows[row].config.train == expected
-        assert rows[row].config.data == Config().data
+        assert rows[row].config.data == load_config("base").data
     assert Params(train_from="smoke", file="table3").load_rows()["D3"].config.train == (
         dataclasses.replace(smoke, label_smoothing=0.0)
     )
@@ -404,6 +405,16 @@ def test_an_unusual_config_gets_a_warning_on_standard_error(
     out, err = capsys.readouterr()
     assert err == "note: num_heads x d_k is 64, not d_model (128)\n"
     assert json.loads(out)["total"] > 0
+
+
+# Durations
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"), [(0.2, "12 min"), (48, "48 h 00 min"), (49, "2.0 days"), (1140, "47.5 days")]
+)
+def test_a_duration_above_48_hours_is_in_days(hours: float, text: str) -> None:
+    assert format_duration(hours * 3600) == text
 
 
 # Lines to translate

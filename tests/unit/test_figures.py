@@ -1,10 +1,35 @@
-"""Test that the figures of a report show every row."""
+"""Test that figures show every row, and that their labels do not overlap."""
 
+import itertools
+import re
 from pathlib import Path
 
-from finished_runs import collect, make_finished_sweep
+import pytest
+from finished_runs import collect, make_finished_sweep, set_status, write_results
+from small import SMALL
 
-from transformer_jax.sweeps.figures import draw_curves, draw_ratios
+from transformer_jax.config import Paper, Row
+from transformer_jax.sweeps.figures import PALETTE, draw_curves, draw_ratios
+from transformer_jax.sweeps.plan import plan_sweep
+from transformer_jax.sweeps.results import Results
+
+NUM_ROWS = 12
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The results of more rows than there are colors."""
+    rows = {
+        f"row{i}": Row(SMALL.change(model={"d_ff": 32 + i}), Paper(4.0 + i / 10))
+        for i in range(NUM_ROWS)
+    }
+    sweep = plan_sweep(tmp_path_factory.mktemp("figures") / "s", rows, 2)
+    sweep.store()
+    for run in sweep.runs:
+        perplexity = 4.0 + int(run.row.removeprefix("row")) / 10 + run.seed / 100
+        write_results(run, perplexity, 10, splits=["dev"])
+        set_status(run, "done")
+    return collect(sweep)
 
 
 def test_each_figure_is_an_svg_that_names_every_row(tmp_path: Path) -> None:
@@ -13,3 +38,30 @@ def test_each_figure_is_an_svg_that_names_every_row(tmp_path: Path) -> None:
     for svg in (draw_curves(results), draw_ratios(results)):
         assert svg.count("<svg") == 1
         assert all(f">{name}" in svg for name in rows)
+
+
+def test_curves_highlight_eight_rows_with_bands(results: Results) -> None:
+    svg = draw_curves(results)
+    labels = re.findall(r">(row\d+)  d_ff \d+<|>(row0)  <", svg)
+    names = {first or second for first, second in labels}
+    # The rows that differ most from the first one have colors.
+    assert names == {"row0", *(f"row{i}" for i in range(NUM_ROWS - len(PALETTE) + 1, NUM_ROWS))}
+    assert svg.count("other rows") == 1
+    assert svg.count('id="FillBetweenPolyCollection') == len(PALETTE)
+    assert all(color.lower() in svg for color in PALETTE[1:])
+
+
+def test_labels_of_ticks_are_round_numbers_that_do_not_overlap(results: Results) -> None:
+    for svg in (draw_curves(results), draw_ratios(results)):
+        assert "e-0" not in re.sub(r"<style.*?</style>", "", svg)
+    positions = [
+        float(y)
+        for y in re.findall(r'id="ytick_\d+">.*?y="([\d.]+)"', draw_curves(results), re.DOTALL)
+    ]
+    assert len(positions) >= 3
+    assert min(abs(a - b) for a, b in itertools.pairwise(positions)) > 12
+
+
+def test_ratios_show_intervals_the_paper_and_a_band(results: Results) -> None:
+    svg = draw_ratios(results)
+    assert all(label in svg for label in (">here<", ">in the paper<", ">not significant<"))

@@ -122,7 +122,7 @@ def test_the_corpus_has_as_many_pairs_as_the_config_allows(most: int) -> None:
     train = 500_000 // most
     corpus = CORPORA["number_words"](DataConfig(num_pairs=train, max_numbers_per_line=most))
     assert isinstance(corpus, NumberWords)
-    # The index of a line determines its count of numbers. This holds up to the last line.
+    # Up to the last line, the index of a line determines its count of numbers.
     [(source, _)] = corpus.read("train", train - 1)
     last = train - 1 + corpus.test_pairs + corpus.dev_pairs
     assert len(source.split("; ")) == last % most + 1

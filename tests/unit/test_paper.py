@@ -14,7 +14,7 @@ import pytest
 from oracles import Floats
 
 from transformer_jax.config import Config, ModelConfig, TrainConfig
-from transformer_jax.config.loading import load_rows
+from transformer_jax.config.loading import load_config, load_rows
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.training.optimizer import learning_rate, make_optimizer
@@ -118,6 +118,41 @@ def test_base_is_the_first_row_of_table_3() -> None:
     assert (m.positions, m.attention_score) == ("sinusoidal", "scaled_dot_product")
 
 
+@pytest.mark.parametrize(
+    "name", ["base", "big", "table3", "heads", "d_k", "positions", "wmt14", "wmt14_big"]
+)
+def test_the_papers_experiments_train_on_english_german_of_wmt_14(name: str) -> None:
+    for row in load_rows(name).values():
+        data = row.config.data
+        assert (data.corpus, data.dataset) == ("tfds", "wmt14_translate/de-en")
+        assert (data.languages, data.vocab_size, data.batch_tokens) == (
+            ("en", "de"),
+            37_000,
+            25_000,
+        )
+
+
+def test_table_2_averages_5_checkpoints_of_base_and_20_of_big() -> None:
+    french = load_rows("wmt14_fr")
+    cases = [
+        (load_config("wmt14"), TABLE_3["base"].config, 5),
+        (load_config("wmt14_big"), TABLE_3["big"].config, 20),
+        (french["base"].config, TABLE_3["base"].config, 5),
+        (french["big"].config, TABLE_3["big"].config.change(model={"dropout": 0.1}), 20),
+    ]
+    for config, row, count in cases:
+        assert config.model == row.model
+        assert config.train.steps == row.train.steps
+        assert config.decode.average_checkpoints == config.train.keep_checkpoints == count
+    for row in french.values():
+        assert row.config.data.languages == ("en", "fr")
+        assert row.config.data.vocab_size == 32_000
+
+
+def test_a_row_of_table_3_keeps_only_its_latest_and_best_checkpoints() -> None:
+    assert {row.config.train.keep_checkpoints for row in TABLE_3.values()} == {1}
+
+
 def test_the_search_has_the_parameters_of_section_6_1() -> None:
     decode = TABLE_3["base"].config.decode
     assert (decode.beam_size, decode.length_penalty_alpha, decode.max_extra_length) == (4, 0.6, 50)
@@ -126,7 +161,7 @@ def test_the_search_has_the_parameters_of_section_6_1() -> None:
 
 
 def test_every_row_differs_from_base_exactly_as_in_the_paper() -> None:
-    base = Config()
+    base = TABLE_3["base"].config
     for name, expected in EXPECTED.items():
         changes: dict[str, Changes] = {"model": {}, "train": {}}
         for (section, key), (_, value) in base.differences(TABLE_3[name].config).items():

@@ -1,6 +1,7 @@
 """Test that the plan of a sweep is stored, and that its rows can be added but not changed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from small import SMALL
 
 from transformer_jax.config import Paper, Row
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.sweeps.plan import FORMAT, Sweep, plan_sweep
+from transformer_jax.sweeps.plan import FORMAT, Origin, Sweep, choose_folder, plan_sweep
 
 ROWS = {
     "base": Row(SMALL, Paper(4.92, 25.8, 65)),
@@ -65,6 +66,37 @@ def test_rows_can_be_added_to_a_stored_plan_but_not_changed(tmp_path: Path) -> N
     assert "row base with a different config (model.d_ff 32 -> 48)" in str(error.value)
     assert "--out FOLDER" in error.value.for_shell()
     assert Sweep.open(path) == grown
+
+
+def test_sweeps_with_other_configs_get_other_folders(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    small = {name: Row(row.config.change(model={"d_ff": 16})) for name, row in ROWS.items()}
+    first = {"base": ROWS["base"]}
+    assert choose_folder(path, first) == path
+    plan_sweep(path, first, 1).store()
+    # More rows of the same configs belong to the same sweep.
+    assert choose_folder(path, ROWS) == path
+    assert choose_folder(path, small) == tmp_path / "s-2"
+    plan_sweep(tmp_path / "s-2", small, 1).store()
+    assert choose_folder(path, small) == tmp_path / "s-2"
+    assert choose_folder(path, {"wide": ROWS["wide"]}) == tmp_path / "s-3"
+
+
+def test_a_plan_records_each_command_that_made_it_once(tmp_path: Path) -> None:
+    first, second = Origin("transformer-jax sweep mine", "0123"), Origin("sweep mine --seeds 2", "")
+    sweep = plan_sweep(tmp_path / "s", ROWS, 1)
+    for origin in (first, second, first):
+        replace(sweep, origins=[origin]).store()
+    assert Sweep.open(tmp_path / "s").origins == [first, second]
+
+
+def test_a_plan_without_commands_is_valid(tmp_path: Path) -> None:
+    plan_sweep(tmp_path / "s", ROWS, 1).store()
+    file = tmp_path / "s" / "sweep.json"
+    plan = json.loads(file.read_text())
+    del plan["origins"]
+    file.write_text(json.dumps(plan))
+    assert Sweep.open(tmp_path / "s").rows == ROWS
 
 
 def test_a_folder_without_a_valid_plan_is_rejected(tmp_path: Path) -> None:

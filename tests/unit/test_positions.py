@@ -110,6 +110,40 @@ def test_learned_positions_are_rows_of_a_table() -> None:
     np.testing.assert_allclose(apply(model, params, x, positions), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("init", "norm"), [("normal", 1.0), ("sinusoidal_scale", 8.0), ("sinusoids", 8.0)]
+)
+def test_a_learned_table_starts_at_norm_1_or_at_the_norm_of_a_sinusoid(
+    init: Any, norm: float
+) -> None:
+    config = replace(SMALL, d_model=128, positions="learned", learned_positions_init=init)
+    model, positions = AddLearnedPositions(config, 50), jnp.arange(50)
+    params: Any = model.init(jax.random.key(0), normal(0, 1, 50, 128), positions)["params"]
+    table = floats(params["positions"])
+    norms = np.linalg.norm(table, axis=1)
+    assert norms.mean() == pytest.approx(norm, rel=0.02)
+    is_sinusoid = np.allclose(table, formula(50, 128), atol=1e-4)
+    assert is_sinusoid == (init == "sinusoids")
+    # The model multiplies vectors of norm 1 by sqrt(d_model), so an embedding has norm
+    # sqrt(d_model).
+    assert np.linalg.norm(floats(sinusoid(positions, 128)), axis=1) == pytest.approx(8.0)
+
+
+def test_a_table_of_sinusoids_is_trained() -> None:
+    config = replace(SMALL, positions="learned", learned_positions_init="sinusoids")
+    x, positions = normal(0, 2, 5, 16), jnp.arange(5)
+    learned_sinusoids, fixed = AddLearnedPositions(config, 9), AddPositions(config, 9)
+    params = learned_sinusoids.init(jax.random.key(0), x, positions)["params"]
+    np.testing.assert_allclose(
+        apply(learned_sinusoids, params, x, positions), apply(fixed, {}, x, positions), atol=1e-6
+    )
+
+    def total(params: dict[str, Array]) -> Array:
+        return jnp.sum(apply(learned_sinusoids, params, x, positions) ** 2)
+
+    assert np.any(jax.grad(total)(params)["positions"])
+
+
 def test_only_the_rows_that_are_read_are_trained() -> None:
     model, x, positions = learned(9, [4, 0, 8])
     params = drawn_params(model, x, positions)

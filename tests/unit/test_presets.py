@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from transformer_jax.config import Config
-from transformer_jax.config.loading import load_rows
+from transformer_jax.config.loading import load_config, load_rows
 from transformer_jax.training.optimizer import learning_rate
 
 PRESETS = load_rows("presets")
@@ -37,7 +36,7 @@ EXPECTED: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def test_every_preset_differs_from_the_paper_exactly_as_its_authors_code_does() -> None:
-    base = Config().to_dict()
+    base = load_config("base").to_dict()
     differences = {
         name: {
             section: changed

@@ -32,9 +32,9 @@ from transformer_jax.model.variants.relative_positions import alibi_slopes, rota
 HEADS, D_K, D_V, WIDTH = 3, 4, 5, 6
 FORMULAS = ["alibi", "rotary", "relative"]
 
-# (head, query, key, query position, key position) -> score
+# The arguments are head, query, key, query position, and key position.
 PairScore = Callable[[int, Floats, Floats, int, int], float]
-# (value, query position, key position) -> the vector to average
+# The arguments are value, query position, and key position. The result is the vector to average.
 PairValue = Callable[[Floats, int, int], Floats]
 
 

@@ -2,6 +2,9 @@
 
 import csv
 import json
+import math
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +12,11 @@ from finished_runs import HOSTILE, RESULTS, collect, make_finished_sweep, set_st
 from test_tables import Page
 
 from transformer_jax.cli import main
-from transformer_jax.sweeps.plan import Sweep, plan_sweep
-from transformer_jax.sweeps.report import COLUMNS, footnotes, write_report
+from transformer_jax.config.loading import load_rows
+from transformer_jax.sweeps import report
+from transformer_jax.sweeps.footnotes import list_footnotes
+from transformer_jax.sweeps.plan import Origin, Sweep, plan_sweep
+from transformer_jax.sweeps.report import COMPARISONS, SCORES, make_table, write_report
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +36,7 @@ def folder(sweep: Sweep) -> Path:
 @pytest.fixture
 def dev_sweep(tmp_path: Path) -> Sweep:
     """A sweep that a test may change. It has no test scores, which avoids the bootstrap."""
-    return make_finished_sweep(tmp_path / "s", rows=["base", "worse"], splits=["dev"])
+    return make_finished_sweep(tmp_path / "sweeps" / "s", rows=["base", "worse"], splits=["dev"])
 
 
 def read_csv(path: Path) -> list[list[str]]:
@@ -43,6 +49,10 @@ def test_names_and_reasons_are_plain_text_in_every_format(folder: Path) -> None:
     page = Page(files[0])
     assert HOSTILE in page.text
     assert "b" not in page.tags
+    assert page.tags.count("caption") == 3
+    assert page.tags.count("figcaption") == 2
+    # Scores on the page are rounded.
+    assert not re.search(r"\d\.\d{5}", page.text)
     assert "script" not in page.tags
     assert not any(HOSTILE in text for text in files)
     assert "<b>" not in "".join(files)
@@ -52,7 +62,8 @@ def test_the_page_links_each_row_to_its_first_run_and_each_run_to_itself(
     folder: Path, sweep: Sweep
 ) -> None:
     links = Page((folder / "index.html").read_text()).links
-    assert len(links) == len(RESULTS) + 3 * len(RESULTS)
+    # Two tables of rows and one of runs have links.
+    assert len(links) == 2 * len(RESULTS) + 3 * len(RESULTS)
     assert all((folder / link).resolve().is_relative_to(sweep.path) for link in links)
     assert "../better/seed-2" in links
     assert (folder / "../better/seed-2").exists()
@@ -60,15 +71,21 @@ def test_the_page_links_each_row_to_its_first_run_and_each_run_to_itself(
 
 def test_every_format_has_one_line_per_row(folder: Path) -> None:
     rows = read_csv(folder / "table.csv")
-    assert [len(row) for row in rows] == [len(COLUMNS)] * (len(RESULTS) + 1)
+    assert [len(row) for row in rows] == [len(SCORES)] * (len(RESULTS) + 1)
     assert [row[0] for row in rows[1:]] == list(RESULTS)
     latex = (folder / "table.tex").read_text()
-    assert latex.count(r" \\") == len(RESULTS) + 1
+    assert latex.count(r" \\") == 2 * (len(RESULTS) + 1)
     assert r"d\_ff 33" in latex
     assert r"4.10 $\pm$ 0.10" in latex
-    markdown = (folder / "table.md").read_text().splitlines()
-    lines = markdown[: len(RESULTS) + 2]
-    assert all(line.count(" | ") == len(COLUMNS) - 1 for line in lines)
+    scores, comparisons, *_ = (folder / "table.md").read_text().split("\n\n")
+    for table, columns in ((scores, SCORES), (comparisons, COMPARISONS)):
+        lines = table.splitlines()
+        assert len(lines) == len(RESULTS) + 2
+        assert all(line.count(" | ") == len(columns) - 1 for line in lines)
+    # Every row except the first is compared by perplexity and by BLEU.
+    lines = read_csv(folder / "comparisons.csv")[1:]
+    assert [line[0] for line in lines] == 2 * list(RESULTS)[1:]
+    assert all(float(low) <= float(value) <= float(high) for _, _, value, low, high, *_ in lines)
 
 
 def test_the_table_of_runs_has_unrounded_scores(folder: Path, sweep: Sweep) -> None:
@@ -84,11 +101,99 @@ def test_the_table_of_runs_has_unrounded_scores(folder: Path, sweep: Sweep) -> N
     assert runs["other/seed-2"]["status"] == "failed"
 
 
-def test_footnotes_count_agreement_with_the_paper_and_name_missing_runs(folder: Path) -> None:
+def test_differences_have_intervals_signs_and_p_values(sweep: Sweep) -> None:
+    head, *rows = make_table(collect(sweep), COMPARISONS)
+    cells = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    number = r"[+-]\d+\.\d+"
+    interval = rf"\[{number}, {number}\]"
+    better = cells["better"]
+    assert re.fullmatch(rf"-0\.\d+ {interval}", better["ln perplexity to base"])
+    assert re.fullmatch(interval, better["Welch"])
+    assert better["paper"] == "-0.054"
+    assert better["verdict"] == "as in the paper"
+    assert better["dev BLEU to base"].startswith("+6.0 [")
+    signed = better["test BLEU to base by seed (p)"].split(", ")
+    assert len(signed) == 3
+    assert all(re.fullmatch(r"\+\d+\.\d\d \((< 0\.001|0\.\d{3})\)", x) for x in signed)
+    assert signed[0].endswith("(< 0.001)")
+    # The differences of one row may have different signs.
+    assert re.fullmatch(r"\+.*, -.*, -.*", cells["worse"]["test BLEU to base by seed (p)"])
+
+
+def test_footnotes_say_how_the_sweep_was_made(dev_sweep: Sweep) -> None:
+    command = "transformer-jax sweep table3 --data-from wmt14"
+    replace(dev_sweep, origins=[Origin(command, "0123456789ab")]).store()
+    replace(dev_sweep, origins=[Origin(f"{command} --seeds 5", "")]).store()
+    notes = list_footnotes(collect(Sweep.open(dev_sweep.path)))
+    assert notes[:2] == [
+        "Corpus: a and b, with 64 tokens in the vocabulary.",
+        "Budget: 8 steps of about 512 tokens each, with 4 steps of warmup and the paper's learning "
+        "rate.",
+    ]
+    assert notes[2].startswith("Search: beam_size 4, length_penalty gnmt, length_penalty_alpha 0.6")
+    assert f"Trained by: {command} (commit 0123456789ab)" in notes
+    assert f"Trained by: {command} --seeds 5" in notes
+    # The run folders may name other commits.
+    for run, commit in zip(dev_sweep.runs, ("0123456789ab", "ba9876543210+"), strict=False):
+        (run.path / "run.json").write_text(json.dumps({"versions": {"commit": commit}}))
+    notes = list_footnotes(collect(Sweep.open(dev_sweep.path)))
+    assert "Trained at commit ba9876543210+." in notes
+
+
+def test_a_report_in_the_repository_links_to_its_analysis(
+    dev_sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = write_report(collect(dev_sweep)) / "table.md"
+    assert "docs/statistics.md of transformer-jax describes this analysis." in notes.read_text()
+    documentation = dev_sweep.path.parents[1] / "docs" / "statistics.md"
+    documentation.parent.mkdir()
+    documentation.touch()
+    monkeypatch.setattr(report, "DOCUMENTATION", documentation)
+    write_report(collect(dev_sweep))
+    assert "[docs/statistics.md](../../../docs/statistics.md)" in notes.read_text()
+    page = Page((notes.parent / "index.html").read_text())
+    assert "../../../docs/statistics.md" in page.links
+
+
+def test_footnotes_compare_sign_agreement_with_chance_and_name_missing_runs(folder: Path) -> None:
     text = (folder / "table.md").read_text()
-    assert "in 1 of 1 rows with a significant difference, and in 1 of 2 rows without" in text
+    assert (
+        "In this report (s), the difference in perplexity has the paper's sign in 2 of 3 rows. "
+        "Fair coins agree in at least as many rows with probability 0.500." in text
+    )
     assert text.count("Missing: ") == 1
     assert "Missing: other/seed-2: failed, train:" in text
+
+
+def test_the_committed_report_on_multi30k_differs_where_its_scores_do(tmp_path: Path) -> None:
+    """The scores are those of 600 steps, in which rows that learn fast at first are ahead."""
+    file = Path("experiments/results/table3-multi30k/runs.csv")
+    scores = {line[0]: line for line in read_csv(file)[1:]}
+    names = {name.split("/")[0] for name in scores}
+    rows = {name: row for name, row in load_rows("table3").items() if name in names}
+    sweep = plan_sweep(tmp_path / "s", rows, 3)
+    sweep.store()
+    for run in sweep.runs:
+        folder = run.path / "evaluations" / "dev-step600"
+        folder.mkdir(parents=True)
+        perplexity, bleu = map(float, scores[run.name][3:5])
+        result = {"decode": asdict(run.config.decode), "average_checkpoints": 1, "step": 600}
+        content = json.dumps({**result, "perplexity": perplexity, "bleu": bleu})
+        (folder / "scores.json").write_text(content)
+        set_status(run, "done")
+    results = collect(sweep)
+    verdicts = {name: results.verdict(name, "perplexity") for name in rows}
+    # E has the paper's largest contradiction: its perplexity is 8.16 lower, not equal.
+    assert {name for name, x in verdicts.items() if x == "differs"} == {"C1", "D1", "E"}
+    assert {name for name, x in verdicts.items() if x == "as in the paper"} == {"B1"}
+    assert results.sign_agreement("perplexity")[:2] == (4, 8)
+    # Absolute differences are -11.97 here and +1.19 in the paper; relative ones can be compared.
+    ours, paper = (
+        results.compare("C1", "perplexity"),
+        results.paper_difference("C1", "perplexity"),
+    )
+    assert ours.difference == pytest.approx(-0.4396, abs=1e-4)
+    assert paper == pytest.approx(0.2166, abs=1e-4)
 
 
 def test_the_same_runs_give_the_same_files(sweep: Sweep, folder: Path) -> None:
@@ -97,21 +202,37 @@ def test_the_same_runs_give_the_same_files(sweep: Sweep, folder: Path) -> None:
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def test_runs_that_failed_to_train_have_readable_scores(dev_sweep: Sweep) -> None:
+    for run in dev_sweep.runs:
+        if run.row == "base":
+            for path in run.path.glob("evaluations/dev-*/scores.json"):
+                path.write_text(
+                    json.dumps({**json.loads(path.read_text()), "perplexity": math.inf})
+                )
+            report = {"split": "dev", "step": 2, "perplexity": math.inf}
+            (run.path / "metrics.jsonl").write_text(f"{json.dumps(report)}\n")
+    worse = dev_sweep.find("worse/seed-0").path / "metrics.jsonl"
+    worse.write_text(json.dumps({"split": "dev", "step": 2, "perplexity": math.exp(700)}))
+    results = collect(dev_sweep)
+    folder = write_report(results)
+    assert results.rows["base"].num_seeds == 0
+    assert results.compare("worse", "perplexity").difference is None
+    text = (folder / "table.md").read_text()
+    assert text.count("Failed to train") == 3
+    assert "base/seed-0, with a dev perplexity of inf." in text
+
+
 def test_a_report_of_single_seeds_says_that_they_prove_nothing(dev_sweep: Sweep) -> None:
     single = plan_sweep(dev_sweep.path, dev_sweep.rows, 1)
-    notes = " ".join(footnotes(collect(single)))
-    assert "Every row has only one seed, so a difference between rows proves nothing." in notes
-    for seed in (1, 2):
-        set_status(dev_sweep.find(f"worse/seed-{seed}"), "failed")
-    notes = " ".join(footnotes(collect(dev_sweep)))
-    assert "Rows with only one seed prove nothing alone: worse." in notes
+    notes = " ".join(list_footnotes(collect(single)))
+    assert "A difference without an interval proves nothing." in notes
 
 
 def test_a_report_names_rows_with_another_vocabulary(dev_sweep: Sweep) -> None:
     for run in dev_sweep.runs:
         data = {"data": {"fingerprint": "b" if run.row == "worse" else "a"}}
         (run.path / "run.json").write_text(json.dumps(data))
-    notes = " ".join(footnotes(collect(dev_sweep)))
+    notes = " ".join(list_footnotes(collect(dev_sweep)))
     assert "Rows whose text or vocabulary differs from that of base: worse." in notes
 
 
@@ -122,6 +243,6 @@ def test_the_command_prints_the_table_and_its_folder(
     out = capsys.readouterr().out
     assert "worse" in out
     assert f"written to {dev_sweep.path / 'report'}" in out
-    assert f"Command: transformer-jax report {dev_sweep.path}" in out
+    assert f"Reported by: transformer-jax report {dev_sweep.path}" in out
     # The report omits columns without values, such as test BLEU.
     assert "compound-split" not in read_csv(dev_sweep.path / "report" / "table.csv")[0]

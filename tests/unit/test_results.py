@@ -1,21 +1,27 @@
 """Test the scores that a sweep collects, and the differences between its rows."""
 
 import json
+import math
 import re
 import shutil
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from finished_runs import HOSTILE, RESULTS, collect, make_finished_sweep, set_status
 from small import SMALL
+from test_adhoc import make_run
 
-from transformer_jax.config import Row
+from transformer_jax.config import Paper, Row
+from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import UsageError
-from transformer_jax.sweeps.plan import Sweep, plan_sweep
-from transformer_jax.sweeps.results import Results
+from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_status
+from transformer_jax.sweeps.footnotes import list_footnotes
+from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
+from transformer_jax.sweeps.results import Results, collect_results
 
 
 @pytest.fixture(scope="module")
@@ -37,29 +43,64 @@ def dev_sweep(tmp_path: Path) -> Sweep:
     return make_finished_sweep(tmp_path / "s", rows=["base", "worse"], splits=["dev"])
 
 
+def change_perplexity(run: SweepRun, perplexity: float) -> None:
+    for path in run.path.glob("evaluations/dev-*/scores.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "perplexity": perplexity}))
+
+
 def test_scores_are_those_of_the_finished_runs(results: Results) -> None:
     for name, (perplexities, wrong, _) in RESULTS.items():
         done = perplexities[:2] if name == "other" else perplexities
-        scores = results.rows[name].scores
-        assert scores["perplexity"].values == tuple(done)
-        assert scores["perplexity"].mean == pytest.approx(statistics.fmean(done))
-        assert scores["perplexity"].deviation == pytest.approx(statistics.stdev(done))
-        assert scores["bleu"].values == (90.0 - wrong,) * len(done)
-        assert scores["test_bleu"].values == (90.5 - wrong,) * len(done)
-    assert results.difference("better", "perplexity") == pytest.approx(-1.0)
+        row = results.rows[name]
+        assert row.scores["perplexity"] == dict(enumerate(done))
+        assert row.scores["bleu"] == dict.fromkeys(range(len(done)), 90.0 - wrong)
+        assert row.scores["test_bleu"] == dict.fromkeys(range(len(done)), 90.5 - wrong)
+        assert row.scores["compound_bleu"] == dict.fromkeys(range(len(done)), 91.0 - wrong)
+        perplexity = row.statistics("perplexity")
+        assert perplexity is not None
+        assert perplexity.mean == pytest.approx(statistics.fmean(done))
+        assert perplexity.deviation == pytest.approx(statistics.stdev(done))
     assert results.rows["better"].change == "d_ff 33"
-    assert list(results.rows["other"].missing) == [f"other/seed-2: failed, train: {HOSTILE}"]
+    assert results.rows["other"].missing == [f"other/seed-2: failed, train: {HOSTILE}"]
 
 
-def test_a_difference_is_significant_if_it_exceeds_the_spread_over_seeds(results: Results) -> None:
-    assert results.is_significant("better", "perplexity")
-    assert not results.is_significant("same", "perplexity")
+def test_rows_are_compared_by_the_logarithm_of_perplexity(results: Results) -> None:
+    better, base = (map(math.log, RESULTS[name][0]) for name in ("better", "base"))
+    expected = statistics.fmean(x - y for x, y in zip(better, base, strict=True))
+    assert results.compare("better", "perplexity").difference == pytest.approx(expected)
+    assert results.paper_difference("better", "perplexity") == pytest.approx(math.log(4.66 / 4.92))
+    assert results.paper_difference("better", "bleu") == pytest.approx(0.2)
+    assert results.compare("base", "perplexity").difference == 0
 
 
-def test_signs_are_compared_with_the_paper_where_it_has_a_difference(results: Results) -> None:
-    signs = {name: results.has_paper_sign(name, "perplexity") for name in RESULTS}
-    expected = {"base": None, "better": True, "worse": True, "same": None, "other": False}
-    assert signs == expected
+def test_verdicts_include_rows_for_which_the_paper_finds_no_difference(results: Results) -> None:
+    verdicts = {name: results.verdict(name, "perplexity") for name in RESULTS}
+    assert verdicts == {
+        "base": None,
+        "better": "as in the paper",
+        "worse": "inconclusive",
+        # The paper has the same perplexity as for base. The interval is too wide to confirm it.
+        "same": "inconclusive",
+        "other": "inconclusive",
+    }
+
+
+def test_rows_that_differ_although_the_papers_rows_are_equal_are_refuted(
+    dev_sweep: Sweep,
+) -> None:
+    rows = {name: replace(row, paper=Paper(4.92, 25.8)) for name, row in dev_sweep.rows.items()}
+    for run in dev_sweep.runs[1::2]:
+        change_perplexity(run, 3.0 + run.seed / 10)
+    assert collect(replace(dev_sweep, rows=rows)).verdict("worse", "perplexity") == "differs"
+    for run in dev_sweep.runs[1::2]:
+        change_perplexity(run, RESULTS["base"][0][run.seed] + 0.001)
+    results = collect(replace(dev_sweep, rows=rows))
+    assert results.verdict("worse", "perplexity") == "as in the paper"
+
+
+def test_sign_agreement_is_compared_with_chance(results: Results) -> None:
+    # The paper's difference of "same" is 0, and "other" has another sign.
+    assert results.sign_agreement("perplexity") == (2, 3, 0.5)
 
 
 def test_p_values_are_those_of_sacrebleus_own_command(sweep: Sweep, results: Results) -> None:
@@ -74,16 +115,11 @@ def test_p_values_are_those_of_sacrebleus_own_command(sweep: Sweep, results: Res
         check=True,
     )
     expected = re.findall(r"p = ([0-9.]+)", sacrebleu.stdout)[-1]
-    assert float(expected) == pytest.approx(results.rows["worse"].p[1], abs=1e-4)
+    worse, same = (results.rows[name].test_differences for name in ("worse", "same"))
+    assert float(expected) == pytest.approx(worse[1].p, abs=1e-4)
+    assert worse[1].bleu < 0 < results.rows["better"].test_differences[1].bleu
     # For identical translations, p is 1.
-    assert results.rows["same"].p[0] == 1
-
-
-def test_halves_of_compounds_count_as_words(results: Results) -> None:
-    # sacreBLEU treats "well-known" as one token, but the paper's script treats it as three tokens.
-    scores = results.rows["better"].scores
-    assert scores["compound_bleu"].values != scores["test_bleu"].values
-    assert all(0 < value <= 100 for value in scores["compound_bleu"].values)
+    assert same[0] == (0, 1)
 
 
 def test_flops_are_counted_and_estimated_by_the_papers_method(results: Results) -> None:
@@ -92,25 +128,14 @@ def test_flops_are_counted_and_estimated_by_the_papers_method(results: Results) 
     assert at_peak == pytest.approx(4e9 / 0.4 + 8e9 / 0.8)
 
 
-def test_the_same_difference_of_fewer_seeds_is_not_significant(dev_sweep: Sweep) -> None:
-    # These scores are 0.2 above the mean of the first row. The standard deviation of that row is
-    # 0.1.
-    for seed in range(3):
-        run = dev_sweep.find(f"worse/seed-{seed}")
-        for path in run.path.glob("evaluations/dev-*/scores.json"):
-            path.write_text(json.dumps({**json.loads(path.read_text()), "perplexity": 5.3}))
-    assert collect(dev_sweep).is_significant("worse", "perplexity")
+def test_a_row_with_one_seed_has_no_interval(dev_sweep: Sweep) -> None:
+    assert collect(dev_sweep).compare("worse", "perplexity").interval is not None
     for seed in (1, 2):
         set_status(dev_sweep.find(f"worse/seed-{seed}"), "failed")
     results = collect(dev_sweep)
-    assert results.rows["worse"].scores["perplexity"].values == (5.3,)
-    assert not results.is_significant("worse", "perplexity")
-
-
-def test_rows_with_one_seed_have_no_detectable_difference(dev_sweep: Sweep) -> None:
-    single = plan_sweep(dev_sweep.path, dev_sweep.rows, 1)
-    assert collect(single).minimum_detectable_difference("perplexity") is None
-    assert not collect(single).is_significant("worse", "perplexity")
+    assert results.rows["worse"].scores["perplexity"] == {0: 5.15}
+    assert results.compare("worse", "perplexity").interval is None
+    assert results.verdict("worse", "perplexity") == "inconclusive"
 
 
 def test_perplexities_with_different_vocabularies_are_not_compared(dev_sweep: Sweep) -> None:
@@ -119,8 +144,31 @@ def test_perplexities_with_different_vocabularies_are_not_compared(dev_sweep: Sw
         (run.path / "run.json").write_text(json.dumps(data))
     results = collect(dev_sweep)
     assert results.rows["worse"].has_own_text
-    assert results.difference("worse", "perplexity") is None
-    assert results.difference("worse", "bleu") == pytest.approx(-2)
+    assert results.compare("worse", "perplexity").difference is None
+    assert results.compare("worse", "bleu").difference == pytest.approx(-2)
+
+
+def test_runs_no_better_than_a_unigram_model_are_not_averaged(tmp_path: Path) -> None:
+    paths = [
+        make_run(tmp_path / f"run-{seed}", SMALL.change(train={"seed": seed}), perplexity)
+        for seed, perplexity in enumerate([5.0, 5.5, 900.0])
+    ]
+    prepared = prepare(SMALL.data)
+    lines = prepared.lines("dev")[1]
+    for path in paths:
+        [reference] = path.glob("evaluations/dev-*/reference.txt")
+        reference.write_text("".join(f"{line}\n" for line in lines))
+    sweep = collect_runs(paths, tmp_path / "out")
+    results = collect_results(sweep, list(map(read_adhoc_status, sweep.runs)), "")
+    tokens = [token for line in prepared.vocabulary.target.encode(lines) for token in line]
+    entropy = -statistics.fmean(math.log(tokens.count(x) / len(tokens)) for x in tokens)
+    assert results.base.unigram == pytest.approx(math.exp(entropy))
+    assert 5.5 < math.exp(entropy) < 900
+    assert results.base.failed == {2: 900.0}
+    assert results.base.scores["perplexity"] == {0: 5.0, 1: 5.5}
+    assert results.base.missing == []
+    [note] = [note for note in list_footnotes(results) if note.startswith("Failed to train")]
+    assert "run-0/seed-2, with a dev perplexity of 900. A unigram model has " in note
 
 
 def test_a_finished_run_without_scores_is_missing(dev_sweep: Sweep) -> None:

@@ -119,7 +119,11 @@ def configs(draw: st.DrawFn) -> Config:
     if model["positions"] in ("rotary", "relative"):
         model["attention_score"] = "scaled_dot_product"
     if model["positions"] != "learned":
-        model |= {"max_positions": None, "out_of_range_positions": "error"}
+        model |= {
+            "max_positions": None,
+            "out_of_range_positions": "error",
+            "learned_positions_init": "normal",
+        }
     table = model["max_positions"] if model["out_of_range_positions"] == "error" else None
     data["max_length"] = min(data["max_length"], model["max_length"], table or 10**6)
     decode["average_checkpoints"] = min(decode["average_checkpoints"], train["keep_checkpoints"])
@@ -245,6 +249,22 @@ CONTRADICTIONS: list[tuple[dict[str, dict[str, Any]], str, str]] = [
         {"model": {"positions": "none", "out_of_range_positions": "clamp"}},
         "model.out_of_range_positions",
         "'clamp'",
+    ),
+    (
+        {"model": {"learned_positions_init": "sinusoids"}},
+        "model.learned_positions_init",
+        "'sinusoids'",
+    ),
+    (
+        {
+            "model": {
+                "positions": "learned",
+                "learned_positions_init": "sinusoids",
+                "d_model": 513,
+            }
+        },
+        "model.d_model",
+        "513",
     ),
     ({"model": {"positions": "learned", "max_positions": 255}}, "data.max_length", "256"),
     ({"data": {"train": ("a", "b")}}, "data.train", r"\('a', 'b'\)"),

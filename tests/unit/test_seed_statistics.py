@@ -1,12 +1,46 @@
-"""Test that statistics over seeds agree with textbook formulas."""
+"""Test that the analysis of ablations agrees with textbook formulas, SciPy, and simulations."""
+
+import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from jaxtyping import Float
 from scipy import stats
 
-from transformer_jax.sweeps.seed_statistics import SeedStatistics, detectable_difference
+from transformer_jax.sweeps.dunnett import Correlation, dunnett_quantile
+from transformer_jax.sweeps.seed_statistics import (
+    BLEU_MARGIN,
+    LOG_PERPLEXITY_MARGIN,
+    Analysis,
+    Interval,
+    SeedStatistics,
+    Verdict,
+    analyze,
+    describe_limits,
+    failed_runs,
+    format_p,
+    sign_agreement,
+    verdict,
+    welch_interval,
+)
 
-GROUPS = [(5.0, 5.2, 5.1), (4.0, 4.1, 4.2), (5.1, 5.2)]
+
+def to_scores(
+    table: Sequence[Sequence[float]] | Float[np.ndarray, "R S"],
+) -> dict[str, dict[int, float]]:
+    """Name the rows base, 1, 2, ... and the seeds 0, 1, 2, ...; a NaN is a missing run."""
+    names = ["base", *map(str, range(1, len(table)))]
+    return {
+        name: {seed: float(x) for seed, x in enumerate(row) if not math.isnan(x)}
+        for name, row in zip(names, table, strict=True)
+    }
+
+
+def interval_of(analysis: Analysis, row: str) -> Interval:
+    interval = analysis.comparisons[row].interval
+    assert interval is not None
+    return interval
 
 
 def test_mean_and_deviation_are_formatted() -> None:
@@ -15,23 +49,238 @@ def test_mean_and_deviation_are_formatted() -> None:
     assert SeedStatistics((5.0,)).format(1) == "5.0"
 
 
-def test_the_detectable_difference_is_that_of_a_t_test_with_pooled_deviation() -> None:
-    freedom = sum(len(group) - 1 for group in GROUPS)
-    pooled = sum(np.var(group, ddof=1) * (len(group) - 1) for group in GROUPS) / freedom
-    expected = stats.t.ppf(0.975, freedom) * np.sqrt((1 / 3 + 1 / 2) * pooled)
-    rows = [SeedStatistics(group) for group in GROUPS]
-    assert detectable_difference(rows, 3, 2) == pytest.approx(expected)
+def test_two_rows_give_the_paired_t_test() -> None:
+    ours, base = [4.0, 4.3, 4.1, 4.6], [4.2, 4.9, 4.4, 4.7]
+    analysis = analyze(to_scores([base, ours]))
+    expected = stats.ttest_rel(ours, base)
+    assert analysis.comparisons["1"].p == pytest.approx(expected.pvalue, abs=1e-4)
+    np.testing.assert_allclose(
+        interval_of(analysis, "1"), expected.confidence_interval(), atol=1e-3
+    )
 
 
-def test_two_rows_give_the_threshold_of_scipys_t_test() -> None:
-    ours, theirs = GROUPS[:2]
-    least = detectable_difference([SeedStatistics(ours), SeedStatistics(theirs)], 3, 3)
-    assert least is not None
-    # Shift one group so that the means differ by exactly the threshold.
-    shifted = np.array(theirs) - np.mean(theirs) + np.mean(ours) + least
-    assert stats.ttest_ind(ours, shifted).pvalue == pytest.approx(0.05)
+def test_a_balanced_table_gives_the_formulas_of_two_way_analysis_of_variance() -> None:
+    # The residuals are 1/6, -1/6 in the first two rows and -1/3, 1/3 in the third.
+    analysis = analyze(to_scores([[1.0, 2.0], [2.0, 3.0], [3.0, 5.0]]))
+    assert analysis.freedom == (3 - 1) * (2 - 1)
+    assert analysis.deviation == pytest.approx(math.sqrt(1 / 3 / 2))
+    low, high = interval_of(analysis, "2")
+    assert analysis.comparisons["2"].difference == pytest.approx((low + high) / 2) == 2.5
+    critical = dunnett_quantile(0.95, ((1.0, 0.5), (0.5, 1.0)), 2)
+    assert (high - low) / 2 == pytest.approx(critical * math.sqrt(1 / 3 / 2 * (1 / 2 + 1 / 2)))
+    assert analysis.comparisons["2"].by_seed == {0: 2.0, 1: 3.0}
 
 
-def test_single_seeds_have_no_detectable_difference() -> None:
-    assert detectable_difference([SeedStatistics((5.0,)), SeedStatistics((4.0,))], 1, 1) is None
-    assert detectable_difference([], 1, 1) is None
+def test_an_effect_of_seeds_on_all_rows_does_not_change_the_analysis() -> None:
+    table = np.random.default_rng(0).normal(size=(4, 3))
+    before, after = (analyze(to_scores(x)) for x in (table, table + np.array([0.0, 50.0, -20.0])))
+    assert interval_of(after, "3") == pytest.approx(interval_of(before, "3"))
+
+
+def test_seeds_of_the_baseline_alone_do_not_change_a_paired_comparison() -> None:
+    base, row = [4.2, 4.9, 4.4, 9.0, 1.0], [4.0, 4.3, 4.1, math.nan, math.nan]
+    expected = stats.ttest_rel(row[:3], base[:3]).confidence_interval()
+    interval = interval_of(analyze(to_scores([base, row])), "1")
+    np.testing.assert_allclose(interval, expected, rtol=1e-3)
+
+
+def null_statistics(
+    table: Float[np.ndarray, "N R S"],
+) -> tuple[Float[np.ndarray, "N R-1"], Correlation, int]:
+    """Return the t statistics, their correlations, and the degrees of freedom of N tables.
+
+    Least squares in another parameterization than the module's. NaN is a missing run.
+    """
+    rows, seeds = np.nonzero(~np.isnan(table[0]))
+    num_rows, num_seeds = table.shape[1:]
+    design = np.hstack(
+        [np.ones((len(rows), 1)), np.eye(num_rows)[rows, 1:], np.eye(num_seeds)[seeds, 1:]]
+    )
+    inverse = np.linalg.inv(design.T @ design)
+    values = table[:, rows, seeds]
+    effects = values @ design @ inverse
+    freedom = len(rows) - design.shape[1]
+    variance = ((values - effects @ design.T) ** 2).sum(axis=1) / freedom
+    covariance = inverse[1:num_rows, 1:num_rows]
+    scale = np.sqrt(np.diag(covariance))
+    correlation = covariance / np.outer(scale, scale)
+    statistics = effects[:, 1:num_rows] / np.sqrt(variance)[:, None] / scale
+    return statistics, tuple(map(tuple, correlation.tolist())), freedom
+
+
+def draw_tables(seeds_per_row: Sequence[int], count: int) -> Float[np.ndarray, "N R S"]:
+    """Draw tables of rows that do not differ, with an effect of seeds."""
+    rng = np.random.default_rng(0)
+    shape = (len(seeds_per_row), max(seeds_per_row))
+    tables = rng.normal(size=(count, *shape)) + rng.normal(size=(count, 1, shape[1]))
+    tables[:, np.arange(shape[1]) >= np.array(seeds_per_row)[:, None]] = math.nan
+    return tables
+
+
+@pytest.mark.parametrize("seeds_per_row", [[3] * 11, [3] * 20, [5, 5, 5, 3, 3, 3, 3, 2], [2, 2, 2]])
+def test_rows_that_do_not_differ_are_rarely_significant(seeds_per_row: list[int]) -> None:
+    tables = draw_tables(seeds_per_row, count=20_000)
+    statistics, correlation, freedom = null_statistics(tables)
+    maxima = np.abs(statistics).max(axis=1)
+    critical = dunnett_quantile(0.95, correlation, freedom)
+    assert np.mean(maxima > critical) == pytest.approx(0.05, abs=0.006)
+    # The module makes the same statements about these tables.
+    for draw in [*np.argsort(maxima)[-5:], *range(5)]:
+        analysis = analyze(to_scores(tables[draw]))
+        if not analysis.wide:
+            intervals = [interval_of(analysis, row) for row in analysis.comparisons]
+            centers = np.mean(intervals, axis=1)
+            halves = np.ptp(intervals, axis=1) / 2
+            np.testing.assert_allclose(centers / halves * critical, statistics[draw], rtol=2e-3)
+            assert any(x.is_significant for x in intervals) == (maxima[draw] > critical)
+
+
+@pytest.mark.parametrize(("num_rows", "error_rate"), [(11, 0.26), (20, 0.39)])
+def test_uncorrected_comparisons_would_often_be_significant(
+    num_rows: int, error_rate: float
+) -> None:
+    tables = np.random.default_rng(0).normal(size=(20_000, num_rows, 3))
+    pooled = tables.var(axis=2, ddof=1).mean(axis=1)
+    means = tables.mean(axis=2)
+    largest = np.abs(means[:, 1:] - means[:, :1]).max(axis=1)
+    threshold = stats.t.ppf(0.975, 2 * num_rows) * np.sqrt(pooled * 2 / 3)
+    assert np.mean(largest > threshold) == pytest.approx(error_rate, abs=0.015)
+
+
+UNLUCKY = to_scores([[33.3, 33.5], [24.9, 25.1], [33.2, 33.1], [33.0, 33.3], [35.8, 18.5]])
+
+
+def test_one_unlucky_seed_does_not_widen_the_intervals_of_other_rows() -> None:
+    lucky = {row: by_seed for row, by_seed in UNLUCKY.items() if row != "4"}
+    before, after = analyze(lucky), analyze(UNLUCKY)
+    assert after.deviation == before.deviation
+    for row in ("1", "2", "3"):
+        assert after.comparisons[row].welch == before.comparisons[row].welch
+        wider = np.ptp(interval_of(after, row)) / np.ptp(interval_of(before, row))
+        # The row takes its share of the error rate.
+        assert 1.0 < wider < 1.2
+    assert interval_of(after, "1").high < -7.8
+
+
+def test_a_row_with_an_unlucky_seed_is_named_and_compared_by_its_own_deviation() -> None:
+    analysis = analyze(UNLUCKY)
+    assert list(analysis.wide) == ["4"]
+    assert analysis.comparisons["4"].p is None
+    low, high = interval_of(analysis, "4")
+    assert low < -8.65 < 0 < high
+    (note,) = describe_limits(analysis)
+    assert "more than 4 times the typical one: 4 (" in note
+
+
+def test_deviations_that_differ_by_chance_are_pooled() -> None:
+    tables = draw_tables([3] * 11, count=500)
+    deviations = tables.std(axis=2, ddof=1)
+    # The largest and the smallest of eleven deviations usually differ by more than a factor of 4.
+    assert np.mean(deviations.max(axis=1) > 4 * deviations.min(axis=1)) > 0.5
+    assert sum(bool(analyze(to_scores(table)).wide) for table in tables[:50]) <= 1
+
+
+def test_welchs_interval_is_scipys() -> None:
+    ours, base = [4.0, 4.3, 4.1], [4.2, 4.9, 4.4, 5.7]
+    expected = stats.ttest_ind(ours, base, equal_var=False).confidence_interval(0.9)
+    assert welch_interval(ours, base, 0.9) == pytest.approx(tuple(expected))
+
+
+def test_one_seed_gives_differences_without_intervals() -> None:
+    analysis = analyze(to_scores([[1.0], [1.5]]))
+    comparison = analysis.comparisons["1"]
+    assert comparison.difference == 0.5
+    assert (comparison.interval, comparison.p, comparison.welch) == (None, None, None)
+    (note,) = describe_limits(analysis)
+    assert note.startswith("No row has an interval")
+
+
+def test_a_row_with_one_seed_is_named() -> None:
+    nan = math.nan
+    analysis = analyze(to_scores([[1.0, 1.2, 1.4], [1.5, 1.9, 1.8], [1.5, nan, nan], [nan] * 3]))
+    assert analysis.comparisons["1"].interval is not None
+    assert analysis.comparisons["2"].difference == pytest.approx(0.3)
+    assert analysis.comparisons["2"].interval is None
+    assert analysis.comparisons["3"].difference is None
+    (note,) = describe_limits(analysis)
+    assert note.endswith("prove nothing: 2, 3.")
+
+
+def test_rows_without_common_seeds_are_compared_by_welchs_interval() -> None:
+    analysis = analyze({"base": {0: 1.0, 1: 1.1}, "other": {2: 2.0, 3: 2.2}})
+    comparison = analysis.comparisons["other"]
+    assert comparison.interval == comparison.welch == welch_interval([2.0, 2.2], [1.0, 1.1])
+    assert comparison.by_seed == {}
+
+
+def test_equal_scores_are_not_significant() -> None:
+    analysis = analyze(to_scores([[0.1, 0.3], [0.1, 0.3], [1.1, 1.3]]))
+    assert not interval_of(analysis, "1").is_significant
+    assert interval_of(analysis, "2").is_significant
+    assert [comparison.p for comparison in analysis.comparisons.values()] == [1.0, 0.0]
+
+
+def test_runs_that_failed_to_train_are_named_and_left_out() -> None:
+    perplexity = {"base": {0: 5.0, 1: 5.2}, "A": {0: 5.1, 1: 400.0}, "B": {0: math.nan, 1: 5.3}}
+    assert failed_runs(perplexity, unigram=300.0) == [("A", 1), ("B", 0)]
+    assert failed_runs(perplexity) == [("B", 0)]
+    analysis = analyze(perplexity, [("A", 1), ("B", 0)])
+    assert analysis.comparisons["A"].difference == pytest.approx(0.0)
+    assert analysis.comparisons["A"].interval is None
+
+
+@pytest.mark.parametrize(
+    ("interval", "paper", "expected"),
+    [
+        # The paper claims a sign.
+        ((0.5, 2.0), 1.0, "as in the paper"),
+        ((-2.0, -0.5), -1.0, "as in the paper"),
+        ((0.01, 0.05), 1.0, "as in the paper"),
+        ((-2.0, -0.5), 1.0, "differs"),
+        ((0.5, 2.0), -1.0, "differs"),
+        ((-0.05, 0.05), 1.0, "differs"),
+        ((-0.05, 0.5), 1.0, "inconclusive"),
+        ((-0.5, 0.05), -1.0, "inconclusive"),
+        # The paper claims equivalence.
+        ((-0.05, 0.09), 0.0, "as in the paper"),
+        ((0.01, 0.09), -0.1, "as in the paper"),
+        ((-0.05, 0.2), 0.0, "inconclusive"),
+        ((0.05, 0.2), 0.1, "inconclusive"),
+        ((0.11, 0.2), 0.1, "differs"),
+        ((-0.2, -0.11), 0.0, "differs"),
+    ],
+)
+def test_the_verdict_follows_from_the_interval(
+    interval: tuple[float, float], paper: float, expected: Verdict
+) -> None:
+    assert verdict(Interval(*interval), paper, margin=0.1) == expected
+
+
+def test_without_an_interval_the_verdict_is_inconclusive() -> None:
+    assert verdict(None, 1.0, margin=0.1) == "inconclusive"
+
+
+def test_margins_separate_the_rows_that_the_paper_calls_worse_from_those_it_calls_identical() -> (
+    None
+):
+    # Table 3: perplexity and BLEU of base, of rows A4 and B2, and of row E.
+    worse, identical = (math.log(5.01 / 4.92), 25.4 - 25.8), (0.0, 25.7 - 25.8)
+    for margin, large, small in zip(
+        (LOG_PERPLEXITY_MARGIN, BLEU_MARGIN), worse, identical, strict=True
+    ):
+        assert abs(small) < margin < abs(large)
+        assert margin == pytest.approx(abs(large) / 2, rel=0.15)
+
+
+def test_sign_agreement_is_compared_with_coins() -> None:
+    same, opposite, without_claim = (1.0, 2.0), (-1.0, 2.0), (1.0, 0.05)
+    agreement = sign_agreement([same] * 8 + [opposite] * 2 + [without_claim], margin=0.1)
+    assert (agreement.same, agreement.rows) == (8, 10)
+    assert agreement.p == pytest.approx((1 + 10 + 45) / 2**10)
+    assert sign_agreement([without_claim], margin=0.1).p == 1.0
+
+
+def test_p_values_end_at_the_resolution_of_the_bootstrap() -> None:
+    assert [format_p(p) for p in (1 / 1001, 2 / 1001, 0.0, 0.5)] == [
+        *("< 0.001", "0.002", "< 0.001", "0.500")
+    ]

@@ -7,18 +7,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import SMALL
 
-from transformer_jax.data.batches import Batch
-from transformer_jax.model.build import build_transformer
 from transformer_jax.model.losses import Loss
 from transformer_jax.training import throughput
-from transformer_jax.training.flops import step_flops
 from transformer_jax.training.step import StepMetrics
 from transformer_jax.training.throughput import Meter
 
-MODEL = build_transformer(SMALL.model, 20)
-BATCH = Batch(np.full((2, 5), 4), np.full((2, 4), 4))
+FLOPS = 7e6
 
 
 def metrics(smoothed: float, nll: float, count: int, norm: float = 1.0) -> StepMetrics:
@@ -41,54 +36,72 @@ class RecordingArray:
 
 
 def test_adding_a_step_waits_only_for_the_step_two_steps_earlier() -> None:
-    meter, reads = Meter(MODEL, 1e9, []), list[int]()
+    meter, reads = Meter(1e9, []), list[int]()
     for step in range(1, 6):
         array: Any = RecordingArray(step, reads)
-        skipped = meter.add(StepMetrics(array, array, array, array), BATCH)
+        skipped = meter.add(StepMetrics(array, array, array, array), FLOPS)
         # At step n, the meter returns the number of skipped steps after step n - 2.
         assert skipped == (10 * (step - 2) if step > 2 else 0)
         assert reads == list(range(1, step - 1))
 
 
 def test_a_report_has_means_per_token_and_counts_skipped_steps() -> None:
-    meter = Meter(MODEL, 1e9, [])
+    meter = Meter(1e9, [])
     for step in STEPS:
-        meter.add(step, BATCH)
+        meter.add(step, FLOPS)
     values = meter.read()
     assert values["loss"] == pytest.approx(80 / 16)
     assert values["perplexity"] == pytest.approx(math.exp(60 / 16))
     assert values["skipped"] == 1
-    assert values["flops"] == 3 * step_flops(MODEL.config, 20, BATCH)
+    assert values["flops"] == 3 * FLOPS
     # The newest gradient norm is not finite, so it is omitted: JSON has no infinity.
     assert "gradient_norm" not in values
-    meter.add(STEPS[0], BATCH)
+    meter.add(STEPS[0], FLOPS)
     again = meter.read()
     assert again["gradient_norm"] == 1
     assert "skipped" not in again
 
 
 def test_a_report_after_an_interruption_is_the_same_apart_from_rates() -> None:
-    whole, before = Meter(MODEL, 1e9, []), Meter(MODEL, 1e9, [])
+    whole, before = Meter(1e9, []), Meter(1e9, [])
     for step in STEPS:
-        whole.add(step, BATCH)
+        whole.add(step, FLOPS)
     for step in STEPS[:2]:
-        before.add(step, BATCH)
-    after = Meter(MODEL, 1e9, before.pending_metrics())
-    after.add(STEPS[2], BATCH)
+        before.add(step, FLOPS)
+    after = Meter(1e9, before.pending_metrics(), 2 * FLOPS)
+    after.add(STEPS[2], FLOPS)
     assert after.pending_metrics() == whole.pending_metrics()
     expected, values = whole.read(), after.read()
-    for name in ("loss", "perplexity", "skipped"):
+    for name in ("loss", "perplexity", "skipped", "flops"):
         assert values[name] == expected[name]
-    assert values["flops"] == expected["flops"] / 3
     assert after.pending_metrics() == []
 
 
 def test_paused_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    meter = Meter(MODEL, 1e9, [])
-    meter.add(STEPS[0], BATCH)
+    meter = Meter(1e9, [])
+    meter.add(STEPS[0], FLOPS)
     clock.now += 2
     with meter.paused():
         clock.now += 100
-    assert meter.read()["tokens_per_second"] == 8 / 2
+    values = meter.read()
+    assert values["tokens_per_second"] == 8 / 2
+    assert values["utilization"] == FLOPS / 2 / 1e9
+
+
+def test_utilization_leaves_out_the_steps_of_an_interrupted_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    meter = Meter(1e9, [[30.0, 20.0, 8.0]], FLOPS)
+    meter.add(STEPS[0], FLOPS)
+    clock.now += 2
+    values = meter.read()
+    assert (values["flops"], values["utilization"]) == (2 * FLOPS, FLOPS / 2 / 1e9)
+    # The report of a sweep multiplies the time by the peak FLOP/s of the new process.
+    assert values["flops"] / values["utilization"] == pytest.approx(4 * 1e9)
+    meter.add(STEPS[0], FLOPS)
+    clock.now += 2
+    assert meter.read()["flops"] == FLOPS

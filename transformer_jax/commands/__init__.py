@@ -2,16 +2,18 @@
 
 from transformer_jax.commands.base import ConfigCommand, PathCommand
 from transformer_jax.commands.configs import Diff, Params
-from transformer_jax.commands.inference import Evaluate, Translate
+from transformer_jax.commands.inference import Evaluate, Package, Translate
 from transformer_jax.commands.sweeps import Report, Status, Sweep
-from transformer_jax.commands.training import Prepare, Resume, Train
+from transformer_jax.commands.training import Prepare, Reproduce, Resume, Train
 
 COMMANDS: dict[str, type[ConfigCommand] | type[PathCommand]] = {
     "prepare": Prepare,
     "train": Train,
     "resume": Resume,
+    "reproduce": Reproduce,
     "evaluate": Evaluate,
     "translate": Translate,
+    "package": Package,
     "params": Params,
     "diff": Diff,
     "sweep": Sweep,

@@ -1,22 +1,20 @@
 """The base classes of commands: frozen dataclasses of their arguments, with a method `run`.
 
-The docstrings of the fields are the text of `--help`. A command imports JAX inside `run`, so that
-help and error messages appear without delay.
+The docstrings of the fields are the text of `--help`. Modules that need JAX are imported inside
+`run`, so that help and error messages appear without delay.
 """
 
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, Suppress, arg
 
 from transformer_jax.config import Config, Row, loading
 from transformer_jax.console import shell_command
+from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.sweeps.rows import with_sections
-
-if TYPE_CHECKING:
-    from transformer_jax.runs.run_directory import RunDirectory
 
 ConfigArgument = Positional[
     Annotated[str, arg(metavar="CONFIG", help_behavior_hint="(required, and first)")]
@@ -26,7 +24,7 @@ RunArgument = Positional[Annotated[str, arg(metavar="RUN", help_behavior_hint="(
 
 @dataclass(frozen=True)
 class ConfigCommand(abc.ABC):
-    """Base of the commands that load a config and accept each of its fields as an option."""
+    """Base class of commands that load a config and accept each of its fields as an option."""
 
     data_from: Annotated[str | None, arg(metavar="CONFIG")] = None
     """Take the data section from this config, except for the fields in which
@@ -38,12 +36,14 @@ class ConfigCommand(abc.ABC):
     decode_from: Annotated[str | None, arg(metavar="CONFIG")] = None
     """Take the decode section from this config in the same way."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
+    arguments: Suppress[tuple[str, ...]] = ()
+    """The words of the command line, beginning with the command."""
 
     argument_name: ClassVar[str] = "a config"
 
     @abc.abstractmethod
     def load_rows(self) -> dict[str, Row]:
-        """Return the experiments by row name, before options change fields; a single one is ""."""
+        """Return the rows by name ("" for a single experiment), before options change fields."""
 
     @abc.abstractmethod
     def run(self, rows: dict[str, Row]) -> None:
@@ -58,7 +58,7 @@ class ConfigCommand(abc.ABC):
 
 @dataclass(frozen=True)
 class FileCommand(ConfigCommand):
-    """Base of the commands that load one config file."""
+    """Base class of commands that load one config file."""
 
     file: ConfigArgument = ""
     """A config file, FILE:ROW for a row of a sweep, or the name of a shipped
@@ -75,7 +75,7 @@ class FileCommand(ConfigCommand):
 
 @dataclass(frozen=True)
 class PathCommand(abc.ABC):
-    """Base of the commands that have no options for config fields, such as `evaluate`."""
+    """Base class of commands that have no options for config fields, such as `evaluate`."""
 
     argument_name: ClassVar[str] = "a run"
 
@@ -84,7 +84,7 @@ class PathCommand(abc.ABC):
         """Run the command."""
 
 
-def translate_command(run: "RunDirectory", option: str) -> str:
+def translate_command(run: RunDirectory, option: str) -> str:
     """Return a shell command that translates with a run, with an example input if there is one.
 
     An `option` begins with a space, unless it is "".

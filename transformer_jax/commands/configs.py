@@ -12,6 +12,7 @@ from transformer_jax.commands.base import FileCommand, PathCommand
 from transformer_jax.commands.tables import print_parameter_totals
 from transformer_jax.config import Config, Row, loading
 from transformer_jax.console import stdout
+from transformer_jax.runs.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Diff(PathCommand):
     second: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
     """The config or run to compare with the first."""
     json: FlagCreatePairsOff[bool] = False
-    """Print a JSON object: for each field, the two values."""
+    """Print a JSON object with the two values of each field."""
     argument_name = "two configs or runs"
 
     def run(self) -> None:
@@ -90,7 +91,5 @@ def _load_config_or_run(spec: str) -> tuple[Config, dict[str, str]]:
     """Return a config and, for a run, the versions of the software that created it."""
     if not Path(spec).is_dir():
         return loading.load_config(spec), {}
-    from transformer_jax.runs.run_directory import RunDirectory
-
     run = RunDirectory.open(Path(spec))
     return run.config, run.versions

@@ -1,4 +1,4 @@
-"""Commands that use a trained run: `evaluate` and `translate`."""
+"""Commands that use a trained run: `evaluate`, `translate`, and `package`."""
 
 import codecs
 import json
@@ -11,8 +11,15 @@ from tyro.conf import FlagCreatePairsOff, arg
 
 from transformer_jax.commands.base import PathCommand, RunArgument, translate_command
 from transformer_jax.commands.tables import print_comparison, print_evaluation
-from transformer_jax.console import escape_control_characters, progress_bar, stderr, stdout
+from transformer_jax.console import (
+    escape_control_characters,
+    progress_bar,
+    shell_command,
+    stderr,
+    stdout,
+)
 from transformer_jax.errors import DataError, StorageError, UsageError
+from transformer_jax.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from transformer_jax.inference.evaluate import Evaluation
@@ -24,8 +31,8 @@ CHUNK_LINES = 1024
 
 
 @dataclass(frozen=True)
-class RunCommand(PathCommand):
-    """Base of the commands that use a trained run."""
+class CheckpointCommand(PathCommand):
+    """Base class of the commands that load checkpoints of a run."""
 
     run_folder: RunArgument
     """The folder of a run."""
@@ -35,14 +42,9 @@ class RunCommand(PathCommand):
     decode.average_checkpoints."""
     step: int | None = None
     """The step of the checkpoint, or of the last checkpoint of an average. Default: the latest."""
-    beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
-    """Number of hypotheses in the beam. 1 is greedy search. Default: the
-    run's decode.beam_size."""
 
     def load(self, path: Path | None = None) -> "Run":
         """Load this run, or the run at `path`, from the checkpoints that the options select."""
-        from transformer_jax.runs.run_directory import RunDirectory
-
         count = self.average_checkpoints
         if count is not None and count < 1:
             raise UsageError(f"--average-checkpoints must be positive, got {count}")
@@ -57,6 +59,15 @@ class RunCommand(PathCommand):
         """The given options that select checkpoints, as text for a shell command."""
         options = {"--average-checkpoints": self.average_checkpoints, "--step": self.step}
         return "".join(f" {key} {value}" for key, value in options.items() if value is not None)
+
+
+@dataclass(frozen=True)
+class RunCommand(CheckpointCommand):
+    """Base class of the commands that translate with a run."""
+
+    beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
+    """Number of hypotheses in the beam. 1 is greedy search. Default: the
+    run's decode.beam_size."""
 
     @property
     def decode_changes(self) -> dict[str, Any]:
@@ -81,8 +92,6 @@ class Evaluate(RunCommand):
     def run(self) -> None:
         """Evaluate the run, print its scores, and store them with the run."""
         if self.baseline is not None:
-            from transformer_jax.runs.run_directory import RunDirectory
-
             # Report a wrong path before the import of JAX.
             RunDirectory.open(self.baseline)
         run = self.load()
@@ -163,6 +172,49 @@ class Translate(RunCommand):
                     shown = escape_control_characters(line) if sys.stdout.isatty() else line
                     sys.stdout.buffer.write(f"{shown}\n".encode())
             sys.stdout.buffer.flush()
+
+
+@dataclass(frozen=True)
+class Package(CheckpointCommand):
+    """Write a trained model, its vocabulary, and a model card to a small folder for publication.
+
+    The folder can be loaded like a run. It has no optimizer state, so it cannot resume training.
+    """
+
+    out: Path | None = None
+    """The new folder. Default: NAME-package, with the name of the run."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the stored parameters. bfloat16 halves the size and rounds
+    to three digits. Computations use float32."""
+    license: str = "unknown"
+    """The license for the model card, such as cc-by-4.0."""
+    languages: tuple[str, str] | None = None
+    """The source language and the target language for the model card,
+    such as en de. Default: those of the config or of the file names."""
+
+    def run(self) -> None:
+        """Package the model, and print its size."""
+        from transformer_jax.runs.run_directory import check_available
+
+        out = self.out or Path(f"{Path(self.run_folder).resolve().name}-package")
+        # Check the path before the import of JAX, so that an error appears without delay.
+        check_available(out, is_package=True)
+        run = self.load()
+        from transformer_jax.inference.model_card import find_scores
+        from transformer_jax.inference.packaging import package_run
+
+        folder = package_run(
+            run, out, dtype=self.dtype, license_id=self.license, languages=self.languages
+        )
+        if self.license == "unknown":
+            stderr.print("note: the model card has no license; choose one with --license")
+        if not find_scores(run.folder.path, run.steps):
+            evaluate = f"{shell_command('evaluate', self.run_folder)}{self.checkpoint_options}"
+            stderr.print(f"note: the model card has no scores; `{evaluate}` stores some in the run")
+        size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+        steps = ", ".join(map(str, run.steps))
+        stdout.print(f"packaged in {out}: {size / 1e6:.1f} MB, {self.dtype}, steps {steps}")
+        stdout.print(f"next: {translate_command(folder, '')}")
 
 
 def _decode_lines(data: bytes) -> list[str]:

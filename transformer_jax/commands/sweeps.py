@@ -2,14 +2,14 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from transformer_jax.commands.base import ConfigCommand, PathCommand
-from transformer_jax.commands.tables import format_duration, print_results, print_statuses
+from transformer_jax.commands.tables import format_duration, print_statuses, print_table
 from transformer_jax.config import Row, loading
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.errors import SweepFailedError, UsageError
@@ -43,7 +43,7 @@ class Sweep(ConfigCommand):
     seeds: int = 3
     """Number of random seeds per row. One seed is not enough to show that rows differ."""
     out: Path | None = None
-    """The sweep's folder. Default: sweeps/NAME."""
+    """The sweep's folder. Default: sweeps/NAME, or sweeps/NAME-2 if that has other configs."""
     launcher: Literal["local", "slurm"] = "local"
     """Train on the devices of this machine while this command waits, or submit to Slurm."""
     slurm: Resources = field(default_factory=Resources)
@@ -69,7 +69,8 @@ class Sweep(ConfigCommand):
 
     def run(self, rows: dict[str, Row]) -> None:
         """Plan the sweep; then print its estimates, train it here, or submit it to Slurm."""
-        from transformer_jax.sweeps.plan import plan_sweep
+        from transformer_jax.runs.versions import source_commit
+        from transformer_jax.sweeps.plan import Origin, choose_folder, plan_sweep
 
         # This comparison also rejects NaN.
         if not self.step_timeout > 0:
@@ -79,8 +80,13 @@ class Sweep(ConfigCommand):
             raise UsageError("--launcher slurm takes --slurm.max-parallel in place of --devices")
         if not is_slurm and self.slurm != Resources():
             raise UsageError("options such as --slurm.time need --launcher slurm")
-        folder = self.out or Path("sweeps") / loading.run_name(self.files[0])
+        default = Path("sweeps") / loading.run_name(self.files[0])
+        folder = self.out or choose_folder(default, rows)
         sweep = plan_sweep(folder, rows, self.seeds, only=self.rows or None)
+        if folder not in (self.out, default):
+            stderr.print(f"{default} contains a sweep with other configs; this one is in {folder}")
+        origin = Origin(shell_command(*self.arguments), source_commit())
+        sweep = replace(sweep, origins=[origin])
         if is_slurm:
             self._submit(sweep)
         else:
@@ -174,8 +180,9 @@ class Report(PathCommand):
             UsageError: the runs cannot be compared, or none is finished.
         """
         from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_status
+        from transformer_jax.sweeps.footnotes import list_footnotes
         from transformer_jax.sweeps.plan import Sweep
-        from transformer_jax.sweeps.report import footnotes, write_report
+        from transformer_jax.sweeps.report import SUMMARY, make_table, write_report
         from transformer_jax.sweeps.results import collect_results
         from transformer_jax.sweeps.status import read_status
 
@@ -196,8 +203,8 @@ class Report(PathCommand):
             command = shell_command("report", sweep.path)
         results = collect_results(sweep, statuses, command)
         folder = write_report(results)
-        print_results(results)
-        for note in footnotes(results):
+        print_table(make_table(results, SUMMARY))
+        for note in list_footnotes(results):
             stdout.print(note)
         stdout.print(f"written to {folder}")
 
@@ -229,6 +236,11 @@ def _print_disk_space(sweep: "plan.Sweep", seconds: Mapping[str, float] | None =
     free = shutil.disk_usage(parent).free / 1e9
     total = len(sweep.seeds) * sum(gigabytes.values())
     stdout.print(f"about {total:.1f} GB on disk (free: {free:.0f})")
+    if total > free:
+        stderr.print(
+            f"warning: {total:.0f} GB do not fit into the {free:.0f} GB that are free: "
+            "choose another --out, or fewer --rows or --seeds"
+        )
 
 
 def _prepare_data(sweep: "plan.Sweep") -> None:
@@ -236,8 +248,12 @@ def _prepare_data(sweep: "plan.Sweep") -> None:
     from transformer_jax.data.prepare import prepare
 
     with progress_bar() as progress:
-        for data in {row.config.data: None for row in sweep.rows.values()}:
-            prepare(data, progress=progress)
+        configs = [row.config for row in sweep.rows.values()]
+        for data in {config.data: None for config in configs}:
+            batches = prepare(data, progress=progress).batches(data.batch_tokens, seed=0)
+            most_steps = max(config.train.steps for config in configs if config.data == data)
+            if warning := batches.describe_repetition(most_steps):
+                stderr.print(warning)
 
 
 def _print_statuses(statuses: Sequence["RunStatus"]) -> None:

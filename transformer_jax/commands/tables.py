@@ -12,12 +12,13 @@ from transformer_jax.console import escape_control_characters, stdout
 if TYPE_CHECKING:
     from transformer_jax.inference.evaluate import Evaluation
     from transformer_jax.inference.significance import Comparison
-    from transformer_jax.sweeps.results import Results
     from transformer_jax.sweeps.status import RunStatus
 
 
 def format_duration(seconds: float) -> str:
-    """Return a time in hours and minutes, such as "1 h 05 min"."""
+    """Return a time in hours and minutes, such as "1 h 05 min", or in days if above 48 hours."""
+    if seconds > 48 * 3600:
+        return f"{seconds / 86_400:,.1f} days"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
 
@@ -94,23 +95,14 @@ def print_statuses(statuses: Sequence["RunStatus"]) -> None:
     stdout.print(", ".join(f"{count} {name}" for name, count in counts.items()))
 
 
-def print_results(results: "Results") -> None:
-    """Print the main columns of a sweep's report, which fit on a terminal."""
-    columns = ("row", "change", "parameters", "perplexity", "to base", "BLEU", "p")
-    table = _table(*columns, first_number=2)
-    for row in results.rows.values():
-        statistics = (row.scores.get(name) for name in ("perplexity", "test_bleu"))
-        perplexity, bleu = ("" if s is None else f"{s.mean:.2f}" for s in statistics)
-        difference = results.difference(row.name, "perplexity")
-        table.add_row(
-            row.name,
-            row.change,
-            f"{row.parameters:,}",
-            perplexity,
-            "" if difference is None else f"{difference:+.2f}",
-            bleu,
-            " ".join(f"{p:.3f}" for p in row.p.values()),
-        )
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print a table whose first row has the headings. The first two columns are text."""
+    head, *body = rows
+    table = _table(*head, first_number=2)
+    for column in table.columns[2:]:
+        column.no_wrap = True
+    for row in body:
+        table.add_row(*map(escape_control_characters, row))
     stdout.print(table)
 
 

@@ -1,11 +1,11 @@
-"""Commands that prepare text and train models: `prepare`, `train`, and `resume`."""
+"""Commands that prepare text and train models: `prepare`, `train`, `resume`, `reproduce`."""
 
 import abc
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rich.console import Console
 from tyro.conf import FlagCreatePairsOff
@@ -13,16 +13,17 @@ from tyro.conf import FlagCreatePairsOff
 from transformer_jax.commands.base import (
     ConfigCommand,
     FileCommand,
+    PathCommand,
     RunArgument,
     translate_command,
 )
 from transformer_jax.config import Config, DataConfig, Row, loading
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
-from transformer_jax.errors import UsageError
-
-if TYPE_CHECKING:
-    from transformer_jax.distributed.processes import ProcessGroup
-    from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.data.splits import SPLITS
+from transformer_jax.distributed.processes import ProcessGroup, join_processes
+from transformer_jax.distributed.supervisor import supervise, train_command
+from transformer_jax.errors import NotReproducedError, UsageError
+from transformer_jax.runs.run_directory import RunDirectory, check_available
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,6 @@ class Prepare(FileCommand):
     def run(self, rows: dict[str, Row]) -> None:
         """Prepare the text and print its statistics."""
         from transformer_jax.data.prepare import prepare
-        from transformer_jax.data.splits import SPLITS
 
         config = rows[""].config
         with progress_bar() as progress:
@@ -48,12 +48,14 @@ class Prepare(FileCommand):
             stdout.print(f"{split:11} {line}" + (f"; dropped: {dropped}" if dropped else ""))
         batches = prepared.batches(config.data.batch_tokens, config.train.seed)
         stdout.print(f"batches     {batches.summary}")
+        if warning := batches.describe_repetition(config.train.steps):
+            stderr.print(warning)
         stdout.print(f"cached in   {prepared.folder}")
 
 
 @dataclass(frozen=True)
 class TrainingCommand(ConfigCommand):
-    """Base class of the commands that train, in one process or several, supervised or not."""
+    """Base class of commands that train, in one process or several, supervised or not."""
 
     supervise: FlagCreatePairsOff[bool] = False
     """Train in a child process and watch it: if it hangs or is killed, end
@@ -86,15 +88,11 @@ class TrainingCommand(ConfigCommand):
             # This comparison also rejects NaN.
             if not seconds > 0:
                 raise UsageError(f"--{name.replace('_', '-')} must be positive, got {seconds}")
-        from transformer_jax.distributed.supervisor import supervise, train_command
-
         return supervise(train_command(arguments), self.path, **timeouts)
 
     @contextlib.contextmanager
-    def join_processes(self, config: Config) -> Iterator["ProcessGroup"]:
+    def join_processes(self, config: Config) -> Iterator[ProcessGroup]:
         """Connect to the other processes, if there are any, and check that all configs agree."""
-        from transformer_jax.distributed.processes import join_processes
-
         arguments = self.coordinator, self.num_processes, self.process_id
         with join_processes(self.path, *arguments) as group:
             group.check_same_config(config)
@@ -117,8 +115,6 @@ class Train(FileCommand, TrainingCommand):
 
     def run(self, rows: dict[str, Row]) -> None:
         """Create the run and train it."""
-        from transformer_jax.runs.run_directory import RunDirectory, check_available
-
         config = rows[""].config
         with self.join_processes(config) as group:
             # Check the path before the import of JAX, so that an error appears without delay.
@@ -156,14 +152,10 @@ class Resume(TrainingCommand):
 
     def load_rows(self) -> dict[str, Row]:
         """Return the config of the run."""
-        from transformer_jax.runs.run_directory import RunDirectory
-
         return self.with_sections({"": Row(RunDirectory.open(self.path).config)})
 
     def run(self, rows: dict[str, Row]) -> None:
         """Train the run with the given config, if it still describes the same experiment."""
-        from transformer_jax.runs.run_directory import RunDirectory
-
         config = rows[""].config
         with self.join_processes(config) as group:
             folder = RunDirectory.open(self.path)
@@ -174,7 +166,91 @@ class Resume(TrainingCommand):
             _train(folder, group)
 
 
-def _check_moved_text(folder: "RunDirectory", data: DataConfig) -> None:
+@dataclass(frozen=True)
+class Reproduce(PathCommand):
+    """Train a run again from its folder alone, and compare the parameters bit by bit.
+
+    The same command resumes an interrupted reproduction.
+    """
+
+    run_folder: RunArgument
+    """The folder of a run. It is not changed."""
+    out: Path | None = None
+    """The folder of the new run. Default: RUN-reproduced."""
+
+    def run(self) -> None:
+        """Train up to the newest checkpoint, and compare the checkpoints that both runs have.
+
+        Raises:
+            DataError: the text differs from that of the run.
+            NotReproducedError: the parameters differ.
+        """
+        original = RunDirectory.open(Path(self.run_folder))
+        if original.package is not None:
+            raise UsageError(f"{original.path} is packaged: reproduce the run that it comes from")
+        if original.steps_done == 0:
+            raise UsageError(f"{original.path} has no checkpoint after step 0 to reproduce")
+        out = self.out or original.path.with_name(f"{original.path.resolve().name}-reproduced")
+        is_started = (out / "run.json").exists() and out.resolve() != original.path.resolve()
+        if not is_started or RunDirectory.open(out).identity != original.identity:
+            check_available(out)
+        from transformer_jax.data.prepare import find_prepared
+        from transformer_jax.training.loop import run_training
+
+        config = original.config.change(train={"steps": original.steps_done})
+        vocabulary, fingerprint = original.vocabulary, original.fingerprint
+        with progress_bar() as progress:
+            find_prepared(config.data, vocabulary, fingerprint, progress=progress)
+        if not is_started:
+            RunDirectory.create(out, config, vocabulary, fingerprint)
+        copy = RunDirectory.open(out).with_config(config)
+        run_training(copy, stdout)
+        _compare_parameters(original, copy)
+
+
+def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
+    """Print a digest for each checkpoint that both runs have, and check that they are equal."""
+    from transformer_jax.inference.trained_run import read_params
+    from transformer_jax.model.build import build_transformer
+    from transformer_jax.model.inspect import digest_params
+    from transformer_jax.runs.checkpoint_manager import CheckpointManager
+
+    model = build_transformer(original.config.model, **original.vocabulary.sizes)
+    with (
+        CheckpointManager(original.checkpoints, original.identity) as old,
+        CheckpointManager(copy.checkpoints, copy.identity) as new,
+    ):
+        steps = sorted({*old.steps} & {*new.steps} - {0})
+        if original.steps_done not in steps:
+            raise NotReproducedError(
+                f"{original.path} is not reproduced: training ended at step {copy.steps_done} "
+                f"instead of {original.steps_done}"
+            )
+        differing: list[int] = []
+        for step in steps:
+            digests = {digest_params(read_params(r, model, [step])): r for r in (original, copy)}
+            stdout.print(f"step {step}  sha256 {' -> '.join(digests)}")
+            differing += [step] if len(digests) > 1 else []
+        if not differing:
+            stdout.print(f"{original.path} is reproduced: all parameters have the same bits")
+            return
+        recorded = [original.versions, *(_environment(old.metadata(step)) for step in steps)]
+        now = {**copy.versions, **_environment(new.metadata(steps[-1]))}
+    changes = [f"{k} {v} -> {now[k]}" for r in recorded for k, v in r.items() if now.get(k, v) != v]
+    also = f"and so do: {', '.join(dict.fromkeys(changes))}"
+    raise NotReproducedError(
+        f"{original.path} is not reproduced: the parameters differ at step {differing[0]}, "
+        + (also if changes else "although text and recorded versions and devices are the same")
+    )
+
+
+def _environment(checkpoint: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions and devices that a checkpoint was trained with."""
+    devices = {"devices": checkpoint["devices"]} if "devices" in checkpoint else {}
+    return {**checkpoint.get("versions", {}), **devices}
+
+
+def _check_moved_text(folder: RunDirectory, data: DataConfig) -> None:
     """If the config has new paths for the text, check that the text itself is unchanged."""
     paths = {field: getattr(data, field) for field in ("train", "dev", "test", "folder")}
     moved = replace(folder.config.data, **paths)
@@ -186,7 +262,7 @@ def _check_moved_text(folder: "RunDirectory", data: DataConfig) -> None:
             find_prepared(moved, *expected, verify_text=True, progress=progress)
 
 
-def _train(folder: "RunDirectory", group: "ProcessGroup") -> None:
+def _train(folder: RunDirectory, group: ProcessGroup) -> None:
     from transformer_jax.training.loop import run_training
 
     console = stdout if group.is_primary else Console(quiet=True)

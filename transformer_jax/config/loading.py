@@ -82,11 +82,7 @@ def run_name(spec: str) -> str:
 
 
 def resolve_path(path: str) -> Path:
-    """Return the shipped config file with the name `path`, or else the file at `path`.
-
-    Raises:
-        ConfigError: neither exists; the message suggests the closest shipped name.
-    """
+    """Return the shipped config file with the name `path`, or else the file at `path`."""
     shipped = {file.stem: file for file in sorted(shipped_configs().glob("*.py"))}
     if path in shipped:
         return shipped[path]

@@ -21,7 +21,7 @@ from transformer_jax.config.validation import ConfigError, check_field_name, fie
 
 @dataclass(frozen=True)
 class Config:
-    """One experiment. `Config()` is the paper's base model.
+    """One experiment. `Config()` is the paper's base model with number words as its text.
 
     Raises:
         ConfigError: a value breaks a rule, or two fields contradict each other.
@@ -44,6 +44,8 @@ class Config:
             model.require("max_positions", model.max_positions is None, f"None {rule}")
             is_error = model.out_of_range_positions == "error"
             model.require("out_of_range_positions", is_error, f"'error' {rule}")
+            is_normal = model.learned_positions_init == "normal"
+            model.require("learned_positions_init", is_normal, f"'normal' {rule}")
         elif model.out_of_range_positions == "error" and model.max_positions is None:
             is_valid = decode.max_extra_length <= MAX_EXTRA_LENGTH
             rule = f"at most {MAX_EXTRA_LENGTH}, because learned positions end there"

@@ -74,7 +74,7 @@ class ModelConfig(ConfigSection):
     3.1). pre, which differs from the paper, normalizes before each
     sub-layer and at the end of each stack."""
     layer_norm_epsilon: Annotated[float, POSITIVE] = 1e-6
-    """Added to the variance in layer normalization. The paper does not give a value."""
+    """Constant added to the variance in layer normalization. The paper does not specify it."""
     tie_embeddings: Literal["all", "target", "none"] = "all"
     """Which matrices are shared (section 3.4). all: the source embedding
     (unless data.source_vocab_size is set), the target embedding, and the
@@ -87,6 +87,10 @@ class ModelConfig(ConfigSection):
     """With learned positions: what happens past the end of the table. error
     rejects a longer source and ends a translation at the last position.
     clamp, which differs from the paper, reuses the last position."""
+    learned_positions_init: Literal["normal", "sinusoidal_scale", "sinusoids"] = "normal"
+    """With learned positions: the initial table, which the paper does not specify. normal draws
+    vectors of norm 1 from N(0, 1/d_model). sinusoidal_scale draws from N(0, 1/2), which gives the
+    norm of a sinusoid, sqrt(d_model / 2). sinusoids starts with the sinusoids themselves."""
     max_length: Annotated[int, between(1, 1_000_000)] = 256
     """Maximum length of a source in tokens, including the end-of-sentence
     token. Translation rejects or truncates a longer source."""
@@ -102,6 +106,9 @@ class ModelConfig(ConfigSection):
         positions = f"with {self.positions} positions"
         if self.positions in SINUSOIDS:
             rule = f"even {positions} (half sines, half cosines)"
+            self.require("d_model", self.d_model % 2 == 0, rule)
+        if self.learned_positions_init == "sinusoids":
+            rule = "even with model.learned_positions_init sinusoids"
             self.require("d_model", self.d_model % 2 == 0, rule)
         if self.positions == "rotary":
             rule = f"even {positions} (they rotate pairs of components)"
@@ -157,12 +164,12 @@ class DataConfig(ConfigSection):
     Default: all numbers below a million, equally often, so most are long."""
     train: tuple[str, str] | None = None
     """For text: the training set, as a file of sources and a file of
-    targets, UTF-8, plain or gzip. Line n of one translates line n of the
-    other."""
+    targets, UTF-8, plain or gzip. Line n of one file translates line n of
+    the other."""
     dev: tuple[str, str] | None = None
-    """For text: the development set, in the same form. Training evaluates the model on it."""
+    """For text: the development set, in the same format. Training evaluates the model on it."""
     test: tuple[str, str] | None = None
-    """For text: the test set, in the same form. Only the evaluate command uses it."""
+    """For text: the test set, in the same format. Only the evaluate command uses it."""
     folder: str | None = None
     """For text: the folder that relative file names refer to. Default:
     $TRANSFORMER_JAX_DATA, or else the current folder. For tfds: the data
@@ -227,7 +234,7 @@ class TrainConfig(ConfigSection):
     adam_beta2: Annotated[float, PROBABILITY] = 0.98
     """Decay rate of Adam's second moment, the mean of squared gradients."""
     adam_epsilon: Annotated[float, POSITIVE] = 1e-9
-    """Added to the square root of Adam's second moment."""
+    """Constant added to the square root of Adam's second moment."""
     clip_norm: Annotated[float | None, POSITIVE] = None
     """Maximum global norm of the gradients. Differs from the paper when set."""
     label_smoothing: Annotated[float, PROBABILITY] = 0.1
@@ -253,7 +260,7 @@ class TrainConfig(ConfigSection):
     """Stop after this many scheduled checkpoints in a row without a better
     perplexity. Differs from the paper when set."""
     keep_checkpoints: Annotated[int, POSITIVE] = 20
-    """Keep this many of the latest scheduled checkpoints, to average. The best is always kept."""
+    """Keep this many of the latest scheduled checkpoints, to average, and always the best."""
     max_minutes_between_checkpoints: Annotated[float, POSITIVE] = 10.0
     """Maximum time between recovery checkpoints. The first one follows step
     1; the intervals then grow to this maximum."""

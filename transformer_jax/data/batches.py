@@ -11,12 +11,12 @@ import numpy as np
 
 from transformer_jax.data.buckets import assign_buckets, choose_bucket_sizes
 
-# The number of rows in each batch is a multiple of this number, which most device counts divide.
+# The number of rows in each batch is a multiple of this number, so devices can usually share it.
 ROW_MULTIPLE = 8
 
 
 class Batch(NamedTuple):
-    """Token ids of sentence pairs: int32[rows, width], each row ends in EOS and is padded with 0.
+    """Token ids of sentence pairs, int32[rows, width]. Each row ends in EOS and is padded with 0.
 
     The arrays are NumPy arrays on the host and JAX arrays on devices.
     """
@@ -60,8 +60,12 @@ class Ragged(NamedTuple):
         return cls(flat, np.cumsum([0, *map(len, sequences)], dtype=np.int64))
 
 
+# Training warns before it reads its text more often than this.
+MAX_EPOCHS = 100
+
+
 class Bucket(NamedTuple):
-    """A shape of batches: rows and widths in tokens; and the number of its batches in an epoch."""
+    """A shape of batches (rows, and widths in tokens), and its number of batches in an epoch."""
 
     rows: int
     source: int
@@ -111,12 +115,19 @@ class Batches:
         """Return the indices, int[pairs], of the pairs in the batch of this step."""
         return self._look_up(step)[1]
 
+    def lengths(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lengths of the sources and of the targets in the batch of this step."""
+        pairs = self.pairs(step)
+        sides = self._source.offsets, self._target.offsets
+        source, target = (offsets[pairs + 1] - offsets[pairs] for offsets in sides)
+        return source, target
+
     def __getitem__(self, step: int) -> Batch:
         """Return the batch of this step, which counts from 0 over all epochs."""
         return self.local_batch(step, Shard())
 
     def local_batch(self, step: int, shard: Shard) -> Batch:
-        """Return only this shard of the batch. If rows do not divide evenly, add empty ones."""
+        """Return only this shard of the batch, with empty rows if the rows do not divide evenly."""
         bucket, pairs = self._look_up(step)
         rows_per_shard = -(-bucket.rows // shard.total)
         local_pairs = pairs[shard.first * rows_per_shard : shard.last * rows_per_shard]
@@ -130,6 +141,16 @@ class Batches:
     def density(self) -> float:
         """The share of an epoch's positions that hold tokens."""
         return self._tokens / sum(b.rows * (b.source + b.target) * b.batches for b in self.buckets)
+
+    def describe_repetition(self, steps: int) -> str | None:
+        """Return a warning if this many steps would read each pair more than 100 times."""
+        epochs = steps / self.per_epoch
+        if epochs <= MAX_EPOCHS:
+            return None
+        return (
+            f"warning: {steps:,} steps are {epochs:,.0f} passes over the training set, with "
+            f"{self.per_epoch:,} batches each: set fewer train.steps, or use more text"
+        )
 
     @property
     def summary(self) -> str:

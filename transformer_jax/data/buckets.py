@@ -35,12 +35,12 @@ def choose_bucket_sizes(lengths: np.ndarray, *, target_density: float = 0.92) ->
         candidate = padding.local_search([sizes[0], *padding.random_start(rng, len(sizes) - 1)])
         best = min(best, candidate, key=padding.cost)
     ordered = np.asarray(sorted(set(best), key=lambda size: (sum(size), size)))
-    # Drop buckets without pairs. Often this is the largest, if all pairs fit in smaller buckets.
+    # Drop buckets without pairs. Often the largest one is empty, because all pairs fit in others.
     return ordered[np.unique(assign_buckets(lengths, ordered))]
 
 
 def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the index of the first bucket that has room for each pair; at least one must."""
+    """Return the index of the first bucket that has room for each pair; there must be one."""
     bucket = np.full(len(lengths), len(sizes) - 1)
     for i in reversed(range(len(sizes))):
         bucket[(lengths <= sizes[i]).all(axis=1)] = i
@@ -48,10 +48,10 @@ def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 class PaddingCost:
-    """Searches for a set of buckets that needs few positions; the first has room for all pairs."""
+    """Searches for buckets that need few positions; the first one has room for all pairs."""
 
     def __init__(self, lengths: np.ndarray) -> None:
-        """Count the pairs of each combination of lengths: int[pairs, 2]."""
+        """Count the pairs of each combination of `lengths`, int[pairs, 2]."""
         # Only a few quantiles of the lengths are candidate widths, and lengths are rounded up to
         # them. The quantiles are denser among the longest sentences.
         levels = np.union1d(np.linspace(0, 1, 129), 1 - 0.5 ** np.arange(4, 24, 0.5))

@@ -1,7 +1,9 @@
 """Encode lines as token ids in flat files, chunk by chunk; count and drop unfit pairs.
 
-{train,dev,test}.{source,target}.{tokens,lengths}   little-endian integers
-{dev,test}.{source,target}.txt                      the lines
+A corpus has these files:
+
+    {train,dev,test}.{source,target}.{tokens,lengths}   little-endian integers
+    {dev,test}.{source,target}.txt                      the lines
 """
 
 import itertools
@@ -37,7 +39,7 @@ LENGTH = np.dtype("<u4")
 CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ufeff\u2581\u2585]|<(?:pad|s|/s|unk)>")
 
 Progress = Callable[[str, int, int], None]
-"""Called about once per chunk with the activity, the pairs done, and the total (0: unknown)."""
+"""Called about once per chunk with the activity, the pairs done, and the total (0 if unknown)."""
 
 
 def ignore_progress(_activity: str, _done: int, _total: int) -> None:
@@ -171,7 +173,7 @@ class SplitWriter:
 def _drop_unfit(
     pairs: Sequence[tuple[T, T]], find_reason: Callable[[T, T], str | None], outcome: Counter[str]
 ) -> list[tuple[T, T]]:
-    """Return the pairs that have no reason to be dropped, and count the reasons of the others."""
+    """Return the pairs to keep, and count the other pairs by reason."""
     reasons = [find_reason(*pair) for pair in pairs]
     outcome.update(filter(None, reasons))
     return [pair for pair, reason in zip(pairs, reasons, strict=True) if reason is None]

@@ -1,8 +1,8 @@
 """Encode a corpus once and cache the result: flat files of token ids.
 
-<cache>/corpora/<digest of text, vocabulary, and limits>/
-    report.json          pairs read, kept, and dropped by reason; sizes; fingerprint
-    files of `encode`    tokens and lengths; lines of dev and test
+    <cache>/corpora/<digest of text, vocabulary, and limits>/
+        report.json          pairs read, kept, and dropped by reason; sizes; fingerprint
+        files of `encode`    tokens and lengths; lines of dev and test
 
 Text is read in chunks, so memory use does not grow with its size. An interrupted preparation
 resumes.
@@ -43,7 +43,7 @@ class Prepared(NamedTuple):
         return self.report["fingerprint"]
 
     def tokens(self, split: Split) -> tuple[Ragged, Ragged]:
-        """Return all sources and all targets, memory-mapped. A missing split is a UsageError."""
+        """Return all sources and targets, memory-mapped; raise a UsageError without this split."""
         self._check_has(split)
         source = read_tokens(self.folder, split, "source", self.vocabulary.source)
         return source, read_tokens(self.folder, split, "target", self.vocabulary.target)
@@ -110,10 +110,10 @@ def find_prepared(
 ) -> Prepared:
     """Find the data that a run was created with, or encode it again if it is not in the cache.
 
-    `verify_text` reads the text even if it is cached. Other text than before is a DataError.
+    `verify_text` reads the text even if it is cached. If the text has changed, raise a DataError.
     """
     if not verify_text:
-        # Unfinished corpora and lock files have a suffix.
+        # Skip names with a suffix, which belong to unfinished corpora and to lock files.
         for folder in sorted(x for x in cache_folder("corpora").iterdir() if not x.suffix):
             report = _read_report(folder)
             if report is not None and report["fingerprint"] == fingerprint:

@@ -142,7 +142,7 @@ def _line(text: bytes | str) -> str:
 
 
 def _tfds() -> Any:
-    """Import TFDS and its translation datasets; a missing package is a UsageError."""
+    """Import TFDS and its translation datasets, or raise a UsageError for a missing package."""
     # Without the first two packages, TFDS logs a traceback and continues. Importing `translate`
     # registers the translation datasets.
     for module in ("importlib_resources", "array_record", "tensorflow_datasets.translate"):

@@ -46,7 +46,7 @@ class Tokenizer:
     """Converts lines to token ids and back with a SentencePiece model."""
 
     def __init__(self, model: bytes, name: str = "tokenizer") -> None:
-        """Read the bytes of a SentencePiece model; an invalid one is a DataError with `name`."""
+        """Read the bytes of a SentencePiece model; if invalid, raise a DataError with `name`."""
         self.model = model
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -61,9 +61,9 @@ class Tokenizer:
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int) -> "Tokenizer":
-        """Train a vocabulary of at most `vocab_size` tokens; a short text gives fewer.
+        """Train a vocabulary of at most `vocab_size` tokens; a short text yields fewer tokens.
 
-        The same lines give the same bytes on any machine: training uses one thread, and the model
+        The same lines yield the same bytes on any machine: training uses one thread, and the model
         contains no file names.
 
         Raises:
@@ -125,7 +125,7 @@ class Tokenizer:
         if digest in TRIED:
             return cls(model, name)
         problem = f"{name} is not a SentencePiece model"
-        # Leave out relative entries, because the model's author may control the working directory.
+        # Omit relative import paths, because the model's author may control the working directory.
         path = [entry for entry in sys.path if Path(entry).is_absolute()]
         command = [sys.executable, "-I", "-c", PROBE, *path]
         try:

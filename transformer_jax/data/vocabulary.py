@@ -1,6 +1,6 @@
 """Train the vocabulary of a corpus, or load it from the cache.
 
-<cache>/vocabularies/<digest of text and size>.{model,sha256}
+The files are `<cache>/vocabularies/<digest of text and size>.{model,sha256}`.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ from transformer_jax.data.encode import CHUNK_PAIRS, SIDES, Progress, unfit_text
 from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Vocabulary
 from transformer_jax.errors import DataError
 
-# Part of every digest. Increase it when the format of the cache changes, to ignore old caches.
+# Every digest includes this number. Increase it when the format of the cache changes.
 FORMAT = 6
 # Limits on the sample that a tokenizer is trained on, which SentencePiece keeps in memory.
 SAMPLE_PAIRS = 500_000
@@ -31,7 +31,7 @@ def digest(*parts: object) -> str:
 
 @contextmanager
 def exclusive(folder: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock, so that only one process writes at a time; the lock ends with its process."""
+    """Hold a lock, so that only one process writes at a time; a process that ends releases it."""
     with folder.with_suffix(".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

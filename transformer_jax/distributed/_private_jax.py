@@ -1,4 +1,4 @@
-"""Wraps all private names of JAX that this package uses.
+"""Wrappers of all private names of JAX that this package uses.
 
 JAX may move these names in any release; `tests/unit/test_private_jax.py` then reports which are
 missing.

@@ -36,8 +36,8 @@ class FailurePropagation:
     ) -> None:
         """Start listening. The keys of the connections are process indices.
 
-        Process 0, the primary one, relays the messages of all others. Messages about lost processes
-        name the run's folder.
+        Process 0, the primary process, relays the messages of all others. Messages about lost
+        processes name the run's folder.
         """
         self._connections, self._run, self._is_primary = connections, run, is_primary
         self._is_closed = False
@@ -93,7 +93,8 @@ class FailurePropagation:
             stderr.print(line)
         self._send((line, exit_code))
         if self._is_primary:
-            # JAX's coordination service runs in this process. Without it JAX aborts the others.
+            # JAX's coordination service runs in this process. Without this service, JAX aborts the
+            # other processes.
             deadline = time.monotonic() + GRACE_SECONDS
             for connection in self._connections.values():
                 with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""The trainer's side of supervision: heartbeats for the process that watches it.
+"""The trainer's side of supervision: heartbeats for the process that watches the trainer.
 
-A process has at most one supervisor, so this module holds the state. Without a supervisor, these
-functions do nothing.
+A process has at most one supervisor, so the state is global in this module. Without a supervisor,
+these functions do nothing.
 """
 
 import faulthandler
@@ -18,12 +18,12 @@ VARIABLE = "TRANSFORMER_JAX_HEARTBEAT"
 # `Meter.add` waits for step n - 2, so a beat for step n proves that step n - 2 is done. Two
 # messages are three beats apart, so the time between them covers at least one whole step.
 BEATS_PER_MESSAGE = 3
-# Seconds for a trainer to save after its supervisor is gone.
+# The time, in seconds, in which a trainer may save after its supervisor has ended.
 ORPHAN_SECONDS = 30.0
 
 _pipe: int | None = None
 _beats = 0
-"""Beats since the last phase."""
+"""The number of beats since the last phase."""
 
 
 def connect() -> bool:
@@ -43,7 +43,7 @@ def connect() -> bool:
 
 
 def beat(step: int) -> None:
-    """Report a step. Call it once per step, after `Meter.add`."""
+    """Report a step. Call this function once per step, after `Meter.add`."""
     global _beats
     _beats += 1
     if _beats % BEATS_PER_MESSAGE == 0:
@@ -61,13 +61,13 @@ def busy(phase: str) -> None:
 
 
 def report_progress(phase: str, _num_done: int, _total: int) -> None:
-    """Report a phase; this function is a `data.encode.Progress`."""
+    """Report a phase; this function has the type `data.encode.Progress`."""
     busy(phase)
 
 
 def _send(message: str) -> None:
     if _pipe is not None:
-        # A full pipe holds enough messages already. `_end_with_supervisor` sees a broken pipe.
+        # A full pipe holds enough messages already. `_end_with_supervisor` handles a broken pipe.
         with suppress(BlockingIOError, BrokenPipeError):
             os.write(_pipe, f"{message}\n".encode())
 

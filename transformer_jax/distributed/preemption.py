@@ -19,7 +19,7 @@ class GracefulShutdown:
     """
 
     def __init__(self, resume_hint: str) -> None:
-        """Start without a recorded signal; error messages end in the hint."""
+        """Start without a recorded signal. Error messages end with the hint."""
         self.signal: signal.Signals | None = None
         self.can_wait = False
         self.resume_hint = resume_hint
@@ -74,5 +74,5 @@ class CheckpointTimer:
         return now - self._last_save >= min(self._max_seconds, wait)
 
     def record_save(self) -> None:
-        """Restart the wait. Call it after each checkpoint, scheduled or not."""
+        """Restart the wait. Call this method after each checkpoint, scheduled or not."""
         self._last_save = time.monotonic()

@@ -30,7 +30,8 @@ T = TypeVar("T")
 
 # JAX waits in C++, where Python cannot handle signals, so wait in slices of this length.
 POLL_MILLISECONDS = 2000
-# JAX itself ends a run this long after a machine disappears. `FailurePropagation` notices earlier.
+# JAX itself ends a run this many seconds after a machine disappears. `FailurePropagation` notices
+# earlier.
 HEARTBEAT_TIMEOUT_SECONDS = 60
 
 
@@ -42,7 +43,7 @@ class ProcessGroup:
     """
 
     def __init__(self, count: int = 1, index: int = 0) -> None:
-        """Describe the number of processes, and the index of this one, from 0."""
+        """Store the number of processes, and the index of this process, which starts at 0."""
         self.count, self.index = count, index
         self._calls = itertools.count()
 
@@ -105,7 +106,7 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 class Vote(NamedTuple):
-    """What any process received or requests after a step; 0 stands for no step or no signal."""
+    """The signals and requests of all processes after a step; 0 stands for no step or no signal."""
 
     step: int
     signal: int

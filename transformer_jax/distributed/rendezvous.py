@@ -47,9 +47,9 @@ def resolve_cluster(
 ) -> ProcessSpec | None:
     """Return this process's place among the processes, or None if it is the only one.
 
-    The arguments are HOST:PORT of process 0, the number of processes, and the index of this one.
-    If all are None, the environment of Slurm, Open MPI, Kubernetes, or Cloud TPU decides; one
-    process ignores the environment.
+    The arguments are HOST:PORT of process 0, the number of processes, and the index of this one. If
+    all are None, the environment of Slurm, Open MPI, Kubernetes, or Cloud TPU decides; a single
+    process ignores it.
 
     Raises:
         UsageError: the arguments are incomplete or invalid, or the environment indicates other
@@ -132,7 +132,7 @@ def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
-            # Some systems lack these options.
+            # Some systems do not have these socket options.
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return connections

@@ -1,8 +1,8 @@
 """A parent process that watches one trainer and ends it if it is lost or stuck.
 
-If one of several trainers is lost or stuck, the others wait for it in a collective, where no Python
-code runs, until JAX aborts them, which may never happen. With a supervisor for each, all of them
-end with a one-line error and an exit code. A supervisor does not import JAX.
+If one of several trainers is lost or stuck, the others wait for it in a collective, in which no
+Python code runs. JAX may abort them late or never. With a supervisor for each, all of them end with
+a one-line error and an exit code. A supervisor does not import JAX.
 """
 
 import os
@@ -31,7 +31,7 @@ PATIENCE, REMEMBERED = 4, 100
 
 @dataclass
 class Heartbeats:
-    """The messages of a trainer so far, and how many seconds it may be silent."""
+    """The heartbeats of a trainer, and the longest silence that they allow, in seconds."""
 
     step_timeout: float
     """The shortest silence between steps that counts as stuck."""
@@ -42,7 +42,7 @@ class Heartbeats:
     """Empty between steps."""
     silence: float = 0.0
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """The newest heartbeat intervals between steps. Old stalls drop out."""
+    """The newest heartbeat intervals between steps, so that old stalls are forgotten."""
 
     def add_silence(self, seconds: float) -> None:
         """Add time to the silence, except while the supervisor itself was suspended."""

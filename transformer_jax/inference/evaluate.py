@@ -133,6 +133,8 @@ def evaluate(
 
     Raises the errors of `prepare_split`, and DataError if a source is too long for the model.
     """
+    if per_checkpoint and run.folder.package is not None:
+        raise UsageError(f"{run.folder.path} is a package, which has no separate checkpoints")
     prepared = prepare_split(split, of=run, progress=progress)
     translator, tokens = run.translator(**decode), prepared.tokens(split)
     sources, references = prepared.lines(split)

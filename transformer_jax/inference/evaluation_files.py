@@ -1,10 +1,12 @@
 """Store an evaluation in the run; the directory name describes how the split was translated.
 
-evaluations/test-step8000-average5-beam4-alpha0.6/
-    source.txt, hypothesis.txt, reference.txt
-    sentences.csv            lengths and negative log-likelihood of each reference
-    scores.json              scores, and how the translations were made
-    baseline-NAME-*.json     comparisons with other runs (`significance`)
+The directory contains these files:
+
+    evaluations/test-step8000-average5-beam4-alpha0.6/
+        source.txt, hypothesis.txt, reference.txt
+        sentences.csv            lengths and negative log-likelihood of each reference
+        scores.json              scores, and how the translations were made
+        baseline-NAME-*.json     comparisons with other runs (`significance`)
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +35,8 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.exists() and path.read_bytes() != text for path, text in texts.items()):
-            # The existing scores belong to other lines: delete them before replacing the lines.
+            # The existing scores belong to other translations, so delete them before replacing the
+            # lines.
             for scores in folder.glob("*.json"):
                 scores.unlink()
         for path, text in texts.items():

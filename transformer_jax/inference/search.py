@@ -23,7 +23,7 @@ Step = Callable[
     [Int[Array, "B J"], Int[Array, ""], Int[Array, "B J L"], State],
     tuple[Float[Array, "B J N"], State],
 ]
-"""(newest tokens, their position, ancestors, state) -> (logits of the next tokens, state).
+"""Maps (newest tokens, their position, ancestors, state) to (logits of the next tokens, state).
 
 ancestors[b, j, l] is the beam slot that read token l of the hypothesis now in slot j.
 """
@@ -99,7 +99,7 @@ def beam_search(
     """Keep the `beam_size` likeliest prefixes at each step, and the best finished hypotheses.
 
     `limit` is the maximum length of each translation, including `eos`, and at most `max_length`.
-    `alpha` is at least 0, and `length_penalty` a name in `PENALTIES`.
+    `alpha` is at least 0, and `length_penalty` is a name in `PENALTIES`.
 
     A sentence is done when no live hypothesis can still become one of its `num_best` results.
     Log-probabilities never increase, and the penalty that divides them is largest at `limit`, so

@@ -19,7 +19,8 @@ from transformer_jax.inference.trained_run import Run
 from transformer_jax.runs.atomic_files import write_json
 
 SAMPLES = 1000
-# sacreBLEU's default seed. It is fixed so that a comparison is reproducible in any environment.
+# sacreBLEU's default seed. The seed is fixed, so that a comparison is reproducible in any
+# environment.
 SEED = 12345
 
 
@@ -112,7 +113,7 @@ def p_value(ours: Result, baseline: Result) -> float:
 def describe(
     baseline: Run, evaluation: Evaluation, comparisons: Sequence[Comparison]
 ) -> dict[str, Any]:
-    """Return a comparison with an evaluation of the baseline as plain data, without paths."""
+    """Return a comparison as plain data, without paths; `evaluation` is that of the baseline."""
     keys = ("split", "step", "steps", "average_checkpoints", "decode", "sentences")
     return {
         "run": baseline.folder.path.resolve().name,
@@ -139,7 +140,7 @@ def save_comparison(
     text = encode_lines(hypotheses)
     name = f"baseline-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"
     try:
-        # Delete the old comparison first, so that a comparison never exists without its lines.
+        # Delete the old comparison first, so that none ever exists without its translations.
         (folder / f"{name}.json").unlink(missing_ok=True)
         (folder / f"{name}.txt").write_bytes(text)
         write_json(folder / f"{name}.json", description)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.config import Config, DecodeConfig
@@ -19,7 +20,7 @@ from transformer_jax.model.transformer import Params, Transformer
 from transformer_jax.runs.array_store import PyTree, on_device
 from transformer_jax.runs.checkpoint_averaging import average_params, select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_directory import Package, RunDirectory
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,6 +123,8 @@ def load(
         )
     enable_compilation_cache()
     folder = RunDirectory.open(Path(path))
+    if folder.package is not None:
+        return _load_package(folder, folder.package, average_checkpoints, step)
     if average_checkpoints is None:
         average_checkpoints = folder.config.decode.average_checkpoints
     model = build_transformer(folder.config.model, **folder.vocabulary.sizes)
@@ -140,6 +143,20 @@ def load(
         if set(folder.checkpoints.glob("*")) == before:
             raise
         return read()
+
+
+def _load_package(
+    folder: RunDirectory, package: Package, average_checkpoints: int | None, step: int | None
+) -> Run:
+    steps = package.steps
+    if average_checkpoints not in (None, 1, len(steps)) or step not in (None, steps[-1]):
+        mean = f"the mean of steps {', '.join(map(str, steps))}" if len(steps) > 1 else "one step"
+        raise UsageError(f"{folder.path} is a package: its only parameters are {mean}")
+    model = build_transformer(folder.config.model, **folder.vocabulary.sizes)
+    stored = jax.tree.map(lambda x: x.update(dtype=package.dtype), _restore_target(model))
+    with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
+        params = checkpoints.restore(steps[-1], {"params": stored})["params"]
+    return Run(folder, jax.tree.map(lambda x: x.astype(jnp.float32), params), steps)
 
 
 def read_params(folder: RunDirectory, model: Transformer, steps: Sequence[int]) -> Params:

@@ -98,9 +98,10 @@ class Translator:
         truncate: bool = False,
         progress: Callable[[int], None] = lambda _: None,
     ) -> list[list[Hypothesis]]:
-        """Return up to `num_best` translations of each line, best first; at most the beam size.
+        """Return the best translations of each line: `num_best`, but at most the beam size.
 
-        A blank line has one empty translation. `progress` receives the number of lines of a batch.
+        A blank line has one empty translation. `progress` receives the number of lines of each
+        finished batch.
 
         Raises:
             DataError: a line is too long for the model, and `truncate` is not set.

@@ -20,7 +20,7 @@ Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array
 """A function that scores how well each query matches each key, in float32."""
 
 MakeScore = Callable[[ModelConfig], Score]
-"""Returns the score: a function, or a module if it has parameters."""
+"""Makes the attention score of a config: a function, or a Flax module if it has parameters."""
 
 
 class Positions(NamedTuple):
@@ -43,9 +43,10 @@ class Heads(NamedTuple):
 def dot_product(
     query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
 ) -> Float[Array, "B H T S"]:
-    """Score each query against each key by q k. Differs from the paper, which scales it.
+    """Score each query against each key by their dot product.
 
-    Its variance grows with d_k and pushes the softmax into regions with small gradients.
+    Differs from the paper, which scales the dot product, because its variance grows with d_k and
+    pushes the softmax into regions with small gradients.
     """
     # Sum in float32 regardless of the compute dtype, because bfloat16 would round large scores.
     return jnp.einsum("bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32)
@@ -63,7 +64,7 @@ def masked_softmax(
 ) -> Float[Array, "B H T S"]:
     """Turn scores into weights that sum to one over S (the softmax of equation 1).
 
-    A query that may not attend to any key attends evenly, so padded positions stay finite.
+    A query that may not attend to any key gets equal weights, so padded positions stay finite.
     """
     # Use float32 regardless of the compute dtype, because bfloat16 sums lose small weights.
     scores = scores.astype(jnp.float32)
@@ -80,7 +81,7 @@ def weighted_sum(
 class MultiHeadAttention(nn.Module):
     """Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
-    A variant overrides `attend_heads`. The weights are recorded in Flax's "intermediates".
+    A variant overrides `attend_heads`. Flax's collection "intermediates" records the weights.
     """
 
     config: ModelConfig
@@ -126,7 +127,7 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Array, "B T D"]:
         """Attend from x to keys and values that are already projected, as in cached decoding.
 
-        Without `positions`, queries and keys count up from 0.
+        By default, the positions of queries and keys count up from 0.
         """
         positions = positions or Positions(jnp.arange(x.shape[1]), jnp.arange(key.shape[1]))
         heads = Heads(self.query(x), key, value, mask, positions)

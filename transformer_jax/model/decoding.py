@@ -48,7 +48,7 @@ class CacheView(NamedTuple):
 
     @classmethod
     def at(cls, position: Int[Array, ""], ancestors: Int[Array, "B J L"]) -> "CacheView":
-        """Return the view of the hypotheses with these ancestors at this position."""
+        """Return the cache entries for the given ancestors of hypotheses and the given position."""
         sentences, num_hypotheses, length = ancestors.shape
         is_past = jnp.arange(length)[None, None, :, None] <= position
         mask = jax.nn.one_hot(ancestors, num_hypotheses, dtype=bool) & is_past
@@ -111,9 +111,9 @@ def decode_layer(
     memory: KeyValueCache,
     memory_mask: Bool[Array, "#B 1 1 S"],
 ) -> tuple[Float[Array, "B J D"], KeyValueCache]:
-    """Compute `DecoderLayer.__call__` at one position, and write the position to the cache.
+    """Compute `DecoderLayer.__call__` at one position, and write its key and value to the cache.
 
-    The layer is bound to its parameters, and `memory` is projected.
+    The layer is bound to its parameters, and `memory` holds projected keys and values.
     """
     h = layer.self_attention_residual.enter(x)
     new = project(layer.self_attention, h)

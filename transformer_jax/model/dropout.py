@@ -23,8 +23,8 @@ def linear_indices(shape: tuple[int, ...]) -> UInt32[Array, "..."]:
 def random_bits(rng: Array, index: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     """Return 32 random bits for each element of an array: a hash of its index and the key.
 
-    The key must be a "threefry2x32" key, JAX's default. With fewer than two rounds after its second
-    half, two keys with nearly equal halves would give mutually exclusive masks.
+    The key must be a "threefry2x32" key, which is JAX's default. Two rounds follow the addition of
+    its second half: with fewer, keys with nearly equal halves would give mutually exclusive masks.
     """
     first, second = jax.random.key_data(rng).astype(jnp.uint32)
     bits = index + first
@@ -49,7 +49,7 @@ def dropout(x: Float[Array, "*shape"], rate: float, rng: Array) -> Float[Array, 
 
 
 class Dropout(nn.Module):
-    """Applies `dropout` with a key from Flax's "dropout" stream, different in each module."""
+    """Applies `dropout` with a key from Flax's "dropout" stream, which differs between modules."""
 
     rate: float
 

@@ -1,8 +1,9 @@
-"""Inspect a model: shapes and counts of parameters, and attention weights.
+"""Inspect a model: parameter shapes, parameter counts, and attention weights.
 
 Shapes: B batch, S source positions, T target positions, H heads.
 """
 
+import hashlib
 import math
 from collections import Counter
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.model.build import build_transformer
@@ -33,13 +35,23 @@ def parameter_counts(model: Transformer) -> dict[str, int]:
     return {**dict(sorted(counts.items())), "total": counts.total()}
 
 
+def digest_params(params: Params) -> str:
+    """Return the SHA-256 of the names and bits of all parameters."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        digest.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
 def attention_weights(
     model: Transformer, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
 ) -> dict[str, Float[Array, "layers B H ..."]]:
-    """Return all attention weights of a forward pass, such as figures 3 to 5 of the paper show.
+    """Return all attention weights of a forward pass, as shown in figures 3 to 5 of the paper.
 
     They are stacked over layers: "encoder" [layers, B, H, S, S], "decoder" [layers, B, H, T, T],
-    and "cross" [layers, B, H, T, S]. Any model runs with the full implementation.
+    and "cross" [layers, B, H, T, S]. The forward pass always uses the `full` attention
+    implementation.
     """
     config = replace(model.config, attention_implementation="full")
     full = build_transformer(config, model.vocab_size, model.source_vocab_size)

@@ -37,7 +37,7 @@ def layer_norm(config: ModelConfig, *, name: str | None = None) -> nn.LayerNorm:
 class AddAndNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), the residual connection of section 3.1 and figure 1.
 
-    A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. A variant overrides all methods.
+    A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. Variants override all methods.
     """
 
     config: ModelConfig

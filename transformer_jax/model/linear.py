@@ -33,7 +33,7 @@ def flat_matmul(
 class Dense(nn.Module):
     """Computes x W + b at each position. W starts Glorot-uniform, and b starts at zero.
 
-    The paper names no initializer. H heads of width K start like one matrix [D, H K].
+    The paper does not specify an initializer. H heads of width K start like one matrix [D, H K].
     """
 
     features: tuple[int, ...]
@@ -41,7 +41,7 @@ class Dense(nn.Module):
     dtype: str
     """The dtype of the computation. Parameters are float32."""
     num_input_axes: int = 1
-    """How many trailing axes of x to contract: 2 joins the heads."""
+    """The number of trailing axes of x to contract; 2 merges the heads."""
     use_bias: bool = True
 
     @nn.compact

@@ -1,6 +1,6 @@
 """Label smoothing and perplexity (sections 5.4 and 6.2), as sums and counts.
 
-The caller divides the sums by the counts: a mean of means would weigh short batches too much.
+The caller divides the sums by the counts: a mean of means would give short batches too much weight.
 Shapes: B batch, T positions, N vocab_size.
 """
 

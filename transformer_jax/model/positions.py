@@ -1,6 +1,6 @@
 """Positional encodings (section 3.5), which are added to the embeddings of each stack.
 
-Shapes: B batch, T positions, D d_model.
+Shapes: B batch, T positions, P positions in a learned table, D d_model.
 """
 
 import jax.numpy as jnp
@@ -49,13 +49,24 @@ class AddLearnedPositions(AddPositions):
 
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
         """Return the rows of the table at these positions."""
-        d_model = self.config.d_model
-        init = nn.initializers.normal(d_model**-0.5)
-        table = jnp.asarray(self.param("positions", init, (self.max_positions, d_model)))
+        shape = self.max_positions, self.config.d_model
+        table = jnp.asarray(self.param("positions", self.init_table, shape))
         return table[self.to_rows(positions)]
 
+    def init_table(self, rng: Array, shape: tuple[int, int]) -> Float[Array, "P D"]:
+        """Return the initial table, which the paper does not specify."""
+        length, d_model = shape
+        match self.config.learned_positions_init:
+            case "normal":
+                return nn.initializers.normal(d_model**-0.5)(rng, shape)
+            case "sinusoidal_scale":
+                # The mean square of sines and cosines is 1/2.
+                return nn.initializers.normal(0.5**0.5)(rng, shape)
+            case "sinusoids":
+                return sinusoid(jnp.arange(length), d_model)
+
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
-        """Return the row of the table for each position, or raise ValueError for too many.
+        """Return the row of the table for each position; raise ValueError for too many positions.
 
         On a device, an index past the end of an array raises no error. Cached decoding passes one
         position at a time, so `Translator` limits the length of translations.

@@ -38,12 +38,12 @@ def shift_right(target: Int[Array, "B T"]) -> Int[Array, "B T"]:
 
 
 class Transformer(nn.Module):
-    """The whole model (figure 1). Make one with `build_transformer`."""
+    """The complete model (figure 1), which `build_transformer` makes."""
 
     config: ModelConfig
     components: Components
     vocab_size: int
-    """The size of the shared vocabulary, or of the target vocabulary if the source has its own."""
+    """The size of the shared vocabulary, or of the target vocabulary if there are two."""
     source_vocab_size: int | None = None
     """The size of a separate source vocabulary. Differs from the paper when set."""
 
@@ -98,8 +98,8 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B T N"]:
         """Return the logits of each target token, given the source and the tokens before it.
 
-        Both are tokens, the end token, then padding. This method shifts the target, so the labels
-        are the target itself. Training needs `rngs={"dropout": key}`.
+        Each sentence has tokens, then the end token, then padding. This method shifts the target,
+        so the labels are the target itself. Training needs `rngs={"dropout": key}`.
         """
         memory = self.encode(source, train=train)
         return self.decode(shift_right(target), memory, source_mask(source), train=train)

@@ -1,4 +1,4 @@
-"""Store trees of arrays on disk with Orbax; a restore returns the expected arrays or raises.
+"""Store trees of arrays on disk with Orbax; a restore returns the expected arrays or fails.
 
 Orbax writes long log records about errors that it also raises. Importing this module silences
 those records, because callers report the error in one line.
@@ -31,7 +31,7 @@ REMOVAL_SECONDS = 10.0
 
 
 def save_async(folder: Path, trees: Trees) -> PendingWrite:
-    """Start writing trees, each to a subdirectory with its name; then arrays may be donated.
+    """Start writing trees, each to a subdirectory; afterward, their arrays may be donated.
 
     This function and `result()` of the pending write may raise any error of Orbax.
     """
@@ -39,7 +39,7 @@ def save_async(folder: Path, trees: Trees) -> PendingWrite:
 
 
 def restore(folder: Path, targets: Trees) -> dict[str, PyTree]:
-    """Read some of the trees in the directory of a checkpoint; unexpected ones raise an error."""
+    """Read some of the trees in the directory of a checkpoint; unexpected arrays raise an error."""
     name = f"checkpoint {folder.name}"
     try:
         stored: Any = ocp.checkpointables_metadata(str(folder.absolute())).metadata
@@ -56,7 +56,7 @@ def restore(folder: Path, targets: Trees) -> dict[str, PyTree]:
 
 
 def on_device(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
-    """Return the shapes and dtypes of arrays as restore targets with one sharding."""
+    """Return what a restore needs: the shapes and dtypes of arrays, all with the same sharding."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 

@@ -1,16 +1,16 @@
 """Manage the checkpoints of a run: each is complete or absent, even while Orbax is writing.
 
-checkpoints/120/             after step 120
-    params/, optimizer/      Orbax arrays; each can be read without the other (`array_store`)
-    checkpoint.json          score, counters, identity of the run (`checkpoint_metadata`)
-    SHA256SUMS               digests of these files, verified before Orbax reads them (`checksums`)
+    checkpoints/120/           after step 120
+        params/, optimizer/    Orbax arrays; each can be read without the other (`array_store`)
+        checkpoint.json        score, counters, identity of the run (`checkpoint_metadata`)
+        SHA256SUMS             digests, verified before Orbax reads the files (`checksums`)
 
 A checkpoint is written to a hidden directory, `.120`. When all its files are on disk, a rename
 makes it visible; only then are superseded checkpoints deleted. A damaged checkpoint is renamed to
 `bad-120`, and the previous one is used.
 
 The checkpoint of a scheduled step has a development score. A checkpoint that is written because of
-an interruption, a timer, or the end of training has none. Only scheduled checkpoints count for
+an interruption, a timer, or the end of training has no score. Only scheduled checkpoints count for
 averages and for the best score, so neither an interruption nor the timer changes a result.
 """
 
@@ -83,7 +83,7 @@ class CheckpointManager:
         }
 
     def metadata(self, step: int) -> dict[str, Any]:
-        """Return the custom metadata that was passed to `save`; damage is a StorageError."""
+        """Return the custom metadata that was passed to `save`, or raise a StorageError."""
         self._check(step, self._damage.get(step))
         return self._metadata[step].custom_metadata
 
@@ -215,6 +215,10 @@ class CheckpointManager:
             if not self._is_primary:
                 return
             temporary = self.folder / f".{step}"
+            # Orbax writes the path on this machine to this file, but it needs only the existence of
+            # the file.
+            for marker in temporary.glob("commit_success.txt"):
+                marker.write_bytes(b"")
             content.write(temporary, step, self._identity)
             checksums.write(temporary)
             temporary.rename(self.folder / str(step))

@@ -15,7 +15,7 @@ from transformer_jax.errors import StorageError, UsageError
 NAME = "lock"
 # The file may be malicious, so read at most this number of characters.
 MAX_LENGTH = 4096
-# Attempts to take a lock that only readers hold, and the seconds between them.
+# The number of attempts to take a lock that only readers hold, and the seconds between them.
 ATTEMPTS, INTERVAL = 100, 0.01
 
 

@@ -1,7 +1,7 @@
 """The file metrics.jsonl, which has one line of JSON for each report of training metrics."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -12,13 +12,13 @@ from transformer_jax.runs.atomic_files import write_text
 MAX_LINE = 1 << 20
 
 
-def truncate_metrics(path: Path, step: int, intervals: Mapping[str, int]) -> None:
-    """Remove reports that are outdated when a run resumes at `step`; a missing file is empty.
+def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
+    """Remove reports that are outdated when a run resumes at `step`, if the file exists.
 
-    Outdated reports are those of later steps, which the run writes again, and an unscheduled report
-    at `step`, which marks the end of training until the run is extended. `intervals` has the number
-    of steps between scheduled reports of each split. A damaged end of the file is removed, too,
-    because a power failure can leave half a line or zeros.
+    Outdated reports are those of later steps, which the run writes again, and those at `step`
+    except for the given splits. An unscheduled report at `step` is valid only until the run is
+    extended. A damaged end of the file is removed, too, because a power failure can leave half a
+    line or zeros.
 
     Raises:
         StorageError: the file cannot be accessed, or an invalid line precedes a report to keep.
@@ -38,7 +38,7 @@ def truncate_metrics(path: Path, step: int, intervals: Mapping[str, int]) -> Non
                     raise StorageError(
                         f"{path} line {first_bad} is not a report: remove the line to resume"
                     )
-                elif report[0] < step or (report[0] == step and step % intervals[report[1]] == 0):
+                elif report[0] < step or (report[0] == step and report[1] in splits):
                     reports.append(line.decode())
         write_text(path, "".join(reports))
     except OSError as error:

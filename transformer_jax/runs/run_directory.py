@@ -1,14 +1,18 @@
 """The directory of a run, which is self-contained, holds only data, and is never overwritten.
 
-run.json        format, resolved config, digests of vocabulary and data, versions
-tokenizer.model the vocabulary, a SentencePiece file (tokenizer.source.model for a separate source)
-checkpoints/    one directory for each checkpoint
-lock            the process that trains the run or last trained it
-metrics.jsonl   one line of JSON for each report
-tensorboard/    the same reports as TensorBoard events
-profile/        traces of some steps, if train.profile is positive
-samples/        translations of development sentences, one file per scored step
-evaluations/    hypotheses, references, and scores: one directory for each evaluation
+The directory contains:
+
+    run.json           format, resolved config, digests of vocabulary and data, versions
+    tokenizer.model    the vocabulary (and tokenizer.source.model for a separate source)
+    checkpoints/       one directory for each checkpoint
+    lock               the process that trains the run or last trained it
+    metrics.jsonl      one line of JSON for each report
+    tensorboard/       the same reports as TensorBoard events
+    profile/           traces of some steps, if train.profile is positive
+    samples/           translations of development sentences, one file per scored step
+    evaluations/       hypotheses, references, and scores: one directory for each evaluation
+
+A packaged run has a single checkpoint, without optimizer state, and README.md and SHA256SUMS.
 """
 
 import contextlib
@@ -18,19 +22,19 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.console import shell_command
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import ConfigError, DataError, Setting, StorageError, UsageError
-from transformer_jax.runs import FORMAT
+from transformer_jax.runs import FORMAT, checksums
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.lock import describe_holder
-from transformer_jax.runs.versions import installed_versions
+from transformer_jax.runs.versions import current_versions
 
 # Limits in bytes, which reject malicious files before they are read.
 MAX_DESCRIPTION = 1 << 20
@@ -51,6 +55,25 @@ MUTABLE_ON_RESUME = {
 }
 
 
+Dtype = Literal["float32", "bfloat16"]
+
+
+class Package(NamedTuple):
+    """The only parameters of a packaged run: the mean of the checkpoints of these steps."""
+
+    steps: tuple[int, ...]
+    dtype: Dtype
+    """The type of the stored parameters. Computations use float32."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the package that `_asdict` returned as `data`."""
+        steps = tuple(map(int, data["steps"]))
+        if not steps or data["dtype"] not in get_args(Dtype):
+            raise ValueError(f"invalid package: {data}")
+        return cls(steps, data["dtype"])
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """A run on disk; `fingerprint` is the digest of the text that it is trained on."""
@@ -59,6 +82,8 @@ class RunDirectory:
     config: Config
     vocabulary: Vocabulary
     fingerprint: str
+    package: Package | None = None
+    """Not None if the run is packaged and therefore cannot be trained."""
 
     @property
     def checkpoints(self) -> Path:
@@ -78,6 +103,9 @@ class RunDirectory:
         vocabulary: Vocabulary,
         fingerprint: str,
         fill: Callable[["RunDirectory"], None] = lambda _: None,
+        *,
+        package: Package | None = None,
+        versions: Mapping[str, str] | None = None,
     ) -> "RunDirectory":
         """Create the directory atomically; before it becomes visible, `fill` can add files.
 
@@ -85,26 +113,25 @@ class RunDirectory:
             UsageError: the path already exists; nothing is changed.
             StorageError: the directory cannot be written.
         """
-        check_available(path)
+        check_available(path, is_package=package is not None)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(
                 prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
             ) as private:
                 # A temporary directory is private, but its subdirectory has ordinary permissions.
-                temporary = Path(private) / "run"
-                temporary.mkdir()
+                run = cls(Path(private) / "run", config, vocabulary, fingerprint, package)
+                run.path.mkdir()
                 for name, tokenizer in vocabulary.tokenizers.items():
-                    (temporary / TOKENIZERS[name]).write_bytes(tokenizer.model)
-                run = cls(temporary, config, vocabulary, fingerprint)
-                run._write_description()
+                    (run.path / TOKENIZERS[name]).write_bytes(tokenizer.model)
+                run._write_description(versions or current_versions())
                 fill(run)
-                temporary.rename(path)
+                run.path.rename(path)
         except OSError as error:
             # Another process may have created the run in the meantime.
-            check_available(path)
+            check_available(path, is_package=package is not None)
             raise StorageError(f"the run {path} could not be written: {error}") from error
-        return cls(path, config, vocabulary, fingerprint)
+        return replace(run, path=path)
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
@@ -130,7 +157,8 @@ class RunDirectory:
             tokenizers = {k: _read_tokenizer(path, data, k) for k in TOKENIZERS if k in data}
             target = tokenizers["vocabulary"]
             vocabulary = Vocabulary(tokenizers.get("source_vocabulary", target), target)
-            return cls(path, config, vocabulary, str(data["data"]["fingerprint"]))
+            package = Package.from_dict(data["package"]) if "package" in data else None
+            return cls(path, config, vocabulary, str(data["data"]["fingerprint"]), package)
         except KeyError as error:
             raise StorageError(f"{description} has no {error}") from error
         except (OSError, ValueError, TypeError, RecursionError, ConfigError, DataError) as error:
@@ -140,15 +168,20 @@ class RunDirectory:
     def steps_done(self) -> int:
         """Step of the newest checkpoint; 0 if there is none."""
         names = (entry.name for entry in self.checkpoints.glob("*"))
-        # A pattern instead of str.isdigit, which accepts characters such as "²".
+        # Use a pattern, because str.isdigit accepts characters such as "²".
         return max((int(name) for name in names if re.fullmatch("[0-9]+", name)), default=0)
 
     @property
     def versions(self) -> dict[str, str]:
         """Versions that the run was created with, and digests of its vocabulary and data."""
+        return {**self.software_versions, **self._digests}
+
+    @property
+    def software_versions(self) -> dict[str, str]:
+        """Versions that the run was created with."""
         stored = json.loads(_read(self.path / "run.json", MAX_DESCRIPTION)).get("versions")
         versions = stored.items() if isinstance(stored, dict) else ()
-        return {**{name: str(version) for name, version in versions}, **self._digests}
+        return {name: str(version) for name, version in versions}
 
     @property
     def identity(self) -> dict[str, object]:
@@ -171,7 +204,14 @@ class RunDirectory:
 
         Raises:
             ConfigError: a change would make it another experiment, or it has done more steps.
+            UsageError: the run is packaged.
         """
+        if self.package is not None:
+            raise UsageError(
+                f"{self.path} is packaged without optimizer state and cannot resume: to train "
+                "from its parameters, start a new run with ",
+                Setting("init_from", str(self.path)),
+            )
         changes = [
             f"{section}.{key} {before!r} -> {after!r}"
             for (section, key), (before, after) in self.config.differences(config).items()
@@ -190,23 +230,24 @@ class RunDirectory:
         """Write the config to disk if it has changed."""
         try:
             if RunDirectory.open(self.path).config != self.config:
-                self._write_description()
+                self._write_description(current_versions())
         except OSError as error:
             raise StorageError(f"{self.path} cannot be written: {error.strerror}") from error
 
-    def _write_description(self) -> None:
+    def _write_description(self, versions: Mapping[str, str]) -> None:
         description = {
             "format": FORMAT,
             "config": self.config.to_dict(),
             **self.vocabulary.describe(),
             "data": {"fingerprint": self.fingerprint},
-            "versions": installed_versions(),
+            "versions": versions,
+            **({} if self.package is None else {"package": self.package._asdict()}),
         }
         write_json(self.path / "run.json", description)
 
 
-def check_available(path: Path) -> None:
-    """Raise a UsageError or StorageError if no run can be created at this path."""
+def check_available(path: Path, *, is_package: bool = False) -> None:
+    """Raise a UsageError or StorageError if no run or package can be created at this path."""
     try:
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             parent = next(parent for parent in path.absolute().parents if parent.exists())
@@ -222,9 +263,11 @@ def check_available(path: Path) -> None:
     advice = ""
     if holder := describe_holder(path):
         advice = f"it is being trained {holder}; "
-    elif (path / "run.json").exists():
+    # Only packages, which cannot resume, have checksums in this directory.
+    elif not is_package and (path / "run.json").exists() and not (path / checksums.NAME).exists():
         advice = f"resume it with `{shell_command('resume', path)}`, or "
-    start = f"{path} already exists: {advice}start another run with `"
+    action = "choose another folder" if is_package else "start another run"
+    start = f"{path} already exists: {advice}{action} with `"
     raise UsageError(start, Setting("out", str(other)), "`")
 
 

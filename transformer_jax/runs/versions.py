@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import platform
+import subprocess
+from pathlib import Path
 
 PACKAGES = (
     *("flax", "jax", "jaxlib", "num2words", "numpy", "optax"),
@@ -13,3 +15,27 @@ def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that can change a result."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {"python": platform.python_version(), **versions}
+
+
+def source_commit() -> str:
+    """Return the commit of this package, with a "+" if files have changed since the commit.
+
+    Return "" if the package is not in a clone of its repository.
+    """
+    file = Path(__file__)
+    is_tracked = ["git", "ls-files", "--error-unmatch", file.name]
+    describe = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    try:
+        for command in (is_tracked, describe):
+            output = subprocess.run(  # noqa: S603 - the commands are constant
+                command, cwd=file.parent, capture_output=True, text=True, check=True
+            ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return output.strip()
+
+
+def current_versions() -> dict[str, str]:
+    """Return the installed versions, and the commit if there is one."""
+    commit = source_commit()
+    return {**installed_versions(), **({"commit": commit} if commit else {})}

@@ -1,4 +1,4 @@
-"""Treat runs that were trained by hand as a sweep, so that a report can compare them."""
+"""Treat runs that were trained separately as a sweep, so that a report can compare them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -47,7 +47,7 @@ def collect_runs(paths: Sequence[Path], out: Path) -> Sweep:
 
 
 def read_adhoc_status(run: SweepRun) -> RunStatus:
-    """Return the status of a run that was trained by hand: "done" if any search has scored it."""
+    """Return the status of a separately trained run, "done" if an evaluation has scored it."""
     status = with_results(RunStatus(run), any_search=True)
     if not status.scores:
         command = shell_command("evaluate", run.path, "--split", "dev")

@@ -8,13 +8,13 @@ from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.training.flops import peak_flops, train_flops
 
-# The fraction of a device's peak FLOP/s that training is assumed to reach.
+# The fraction of a device's peak FLOP/s that the estimates assume.
 ASSUMED_UTILIZATION = 0.3
 
 
 def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
     """Return the estimated seconds of one run of each row, if `num_parallel` runs train at once."""
-    # Each run gets its own accelerator, but runs on a CPU share it.
+    # Each run has a separate accelerator, but all runs on a CPU share the CPU.
     share = num_parallel if jax.default_backend() == "cpu" else jax.local_device_count()
     dtypes = {row.config.model.dtype for row in sweep.rows.values()}
     peaks = {dtype: peak_flops(dtype) / share for dtype in dtypes}

@@ -1,73 +1,136 @@
 """Draw the figures of a report as SVG. The same runs give the same bytes."""
 
 import io
-from collections.abc import Callable
+import math
+import statistics
+from collections.abc import Callable, Sequence
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from transformer_jax.sweeps.results import Results
+from transformer_jax.sweeps.results import Results, RowResult
 from transformer_jax.sweeps.status import read_metrics
 
-LINE_STYLES = ("-", "--", ":", "-.")
+# Okabe and Ito's palette, which color-blind readers can distinguish, with Tol's wine for yellow.
+PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
+# Larger perplexities, and NaN, are drawn here: uniform guesses over any vocabulary are better.
+MAX_PERPLEXITY = 1e6
+# The maximum length of a row's label, in characters.
+MAX_LABEL = 44
+LINE_STYLES = ("-", "--", "-.", ":")
+CURVES_CAPTION = (
+    "Perplexity on the development set by step. A line is the geometric mean over seeds, and its "
+    "band extends from the lowest to the highest seed."
+)
+RATIOS_CAPTION = (
+    "Difference in the logarithm of perplexity from base, here (circles, with simultaneous 95 % "
+    "intervals) and in the paper (diamonds). Lower is better; 0.1 is about 10 % of the "
+    "perplexity. A row whose interval includes 0 does not differ significantly from base; for a "
+    "typical row, the circle is then in the gray band."
+)
 
 
 def draw_curves(results: Results) -> str:
-    """Draw perplexity on the development set by step: one line per run, one color per row."""
+    """Draw perplexity by step: mean and band of the seeds of each row.
+
+    The first row and the seven rows that differ most from it have colors. The others are gray.
+    """
+    curves = {name: _mean_curve(row) for name, row in results.rows.items()}
+    names = [name for name in _by_importance(results) if curves[name]]
+    highlighted = names[: len(PALETTE)]
 
     def draw(axes: Axes) -> None:
-        colors = mpl.colormaps["turbo"]
-        for number, (name, row) in enumerate(results.rows.items()):
-            color = colors((number + 0.5) / len(results.rows))
-            style = LINE_STYLES[number % len(LINE_STYLES)]
-            # The legend lists each row once.
-            label: str | None = _escape_formula(name)
-            for status in row.statuses:
-                reports = read_metrics(status.run.path / "metrics.jsonl")
-                dev = [(x["step"], x["perplexity"]) for x in reports if x.get("split") == "dev"]
-                if dev:
-                    line = {"color": color, "linestyle": style, "linewidth": 1.3, "alpha": 0.8}
-                    axes.plot(*zip(*dev, strict=True), **line, label=label)
-                    label = None
+        for name in names[len(PALETTE) :]:
+            label = "other rows" if name == names[-1] else None
+            steps, means, *_ = zip(*curves[name], strict=True)
+            axes.plot(steps, means, color="#BBBBBB", linewidth=1.0, label=label)
+        for number, name in enumerate(highlighted):
+            steps, means, lows, highs = zip(*curves[name], strict=True)
+            color, style = PALETTE[number], LINE_STYLES[number % len(LINE_STYLES)]
+            axes.fill_between(steps, lows, highs, color=color, alpha=0.15, linewidth=0)
+            label = _describe(results.rows[name])
+            axes.plot(steps, means, color=color, linestyle=style, linewidth=1.6, label=label)
         axes.set(xlabel="step", ylabel="perplexity, development set", yscale="log")
-        axes.yaxis.set_major_formatter(LogFormatter())
-        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+        values = [value for name in names for point in curves[name] for value in point[1:]]
+        if values:
+            axes.yaxis.set_major_locator(FixedLocator(_log_ticks(min(values), max(values))))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
     return _to_svg(draw, height=5.0)
 
 
-def draw_ratios(results: Results) -> str:
-    """Draw each row's perplexity relative to the first row's, here and in the paper.
+def _mean_curve(row: RowResult) -> list[tuple[int, float, float, float]]:
+    """Return step, geometric mean, minimum, and maximum, for each step that all seeds have."""
+    reports = [read_metrics(status.run.path / "metrics.jsonl") for status in row.trained]
+    curves = [{x["step"]: x["perplexity"] for x in xs if x.get("split") == "dev"} for xs in reports]
+    # The comparison is also false for NaN.
+    runs = [
+        {step: x if x <= MAX_PERPLEXITY else MAX_PERPLEXITY for step, x in curve.items()}
+        for curve in curves
+        if curve
+    ]
+    shared = sorted(set.intersection(*map(set, runs))) if runs else []
+    return [
+        (step, statistics.geometric_mean(values), min(values), max(values))
+        for step in shared
+        for values in [[run[step] for run in runs]]
+    ]
 
-    The error bars show one standard deviation over seeds.
-    """
+
+def _by_importance(results: Results) -> list[str]:
+    """Return the first row, and the others by the magnitude of their difference from it."""
+
+    def magnitude(name: str) -> float:
+        difference = results.compare(name, "perplexity").difference
+        return 0.0 if difference is None else abs(difference)
+
+    base, *others = results.rows
+    return [base, *sorted(others, key=magnitude, reverse=True)]
+
+
+def _log_ticks(low: float, high: float) -> Sequence[float]:
+    """Return a few round numbers, which do not crowd on a logarithmic axis."""
+    if high < 4 * low:
+        return MaxNLocator(6).tick_values(low, high)
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    decades = range(first, last + 1, max(1, (last - first) // 6))
+    factors = (1, 2, 5) if len(decades) < 5 else (1,)
+    return [factor * 10.0**decade for decade in decades for factor in factors]
+
+
+def draw_ratios(results: Results) -> str:
+    """Draw each row's difference in log perplexity from the first row, here and in the paper."""
 
     def draw(axes: Axes) -> None:
-        base = results.base.scores.get("perplexity")
-        paper_base = results.base.paper.perplexity
-        for y, row in enumerate(results.rows.values()):
-            ours, paper = row.scores.get("perplexity"), row.paper.perplexity
-            is_base = row is results.base
-            if base is not None and ours is not None:
-                ours_style = {"color": "#0072B2", "marker": "o", "capsize": 3}
-                bar, label = (ours.deviation or 0.0) / base.mean, "ours" if is_base else None
-                axes.errorbar(ours.mean / base.mean, y, xerr=bar, label=label, **ours_style)
-            if paper_base is not None and paper is not None:
-                label = "the paper's" if is_base else None
-                paper_style = {"color": "#D55E00", "marker": "D", "markerfacecolor": "none"}
-                axes.plot(paper / paper_base, y, linestyle="none", label=label, **paper_style)
-        axes.axvline(1.0, color="black", linewidth=0.8)
-        names = [_escape_formula(f"{row.name}  {row.change}") for row in results.rows.values()]
-        axes.set_yticks(range(len(names)), names)
-        axes.invert_yaxis()
-        xlabel = _escape_formula(f"perplexity / perplexity of {results.base.name}")
-        axes.set(xlabel=xlabel, xscale="log")
-        axes.xaxis.set_major_formatter(LogFormatter())
-        axes.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+        for y, name in enumerate(results.rows):
+            comparison = results.compare(name, "perplexity")
+            paper = results.paper_difference(name, "perplexity")
+            if (ours := comparison.difference) is not None:
+                low, high = comparison.interval or (ours, ours)
+                bar = {"xerr": [[ours - low], [high - ours]], "capsize": 3}
+                label = None if y else "here"
+                axes.errorbar(ours, y, color=PALETTE[1], marker="o", label=label, **bar)
+            if paper is not None:
+                diamond = {"marker": "D", "markerfacecolor": "none", "linestyle": "none"}
+                label = None if y else "in the paper"
+                axes.plot(paper, y, color=PALETTE[2], label=label, **diamond)
+        comparisons = results.analyses["perplexity"].comparisons.values()
+        halves = [(x.interval.high - x.interval.low) / 2 for x in comparisons if x.interval]
+        if halves:
+            half = statistics.median(halves)
+            band = {"color": "#DDDDDD", "linewidth": 0, "zorder": 0, "label": "not significant"}
+            axes.axvspan(-half, half, **band)
+        axes.axvline(0.0, color="black", linewidth=0.8)
+        labels = list(map(_describe, results.rows.values()))
+        axes.set_yticks(range(len(labels)), labels)
+        axes.set_ylim(len(labels) - 0.4, -0.6)
+        axes.margins(x=0.08)
+        axes.set_xlabel(_escape_formula(f"ln perplexity - ln perplexity of {results.base.name}"))
 
-    return _to_svg(draw, height=1.2 + 0.28 * len(results.rows))
+    return _to_svg(draw, height=1.4 + 0.28 * len(results.rows))
 
 
 def _to_svg(draw: Callable[[Axes], None], height: float) -> str:
@@ -75,13 +138,21 @@ def _to_svg(draw: Callable[[Axes], None], height: float) -> str:
         figure = Figure(figsize=(9, height), layout="constrained")
         axes = figure.subplots()
         draw(axes)
-        axes.grid(alpha=0.3, which="both")
-        if axes.get_legend_handles_labels()[0]:
-            figure.legend(loc="outside right upper", fontsize="small")
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+        handles, labels = axes.get_legend_handles_labels()
+        if handles:
+            figure.legend(handles, labels, loc="outside right upper", fontsize="small")
         out = io.StringIO()
         # Omit the date, so that the file depends only on the runs.
         figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()
+
+
+def _describe(row: RowResult) -> str:
+    """Return the name of a row and its changes, which may be shortened."""
+    text = f"{row.name}  {row.change}"
+    return _escape_formula(text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…")
 
 
 def _escape_formula(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Run a sweep on this machine: one worker process per accelerator, or per share of the CPU.
+"""Run a sweep on this machine, with one worker process for each accelerator or share of the CPU.
 
 A run that fails does not affect other runs. This module does not import JAX, which would reserve
 the memory of the devices.
@@ -26,7 +26,7 @@ from transformer_jax.sweeps.status import (
 )
 
 POLL_SECONDS = 0.2
-# Seconds for a worker to save after SIGTERM.
+# The time, in seconds, in which a worker may save after SIGTERM.
 STOP_SECONDS = 120.0
 
 
@@ -77,7 +77,7 @@ class _Pool:
         self._sweep = sweep
         self._step_timeout = step_timeout
         self.workers: dict[SweepRun, tuple[Slot, subprocess.Popen[bytes]]] = {}
-        # The workers of a launcher that was killed keep their slots until they end.
+        # If another launcher was killed, its workers keep their slots until they end.
         running = {s.slot: s.run for s in map(read_status, sweep.runs) if s.status == "running"}
         self._orphans = {running[slot.name]: slot for slot in slots if slot.name in running}
         self.free = [slot for slot in slots if slot.name not in running]
@@ -101,10 +101,10 @@ class _Pool:
         return ended
 
     def stop(self) -> None:
-        """Ask all workers to save, and wait until they end. Kill those that do not end in time."""
+        """Ask all workers to save, and wait until they end; kill workers that take too long."""
         processes = [process for _, process in self.workers.values()]
         for process in processes:
-            # This sends nothing to a process that has ended.
+            # This call does not send a signal to a process that has ended.
             process.terminate()
         deadline = time.monotonic() + STOP_SECONDS
         for process in processes:
@@ -116,7 +116,7 @@ class _Pool:
 
 
 def _settle_status(run: SweepRun, code: int, *, is_stopping: bool) -> RunStatus:
-    """Return the status of a run whose worker ended; write it if the worker could not."""
+    """Return the status of a run whose worker has ended; write it if the worker could not do so."""
     status = read_status(run)
     is_final = status.status in ("done", "failed") or is_stopping or code == 0
     if is_final or (status.status == "stopped" and status.note != PROCESS_GONE):

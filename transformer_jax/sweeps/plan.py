@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.errors import ConfigError, Setting, StorageError, UsageError
@@ -58,6 +58,17 @@ class SweepRun:
         return self.path.with_name(f"{self.path.name}.state")
 
 
+class Origin(NamedTuple):
+    """A command that planned rows or seeds of a sweep."""
+
+    command: str
+    commit: str
+    """The commit of this package, or "" outside its repository."""
+
+    def __str__(self) -> str:
+        return f"{self.command} (commit {self.commit})" if self.commit else self.command
+
+
 @dataclass(frozen=True)
 class Sweep:
     """Rows of an ablation, and their runs."""
@@ -67,6 +78,8 @@ class Sweep:
     rows: Mapping[str, Row]
     """The rows by name. The other rows are compared with the first."""
     runs: Sequence[SweepRun]
+    origins: Sequence[Origin] = ()
+    """The commands that planned the sweep."""
 
     @property
     def seeds(self) -> list[int]:
@@ -88,19 +101,21 @@ class Sweep:
                 exists but is not a sweep.
             StorageError: the folder cannot be read or written.
         """
-        rows, seeds = self.rows, self.seeds
+        rows, seeds, origins = self.rows, self.seeds, self.origins
         if self.path.exists():
             stored = Sweep.open(self.path)
             for name in stored.rows.keys() & rows.keys():
                 _check_unchanged(self.path, name, stored.rows[name].config, rows[name].config)
             rows, seeds = {**stored.rows, **rows}, sorted({*stored.seeds, *seeds})
+            origins = dict.fromkeys([*stored.origins, *origins])
         plan = {
             name: {"config": row.config.to_dict(), "paper": asdict(row.paper)}
             for name, row in rows.items()
         }
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            content = {"format": FORMAT, "seeds": seeds, "rows": plan}
+            made_by = [origin._asdict() for origin in origins]
+            content = {"format": FORMAT, "origins": made_by, "seeds": seeds, "rows": plan}
             write_json(self.path / "sweep.json", content)
             for run in self.runs:
                 run.path.parent.mkdir(exist_ok=True)
@@ -132,9 +147,22 @@ class Sweep:
                 check_row_name(name): Row(Config.from_dict(row["config"]), Paper(**row["paper"]))
                 for name, row in plan["rows"].items()
             }
-            return cls(path, rows, _plan_runs(path, rows, map(int, plan["seeds"])))
+            runs = _plan_runs(path, rows, map(int, plan["seeds"]))
+            return cls(path, rows, runs, [Origin(**x) for x in plan.get("origins", ())])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             raise StorageError(f"{file} cannot be read: {error}") from error
+
+
+def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
+    """Return the path, or a path with a number if the path has a sweep with other configs."""
+    for candidate in (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 1000))):
+        if not candidate.exists():
+            return candidate
+        stored = Sweep.open(candidate).rows
+        is_same_base = next(iter(stored)) == next(iter(rows))
+        if is_same_base and all(stored[x].config == rows[x].config for x in stored.keys() & rows):
+            return candidate
+    raise UsageError(f"{path} and 998 more folders contain sweeps with other configs")
 
 
 def plan_sweep(

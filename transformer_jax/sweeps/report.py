@@ -1,49 +1,56 @@
 """Write the report of a sweep: its results next to the paper's, as in Table 3.
 
 report/
-    table.md  table.tex  table.csv   the table for reading, for a paper, and for a spreadsheet
-    runs.csv                         the unrounded scores of every run, and how to reproduce them
-    index.html                       a page with the tables, figures, and footnotes
-    curves.svg                       perplexity on the development set by step
-    ratios.svg                       each row's perplexity relative to the first row's
+    table.md  table.tex    scores and comparisons with the first row, for reading and for a paper
+    table.csv              the scores, for a spreadsheet
+    comparisons.csv        the unrounded differences from the first row, with their intervals
+    runs.csv               the unrounded scores of every run, and how to reproduce them
+    index.html             a page with the tables, figures, and notes
+    curves.svg             perplexity on the development set by step
+    ratios.svg             each row's difference in log perplexity from the first row
 """
 
 import html
-import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from transformer_jax.console import shell_command
 from transformer_jax.errors import StorageError
 from transformer_jax.sweeps import tables
-from transformer_jax.sweeps.figures import draw_curves, draw_ratios
-from transformer_jax.sweeps.results import Results, RowResult
-from transformer_jax.sweeps.seed_statistics import CONFIDENCE
+from transformer_jax.sweeps.figures import CURVES_CAPTION, RATIOS_CAPTION, draw_curves, draw_ratios
+from transformer_jax.sweeps.footnotes import STATISTICS, list_footnotes
+from transformer_jax.sweeps.results import PaperScore, Results, RowResult
+from transformer_jax.sweeps.seed_statistics import Interval, format_p
 from transformer_jax.sweeps.status import RunStatus
-from transformer_jax.sweeps.tables import MISSING, Link
+from transformer_jax.sweeps.tables import MISSING, Link, Table
 
 CSS = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:80rem;padding:0 1rem}"
-    "table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
-    "th,td{padding:.2rem .6rem;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}"
+    "body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:84rem;padding:0 1rem}"
+    "table{border-collapse:collapse;font-variant-numeric:tabular-nums;margin:1rem 0}"
+    "caption,figcaption{text-align:left;max-width:50rem;padding:.3rem 0;color:#555}"
+    "th,td{padding:.2rem .5rem;text-align:right;border-bottom:1px solid #ddd;vertical-align:top}"
+    "td{white-space:nowrap}.wide:first-of-type td:nth-child(2),td:last-child{white-space:normal}"
     "th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}.wide{overflow-x:auto}"
-    "svg{max-width:100%;height:auto}"
+    "figure{margin:1rem 0}svg{max-width:100%;height:auto}"
 )
+# The documentation of the analysis, if this package is in its repository.
+DOCUMENTATION = Path(__file__).parents[2] / STATISTICS
+Column = Callable[[Results, RowResult], str]
 
 
 def write_report(results: Results) -> Path:
     """Write all files of the report; return their folder. Raise StorageError if that fails."""
     folder = results.sweep.path / "report"
-    table, runs = make_table(results), make_run_table(results)
+    scores, comparisons = make_table(results, SCORES), make_table(results, COMPARISONS)
     figures = {"ratios.svg": draw_ratios(results), "curves.svg": draw_curves(results)}
-    notes = "\n".join(f"- {tables.escape_markdown(note)}" for note in footnotes(results))
     files = {
-        "table.md": f"{tables.to_markdown(table)}\n\n{notes}\n",
-        "table.tex": tables.to_latex(table),
-        "table.csv": tables.to_csv(table),
-        "runs.csv": tables.to_csv(runs),
-        "index.html": make_page(results, table, runs, list(figures.values())),
+        "table.md": _make_markdown(results, scores, comparisons),
+        "table.tex": f"{tables.to_latex(scores)}\n{tables.to_latex(comparisons)}",
+        "table.csv": tables.to_csv(scores),
+        "comparisons.csv": tables.to_csv(_list_comparisons(results)),
+        "runs.csv": tables.to_csv(make_run_table(results)),
+        "index.html": _make_page(results, scores, comparisons, list(figures.values())),
         **figures,
     }
     try:
@@ -59,69 +66,113 @@ def _format(value: float | None, spec: str) -> str:
     return MISSING if value is None else format(value, spec)
 
 
-def _format_score(row: RowResult, score: str, digits: int) -> str:
-    return row.scores[score].format(digits) if score in row.scores else MISSING
+def _format_interval(interval: Interval | None, spec: str) -> str:
+    return f"[{interval.low:{spec}}, {interval.high:{spec}}]" if interval else MISSING
 
 
-def _format_p(results: Results, row: RowResult) -> str:
-    seeds = results.sweep.seeds
-    return " ".join(_format(row.p.get(seed), ".3f") for seed in seeds) if row.p else MISSING
+def _score(name: str, digits: int) -> Column:
+    """Return the column of a score: its mean and deviation."""
+
+    def format_cell(_: Results, row: RowResult) -> str:
+        statistics = row.statistics(name)
+        return statistics.format(digits) if statistics else MISSING
+
+    return format_cell
 
 
-def _format_sign(results: Results, row: RowResult) -> str:
-    is_same = results.has_paper_sign(row.name, "perplexity")
-    if is_same is None:
-        return MISSING
-    suffix = "" if results.is_significant(row.name, "perplexity") else ", not significant"
-    return ("yes" if is_same else "no") + suffix
+def _difference(score: PaperScore, spec: str) -> Column:
+    """Return the column of the differences from the first row, with their intervals."""
+
+    def format_cell(results: Results, row: RowResult) -> str:
+        comparison = results.compare(row.name, score)
+        if comparison.difference is None:
+            return MISSING
+        interval = _format_interval(comparison.interval, spec) if comparison.interval else ""
+        return f"{comparison.difference:{spec}} {interval}".strip()
+
+    return format_cell
+
+
+def _format_test_differences(results: Results, row: RowResult) -> str:
+    found = (row.test_differences.get(seed) for seed in results.sweep.seeds)
+    cells = [f"{x.bleu:+z.2f} ({format_p(x.p)})" if x else MISSING for x in found]
+    return ", ".join(cells) if row.test_differences else MISSING
 
 
 # The heading of each column, and the function that returns a row's cell.
-COLUMNS: dict[str, Callable[[Results, RowResult], str]] = {
+SCORES: dict[str, Column] = {
     "row": lambda _, row: row.name,
     "change": lambda _, row: row.change or "base",
     "parameters": lambda _, row: f"{row.parameters:,}",
     "FLOPs": lambda _, row: _format(row.flops and row.flops[0], ".1e"),
     "time x peak": lambda _, row: _format(row.flops and row.flops[1], ".1e"),
     "seeds": lambda _, row: str(row.num_seeds),
-    "dev perplexity": lambda _, row: _format_score(row, "perplexity", 2),
-    "to base": lambda r, row: _format(r.difference(row.name, "perplexity"), "+.2f"),
+    "dev perplexity": _score("perplexity", 2),
     "paper": lambda _, row: _format(row.paper.perplexity, ".2f"),
-    "paper to base": lambda r, row: _format(r.paper_difference(row.name, "perplexity"), "+.2f"),
-    "same sign": _format_sign,
-    "dev BLEU": lambda _, row: _format_score(row, "bleu", 1),
+    "dev BLEU": _score("bleu", 1),
     "paper BLEU": lambda _, row: _format(row.paper.bleu, ".1f"),
-    "test BLEU": lambda _, row: _format_score(row, "test_bleu", 1),
-    "compound-split": lambda _, row: _format_score(row, "compound_bleu", 1),
-    "p": _format_p,
+    "test BLEU": _score("test_bleu", 1),
+    "compound-split": _score("compound_bleu", 1),
 }
-# Columns that are left out if they are empty, as for rows that are not in the paper or for BLEU
-# over characters.
-OPTIONAL_COLUMNS = {"paper", "paper to base", "same sign", "paper BLEU", "compound-split"}
+COMPARISONS: dict[str, Column] = {
+    "row": lambda _, row: row.name,
+    "ln perplexity to base": _difference("perplexity", "+z.3f"),
+    "Welch": lambda r, row: _format_interval(r.compare(row.name, "perplexity").welch, "+z.3f"),
+    "paper": lambda r, row: _format(r.paper_difference(row.name, "perplexity"), "+z.3f"),
+    "verdict": lambda r, row: r.verdict(row.name, "perplexity") or MISSING,
+    "dev BLEU to base": _difference("bleu", "+z.1f"),
+    "Welch, BLEU": lambda r, row: _format_interval(r.compare(row.name, "bleu").welch, "+z.1f"),
+    "paper BLEU": lambda r, row: _format(r.paper_difference(row.name, "bleu"), "+z.1f"),
+    "verdict, BLEU": lambda r, row: r.verdict(row.name, "bleu") or MISSING,
+    "test BLEU to base by seed (p)": _format_test_differences,
+}
+# The columns that the command prints, which fit on a terminal.
+SUMMARY: dict[str, Column] = {
+    **{heading: SCORES[heading] for heading in ("row", "change", "dev perplexity")},
+    **{heading: COMPARISONS[heading] for heading in ("ln perplexity to base", "verdict")},
+}
 
 
-def make_table(results: Results) -> list[list[str]]:
-    """Return the table of rows, headings first."""
-    columns = [
+def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str]]:
+    """Return a table of rows, headings first, without empty columns of the paper's scores."""
+    table = [
         [heading, *(format_cell(results, row) for row in results.rows.values())]
-        for heading, format_cell in COLUMNS.items()
+        for heading, format_cell in columns.items()
     ]
-    shown = [x for x in columns if x[0] not in OPTIONAL_COLUMNS or set(x[1:]) != {MISSING}]
+    optional = ("paper", "verdict", "test", "compound-split")
+    shown = [x for x in table if not x[0].startswith(optional) or set(x[1:]) != {MISSING}]
     return [list(row) for row in zip(*shown, strict=True)]
 
 
-def make_run_table(results: Results) -> list[list[str]]:
-    """Return the table of runs with unrounded scores, headings first."""
-    dev_scores = ("perplexity", "bleu")
-    test_scores = ("perplexity", "bleu", "chrf", "bleu_signature")
-    headings = ["run", "status", "step", "dev_perplexity", "dev_bleu"]
-    headings += ["test_perplexity", "test_bleu", "test_chrf", "signature", "command"]
-    table = [headings]
+def _list_comparisons(results: Results) -> Table:
+    """Return the unrounded differences from the first row: one line for each row and score."""
+    headings = ["row", "score", "difference", "low", "high", "p", "welch_low", "welch_high"]
+    table = [[*headings, "paper", "verdict"]]
+    missing = (None, None)
+    for score, analysis in results.analyses.items():
+        for name, x in analysis.comparisons.items():
+            interval, welch = x.interval or missing, x.welch or missing
+            paper, verdict = results.paper_difference(name, score), results.verdict(name, score)
+            values = [x.difference, *interval, x.p, *welch, paper, verdict]
+            label = "ln perplexity" if score == "perplexity" else "BLEU"
+            table.append([name, label, *("" if value is None else str(value) for value in values)])
+    return table
+
+
+def make_run_table(results: Results, digits: int | None = None) -> list[list[str]]:
+    """Return the table of runs, headings first; `digits` rounds the scores."""
+    dev_scores, test_scores = ("perplexity", "bleu"), ("perplexity", "bleu", "chrf")
+    headings = ["run", "status", "step", *(f"dev_{name}" for name in dev_scores)]
+    table = [[*headings, *(f"test_{name}" for name in test_scores), "signature", "command"]]
     for status in _all_statuses(results):
         dev, test = (status.scores.get(split, {}) for split in ("dev", "test"))
         scores = [dev.get(x, "") for x in dev_scores] + [test.get(x, "") for x in test_scores]
+        if digits is not None:
+            # A run that failed to train may have an enormous perplexity.
+            scores = [f"{x:.{digits}{'f' if x < 1e6 else 'e'}}" if x != "" else x for x in scores]
         command = shell_command("evaluate", status.run.path)
-        row = [status.run.name, status.status, status.step, *scores, command]
+        signature = test.get("bleu_signature", "")
+        row = [status.run.name, status.status, status.step, *scores, signature, command]
         table.append(list(map(str, row)))
     return table
 
@@ -130,93 +181,31 @@ def _all_statuses(results: Results) -> list[RunStatus]:
     return [status for row in results.rows.values() for status in row.statuses]
 
 
-def footnotes(results: Results) -> list[str]:
-    """Return sentences that explain the table, qualify its results, and list what is missing."""
-    notes = _explain_columns(results) + _explain_differences(results) + _list_caveats(results)
-    missing = [f"Missing: {reason}" for row in results.rows.values() for reason in row.missing]
-    return [*notes, *missing, f"Command: {results.command}"]
-
-
-def _explain_columns(results: Results) -> list[str]:
-    p = (
-        f"p: for each seed, the p-value of the difference in test BLEU from {results.base.name}, "
-        f"by sacreBLEU's paired bootstrap over sentences ({results.signature})."
-    )
-    notes = [
-        "Perplexity is per token, without label smoothing. ± is the standard deviation over "
-        "random seeds.",
-        *([p] if results.signature else []),
-        "The paper's scores are on newstest2013, and ours are on the sets that the configs name. "
-        "Compare the differences from base with the paper's, not the scores themselves.",
-        "FLOPs: the arithmetic of one training, counted over its real tokens. time x peak: the "
-        "paper's estimate, training time multiplied by the peak FLOP/s of the devices; the paper "
-        "reports 3.3e18 for base and 2.3e19 for big (Table 2).",
+def _make_markdown(results: Results, scores: Table, comparisons: Table) -> str:
+    notes = "\n".join(f"- {tables.escape_markdown(note)}" for note in list_footnotes(results))
+    if link := _documentation_link(results):
+        name = tables.escape_markdown(STATISTICS)
+        notes = notes.replace(name, f"[{name}]({link})")
+    parts = [
+        tables.to_markdown(scores),
+        tables.to_markdown(comparisons),
+        f"![{RATIOS_CAPTION}](ratios.svg)",
+        f"![{CURVES_CAPTION}](curves.svg)",
+        notes,
     ]
-    if any("compound_bleu" in row.scores for row in results.rows.values()):
-        notes.append(
-            "compound-split: test BLEU with words split at hyphens, as the paper's script does. "
-            "Each half of a compound counts as a word, so scores are higher than sacreBLEU's."
-        )
-    return notes
+    return "\n\n".join(parts) + "\n"
 
 
-def _explain_differences(results: Results) -> list[str]:
-    """Explain which differences between rows exceed the variation across seeds."""
-    perplexity, bleu = map(results.minimum_detectable_difference, ("perplexity", "test_bleu"))
-    singles = [row.name for row in results.rows.values() if row.num_seeds == 1]
-    notes = []
-    if perplexity is None:
-        notes.append("Every row has only one seed, so a difference between rows proves nothing.")
-    else:
-        and_bleu = "" if bleu is None else f" and {bleu:.2f} BLEU"
-        notes.append(
-            f"The smallest difference that seeds alone do not explain ({CONFIDENCE:.0%} "
-            f"confidence, standard deviation pooled over rows): {perplexity:.3f} perplexity"
-            f"{and_bleu}."
-        )
-        if singles:
-            notes.append(f"Rows with only one seed prove nothing alone: {', '.join(singles)}.")
-    signs: dict[bool, list[bool]] = {True: [], False: []}
-    for name in results.rows:
-        if (is_same := results.has_paper_sign(name, "perplexity")) is not None:
-            signs[results.is_significant(name, "perplexity")].append(is_same)
-    if signs[True] or signs[False]:
-        notes.append(
-            f"The difference in perplexity from base has the paper's sign in {sum(signs[True])} of "
-            f"{len(signs[True])} rows with a significant difference, and in {sum(signs[False])} of "
-            f"{len(signs[False])} rows without one."
-        )
-    return notes
+def _documentation_link(results: Results) -> str | None:
+    """Return the path from the report to `DOCUMENTATION`; None outside its repository."""
+    folder = (results.sweep.path / "report").resolve()
+    if not (DOCUMENTATION.exists() and folder.is_relative_to(DOCUMENTATION.parents[1])):
+        return None
+    return Path(os.path.relpath(DOCUMENTATION, folder)).as_posix()
 
 
-def _list_caveats(results: Results) -> list[str]:
-    notes = []
-    if names := [row.name for row in results.rows.values() if row.has_own_text]:
-        notes.append(
-            f"Rows whose text or vocabulary differs from that of {results.base.name}: "
-            f"{', '.join(names)}. Their perplexities per token cannot be compared."
-        )
-    statuses = _all_statuses(results)
-    searches = {
-        json.dumps([scores.get("average_checkpoints"), scores.get("decode")])
-        for status in statuses
-        for scores in status.scores.values()
-    }
-    if len(searches) > 1:
-        notes.append(
-            "The runs were scored with different search options or different numbers of averaged "
-            "checkpoints."
-        )
-    return notes + [f"{s.run.name} {s.note}." for s in statuses if s.status == "done" and s.note]
-
-
-def make_page(
-    results: Results, table: tables.Table, runs: tables.Table, figures: Sequence[str]
-) -> str:
-    """Return the report as one HTML page without external files.
-
-    Rows link to their first runs. `figures` contains SVG files.
-    """
+def _make_page(results: Results, scores: Table, comparisons: Table, figures: Sequence[str]) -> str:
+    """Return the report as one HTML page without external files. Rows link to their first runs."""
 
     def link(status: RunStatus, tooltip: str) -> Link:
         path = os.path.relpath(status.run.path, results.sweep.path / "report")
@@ -224,12 +213,22 @@ def make_page(
 
     row_links = [link(row.statuses[0], "; ".join(row.missing)) for row in results.rows.values()]
     run_links = [link(status, status.note) for status in _all_statuses(results)]
+    # The signature is in the notes, and the command in runs.csv.
+    runs = [row[:-2] for row in make_run_table(results, digits=2)]
     title = html.escape(results.sweep.path.resolve().name)
-    notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in footnotes(results))
-    drawings = "\n".join(svg[svg.index("<svg") :] for svg in figures)
+    notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in list_footnotes(results))
+    if path := _documentation_link(results):
+        notes = notes.replace(STATISTICS, f'<a href="{html.escape(path)}">{STATISTICS}</a>')
+    captions = (RATIOS_CAPTION, CURVES_CAPTION)
+    drawings = "\n".join(
+        f"<figure>{svg[svg.index('<svg') :]}<figcaption>{caption}</figcaption></figure>"
+        for svg, caption in zip(figures, captions, strict=True)
+    )
     return (
         f"<!doctype html>\n<html lang=en>\n<meta charset=utf-8>\n<title>{title}</title>\n"
-        f"<style>{CSS}</style>\n<h1>{title}</h1>\n{tables.to_html(table, row_links)}\n"
-        f"<ul>\n{notes}\n</ul>\n{drawings}\n<h2>Runs</h2>\n{tables.to_html(runs, run_links)}\n"
-        f"</html>\n"
+        f"<style>{CSS}</style>\n<h1>{title}</h1>\n"
+        f"{tables.to_html(scores, row_links, 'Scores: mean ± standard deviation over seeds')}\n"
+        f"{tables.to_html(comparisons, row_links, 'Differences from the first row')}\n"
+        f"{drawings}\n<h2>Notes</h2>\n<ul>\n{notes}\n</ul>\n<h2>Runs</h2>\n"
+        f"{tables.to_html(runs, run_links, 'Unrounded scores are in runs.csv.')}\n</html>\n"
     )

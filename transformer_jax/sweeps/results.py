@@ -1,30 +1,48 @@
-"""Collect the results of a sweep: scores by row, their spread over seeds, and significance."""
+"""Collect the results of a sweep: scores by row and seed, and comparisons with the first row.
+
+docs/statistics.md describes the analysis.
+"""
 
 import contextlib
-import re
+import functools
+import itertools
+import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import sacrebleu
-
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.data.splits import Split
-from transformer_jax.errors import ConfigError, UsageError
-from transformer_jax.inference.evaluate import sacrebleu_metrics
-from transformer_jax.inference.significance import bootstrap, p_value
+from transformer_jax.errors import ConfigError, TransformerJaxError, UsageError
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import parameter_counts
+from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.sweeps.plan import Sweep
-from transformer_jax.sweeps.seed_statistics import SeedStatistics, detectable_difference
+from transformer_jax.sweeps.seed_statistics import (
+    BLEU_MARGIN,
+    LOG_PERPLEXITY_MARGIN,
+    Analysis,
+    Comparison,
+    SeedStatistics,
+    SignAgreement,
+    Verdict,
+    analyze,
+    failed_runs,
+    sign_agreement,
+    verdict,
+)
 from transformer_jax.sweeps.status import RunStatus, read_json_object, read_metrics
+from transformer_jax.sweeps.translations import (
+    BleuDifference,
+    compare_test_bleu,
+    read_translations,
+)
 
-# For the paper's BLEU, tensor2tensor's get_ende_bleu.sh splits compounds that match this pattern.
-COMPOUND = re.compile(r"(\S)-(\S)")
 # A score of `Paper` that can be compared with ours.
 PaperScore = Literal["perplexity", "bleu"]
+MARGINS: dict[PaperScore, float] = {"perplexity": LOG_PERPLEXITY_MARGIN, "bleu": BLEU_MARGIN}
 
 
 @dataclass(frozen=True)
@@ -34,19 +52,23 @@ class RowResult:
     name: str
     change: str
     """The fields in which the row differs from the first row, and their values."""
+    config: Config
+    """The config as trained: its vocabulary may be smaller than requested."""
     paper: Paper
     parameters: int
     flops: tuple[float, float] | None
     """The FLOPs of one training run: counted, and by the paper's method (training time multiplied
     by the peak FLOP/s of the devices). None if no run has finished."""
     statuses: Sequence[RunStatus]
-    missing: Sequence[str] = ()
-    """One line for each run without scores: the run and the reason."""
-    scores: Mapping[str, SeedStatistics] = field(default_factory=dict)
-    """The scores by name: perplexity and bleu on the development set, test_bleu and compound_bleu
-    on the test set."""
-    p: Mapping[int, float] = field(default_factory=dict)
-    """The p-value of the difference in test BLEU from the first row, by seed."""
+    scores: Mapping[str, Mapping[int, float]]
+    """The scores by name and seed: perplexity and bleu on the development set, test_bleu and
+    compound_bleu on the test set. Runs that failed to train are left out."""
+    unigram: float | None
+    """The perplexity on the development set of the best unigram model, if that is known."""
+    failed: Mapping[int, float]
+    """The perplexities of runs that failed to train, by seed: a unigram model is as good."""
+    test_differences: Mapping[int, BleuDifference] = field(default_factory=dict)
+    """The differences in test BLEU from the first row, by seed."""
     has_own_text: bool = False
     """Whether text or vocabulary differ from the first row's. If so, perplexities per token cannot
     be compared."""
@@ -54,7 +76,26 @@ class RowResult:
     @property
     def num_seeds(self) -> int:
         """The number of seeds with scores."""
-        return len(self.scores["perplexity"].values) if "perplexity" in self.scores else 0
+        return len(self.scores.get("perplexity", ()))
+
+    @property
+    def trained(self) -> list[RunStatus]:
+        """The status of each run, without runs that failed to train."""
+        return [status for status in self.statuses if status.run.seed not in self.failed]
+
+    @property
+    def missing(self) -> list[str]:
+        """One line for each run without scores: the run and the reason."""
+        return [
+            f"{s.run.name}: {'has no scores' if s.status == 'done' else s.summary}"
+            for s in self.statuses
+            if s.status != "done" or "dev" not in s.scores
+        ]
+
+    def statistics(self, score: str) -> SeedStatistics | None:
+        """Return the statistics of a score over seeds; None if the row does not have it."""
+        values = self.scores.get(score)
+        return SeedStatistics(tuple(values.values())) if values else None
 
 
 @dataclass(frozen=True)
@@ -73,57 +114,67 @@ class Results:
         """The first row."""
         return next(iter(self.rows.values()))
 
-    def difference(self, name: str, score: str) -> float | None:
-        """Return a row's mean score minus the first row's; None if they cannot be compared."""
-        ours, base = self.rows[name].scores.get(score), self.base.scores.get(score)
-        if score == "perplexity" and self.rows[name].has_own_text:
-            return None
-        return None if ours is None or base is None else ours.mean - base.mean
+    @functools.cached_property
+    def analyses(self) -> Mapping[PaperScore, Analysis]:
+        """The comparison of all rows by the logarithm of perplexity, and by development BLEU."""
+        rows = self.rows.items()
+        comparable = {name: row for name, row in rows if not row.has_own_text}
+        logarithms = {
+            name: {seed: math.log(x) for seed, x in row.scores.get("perplexity", {}).items()}
+            for name, row in comparable.items()
+        }
+        bleu = {name: row.scores.get("bleu", {}) for name, row in rows}
+        return {"perplexity": analyze(logarithms), "bleu": analyze(bleu)}
+
+    def compare(self, name: str, score: PaperScore) -> Comparison:
+        """Compare a row with the first row by the logarithm of perplexity, or by BLEU."""
+        difference = 0.0 if name == self.base.name else None
+        nothing = Comparison({}, difference, None, None)
+        return self.analyses[score].comparisons.get(name, nothing)
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
-        """Return a row's score in the paper minus the first row's; None if one is missing."""
+        """Return the same difference in the paper; None if a score is missing."""
         ours, base = getattr(self.rows[name].paper, score), getattr(self.base.paper, score)
-        return None if ours is None or base is None else ours - base
+        if ours is None or base is None:
+            return None
+        return math.log(ours / base) if score == "perplexity" else ours - base
 
-    def minimum_detectable_difference(self, score: str) -> float | None:
-        """Return the smallest difference of two complete rows that seeds alone do not explain."""
-        rows = self._rows_with(score)
-        num_seeds = max((len(row.values) for row in rows), default=1)
-        return detectable_difference(rows, num_seeds, num_seeds)
+    def verdict(self, name: str, score: PaperScore) -> Verdict | None:
+        """Compare a row's difference with the paper's; None if there is nothing to compare."""
+        paper, comparison = self.paper_difference(name, score), self.compare(name, score)
+        if paper is None or comparison.difference is None or name == self.base.name:
+            return None
+        return verdict(comparison.interval, paper, MARGINS[score])
 
-    def has_paper_sign(self, name: str, score: PaperScore) -> bool | None:
-        """Return whether a row's difference has the paper's sign; None if one has no sign."""
-        paper, ours = self.paper_difference(name, score), self.difference(name, score)
-        return None if not paper or ours is None else (ours > 0) == (paper > 0)
-
-    def is_significant(self, name: str, score: str) -> bool:
-        """Return whether a row differs from the first row by more than seeds alone explain."""
-        difference = self.difference(name, score)
-        if difference is None:
-            return False
-        num_seeds = (len(row.scores[score].values) for row in (self.rows[name], self.base))
-        least = detectable_difference(self._rows_with(score), *num_seeds)
-        return least is not None and abs(difference) > least
-
-    def _rows_with(self, score: str) -> list[SeedStatistics]:
-        return [row.scores[score] for row in self.rows.values() if score in row.scores]
+    def sign_agreement(self, score: PaperScore) -> SignAgreement:
+        """Count the rows that differ from the first row in the paper's direction."""
+        pairs = (
+            (self.compare(x, score).difference, self.paper_difference(x, score)) for x in self.rows
+        )
+        compared = [
+            (ours, paper) for ours, paper in pairs if ours is not None and paper is not None
+        ]
+        return sign_agreement(compared, MARGINS[score])
 
 
 def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> Results:
     """Collect the results of all runs so far; raise UsageError if no run is done."""
     if not any(status.status == "done" for status in statuses):
         raise UsageError(f"no run of {sweep.path} is done: there is nothing to report")
-    by_row = {name: [s for s in statuses if s.run.row == name] for name in sweep.rows}
-    p, signature = _compare_test_bleu(sweep, by_row)
     base_name, base = next(iter(sweep.rows.items()))
+    by_row = {name: [s for s in statuses if s.run.row == name] for name in sweep.rows}
     base_texts = _fingerprints(by_row[base_name])
     rows = {
         name: replace(
             _collect_row(name, row, base, by_row[name]),
-            p=p.get(name, {}),
             has_own_text=not _fingerprints(by_row[name]) <= base_texts,
         )
         for name, row in sweep.rows.items()
+    }
+    done = {name: [s for s in row.trained if s.status == "done"] for name, row in rows.items()}
+    differences, signature = compare_test_bleu(bleu_tokenizer(base.config.data), done)
+    rows = {
+        name: replace(row, test_differences=differences.get(name, {})) for name, row in rows.items()
     }
     return Results(sweep, rows, signature, command)
 
@@ -134,20 +185,36 @@ def _collect_row(name: str, row: Row, base: Row, statuses: Sequence[RunStatus]) 
     changes = base.config.differences(row.config)
     changes.pop(("train", "seed"), None)
     done = [status for status in statuses if status.status == "done"]
+    perplexities = {
+        s.run.seed: float(s.scores["dev"]["perplexity"]) for s in done if "dev" in s.scores
+    }
+    unigram = _unigram_perplexity(done)
+    failed = {seed: perplexities[seed] for _, seed in failed_runs({name: perplexities}, unigram)}
     return RowResult(
         name,
         ", ".join(f"{key} {value}" for (_, key), (_, value) in changes.items()),
+        config,
         row.paper,
         parameter_counts(model)["total"],
         _mean_flops(done),
         statuses,
-        [
-            f"{s.run.name}: {'has no scores' if s.status == 'done' else s.summary}"
-            for s in statuses
-            if s.status != "done" or "dev" not in s.scores
-        ],
-        _collect_scores(done),
+        _collect_scores([status for status in done if status.run.seed not in failed]),
+        unigram,
+        failed,
     )
+
+
+def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
+    """Return the perplexity of the best unigram model on the references of the development set."""
+    for status in statuses:
+        # A run from another version of this package may have another format.
+        with contextlib.suppress(TransformerJaxError, KeyError, OSError):
+            _, references = read_translations(status, "dev")
+            tokenizer = RunDirectory.open(status.run.path).vocabulary.target
+            counts = Counter(itertools.chain.from_iterable(tokenizer.encode(references)))
+            frequencies = [count / counts.total() for count in counts.values()]
+            return math.exp(-sum(x * math.log(x) for x in frequencies))
+    return None
 
 
 def _config_as_trained(statuses: Sequence[RunStatus]) -> Config:
@@ -169,20 +236,19 @@ def _fingerprints(statuses: Sequence[RunStatus]) -> set[str]:
     return fingerprints
 
 
-def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, SeedStatistics]:
-    values: dict[str, list[float]] = {}
+def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]]:
+    scores: dict[str, dict[int, float]] = {}
     for status in statuses:
+        seed = status.run.seed
         if dev := status.scores.get("dev"):
-            values.setdefault("perplexity", []).append(float(dev["perplexity"]))
-            values.setdefault("bleu", []).append(float(dev["bleu"]))
+            scores.setdefault("perplexity", {})[seed] = float(dev["perplexity"])
+            scores.setdefault("bleu", {})[seed] = float(dev["bleu"])
         if test := status.scores.get("test"):
-            values.setdefault("test_bleu", []).append(float(test["bleu"]))
-            tokenizer = bleu_tokenizer(status.run.config.data)
+            scores.setdefault("test_bleu", {})[seed] = float(test["bleu"])
             # BLEU over characters has no words to split.
-            if tokenizer != "char":
-                bleu = compound_bleu(tokenizer, *_read_translations(status, "test"))
-                values.setdefault("compound_bleu", []).append(bleu)
-    return {name: SeedStatistics(tuple(seeds)) for name, seeds in values.items()}
+            if (compound := test.get("compound_bleu")) is not None:
+                scores.setdefault("compound_bleu", {})[seed] = float(compound)
+    return scores
 
 
 def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
@@ -194,52 +260,3 @@ def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
     counted = statistics.fmean(sum(x["flops"] for x in xs) for xs in runs)
     # Utilization is counted FLOPs over peak FLOPs.
     return counted, statistics.fmean(sum(x["flops"] / x["utilization"] for x in xs) for xs in runs)
-
-
-def compound_bleu(tokenizer: str, hypotheses: list[str], references: list[str]) -> float:
-    """Return BLEU as the paper computes it: tokenized, with compounds split at their hyphens."""
-    bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
-    hypotheses, references = (
-        [COMPOUND.sub(r"\1 ##AT##-##AT## \2", bleu.tokenizer(line)) for line in lines]
-        for lines in (hypotheses, references)
-    )
-    return sacrebleu.BLEU(tokenize="none", force=True).corpus_score(hypotheses, [references]).score
-
-
-def _compare_test_bleu(
-    sweep: Sweep, by_row: Mapping[str, Sequence[RunStatus]]
-) -> tuple[dict[str, dict[int, float]], str]:
-    """Return the p-values of `RowResult` by row, and sacreBLEU's signature."""
-    base = next(iter(by_row))
-    bleu, _ = sacrebleu_metrics(bleu_tokenizer(sweep.rows[base].config.data), warn=False)
-    p: dict[str, dict[int, float]] = {}
-    signature = ""
-    for seed in sweep.seeds:
-        translations = {
-            name: _read_translations(status, "test")
-            for name, statuses in by_row.items()
-            for status in statuses
-            if status.status == "done" and status.run.seed == seed and "test" in status.evaluations
-        }
-        _, references = translations.get(base, ([], []))
-        systems = [
-            (name, lines) for name, (lines, target) in translations.items() if target == references
-        ]
-        if base not in translations or len(systems) < 2:
-            continue
-        signatures, results = bootstrap(systems, {"BLEU": bleu}, references)
-        signature = str(signatures["BLEU"])
-        baseline, *others = results["BLEU"]
-        for (name, _), result in zip(systems[1:], others, strict=True):
-            p.setdefault(name, {})[seed] = p_value(result, baseline)
-    return p, signature
-
-
-def _read_translations(status: RunStatus, split: Split) -> tuple[list[str], list[str]]:
-    """Return the hypotheses and references of the newest evaluation on a split."""
-    folder = status.evaluations[split]
-    hypotheses, references = (
-        (folder / f"{name}.txt").read_text("utf-8").split("\n")[:-1]
-        for name in ("hypothesis", "reference")
-    )
-    return hypotheses, references

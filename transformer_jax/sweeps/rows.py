@@ -1,6 +1,6 @@
-"""Change the rows of an ablation without changing what defines each row.
+"""Change the rows of an ablation, except for the fields that define each row.
 
-This module needs only configs, so the command line can import it quickly.
+This module imports only configs, so the command line can import it quickly.
 """
 
 import dataclasses

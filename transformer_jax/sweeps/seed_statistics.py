@@ -1,13 +1,29 @@
-"""Statistics of scores over random seeds."""
+"""Compare the rows of an ablation over random seeds: the analysis of docs/statistics.md.
+
+Scores are plain numbers by row and seed, and the first row is the baseline. Perplexities enter as
+logarithms: a difference of 1 perplexity is large at perplexity 5 and small at perplexity 30.
+"""
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
-from scipy import stats
+import numpy as np
+from scipy import special, stats
+
+from transformer_jax.sweeps.dunnett import dunnett_probability, dunnett_quantile
 
 CONFIDENCE = 0.95
+# Smaller differences do not matter: half of the smallest difference that the paper interprets.
+LOG_PERPLEXITY_MARGIN = 0.01
+BLEU_MARGIN = 0.2
+# A row is wide if its standard deviation exceeds the typical one by more than this factor.
+WIDE_RATIO = 4.0
+
+Scores = Mapping[str, Mapping[int, float]]
+Verdict = Literal["as in the paper", "differs", "inconclusive"]
 
 
 @dataclass(frozen=True)
@@ -32,29 +48,247 @@ class SeedStatistics:
         return mean if self.deviation is None else f"{mean} ± {self.deviation:.{digits}f}"
 
 
-def detectable_difference(
-    rows: Sequence[SeedStatistics], num_seeds: int, num_baseline_seeds: int
-) -> float | None:
-    """Return the smallest difference of two means that seeds alone do not explain.
+class Interval(NamedTuple):
+    """A confidence interval of a difference."""
 
-    If two rows with m and n seeds do not differ, their means differ by more than
-    t sqrt(1 / m + 1 / n) s with probability 1 - CONFIDENCE. Here s is the standard deviation over
-    seeds, pooled over all rows, and t is the two-sided quantile of Student's distribution.
+    low: float
+    high: float
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The difference of one row from the first row: the row's score minus the first row's."""
+
+    by_seed: Mapping[int, float]
+    """The difference for each seed that both rows have."""
+    difference: float | None
+    """The estimate, in the middle of `interval`. None if one of the rows has no score."""
+    interval: Interval | None
+    """The interval for all statements about the row: 95 % for all rows together. None if this row
+    or the first one has fewer than two seeds."""
+    welch: Interval | None
+    """Welch's 95 % interval, from these two rows alone, without correction for the others."""
+    p: float | None = None
+    """Dunnett's p-value. None if `interval` is Welch's with Bonferroni's correction."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The comparison of all rows with the first row."""
+
+    base: str
+    comparisons: Mapping[str, Comparison]
+    """All rows except the first, by name."""
+    wide: Mapping[str, float]
+    """The rows that vary much more over seeds than others: the ratio of the standard deviation to
+    the typical one. They are not pooled with the others."""
+    deviation: float | None
+    """The residual standard deviation, pooled over rows. None if no row has Dunnett's interval."""
+    freedom: int
+    """The residual degrees of freedom."""
+
+
+class SignAgreement(NamedTuple):
+    """The number of rows whose difference from the first row has the same sign as in the paper."""
+
+    same: int
+    rows: int
+    """The number of rows for which the paper claims a sign."""
+    p: float
+    """The probability that fair coins agree with the paper in at least as many rows."""
+
+
+def failed_runs(perplexity: Scores, unigram: float | None = None) -> list[tuple[str, int]]:
+    """Return the row and seed of each run that failed to train.
 
     Args:
-        rows: the score of every row.
-        num_seeds: m.
-        num_baseline_seeds: n.
+        perplexity: perplexities, not their logarithms.
+        unigram: the perplexity of a unigram model on the same text. If it is None, only runs
+            without a finite perplexity have failed.
+    """
+    limit = math.inf if unigram is None else unigram
+    return [
+        (row, seed)
+        for row, by_seed in perplexity.items()
+        for seed, value in by_seed.items()
+        if not (math.isfinite(value) and value <= limit)
+    ]
+
+
+def analyze(scores: Scores, failed: Collection[tuple[str, int]] = ()) -> Analysis:
+    """Compare every row with the first row.
+
+    Args:
+        scores: the scores by row and seed. A row may lack seeds.
+        failed: the row and seed of each run to exclude.
+    """
+    kept = {
+        row: {seed: score for seed, score in by_seed.items() if (row, seed) not in failed}
+        for row, by_seed in scores.items()
+    }
+    base, *others = kept
+    repeated = {row: by_seed for row, by_seed in kept.items() if len(by_seed) > 1}
+    wide = _find_wide(repeated)
+    num_compared = max(1, len(repeated) - 1)
+    comparisons = {}
+    for row in others:
+        by_seed = {
+            seed: x - kept[base][seed] for seed, x in kept[row].items() if seed in kept[base]
+        }
+        ours, theirs = list(kept[row].values()), list(kept[base].values())
+        comparisons[row] = Comparison(
+            by_seed,
+            statistics.fmean(ours) - statistics.fmean(theirs) if ours and theirs else None,
+            welch_interval(ours, theirs, 1 - (1 - CONFIDENCE) / num_compared),
+            welch_interval(ours, theirs),
+        )
+    pooled = {row: by_seed for row, by_seed in repeated.items() if row not in wide}
+    estimates, deviation, freedom = _compare_pooled(pooled, base, num_compared)
+    for row, (difference, interval, p) in estimates.items():
+        comparisons[row] = replace(comparisons[row], difference=difference, interval=interval, p=p)
+    return Analysis(base, comparisons, wide, deviation, freedom)
+
+
+def _find_wide(scores: Scores) -> dict[str, float]:
+    """Return each wide row and the ratio of its standard deviation to the typical one."""
+    # Each variance is divided by the median of its distribution, so that their median is unbiased.
+    variances = [
+        statistics.variance(by_seed.values()) / special.chdtri(n := len(by_seed) - 1, 0.5) * n
+        for by_seed in scores.values()
+    ]
+    typical = math.sqrt(statistics.median(variances)) if variances else 0.0
+    deviations = {row: statistics.stdev(by_seed.values()) for row, by_seed in scores.items()}
+    return {
+        row: deviation / typical if typical else math.inf
+        for row, deviation in deviations.items()
+        if deviation > WIDE_RATIO * typical
+    }
+
+
+def _compare_pooled(
+    scores: Scores, base: str, num_compared: int
+) -> tuple[dict[str, tuple[float, Interval, float]], float | None, int]:
+    """Fit a row's effect plus a seed's effect plus an error; compare rows by Dunnett's method.
+
+    Args:
+        scores: rows with at least two seeds and similar deviations.
+        base: the first row, which may be absent.
+        num_compared: the number of rows that share the error rate, some by Bonferroni's method.
 
     Returns:
-        The difference, or None if every row has only one seed.
+        The estimate, interval, and p-value of each row that shared seeds connect to the first row;
+        the residual standard deviation, and its degrees of freedom.
     """
-    groups = [row.values for row in rows if len(row.values) > 1]
-    freedom = sum(len(values) - 1 for values in groups)
-    if not freedom:
-        return None
-    squares = sum(statistics.variance(values) * (len(values) - 1) for values in groups)
-    quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
-    return (
-        quantile * math.sqrt(1 / num_seeds + 1 / num_baseline_seeds) * math.sqrt(squares / freedom)
+    others = [row for row in scores if row != base]
+    seeds = sorted({seed for by_seed in scores.values() for seed in by_seed})
+    cells = [(row, seed) for row, by_seed in scores.items() for seed in by_seed]
+    if base not in scores or not others:
+        return {}, None, 0
+    design = np.array(
+        [[row == x for x in others] + [seed == x for x in seeds] for row, seed in cells], float
     )
+    values = np.array([scores[row][seed] for row, seed in cells])
+    inverse = np.linalg.pinv(design)
+    freedom = len(cells) - int(np.linalg.matrix_rank(design))
+    # The data determine an effect if its unit vector is in the row space of the design.
+    connected = np.flatnonzero(np.isclose(np.diag(inverse @ design)[: len(others)], 1.0))
+    if not freedom or not connected.size:
+        return {}, None, 0
+    # Rounding removes the noise of floating-point numbers if all differences are equal.
+    effects = (inverse @ values).round(12)
+    deviation = round(math.sqrt(np.sum((values - design @ inverse @ values) ** 2) / freedom), 12)
+    covariance = (inverse @ inverse.T)[np.ix_(connected, connected)]
+    scale = np.sqrt(np.diag(covariance))
+    correlation = tuple(map(tuple, (covariance / np.outer(scale, scale)).round(12).tolist()))
+    share = connected.size / num_compared
+    critical = dunnett_quantile(1 - (1 - CONFIDENCE) * share, correlation, freedom)
+    estimates = {}
+    for k, error in zip(connected, (deviation * scale).tolist(), strict=True):
+        difference = float(effects[k])
+        interval = Interval(difference - critical * error, difference + critical * error)
+        statistic = abs(difference) / error if error else math.inf if difference else 0.0
+        p = (1 - dunnett_probability(statistic, correlation, freedom)) / share
+        estimates[others[k]] = difference, interval, min(1.0, p)
+    return estimates, deviation, freedom
+
+
+def welch_interval(
+    ours: Sequence[float], theirs: Sequence[float], confidence: float = CONFIDENCE
+) -> Interval | None:
+    """Return Welch's interval of the difference of two means; None without two scores each."""
+    if min(len(ours), len(theirs)) < 2:
+        return None
+    difference = statistics.fmean(ours) - statistics.fmean(theirs)
+    parts = [(statistics.variance(x) / len(x), len(x) - 1) for x in (ours, theirs)]
+    variance = sum(part for part, _ in parts)
+    if not variance:
+        return Interval(difference, difference)
+    freedom = variance**2 / sum(part**2 / n for part, n in parts)
+    half = float(special.stdtrit(freedom, (1 + confidence) / 2)) * math.sqrt(variance)
+    return Interval(difference - half, difference + half)
+
+
+def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
+    """Compare a row's difference from the first row with the paper's.
+
+    If the paper's difference is within the margin, the paper claims equivalence, and otherwise a
+    sign.
+
+    Args:
+        interval: the row's simultaneous interval.
+        paper: the paper's difference.
+        margin: the largest difference that does not matter.
+    """
+    if interval is None:
+        return "inconclusive"
+    low, high = interval if paper > 0 else (-interval.high, -interval.low)
+    if abs(paper) > margin:
+        is_confirmed, is_refuted = low > 0, high < margin
+    else:
+        is_confirmed, is_refuted = max(-low, high) < margin, max(low, -high) > margin
+    return "as in the paper" if is_confirmed else "differs" if is_refuted else "inconclusive"
+
+
+def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) -> SignAgreement:
+    """Count the rows that differ from the first row in the paper's direction.
+
+    Args:
+        differences: by row, our difference from the first row and the paper's.
+        margin: the largest difference that does not matter. Rows for which the paper's difference
+            is within the margin are left out.
+    """
+    agrees = [ours * paper > 0 for ours, paper in differences if abs(paper) > margin]
+    p = float(stats.binom.sf(sum(agrees) - 1, len(agrees), 0.5))
+    return SignAgreement(sum(agrees), len(agrees), p)
+
+
+def format_p(p: float) -> str:
+    """Return a p-value with three decimals; 1,000 samples of a bootstrap resolve no more."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def describe_limits(analysis: Analysis) -> list[str]:
+    """Return sentences that name the rows without an interval and the wide rows."""
+    without = [row for row, x in analysis.comparisons.items() if x.interval is None]
+    notes = []
+    if len(without) == len(analysis.comparisons):
+        notes.append(
+            f"No row has an interval, because {analysis.base} or all other rows have fewer than "
+            "two seeds. A difference without an interval proves nothing."
+        )
+    elif without:
+        names = ", ".join(without)
+        notes.append(f"Rows with fewer than two seeds, whose differences prove nothing: {names}.")
+    if analysis.wide:
+        ratios = ", ".join(f"{row} ({ratio:.1f} times)" for row, ratio in analysis.wide.items())
+        notes.append(
+            f"The standard deviation of these rows is more than {WIDE_RATIO:g} times the typical "
+            f"one: {ratios}. It is not pooled with the others, and comparisons with these rows use "
+            "Welch's intervals with Bonferroni's correction."
+        )
+    return notes

@@ -20,7 +20,7 @@ CPU_RUN_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for one run at a time."""
+    """A part of this machine that trains one run at a time."""
 
     name: str
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ def make_slots(backend: str, num_devices: int, limit: int | None = None) -> list
 
 def _make_accelerator_slots(backend: str, num_devices: int) -> list[Slot]:
     if backend == "tpu":
-        # Each process sees one chip and does not connect to the processes of other chips.
+        # With these variables, a process sees one chip and does not connect to other processes.
         single = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
         chips = map(str, range(num_devices))
         return [Slot(f"tpu {chip}", {"TPU_VISIBLE_CHIPS": chip, **single}) for chip in chips]

@@ -36,7 +36,7 @@ SUBMISSION_SECONDS = 60.0
 LINGER_SECONDS = 300.0
 # A run fails after this many consecutive allocations without progress.
 MAX_FRUITLESS_REQUEUES = 3
-# submitit limits the number of timeouts even if a run makes progress. This disables the limit.
+# submitit limits the number of timeouts, even if a run makes progress. This disables the limit.
 MAX_TIMEOUTS = 10_000
 
 
@@ -71,7 +71,7 @@ class Task:
         _await_exit(self._process)
         code = self._process.wait()
         status = read_status(run)
-        # A killed worker could not write a status. A worker that saved may have written one.
+        # A killed worker has not written a status, but a worker that saved may have written one.
         if status.status in ("submitted", "stopped"):
             note = status.note or f"its worker ended with exit code {code}"
             if self._is_ending:
@@ -135,13 +135,13 @@ def _await_submission(run: SweepRun) -> None:
 
 
 def _measure_progress(run: SweepRun) -> tuple[int, int]:
-    """Return the number of finished phases, and the step of the newest checkpoint."""
+    """Return a run's progress: the number of finished phases, and the newest checkpoint."""
     steps = [int(path.name) for path in run.path.glob("checkpoints/*") if path.name.isdecimal()]
     return len(read_status(run).finished), max(steps, default=0)
 
 
 def check_available() -> None:
-    """Raise UsageError without submitit, and ConnectionFailedError without a Slurm that answers."""
+    """Raise an error if submitit is not installed or Slurm does not answer."""
     try:
         import submitit  # noqa: F401
     except ImportError:

@@ -27,7 +27,7 @@ PROCESS_GONE = "its process is gone"
 # Environment variables of a worker: the name of its slot, and its CPU cores.
 SLOT_VARIABLE = "TRANSFORMER_JAX_SLOT"
 CORES_VARIABLE = "TRANSFORMER_JAX_CORES"
-# The last bytes of metrics.jsonl suffice for a run's status.
+# The status of a run needs only this number of bytes at the end of metrics.jsonl.
 TAIL_BYTES = 1 << 16
 MAX_METRICS_BYTES = 64 << 20
 
@@ -66,7 +66,7 @@ class RunStatus:
 
     @property
     def summary(self) -> str:
-        """The status in a few words."""
+        """A short description of the status."""
         if self.status == "failed":
             return f"failed, {self.phase}: {self.note}"
         if self.status == "done":
@@ -180,7 +180,7 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
 
 
 def _reason_if_lost(run: SweepRun, stored: JsonObject) -> str:
-    """Return why the process of a run with status "running" counts as lost; "" if it does not."""
+    """Return the reason why the process of a running run counts as lost, or "" if it does not."""
     if stored.get("host") == socket.gethostname():
         try:
             os.kill(int(stored["pid"]), 0)

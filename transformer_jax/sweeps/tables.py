@@ -20,6 +20,8 @@ LATEX_ESCAPES = str.maketrans(
         "^": r"\textasciicircum{}",
         "\\": r"\textbackslash{}",
         "±": r"$\pm$",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
     }
 )
 
@@ -72,14 +74,17 @@ def _escape_formula(cell: str) -> str:
     return f"'{cell}" if is_formula and not is_number and cell != MISSING else cell
 
 
-def to_html(table: Table, links: Sequence[Link]) -> str:
+def to_html(table: Table, links: Sequence[Link], caption: str = "") -> str:
     """Return an HTML table in which the first cell of each row after the headings is a link."""
     head, *body = table
     lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
     for (first, *others), link in zip(body, links, strict=True):
         href = html.escape(quote(link.path), quote=True)
         title = html.escape(link.tooltip, quote=True)
-        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in others)
+        # A parenthesis stays on the line of the number that precedes it.
+        escaped = [html.escape(cell).replace(" (", "&nbsp;(") for cell in others]
+        cells = "".join(f"<td>{cell}</td>" for cell in escaped)
         lines.append(f'<td><a href="{href}" title="{title}">{html.escape(first)}</a></td>{cells}')
     rows = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<div class=wide><table>\n{rows}\n</table></div>"
+    title = f"<caption>{html.escape(caption)}</caption>\n" if caption else ""
+    return f"<div class=wide><table>\n{title}{rows}\n</table></div>"

@@ -1,6 +1,6 @@
 """Train and score one run of a sweep, in a process that a launcher starts.
 
-python -m transformer_jax.sweeps.worker SWEEP ROW/seed-0 STEP_TIMEOUT
+The launcher runs `python -m transformer_jax.sweeps.worker SWEEP ROW/seed-0 STEP_TIMEOUT`.
 """
 
 import os
@@ -39,7 +39,7 @@ def run_worker(run: SweepRun, step_timeout: float) -> int:
     # the run is running on the previous node.
     is_own_job = bool(status.job) and status.job == current_slurm_job()
     if status.status == "running" and not is_own_job:
-        # A worker of another launcher has already started this run.
+        # Another launcher has already started a worker for this run.
         return 0
     finished = list(status.finished)
     signals: list[int] = []
@@ -93,7 +93,7 @@ def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int,
         print(error, flush=True)  # noqa: T201
         return error.exit_code, str(error)
     if code == RunInterrupted.exit_code and not signals:
-        # The trainer itself received the signal.
+        # The trainer received the signal directly.
         signals.append(signal.SIGTERM)
     return code, ""
 

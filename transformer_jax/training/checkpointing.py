@@ -1,5 +1,9 @@
 """Save training states in checkpoints, on schedule or for recovery, and restore them."""
 
+import contextlib
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 from rich.console import Console
@@ -24,7 +28,19 @@ def checkpoint_arrays(state: TrainState) -> dict[str, object]:
 def checkpoint_metadata(state: TrainState, pending_metrics: Sums) -> dict[str, object]:
     """Return the plain data that a checkpoint stores in addition to the arrays of a state."""
     counts = {name: int(getattr(state, name)) for name in COUNTS}
-    return {"versions": installed_versions(), "pending_metrics": pending_metrics, **counts}
+    environment = {"versions": installed_versions(), "devices": describe_devices()}
+    return {**environment, "pending_metrics": pending_metrics, **counts}
+
+
+def describe_devices() -> str:
+    """Return the number and kind of all devices; the kind of a CPU is its model, if known."""
+    devices = jax.devices()
+    kind = devices[0].device_kind
+    if devices[0].platform == "cpu":
+        with contextlib.suppress(OSError):
+            model = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text("utf-8"))
+            kind = model[1] if model else kind
+    return f"{len(devices)} x {kind}"
 
 
 class Checkpointer:
@@ -80,7 +96,7 @@ class Checkpointer:
         return self._manager.scores
 
     def is_due(self) -> bool:
-        """Return whether this process asks for a checkpoint now; only the primary does."""
+        """Return whether this process asks for a checkpoint now; only the primary process does."""
         if not self._run.group.is_primary:
             return False
         # A failed save raises its error when the next save begins, so request a save.

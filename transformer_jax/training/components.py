@@ -13,6 +13,7 @@ from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.training.flops import flops_of_lengths
 from transformer_jax.training.schedule import Schedule
 from transformer_jax.training.sharding import SHARDINGS, DataParallel
 
@@ -29,6 +30,11 @@ class RunComponents:
     schedule: Schedule
     sharding: DataParallel
 
+    def step_flops(self, step: int) -> float:
+        """Return the FLOPs of a step, which counts from 1, on all devices of all processes."""
+        lengths = self.batches.lengths(step - 1)
+        return flops_of_lengths(self.model.config, self.model.vocab_size, *lengths)
+
     def summary(self) -> list[str]:
         """Return lines about the devices, the model, and the data."""
         devices, config, report = self.sharding.devices, self.model.config, self.prepared.report
@@ -41,6 +47,7 @@ class RunComponents:
             f"model   {layers}, {size:,} parameters",
             f"data    {pairs}, vocabulary of {self.model.vocab_size:,} tokens",
             f"batches {self.batches.summary}",
+            *filter(None, [self.batches.describe_repetition(self.schedule.steps)]),
         ]
 
 

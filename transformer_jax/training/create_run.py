@@ -31,7 +31,8 @@ def create_run(
     """Prepare the text and make the folder of a new run; the path exists only once it is complete.
 
     The run starts with the newest parameters and the vocabulary of the run `init_from`, if given.
-    Its config has the actual vocabulary sizes. The console prints a note if they are not as asked.
+    Its config has the actual vocabulary sizes. The console prints a note if they differ from the
+    requested sizes.
 
     Raises:
         UsageError: the folder exists, or the parameters of `init_from` have different shapes.
@@ -87,7 +88,7 @@ def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
 
 
 def _check_same_shapes(params: Params, other: Run) -> None:
-    """Raise `UsageError` if the other run's parameters have other names or shapes."""
+    """Raise `UsageError` if the other run's parameters have different names or shapes."""
     ours, theirs = (
         {(keystr(path), leaf.shape) for path, leaf in tree_leaves_with_path(tree)}
         for tree in (params, abstract_params(other.model))

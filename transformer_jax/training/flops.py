@@ -1,10 +1,14 @@
-"""FLOPs of a training step and peak FLOP/s of the devices, for model FLOPs utilization."""
+"""FLOPs of a training step and peak FLOP/s of the devices, for model FLOPs utilization.
+
+Shapes: B sentence pairs of a batch.
+"""
 
 import timeit
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.batches import Batch
@@ -29,13 +33,23 @@ TYPICAL_LENGTH = 32
 
 
 def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
-    """Return the FLOPs of a training step: three times those of its forward pass.
+    """Return the FLOPs of a training step on a batch; padding does not count."""
+    source, target = ((side != PAD).sum(axis=1) for side in batch)
+    return flops_of_lengths(config, vocab_size, source, target)
 
-    Only matrix products count, and padding does not: attention uses each row's real lengths. The
-    sum in an additive score counts as the dot product that it replaces. Operations that
-    `model.remat` repeats count once.
+
+def flops_of_lengths(
+    config: ModelConfig,
+    vocab_size: int,
+    source_lengths: Int[np.ndarray, " B"],
+    target_lengths: Int[np.ndarray, " B"],
+) -> float:
+    """Return the FLOPs of a training step on B pairs: three times those of the forward pass.
+
+    Only matrix products count. The sum in an additive score counts as the dot product that it
+    replaces. Operations that `model.remat` repeats count once.
     """
-    source, target = ((side != PAD).sum(axis=1).astype(float) for side in batch)
+    source, target = source_lengths.astype(float), target_lengths.astype(float)
     d, heads = config.d_model, config.num_heads
     # Multiply-adds per token; queries and output cost as much as keys and values.
     keys_values = queries_output = d * heads * (config.d_k + config.d_v)

@@ -89,10 +89,14 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
             console.print(f"{run.folder.path} is already at step {first}: nothing to do")
             return len(checkpointer.scores)
         if run.group.is_primary:
-            every = {"train": schedule.log_every, "dev": schedule.checkpoint_every}
-            truncate_metrics(run.folder.metrics, first, every)
+            # The next report repeats pending metrics, so a report that contains them is outdated.
+            splits = {"train": not pending, "dev": first in checkpointer.scores}
+            truncate_metrics(run.folder.metrics, first, {x for x in splits if splits[x]})
         run.group.barrier()
-        meter = Meter(run.model, peak_flops(config.model.dtype), pending)
+        # FLOPs are a function of the steps, so no checkpoint has to store them.
+        pending_flops = sum(run.step_flops(first - n) for n in reversed(range(len(pending))))
+        peak = run.group.count * peak_flops(config.model.dtype)
+        meter = Meter(peak, pending, pending_flops)
         writer_type = MetricWriter if run.group.is_primary else NullWriter
         with writer_type(run.folder, console, step=first) as writer:
             _run_steps(run, state, meter, checkpointer, writer, shutdown)
@@ -126,7 +130,7 @@ def _run_steps(
                     writer.say(str(train_step.compile(state, batch)))
             state, metrics = train_step(state, batch)
             # `Meter.add` waits for step n - 2 and returns its number of consecutive skipped steps.
-            _check_divergence(run, step - 2, meter.add(metrics, batch))
+            _check_divergence(run, step - 2, meter.add(metrics, run.step_flops(step)))
             heartbeat.beat(step)
             writer.advance(step)
             # Read the signal once. The next step handles a signal that arrives after this line.

@@ -123,7 +123,7 @@ class MetricWriter:
                 self._events.close()
                 self._metrics.close()
         except StorageError:
-            # An error that ends the run takes precedence.
+            # If another error ends the run, report that error instead.
             if error is None:
                 raise
 

@@ -30,7 +30,7 @@ def make_schedule(config: TrainConfig, d_model: int) -> Callable[[ArrayLike], Fl
 
 
 def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
-    """Return `optax.clip_by_global_norm` whose update takes the norm as a keyword, `norm`."""
+    """Return a variant of `optax.clip_by_global_norm` that receives the norm as keyword `norm`."""
 
     def update(
         updates: optax.Updates,
@@ -45,7 +45,7 @@ def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs
 
 
 def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransformationExtraArgs:
-    """Return Adam with the paper's learning rate, preceded by `clip_by_known_norm` on request."""
+    """Return Adam with the paper's learning rate, after `clip_by_known_norm` if configured."""
     rate = make_schedule(config, d_model)
     adam = optax.adam(
         # Optax counts updates from 0, and the paper counts from 1.

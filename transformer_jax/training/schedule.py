@@ -24,7 +24,7 @@ class DueActions(NamedTuple):
     is_scheduled: bool
     """Whether the checkpoint is a scheduled one, which carries its score."""
     keep_pending_metrics: bool
-    """Whether the checkpoint carries the metrics since the last scheduled report.
+    """Whether the checkpoint contains the metrics since the last scheduled report.
 
     The last step may report off schedule. If the run is extended later, it reports these metrics
     again at the scheduled step, as if it had never ended.
@@ -34,7 +34,7 @@ class DueActions(NamedTuple):
 
     @property
     def waits_for_step(self) -> bool:
-        """Whether an action waits for the step's result anyway, so that a check is free."""
+        """Whether an action waits for the result of the step, so that checking it costs no time."""
         return self.report or self.evaluate or self.interrupt
 
 

@@ -1,12 +1,12 @@
 """Three ways to place arrays and run one training step on many devices.
 
-data    every device holds all parameters and an equal share of each batch's rows
-fsdp    like data, but parameters and optimizer state are also split over the devices
-pmap    like data, but with `jax.pmap`: each device sums over its rows, then `psum` adds the sums
+    data    every device holds all parameters and an equal share of each batch's rows
+    fsdp    like data, but parameters and optimizer state are also split over the devices
+    pmap    like data, but with `jax.pmap`: each device sums over its rows; `psum` adds the sums
 
 Under data and fsdp the step is one program over global arrays, XLA adds the communication, and the
 dropout masks are the same on any number of devices. Under pmap each device draws different masks.
-All three keep the state in the same global arrays, so each restores the checkpoints of the others.
+All three keep the state in the same global arrays, so a run can resume with any of them.
 """
 
 import time
@@ -65,7 +65,7 @@ class DataParallel:
         return jax.tree.map(place, state)
 
     def to_local_device(self, tree: Tree) -> Tree:
-        """Gather arrays of the state on one device of this process. Each process must call this."""
+        """Gather arrays of the state on one local device; every process must call this method."""
         return jax.tree.map(
             lambda leaf: jax.device_put(leaf, self.replicated).addressable_data(0), tree
         )
@@ -98,8 +98,8 @@ class DataParallel:
             donate_argnums=0,
         )
         # JAX keys its cache of programs on the shardings of the inputs. A fresh state and a state
-        # that a step returned have different, though equivalent, shardings; abstract arrays give
-        # one cache entry for both.
+        # that a step returned have different, though equivalent, shardings. With abstract arrays,
+        # both use the same cache entry.
         return jitted.lower(self.abstract_state(state), batch).compile()
 
 

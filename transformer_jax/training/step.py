@@ -39,11 +39,11 @@ class StepMetrics(NamedTuple):
     """The measurements of one step."""
 
     loss: Loss
-    """All zeros if the step was skipped."""
+    """All fields are zero if the step was skipped."""
     gradient_norm: Float[Array, ""]
     """Global norm before clipping."""
     skipped: Int[Array, ""]
-    """As in the `TrainState` after the step."""
+    """The value in the `TrainState` after the step."""
     skipped_in_a_row: Int[Array, ""]
 
 
@@ -82,7 +82,7 @@ def init_state(model: Transformer, config: TrainConfig) -> TrainState:
     seed = jnp.int32(config.seed)
     params = init_params(model, make_rng(seed))
     optimizer = make_optimizer(config, model.config.d_model).init(params)
-    # Three separate arrays, because a step donates the memory of each.
+    # Use three separate arrays, because a step donates the memory of each.
     step, skipped, skipped_in_a_row = jnp.zeros(3, jnp.int32)
     return TrainState(step, seed, params, optimizer, skipped, skipped_in_a_row)
 

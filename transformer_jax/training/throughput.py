@@ -7,9 +7,6 @@ from contextlib import contextmanager
 
 import jax
 
-from transformer_jax.data.batches import Batch
-from transformer_jax.model.transformer import Transformer
-from transformer_jax.training.flops import step_flops
 from transformer_jax.training.step import StepMetrics
 
 Sums = list[list[float]]
@@ -20,29 +17,30 @@ batch. All three are 0 if the step was skipped."""
 class Meter:
     """Accumulates the metrics of steps until the next report."""
 
-    def __init__(self, model: Transformer, peak: float, earlier: Sums) -> None:
+    def __init__(self, peak: float, earlier: Sums, earlier_flops: float = 0.0) -> None:
         """Start the clock, for devices whose peak FLOP/s is `peak`.
 
-        The `pending_metrics` of an interrupted process are `earlier` metrics of the next report.
+        For the next report, `earlier` has the `pending_metrics` of an interrupted process, and
+        `earlier_flops` has the FLOPs of the same steps.
         """
-        self._model, self._peak = model, peak
-        self._reset(earlier)
+        self._peak = peak
+        self._reset(earlier, earlier_flops)
 
-    def _reset(self, earlier: Sums) -> None:
-        self._earlier = earlier
+    def _reset(self, earlier: Sums, earlier_flops: float) -> None:
+        self._earlier, self._earlier_flops = earlier, earlier_flops
         self._metrics: list[StepMetrics] = []
-        self._flops = self._paused_seconds = 0.0
+        self._flops, self._paused_seconds = earlier_flops, 0.0
         self._start = time.perf_counter()
 
-    def add(self, metrics: StepMetrics, batch: Batch) -> int:
+    def add(self, metrics: StepMetrics, flops: float) -> int:
         """Count step n, and wait until the devices have finished step n - 2.
 
-        The wait bounds how far the host runs ahead of the devices, and it shows progress to
-        `heartbeat.beat`. The first two steps after a report do not wait, and return 0. Otherwise,
+        The wait limits how far the host runs ahead of the devices, and it lets `heartbeat.beat`
+        report progress. The first two steps after a report do not wait, and return 0. Otherwise,
         return the length of the streak of skipped steps that ends with step n - 2.
         """
         self._metrics.append(metrics)
-        self._flops += step_flops(self._model.config, self._model.vocab_size, batch)
+        self._flops += flops
         if len(self._metrics) < 3:
             return 0
         return int(jax.device_get(self._metrics[-3].skipped_in_a_row))
@@ -70,8 +68,8 @@ class Meter:
     def read(self) -> dict[str, float]:
         """Return means and rates since the last report, and reset.
 
-        The means include the steps of an interrupted process; the rates do not. Absent are the
-        means if all steps were skipped, a norm that is not finite, and a count of 0.
+        The means and FLOPs include the steps of an interrupted process; the rates do not. Means
+        are absent if all steps were skipped, a norm if it is not finite, and a count if it is 0.
 
         Returns:
             loss: mean smoothed cross-entropy per token, in nats.
@@ -93,7 +91,7 @@ class Meter:
             values["gradient_norm"] = norm
         if skipped := sum(tokens == 0 for _, _, tokens in sums):
             values["skipped"] = skipped
-        utilization = self._flops / seconds / self._peak
+        utilization = (self._flops - self._earlier_flops) / seconds / self._peak
         values |= {"tokens_per_second": tokens / seconds, "flops": self._flops}
-        self._reset([])
+        self._reset([], 0.0)
         return values | {"utilization": utilization}

@@ -55,6 +55,6 @@ class StepTracer:
         try:
             self._stop()
         except StorageError:
-            # An error that ends the run takes precedence.
+            # If another error ends the run, report that error instead.
             if error is None:
                 raise

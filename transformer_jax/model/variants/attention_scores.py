@@ -1,7 +1,7 @@
 """Attention scores with learned parameters, as alternatives to the dot product.
 
-Both differ from the paper, which scales q^T k. They score projected queries and keys, so cached
-decoding projects the memory only once.
+Both differ from the paper, whose score is a scaled dot product. They score projected queries and
+keys, so cached decoding projects the memory only once.
 Shapes: B batch, T queries, S keys, H heads, K d_k.
 """
 
@@ -14,7 +14,7 @@ from transformer_jax.config import ModelConfig
 
 
 class General(nn.Module):
-    """Computes q^T W k ("general" of Luong et al. 2015). Each head's W starts Glorot-uniform."""
+    """Computes q^T W k ("general" of Luong et al. 2015); each head's W starts Glorot-uniform."""
 
     config: ModelConfig
 

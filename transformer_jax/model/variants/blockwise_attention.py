@@ -158,7 +158,7 @@ class Blocks:
 
 
 class Residuals(NamedTuple):
-    """What the backward pass needs from the forward pass. Only the mask has size T S."""
+    """The arrays that the backward pass needs. Only the mask has T S elements."""
 
     inputs: Inputs
     mask: Bool[Array, "#B #H #T S"]

@@ -1,7 +1,8 @@
 """Self-attention that depends on the distance between query and key.
 
 These schemes differ from the paper: they add nothing to embeddings. Attention to the encoder's
-output stays as in the paper, because positions in two sentences have no distance.
+output stays as in the paper, because a distance between positions in different sentences has no
+meaning.
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v, R max_relative_position.
 """
 
@@ -31,7 +32,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 class AlibiAttention(MultiHeadAttention):
     """Lowers each score by the head's slope times the distance (ALiBi, Press et al. 2022).
 
-    In the encoder, for which the authors give no formula, both directions count the same.
+    In the encoder, for which the authors give no formula, the slopes of both directions are equal.
     """
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
@@ -85,7 +86,7 @@ class RelativeAttention(MultiHeadAttention):
         self.relative_value = self.param("relative_value", init, (rows, c.d_v))
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Score by q (k + a) and average v + b, with the vectors a and b of each distance.
+        """Compute scores q (k + a) and averages of v + b; a and b are vectors for each distance.
 
         Because q (k + a) = q k + q a, this method computes q a only once for each distance.
         """

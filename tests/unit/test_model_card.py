@@ -1,0 +1,108 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from small import SMALL
+
+from transformer_jax.config import Config, DataConfig
+from transformer_jax.inference.model_card import find_languages, find_scores, write_card
+
+SCORES = {
+    "split": "test",
+    "steps": [4, 8],
+    "decode": {"beam_size": 4, "length_penalty_alpha": 0.6},
+    "perplexity": 5.123,
+    "sentences": 1000,
+    "bleu": 41.016,
+    "bleu_signature": "nrefs:1|case:mixed|tok:none",
+    "chrf": 60.0,
+    "chrf_signature": "nrefs:1|nc:6",
+}
+VERSIONS = {"jax": "0.10.2", "transformer-jax": "0.1.0", "commit": "f1a9", "data": "0123"}
+
+
+def write_scores(run: Path, name: str, **changes: Any) -> None:
+    folder = run / "evaluations" / name
+    folder.mkdir(parents=True)
+    (folder / "scores.json").write_text(json.dumps(SCORES | changes), "utf-8")
+
+
+def card_of(run: Path, config: Config = SMALL, languages: tuple[str, str] | None = None) -> str:
+    return write_card(
+        "name",
+        config,
+        VERSIONS,
+        find_scores(run, [4, 8]),
+        steps=[4, 8],
+        parameters=1234567,
+        dtype="float32",
+        license_id="cc-by-4.0",
+        languages=languages,
+    )
+
+
+def metadata_of(card: str) -> dict[str, Any]:
+    _, front_matter, _ = card.split("---\n", 2)
+    return yaml.safe_load(front_matter)
+
+
+def test_the_metadata_is_yaml_and_has_only_what_is_known(tmp_path: Path) -> None:
+    unknown = {"license": "cc-by-4.0", "library_name": "transformer-jax"}
+    unknown["pipeline_tag"] = "translation"
+    assert metadata_of(card_of(tmp_path)) == unknown
+    write_scores(tmp_path, "test")
+    wmt14 = SMALL.change(data={"corpus": "tfds", "dataset": "wmt14_translate/de-en"})
+    # In YAML, an unquoted "no" is false.
+    assert metadata_of(card_of(tmp_path, wmt14, ("en", "no"))) == unknown | {
+        "language": ["en", "no"],
+        "datasets": ["wmt14"],
+        "metrics": ["bleu", "chrf", "perplexity"],
+    }
+
+
+def test_the_card_has_the_scores_of_these_checkpoints_with_their_signatures(tmp_path: Path) -> None:
+    write_scores(tmp_path, "test")
+    write_scores(tmp_path, "dev", split="dev", bleu=40.0)
+    write_scores(tmp_path, "single", steps=[8], bleu=39.0)
+    card = card_of(tmp_path)
+    test = "| `test` | 1,000 | 4 | 0.6 | 41.02 | 60.00 | 5.123 |"
+    assert test in card
+    assert card.index(test) < card.index("| `dev` |")
+    assert card.count("- BLEU `nrefs:1|case:mixed|tok:none`") == 1
+    assert "39.00" not in card
+    for fact in ("1,234,567", "`f1a9`", "jax 0.10.2", "4, 8 (the mean of 2", "| `6` | `1` |"):
+        assert fact in card
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 10**5, '{"steps": [4, 8]}'])
+def test_a_damaged_evaluation_is_ignored(tmp_path: Path, content: str) -> None:
+    write_scores(tmp_path, "test")
+    write_scores(tmp_path, "other", bleu="# Heading", split="`|\n# Heading")
+    (tmp_path / "evaluations" / "dev").mkdir()
+    (tmp_path / "evaluations" / "dev" / "scores.json").write_text(content)
+    assert len(find_scores(tmp_path, [4, 8])) == 1
+    assert "# Heading" not in card_of(tmp_path)
+
+
+def test_text_of_an_evaluation_stays_in_its_cell(tmp_path: Path) -> None:
+    write_scores(tmp_path, "test", split="a`|\n\n# Heading", bleu_signature="`\n# Heading")
+    lines = card_of(tmp_path).split("\n")
+    assert not [line for line in lines if line.startswith("# Heading")]
+
+
+@pytest.mark.parametrize(
+    ("data", "languages"),
+    [
+        (DataConfig(), ("en", "de")),
+        (DataConfig(corpus="tfds", languages=("de", "en")), ("de", "en")),
+        (DataConfig(corpus="text", train=("a/train.en", "train.tok.de.gz")), ("en", "de")),
+        (DataConfig(corpus="text", train=("train.src", "train.de")), None),
+        (DataConfig(corpus="text", train=("en.txt", "de.txt")), None),
+    ],
+)
+def test_languages_are_those_of_the_config_or_of_the_file_names(
+    data: DataConfig, languages: tuple[str, str] | None
+) -> None:
+    assert find_languages(data) == languages

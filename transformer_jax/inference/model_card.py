@@ -1,0 +1,206 @@
+"""Write the model card of a package: Markdown with the metadata of the Hugging Face Hub."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from transformer_jax.config import Config, DataConfig
+from transformer_jax.console import shell_command
+from transformer_jax.runs.run_directory import Dtype
+
+CARD = """---
+{front_matter}---
+
+# {name}
+
+A Transformer ("Attention Is All You Need") that translates {direction}. It has {parameters:,}
+parameters, stored in {dtype}. Computations use float32.
+
+## How to load it
+
+Install transformer-jax, and load this folder:
+
+```python
+import transformer_jax
+
+run = transformer_jax.load({path})
+print(run.translate(["{example}"]))
+```
+
+In a shell, `{command} < FILE` translates a file line by line.
+`sha256sum -c SHA256SUMS` verifies the files.
+
+## Data
+
+{data}
+
+## Training
+
+{training}
+
+## Scores
+
+{scores}
+
+## Limits
+
+{limits}
+"""
+
+
+class StoredScores(NamedTuple):
+    """An evaluation in the run: its row in the card's table, and its signatures."""
+
+    row: str
+    signatures: dict[str, str]
+    """sacreBLEU's signature of each metric."""
+
+
+def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
+    """Return the scores of the mean of these checkpoints that `evaluate` stored in a run."""
+    found: list[StoredScores] = []
+    for path in sorted(run.glob("evaluations/*/scores.json"), reverse=True):
+        try:
+            result = json.loads(path.read_bytes())
+            if result["steps"] != list(steps):
+                continue
+            decode, bleu, chrf = result["decode"], result["bleu"], result["chrf"]
+            split = _code(str(result["split"]).replace("|", ""))
+            row = (
+                f"| {split} | {result['sentences']:,} | {decode['beam_size']:d} "
+                f"| {decode['length_penalty_alpha']:g} | {bleu:.2f} | {chrf:.2f} "
+                f"| {result['perplexity']:.3f} |"
+            )
+            signatures = {"BLEU": result["bleu_signature"], "chrF": result["chrf_signature"]}
+            found.append(StoredScores(row, {k: _code(v) for k, v in signatures.items()}))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            # Another program may have written the file.
+            continue
+    return found
+
+
+def find_languages(data: DataConfig) -> tuple[str, str] | None:
+    """Return the languages of source and target, if the config or the file names contain them."""
+    if data.corpus == "number_words":
+        return "en", "de"
+    if data.corpus == "tfds":
+        return data.languages
+    suffixes = [Path(name.removesuffix(".gz")).suffix[1:] for name in data.train or ()]
+    are_codes = len(set(suffixes)) == 2 and all(re.fullmatch("[a-z]{2}", x) for x in suffixes)
+    return (suffixes[0], suffixes[1]) if are_codes else None
+
+
+def write_card(
+    name: str,
+    config: Config,
+    versions: Mapping[str, str],
+    scores: Sequence[StoredScores],
+    *,
+    steps: Sequence[int],
+    parameters: int,
+    dtype: Dtype,
+    license_id: str,
+    languages: tuple[str, str] | None,
+) -> str:
+    """Return the card of a model; `versions` are those of `RunDirectory.versions`."""
+    data = config.data
+    metadata: dict[str, object] = {
+        "language": languages,
+        "license": license_id,
+        "library_name": "transformer-jax",
+        "pipeline_tag": "translation",
+        "datasets": data.corpus == "tfds"
+        and [data.dataset.split("/")[0].removesuffix("_translate")],
+        "metrics": scores and ["bleu", "chrf", "perplexity"],
+    }
+    # JSON is YAML. The JSON form quotes words such as "no", which YAML would read as a boolean.
+    front_matter = "".join(f"{k}: {json.dumps(v)}\n" for k, v in metadata.items() if v)
+    return CARD.format(
+        front_matter=front_matter,
+        name=name,
+        path=json.dumps(name, ensure_ascii=False),
+        command=shell_command("translate", name),
+        direction=f"from {languages[0]} to {languages[1]}" if languages else "text",
+        parameters=parameters,
+        dtype=dtype,
+        example="forty-two" if data.corpus == "number_words" else "One sentence.",
+        data=_describe_data(data, versions),
+        training=_describe_training(config, versions, steps),
+        scores=_describe_scores(scores, dtype),
+        limits=_describe_limits(config),
+    )
+
+
+def _describe_data(data: DataConfig, versions: Mapping[str, str]) -> str:
+    match data.corpus:
+        case "number_words":
+            text = f"{data.num_pairs:,} pairs of numbers in words, which transformer-jax generates."
+        case "tfds":
+            text = f"The dataset {_code(data.dataset)} of TensorFlow Datasets."
+        case _:
+            files = {"training": data.train, "development": data.dev, "test": data.test}
+            named = (f"{k} {_code(' '.join(v))}" for k, v in files.items() if v is not None)
+            text = f"Text files: {', '.join(named)}."
+    kind = "vocabulary" if data.source_vocab_size is None else "target vocabulary"
+    return f"""{text}
+
+- The {kind} has {data.vocab_size:,} tokens.
+- SHA-256 of the encoded text: {_code(versions["data"])}."""
+
+
+def _describe_training(config: Config, versions: Mapping[str, str], steps: Sequence[int]) -> str:
+    commit = versions.get("commit")
+    hidden = ("commit", "data", "vocabulary", "source_vocabulary")
+    software = ", ".join(f"{name} {x}" for name, x in versions.items() if name not in hidden)
+    mean = f" (the mean of {len(steps)} checkpoints)" if len(steps) > 1 else ""
+    lines = [
+        f"- Steps: {', '.join(map(str, steps))}{mean}.",
+        f"- Seed: {config.train.seed}.",
+        f"- Commit of transformer-jax: {_code(commit) if commit else 'not recorded'}.",
+        f"- Versions: {_code(software)}.",
+        "",
+        "`run.json` has the whole config. These fields differ from the paper's base model:",
+        "",
+        "| field | base | here |",
+        "|---|---|---|",
+    ]
+    differences = Config().differences(config).items()
+    return "\n".join(lines) + "".join(
+        f"\n| `{section}.{key}` | {_code(base)} | {_code(here)} |"
+        for (section, key), (base, here) in differences
+        if section != "data" or key in ("batch_tokens", "max_length", "max_ratio")
+    )
+
+
+def _describe_scores(scores: Sequence[StoredScores], dtype: Dtype) -> str:
+    if not scores:
+        return "The model had not been evaluated when it was packaged."
+    lines = [
+        "| set | sentences | beam | alpha | BLEU | chrF | perplexity |",
+        "|---|---|---|---|---|---|---|",
+        *(stored.row for stored in scores),
+        "",
+        "Signatures of sacreBLEU:",
+        "",
+    ]
+    signatures = (f"- {name} {x}" for stored in scores for name, x in stored.signatures.items())
+    lines += dict.fromkeys(signatures)
+    if dtype != "float32":
+        lines += ["", f"These are scores before the parameters were rounded to {dtype}."]
+    return "\n".join(lines)
+
+
+def _describe_limits(config: Config) -> str:
+    return f"""- It translates single sentences of at most {config.model.max_lengths[0]:,} tokens.
+- It was trained only on the text above. Other kinds of text give worse translations.
+- A character that the training text does not contain becomes \u2047.
+- Translations can be wrong or biased as the training text is. Let a person check them where
+  errors matter.
+- The terms of the training text apply in addition to the license."""
+
+
+def _code(text: object) -> str:
+    """Return text as code in Markdown, on one line."""
+    return f"`{' '.join(str(text).replace('`', '').split())}`"

@@ -1,0 +1,93 @@
+"""Package a trained model in a folder of data, which can be loaded like a run but not trained.
+
+The folder contains:
+
+    README.md            model card, with the metadata of the Hugging Face Hub
+    run.json             config, versions, and the steps of the averaged checkpoints
+    tokenizer.model      the vocabulary
+    checkpoints/120/     the parameters, without optimizer state
+    SHA256SUMS           digests of all files, for `sha256sum -c SHA256SUMS`
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from transformer_jax.config import DataConfig
+from transformer_jax.errors import UsageError
+from transformer_jax.inference.model_card import find_languages, find_scores, write_card
+from transformer_jax.inference.trained_run import Run
+from transformer_jax.runs import checksums
+from transformer_jax.runs.checkpoint_manager import CheckpointManager
+from transformer_jax.runs.run_directory import Dtype, Package, RunDirectory
+
+# Identifiers of licenses (SPDX) and of languages (BCP 47), as on the Hugging Face Hub.
+LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
+LANGUAGE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]+)*")
+
+
+def package_run(
+    run: Run,
+    path: Path,
+    *,
+    dtype: Dtype = "float32",
+    license_id: str = "unknown",
+    languages: tuple[str, str] | None = None,
+) -> RunDirectory:
+    """Write the parameters and the description of a loaded run, and a model card, to a new folder.
+
+    The default of `languages` is `find_languages`.
+
+    Raises:
+        UsageError: the folder exists, or the license or a language is not an identifier.
+        StorageError: the folder cannot be written.
+    """
+    if not LICENSE.fullmatch(license_id):
+        raise UsageError(f"a license is an identifier such as cc-by-4.0, got {license_id!r}")
+    languages = languages or find_languages(run.config.data)
+    for language in languages or ():
+        if not LANGUAGE.fullmatch(language):
+            raise UsageError(f"a language is an identifier such as en, got {language!r}")
+
+    # A name may contain bytes that are not UTF-8, which cannot be written.
+    name = path.resolve().name.encode(errors="backslashreplace").decode()
+
+    def fill(folder: RunDirectory) -> None:
+        arrays = {"params": jax.tree.map(lambda x: x.astype(dtype), run.params)}
+        with CheckpointManager(folder.checkpoints, folder.identity, keep=1) as checkpoints:
+            checkpoints.prepare_save(run.step, arrays)
+            checkpoints.save(run.step, arrays, None, {})
+        card = write_card(
+            name,
+            folder.config,
+            folder.versions,
+            find_scores(run.folder.path, run.steps),
+            steps=run.steps,
+            parameters=sum(x.size for x in jax.tree.leaves(run.params)),
+            dtype=dtype,
+            license_id=license_id,
+            languages=languages,
+        )
+        (folder.path / "README.md").write_text(card, "utf-8")
+        checksums.write(folder.path)
+
+    return RunDirectory.create(
+        path,
+        run.config.change(data=_without_folders(run.config.data)),
+        run.vocabulary,
+        run.folder.fingerprint,
+        fill,
+        package=Package(run.steps, dtype),
+        versions=run.folder.software_versions,
+    )
+
+
+def _without_folders(data: DataConfig) -> dict[str, Any]:
+    """Return the fields that name files, without the folders of this machine."""
+    fields: dict[str, Any] = {"folder": None}
+    for split in ("train", "dev", "test"):
+        if names := getattr(data, split):
+            fields[split] = tuple(Path(x).name if Path(x).is_absolute() else x for x in names)
+    return fields

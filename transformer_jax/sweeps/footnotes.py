@@ -1,0 +1,146 @@
+"""The notes of a report: how its runs were made, what its columns mean, and what limits it."""
+
+import json
+from dataclasses import asdict
+
+from transformer_jax.config import DataConfig
+from transformer_jax.sweeps.results import MARGINS, Results
+from transformer_jax.sweeps.seed_statistics import CONFIDENCE, describe_limits, format_p
+from transformer_jax.sweeps.status import read_json_object
+
+# The page that describes the analysis.
+STATISTICS = "docs/statistics.md"
+
+
+def list_footnotes(results: Results) -> list[str]:
+    """Return sentences that explain the tables, qualify the results, and list what is missing."""
+    return [
+        *_describe_experiment(results),
+        *_explain_columns(results),
+        *_describe_agreement(results),
+        *_list_caveats(results),
+        *(f"Missing: {reason}" for row in results.rows.values() for reason in row.missing),
+        *(f"Trained by: {origin}" for origin in results.sweep.origins),
+        *_list_commits(results),
+        f"Reported by: {results.command}",
+    ]
+
+
+def _list_commits(results: Results) -> list[str]:
+    """List the commits of runs that no command of the sweep names."""
+    statuses = [status for row in results.rows.values() for status in row.statuses]
+    versions = [read_json_object(s.run.path / "run.json").get("versions", {}) for s in statuses]
+    commits = {str(x["commit"]) for x in versions if isinstance(x, dict) and "commit" in x}
+    others = sorted(commits - {origin.commit for origin in results.sweep.origins})
+    return [f"Trained at commit {', '.join(others)}."] if others else []
+
+
+def _describe_experiment(results: Results) -> list[str]:
+    config = results.base.config
+    data, train = config.data, config.train
+    budgets = {row.config.train.steps for row in results.rows.values()} - {train.steps}
+    others = f" (other rows: {', '.join(f'{x:,}' for x in sorted(budgets))})" if budgets else ""
+    scale = train.learning_rate_scale
+    factor = "" if scale == 1 else f"{scale:g} times "
+    search = ", ".join(f"{name} {value}" for name, value in asdict(config.decode).items())
+    return [
+        f"Corpus: {_describe_corpus(data)}, with {data.vocab_size:,} tokens in the vocabulary.",
+        f"Budget: {train.steps:,} steps{others} of about {data.batch_tokens:,} tokens each, with "
+        f"{train.warmup_steps:,} steps of warmup and {factor}the paper's learning rate.",
+        f"Search: {search}.",
+    ]
+
+
+def _describe_corpus(data: DataConfig) -> str:
+    match data.corpus:
+        case "number_words":
+            return f"number words, {data.num_pairs:,} pairs"
+        case "text":
+            return " and ".join(data.train or ())
+        case "tfds":
+            return f"{data.dataset} ({' to '.join(data.languages)})"
+
+
+def _explain_columns(results: Results) -> list[str]:
+    base, confidence = results.base.name, f"{CONFIDENCE:.0%}"
+    notes = [
+        "Perplexity is per token, without label smoothing. ± is the standard deviation over "
+        "random seeds.",
+        "The paper's scores are on newstest2013, and ours are on the sets that the configs name. "
+        f"Compare the differences from {base} with the paper's, not the scores themselves.",
+        "FLOPs: the arithmetic of one training, counted over its real tokens. time x peak: the "
+        "paper's estimate, training time multiplied by the peak FLOP/s of the devices; the paper "
+        "reports 3.3e18 for base and 2.3e19 for big (Table 2).",
+        f"to base: a row's mean minus that of {base}, in ln perplexity (+0.1 is about 10 % more "
+        f"perplexity) or BLEU. In brackets are Dunnett's simultaneous {confidence} intervals, with "
+        "seeds as blocks: they limit the probability of any false difference in the table. "
+        f"Welch's {confidence} intervals use only two rows, and do not.",
+    ]
+    if any(results.verdict(name, score) for name in results.rows for score in MARGINS):
+        notes.append(
+            "verdict: as in the paper, if the whole interval has the paper's sign; differs, if the "
+            "interval excludes all differences of the paper's sign above a margin; otherwise "
+            f"inconclusive. The margin is {MARGINS['perplexity']} ln perplexity or "
+            f"{MARGINS['bleu']} BLEU. If the paper's difference is within the margin, as in the "
+            "paper means that the whole interval is, and differs that none of it is."
+        )
+    if any("compound_bleu" in row.scores for row in results.rows.values()):
+        notes.append(
+            "compound-split: test BLEU as the paper's script computes it: Moses tokenization, "
+            "words split at hyphens, no smoothing."
+        )
+    if results.signature:
+        notes.append(
+            "test BLEU to base by seed: in parentheses is the p-value of sacreBLEU's paired "
+            f"bootstrap over sentences ({results.signature}), which 1,000 samples limit to "
+            "0.001. It compares two trained models, not two methods."
+        )
+    return [*notes, f"{STATISTICS} of transformer-jax describes this analysis."]
+
+
+def _describe_agreement(results: Results) -> list[str]:
+    """Compare the signs of all differences with the paper's, and with chance."""
+    notes = []
+    name = results.sweep.path.resolve().name
+    for score, label in (("perplexity", "perplexity"), ("bleu", "dev BLEU")):
+        same, rows, p = results.sign_agreement(score)
+        if rows:
+            notes.append(
+                f"In this report ({name}), the difference in {label} has the paper's sign in "
+                f"{same} of {rows} rows. Fair coins agree in at least as many rows with "
+                f"probability {format_p(p)}."
+            )
+    return notes
+
+
+def _list_caveats(results: Results) -> list[str]:
+    rows = results.rows.values()
+    notes = [
+        f"Failed to train, and left out of all means: {row.name}/seed-{seed}, with a dev "
+        f"perplexity of {perplexity:.4g}"
+        + (f". A unigram model has {row.unigram:.4g}." if row.unigram else ".")
+        for row in rows
+        for seed, perplexity in row.failed.items()
+    ]
+    if len(results.rows) > 1:
+        perplexity, bleu = (describe_limits(analysis) for analysis in results.analyses.values())
+        notes += [note for note in perplexity if note in bleu]
+        notes += [f"Perplexity: {note}" for note in perplexity if note not in bleu]
+        notes += [f"dev BLEU: {note}" for note in bleu if note not in perplexity]
+    if names := [row.name for row in rows if row.has_own_text]:
+        notes.append(
+            f"Rows whose text or vocabulary differs from that of {results.base.name}: "
+            f"{', '.join(names)}. Their perplexities per token cannot be compared."
+        )
+    statuses = [status for row in rows for status in row.statuses]
+    searches = {
+        json.dumps([scores.get("average_checkpoints"), scores.get("decode")])
+        for status in statuses
+        for scores in status.scores.values()
+    }
+    if len(searches) > 1:
+        notes.append(
+            "The runs were scored with different search options or different numbers of averaged "
+            "checkpoints."
+        )
+    return notes + [f"{s.run.name} {s.note}." for s in statuses if s.status == "done" and s.note]

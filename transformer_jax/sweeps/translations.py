@@ -1,0 +1,61 @@
+"""Compare the translations of runs, which `evaluate` stores."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from transformer_jax.data.splits import Split
+from transformer_jax.inference.evaluate import sacrebleu_metrics
+from transformer_jax.inference.significance import bootstrap, p_value
+from transformer_jax.sweeps.status import RunStatus
+
+
+class BleuDifference(NamedTuple):
+    """How much better the translations of one run are than those of the first row's run."""
+
+    bleu: float
+    """The difference in test BLEU."""
+    p: float
+    """The p-value by paired bootstrap over sentences."""
+
+
+def read_translations(status: RunStatus, split: Split) -> tuple[list[str], list[str]]:
+    """Return the hypotheses and references of the newest evaluation on a split."""
+    folder = status.evaluations[split]
+    hypotheses, references = (
+        (folder / f"{name}.txt").read_text("utf-8").split("\n")[:-1]
+        for name in ("hypothesis", "reference")
+    )
+    return hypotheses, references
+
+
+def compare_test_bleu(
+    tokenizer: str, by_row: Mapping[str, Sequence[RunStatus]]
+) -> tuple[dict[str, dict[int, BleuDifference]], str]:
+    """Compare each run with the first row's run of the same seed, if their references are equal.
+
+    Return the differences by row and seed, and sacreBLEU's signature, which is "" without any.
+    """
+    bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
+    base = next(iter(by_row))
+    differences: dict[str, dict[int, BleuDifference]] = {}
+    signature = ""
+    for seed in sorted({status.run.seed for status in by_row[base]}):
+        translations = {
+            name: read_translations(status, "test")
+            for name, statuses in by_row.items()
+            for status in statuses
+            if status.run.seed == seed and "test" in status.evaluations
+        }
+        _, references = translations.get(base, ([], []))
+        systems = [
+            (name, lines) for name, (lines, target) in translations.items() if target == references
+        ]
+        if base not in translations or len(systems) < 2:
+            continue
+        signatures, results = bootstrap(systems, {"BLEU": bleu}, references)
+        signature = str(signatures["BLEU"])
+        baseline, *others = results["BLEU"]
+        for (name, _), result in zip(systems[1:], others, strict=True):
+            difference = BleuDifference(result.score - baseline.score, p_value(result, baseline))
+            differences.setdefault(name, {})[seed] = difference
+    return differences, signature
