@@ -2,9 +2,11 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forks import Forks, open_forks
 from jaxtyping import install_import_hook
 
 # Set these variables before the package is imported. All tests use one cache, which is separate
@@ -16,12 +18,13 @@ os.environ["TRANSFORMER_JAX_CACHE"] = str(CACHE)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "programs")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most programs run only once in a test, so LLVM's optimizations cost more time than they save. Each
-# worker gets one thread, because the workers use all cores.
+# Most programs run only once in a test, so LLVM's optimizations cost more time than they save, and
+# the emitters that compile fastest are best. Each worker gets one thread, because the workers use
+# all cores.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_multi_thread_eigen=false",
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_multi_thread_eigen=false",
 )
 
 WINGS = ("model", "training", "inference", "distributed")
@@ -31,3 +34,10 @@ install_import_hook([f"transformer_jax.{wing}" for wing in WINGS], "shape_checks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the slowest tests first, so that they run in parallel with others."""
     items.sort(key=lambda item: item.path.stem != "test_commands")
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Starts command lines without the cost of imports."""
+    with open_forks() as forks:
+        yield forks

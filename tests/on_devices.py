@@ -7,6 +7,7 @@
 
 import itertools
 import json
+import math
 import sys
 from typing import Any
 
@@ -18,7 +19,7 @@ from small import SMALL
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.build import build_transformer
-from transformer_jax.training.sharding import SHARDINGS
+from transformer_jax.training.sharding import FSDP, SHARDINGS
 from transformer_jax.training.step import TrainState, init_state, make_train_step
 
 VOCAB = 20
@@ -71,9 +72,29 @@ def train(
     return sharding.to_local_device(state), history
 
 
+def divide_state() -> dict[int, float]:
+    """Return, for each number of devices, the largest share of a state on a device with FSDP."""
+    # The base model at an eighth of its width: the same arrays, and an odd vocabulary.
+    config = Config().change(
+        model={"num_layers": 2, "d_model": 64, "d_ff": 256, "num_heads": 8, "d_k": 8, "d_v": 8}
+    )
+    state = jax.eval_shape(lambda: init_state(build_transformer(config.model, 4001), config.train))
+    leaves = jax.tree.leaves((state.params, state.optimizer))
+    shares: dict[int, float] = {}
+    for devices in (1, 2, 4, 8):
+        sharding = FSDP(jax.devices()[:devices]).sharding
+        shard = sum(math.prod(sharding(leaf).shard_shape(leaf.shape)) for leaf in leaves)
+        shares[devices] = shard / sum(leaf.size for leaf in leaves)
+    return shares
+
+
 def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
-    """Print the largest differences for each dropout rate, sharding, and number of devices."""
+    """Print the largest differences for each dropout rate, sharding, and number of devices.
+
+    Also print the shares of a state on each device.
+    """
     jax.config.update("jax_num_cpu_devices", 8)
+    shares = divide_state()
     distances: dict[str, dict[str, Any]] = {}
     for case in cases:
         dropout, _, names = case.partition(":")
@@ -94,7 +115,7 @@ def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
                 # These are maxima over all steps for smoothed, nll, count, and gradient_norm.
                 "metrics": relative.max(axis=0).tolist(),
             }
-    sys.stdout.write(json.dumps(distances) + "\n")
+    sys.stdout.write(json.dumps({"distances": distances, "shares": shares}) + "\n")
 
 
 if __name__ == "__main__":

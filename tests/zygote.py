@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+
 # Import the modules that a child process needs. These imports start neither a device nor a thread.
 import transformer_jax.training.loop  # noqa: F401
 from transformer_jax.cli import main
@@ -68,6 +70,38 @@ MOMENTS: dict[str, Callable[[], None]] = {
 }
 
 
+def run(
+    arguments: list[str],
+    log: str,
+    *,
+    output: str | None = None,
+    folder: str = ".",
+    programs: str | None = None,
+    num_devices: int = 1,
+    die: str | None = None,
+) -> int:
+    """Run a command line in this process and return its exit code.
+
+    Args:
+        arguments: the command line.
+        log: the file for errors.
+        output: the file for the output, by default `log`.
+        folder: the working directory.
+        programs: the folder of the compilation cache, by default that of the tests.
+        num_devices: the number of simulated devices.
+        die: one of `MOMENTS`, at which the process dies.
+    """
+    for source, target in ((os.devnull, 0), (output or log, 1), (log, 2)):
+        os.dup2(os.open(source, os.O_RDWR | os.O_CREAT | os.O_APPEND), target)
+    os.chdir(folder)
+    if programs is not None:
+        jax.config.update("jax_compilation_cache_dir", programs)
+    jax.config.update("jax_num_cpu_devices", num_devices)
+    if die is not None:
+        MOMENTS[die]()
+    return main(arguments)
+
+
 def serve() -> None:
     """Answer requests until standard input ends."""
     for line in sys.stdin:
@@ -78,11 +112,7 @@ def serve() -> None:
         elif child := os.fork():
             print(child, flush=True)
         else:
-            for source, target in ((os.devnull, 0), (request["log"], 1), (request["log"], 2)):
-                os.dup2(os.open(source, os.O_RDWR | os.O_CREAT | os.O_APPEND), target)
-            if request.get("die"):
-                MOMENTS[request["die"]]()
-            os._exit(main(request["arguments"]))
+            os._exit(run(**request))
 
 
 if __name__ == "__main__":

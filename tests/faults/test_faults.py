@@ -1,21 +1,18 @@
 """Test that a killed, interrupted, or damaged run ends with the same bits as an undisturbed run."""
 
 import dataclasses
-import json
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Forks
 from small import SMALL, metrics_of
-from training_runs import assert_same, state_of
+from training_runs import assert_same, state_of, train
 from zygote import MOMENTS
 
 import transformer_jax
@@ -41,76 +38,55 @@ NUM_KILLS = int(os.environ.get("TRANSFORMER_JAX_KILLS", "50"))
 
 
 @dataclasses.dataclass
-class Zygote:
-    """A process that starts trainers quickly by forking; see `zygote.py`."""
+class Trainer:
+    """Starts processes that train runs in a folder, and reads what they print."""
 
-    process: subprocess.Popen[str]
+    forks: Forks
     folder: Path
 
-    def request(self, request: Any) -> int:
-        """Send a request and return the answer."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
-
     def start(self, *arguments: str, die: str | None = None) -> int:
-        """Start a command, which may kill itself at one of `MOMENTS`, and return its process id."""
-        return self.request({"arguments": arguments, "log": str(self.folder / "log"), "die": die})
+        """Start a command line, which may die at one of `MOMENTS`; return the process id."""
+        # A killed process may leave a partial file in the cache, so do not share the cache.
+        programs = str(self.folder / "programs")
+        return self.forks.start(*arguments, log=self.folder / "log", programs=programs, die=die)
 
     def train(self, path: Path, die: str | None = None) -> int:
-        """Start or resume a run and return the process id."""
+        """Start or resume a run; return the process id."""
         if (path / "run.json").exists():
             return self.start("resume", str(path), die=die)
         return self.start("train", str(self.folder / "config.py"), "--out", str(path), die=die)
 
     def wait(self, pid: int) -> int:
-        """Wait until a process ends and return its exit code, or the negative signal number."""
-        return self.request(pid)
+        """Wait for the end of a process; return its exit code, or minus the signal's number."""
+        return self.forks.wait(pid)
 
     def read_log(self) -> str:
-        """Return everything that the processes have printed since the last call."""
+        """Return what all processes have printed since the last call."""
         log = self.folder / "log"
         text = log.read_text("utf-8") if log.exists() else ""
         log.unlink(missing_ok=True)
         return text
 
     def finish(self, path: Path) -> None:
-        """Start or resume a run and check that it ends successfully."""
+        """Start or resume a run, and check that it ends successfully."""
         self.read_log()
         exit_code = self.wait(self.train(path))
         assert exit_code == 0, self.read_log()
 
 
 @pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    folder = tmp_path_factory.mktemp("zygote")
-    (folder / "config.py").write_text("from test_faults import CONFIG\n")
-    paths = [str(TESTS), str(TESTS / "faults"), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        # A killed process may leave a partial file in the cache, so do not share the cache.
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    with subprocess.Popen(
-        [sys.executable, str(TESTS / "zygote.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
-        yield Zygote(process, folder)
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The path of a run that trains without faults."""
+    return train(CONFIG, tmp_path_factory.mktemp("faults") / "undisturbed")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(zygote: Zygote) -> Path:
-    """The path of a run that trains without faults."""
-    path = zygote.folder / "undisturbed"
-    zygote.finish(path)
-    return path
+def trainer(forks: Forks, undisturbed: Path) -> Trainer:
+    folder = undisturbed.parent
+    (folder / "config.py").write_text("from test_faults import CONFIG\n")
+    # The undisturbed run has compiled the programs of the others.
+    shutil.copytree(os.environ["JAX_COMPILATION_CACHE_DIR"], folder / "programs")
+    return Trainer(forks, folder)
 
 
 def newest_step(path: Path) -> int:
@@ -141,21 +117,21 @@ def events_of(path: Path) -> list[tuple[str, int]]:
 # This test is slow. The next test is fast and kills a run only once.
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
-    zygote: Zygote, undisturbed: Path
+    trainer: Trainer, undisturbed: Path
 ) -> None:
     rng, num_kills = random.Random(NUM_KILLS), NUM_KILLS
     num_killed = num_runs = 0
     while num_killed < num_kills:
         num_runs += 1
-        path = zygote.folder / f"killed-{num_kills}-{num_runs}"
+        path = trainer.folder / f"killed-{num_kills}-{num_runs}"
         for _ in range(min(5, num_kills - num_killed)):
-            pid = zygote.train(path)
+            pid = trainer.train(path)
             # The random delay reaches from the first moments of the process to the last steps of
             # training.
             time.sleep(rng.uniform(0, 6))
             os.kill(pid, signal.SIGKILL)
-            num_killed += zygote.wait(pid) == -signal.SIGKILL
-        zygote.finish(path)
+            num_killed += trainer.wait(pid) == -signal.SIGKILL
+        trainer.finish(path)
         assert_equal(path, undisturbed)
         assert sorted(events_of(path)) == sorted(events_of(undisturbed))
         shutil.rmtree(path)
@@ -167,18 +143,18 @@ def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
     ids=["one", "all"],
 )
 def test_a_kill_at_any_moment_of_a_save_loses_at_most_one_interval(
-    moments: list[str], zygote: Zygote, undisturbed: Path
+    moments: list[str], trainer: Trainer, undisturbed: Path
 ) -> None:
     for moment in moments:
-        path = zygote.folder / "moment"
-        assert zygote.wait(zygote.train(path, die=moment)) == -signal.SIGKILL, moment
+        path = trainer.folder / "moment"
+        assert trainer.wait(trainer.train(path, die=moment)) == -signal.SIGKILL, moment
         # The checkpoint of the first step must still be intact.
         names = (p.name for p in (path / "checkpoints").iterdir())
         steps = [int(name) for name in names if name.isdecimal()]
         assert steps, moment
         for step in steps:
             transformer_jax.load(path, average_checkpoints=1, step=step)
-        zygote.finish(path)
+        trainer.finish(path)
         assert_equal(path, undisturbed)
         shutil.rmtree(path)
 
@@ -195,47 +171,47 @@ def test_a_kill_at_any_moment_of_a_save_loses_at_most_one_interval(
 )
 @pytest.mark.slow
 def test_a_signal_at_any_time_loses_no_step(
-    number: signal.Signals, num_signals: int, zygote: Zygote, undisturbed: Path
+    number: signal.Signals, num_signals: int, trainer: Trainer, undisturbed: Path
 ) -> None:
     rng = random.Random(number)
-    path = zygote.folder / f"signal-{number}"
+    path = trainer.folder / f"signal-{number}"
     for _ in range(num_signals):
-        zygote.read_log()
-        pid = zygote.train(path)
+        trainer.read_log()
+        pid = trainer.train(path)
         # Wait until the process has locked the run, because before that there is no run to resume.
         while not describe_holder(path):
             time.sleep(0.05)
         time.sleep(rng.uniform(0, 4))
         os.kill(pid, number)
-        exit_code = zygote.wait(pid)
+        exit_code = trainer.wait(pid)
         if exit_code == 0:
             # The run ended before the signal arrived. Start a new run.
             assert_equal(path, undisturbed)
             shutil.rmtree(path)
             continue
-        message = zygote.read_log().splitlines()[-1]
+        message = trainer.read_log().splitlines()[-1]
         assert exit_code == 75, message
         assert f"transformer-jax resume {path}" in message
         if "saved at step" in message:
             assert f"saved at step {newest_step(path)};" in message
-    zygote.finish(path)
+    trainer.finish(path)
     assert_equal(path, undisturbed)
 
 
 @pytest.mark.slow
 def test_every_start_that_reaches_a_step_gets_further_than_the_one_before(
-    zygote: Zygote, undisturbed: Path
+    trainer: Trainer, undisturbed: Path
 ) -> None:
-    path = zygote.folder / "storm"
+    path = trainer.folder / "storm"
     step_before, num_fruitless, seconds = 0, 0, 5.0
     for _ in range(20):
-        zygote.read_log()
-        pid = zygote.train(path)
+        trainer.read_log()
+        pid = trainer.train(path)
         time.sleep(seconds)
         os.kill(pid, signal.SIGKILL)
-        if zygote.wait(pid) == 0:
+        if trainer.wait(pid) == 0:
             break
-        has_reported = "step " in zygote.read_log()
+        has_reported = "step " in trainer.read_log()
         step = newest_step(path)
         num_fruitless += has_reported and step <= step_before
         # On a busy machine, a run takes longer to reach the first step, so wait longer next time.
@@ -243,22 +219,22 @@ def test_every_start_that_reaches_a_step_gets_further_than_the_one_before(
         step_before = step
     assert step_before > 1
     assert not num_fruitless
-    zygote.finish(path)
+    trainer.finish(path)
     assert_equal(path, undisturbed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 8])
 def test_if_several_processes_start_at_once_one_trains_and_the_others_report_it(
-    count: int, zygote: Zygote, undisturbed: Path
+    count: int, trainer: Trainer, undisturbed: Path
 ) -> None:
-    path = zygote.folder / "one"
-    zygote.read_log()
-    for arguments in (["train", str(zygote.folder / "config.py"), "--out"], ["resume"]):
+    path = trainer.folder / "one"
+    trainer.read_log()
+    for arguments in (["train", str(trainer.folder / "config.py"), "--out"], ["resume"]):
         steps = "40" if arguments[0] == "train" else "60"
-        pids = [zygote.start(*arguments, str(path), "--train.steps", steps) for _ in range(count)]
-        exit_codes = [zygote.wait(pid) for pid in pids]
-        log = zygote.read_log()
+        pids = [trainer.start(*arguments, str(path), "--train.steps", steps) for _ in range(count)]
+        exit_codes = [trainer.wait(pid) for pid in pids]
+        log = trainer.read_log()
         assert sorted(exit_codes) == [0, *[2] * (count - 1)], log
         messages = [line for line in log.splitlines() if line.startswith("transformer-jax: ")]
         assert len(messages) == count - 1
@@ -270,17 +246,17 @@ def test_if_several_processes_start_at_once_one_trains_and_the_others_report_it(
 
 
 def test_a_damaged_checkpoint_costs_one_interval_and_one_line(
-    zygote: Zygote, undisturbed: Path
+    trainer: Trainer, undisturbed: Path
 ) -> None:
-    path = zygote.folder / "damaged"
+    path = trainer.folder / "damaged"
     shutil.copytree(undisturbed, path)
     array = max((path / "checkpoints" / "60").rglob("*"), key=lambda p: p.stat().st_size)
     content = bytearray(array.read_bytes())
     content[100] ^= 1
     array.write_bytes(content)
-    zygote.read_log()
-    assert zygote.wait(zygote.train(path)) == 0
-    log = zygote.read_log()
+    trainer.read_log()
+    assert trainer.wait(trainer.train(path)) == 0
+    log = trainer.read_log()
     assert "checkpoint 60 is damaged" in log
     assert "bad-60" in log
     assert "40 is used instead" in log
@@ -289,6 +265,6 @@ def test_a_damaged_checkpoint_costs_one_interval_and_one_line(
     for step in (path / "checkpoints").iterdir():
         (step / "SHA256SUMS").unlink()
     before = sorted(path.rglob("*"))
-    assert zygote.wait(zygote.train(path)) == 74
-    assert "every checkpoint of " in zygote.read_log()
+    assert trainer.wait(trainer.train(path)) == 74
+    assert "every checkpoint of " in trainer.read_log()
     assert sorted(path.rglob("*")) == before

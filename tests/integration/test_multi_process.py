@@ -7,10 +7,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from forks import Forks
 from small import metrics_of
 from training_runs import assert_same
 
@@ -32,22 +35,27 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start(folder: Path, *command: str, code: str = "", **environment: str) -> subprocess.Popen[str]:
+def start(folder: Path, *command: str, code: str = "") -> subprocess.Popen[str]:
     """Start a command. The config file runs `code` when it is imported."""
     (folder / "mine.py").write_text(CONFIG + code)
     return subprocess.Popen(
         [sys.executable, "-m", "transformer_jax", *command],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", **environment},
+        env={**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def start_two(folder: Path, *command: str, code: str = "") -> list[subprocess.Popen[str]]:
+def options_of_two() -> list[list[str]]:
+    """Return the options of two processes that train together."""
     options = ["--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
-    return [start(folder, *command, *options, "--process-id", str(i), code=code) for i in range(2)]
+    return [[*options, "--process-id", str(i)] for i in range(2)]
+
+
+def start_two(folder: Path, *command: str, code: str = "") -> list[subprocess.Popen[str]]:
+    return [start(folder, *command, *options, code=code) for options in options_of_two()]
 
 
 def wait_for_end(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
@@ -72,12 +80,23 @@ def wait_for_metrics(run: Path, processes: list[subprocess.Popen[str]]) -> None:
         time.sleep(0.1)
 
 
-@pytest.fixture(scope="module")
-def run_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of a run that two processes trained without faults."""
-    folder = tmp_path_factory.mktemp("processes")
-    assert_success(start_two(folder, "train", "mine.py", "--out", "run"))
+def train_in_forks(
+    forks: Forks, folder: Path, *options: Sequence[str], num_devices: int = 1
+) -> Path:
+    """Train a run with one process for each list of options; return its path."""
+    (folder / "mine.py").write_text(CONFIG)
+    command, log = ("train", "mine.py", "--out", "run"), folder / "log"
+    settings: dict[str, Any] = {"folder": str(folder), "num_devices": num_devices}
+    pids = [forks.start(*command, *more, log=log, **settings) for more in options]
+    exit_codes = [forks.wait(pid) for pid in pids]
+    assert not any(exit_codes), log.read_text("utf-8")
     return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def run_of_two(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
+    """The path of a run that two processes trained without faults."""
+    return train_in_forks(forks, tmp_path_factory.mktemp("processes"), *options_of_two())
 
 
 def params_of(run: Path) -> Params:
@@ -90,11 +109,9 @@ def assert_equal_runs(left: Path, right: Path) -> None:
 
 
 def test_two_processes_train_as_one_process_with_two_devices(
-    run_of_two: Path, tmp_path: Path
+    run_of_two: Path, tmp_path: Path, forks: Forks
 ) -> None:
-    one = start(tmp_path, "train", "mine.py", "--out", "run", JAX_NUM_CPU_DEVICES="2")
-    assert_success([one])
-    runs = (run_of_two, tmp_path / "run")
+    runs = (run_of_two, train_in_forks(forks, tmp_path, [], num_devices=2))
     left, right = map(metrics_of, runs)
     # Only one process writes reports.
     assert [(r["step"], r["split"]) for r in left] == [(r["step"], r["split"]) for r in right]
@@ -227,18 +244,18 @@ def test_if_one_process_fails_both_end_and_the_run_resumes_to_the_same_bits(
 
 
 def test_processes_with_different_options_end_with_the_names_of_the_options(
-    run_of_two: Path, tmp_path: Path
+    run_of_two: Path, tmp_path: Path, forks: Forks
 ) -> None:
-    (tmp_path / "run").symlink_to(run_of_two)
-    options = ["--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
+    first, second = options_of_two()
     more_steps = ["--train.steps", str(STEPS + 1)]
-    processes = [
-        start(tmp_path, "resume", "run", *more_steps, *options, "--process-id", "0"),
-        start(tmp_path, "resume", "run", *options, "--process-id", "1"),
+    logs = [tmp_path / "first", tmp_path / "second"]
+    pids = [
+        forks.start("resume", str(run_of_two), *options, log=log, output=os.devnull)
+        for options, log in zip(([*more_steps, *first], second), logs, strict=True)
     ]
-    for exit_code, stderr in wait_for_end(processes):
-        assert exit_code == 2
-        assert stderr == (
+    assert [forks.wait(pid) for pid in pids] == [2, 2]
+    for log in logs:
+        assert log.read_text("utf-8") == (
             "transformer-jax: process 1 has different options from process 0: "
             f"train.steps {STEPS + 1} there, {STEPS} here\n"
         )

@@ -45,7 +45,7 @@ def run_program(*arguments: str, **environment: str) -> Any:
     ],
     ids=["8 devices", "1, 2, 4 and 8 devices"],
 )
-def distances(request: pytest.FixtureRequest) -> dict[str, Any]:
+def comparison(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Differences between each sharding and one device in float64, for each dropout rate.
 
     Batches have 13 rows, which cannot be divided equally among devices.
@@ -53,7 +53,8 @@ def distances(request: pytest.FixtureRequest) -> dict[str, Any]:
     return run_program("on_devices.py", "float64", *request.param)
 
 
-def test_every_sharding_trains_as_one_device_does(distances: dict[str, Any]) -> None:
+def test_every_sharding_trains_as_one_device_does(comparison: dict[str, Any]) -> None:
+    distances = comparison["distances"]
     cases = [(*case, dropout) for dropout in distances for case in distances[dropout].items()]
     assert {name.split()[0] for name, _, _ in cases} == {"data", "fsdp", "pmap"}
     for name, distance, dropout in cases:
@@ -72,43 +73,19 @@ def test_every_sharding_trains_as_one_device_does(distances: dict[str, Any]) -> 
 @pytest.mark.slow
 def test_losses_in_float32_agree_with_one_device() -> None:
     # Parameters may differ, because Adam amplifies the rounding errors of very small gradients.
-    distances = run_program("on_devices.py", "float32", "1,2,4,8", "50", "0:data,fsdp,pmap")
-    for name, distance in distances["0"].items():
+    comparison = run_program("on_devices.py", "float32", "1,2,4,8", "50", "0:data,fsdp,pmap")
+    for name, distance in comparison["distances"]["0"].items():
         smoothed, nll, count, _ = distance["metrics"]
         assert max(smoothed, nll) < 1e-3, name
         assert count == 0, name
 
 
-MEMORY = """
-import json, math
-import jax
-jax.config.update("jax_num_cpu_devices", 8)
-from transformer_jax.config import Config
-from transformer_jax.model.build import build_transformer
-from transformer_jax.model.transformer import Transformer
-from transformer_jax.training.sharding import FSDP
-from transformer_jax.training.step import init_state
-
-# The base model at an eighth of its width: the same arrays, and a vocabulary that is odd as well.
-config = Config().change(
-    model={"num_layers": 2, "d_model": 64, "d_ff": 256, "num_heads": 8, "d_k": 8, "d_v": 8}
-)
-state = jax.eval_shape(lambda: init_state(build_transformer(config.model, 4001), config.train))
-leaves = jax.tree.leaves((state.params, state.optimizer))
-fractions = {}
-for devices in (1, 2, 4, 8):
-    sharding = FSDP(jax.devices()[:devices]).sharding
-    shard = sum(math.prod(sharding(leaf).shard_shape(leaf.shape)) for leaf in leaves)
-    fractions[devices] = shard / sum(leaf.size for leaf in leaves)
-print(json.dumps(fractions))
-"""
-
-
-def test_fsdp_divides_the_state_almost_equally() -> None:
-    fractions = run_program("-c", MEMORY)
-    assert fractions["1"] == 1
-    for devices, fraction in fractions.items():
-        assert fraction <= 1.15 / int(devices)
+def test_fsdp_divides_the_state_almost_equally(comparison: dict[str, Any]) -> None:
+    shares = comparison["shares"]
+    assert shares["1"] == 1
+    assert set(shares) == {"1", "2", "4", "8"}
+    for devices, share in shares.items():
+        assert share <= 1.15 / int(devices)
 
 
 def test_a_step_is_compiled_on_request_and_describes_its_shape() -> None:

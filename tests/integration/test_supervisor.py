@@ -38,8 +38,8 @@ TRAINER = """
 """
 # DEADLINE is much longer than any machine needs, so that a slow machine does not fail a test.
 # STEP_TIMEOUT is short, because tests of a silent trainer wait for it.
-STEP_TIMEOUT = 2.0
-DEADLINE = 120.0
+STEP_TIMEOUT = 3.0
+DEADLINE = 600.0
 
 
 def trainer_command(folder: Path, *code: str) -> list[str]:
@@ -56,10 +56,15 @@ def run_supervised(
     return supervise(command, folder, step_timeout=step_timeout, phase_timeout=phase_timeout)
 
 
-def lost_error(folder: Path, *code: str, phase_timeout: float = DEADLINE) -> str:
+def lost_error(
+    folder: Path,
+    *code: str,
+    step_timeout: float = STEP_TIMEOUT,
+    phase_timeout: float = DEADLINE,
+) -> str:
     """Run a trainer that hangs or is killed, and return the error message."""
     with pytest.raises(LostProcessError) as caught:
-        run_supervised(folder, *code, step_timeout=STEP_TIMEOUT, phase_timeout=phase_timeout)
+        run_supervised(folder, *code, step_timeout=step_timeout, phase_timeout=phase_timeout)
     assert caught.value.exit_code == 75
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -140,7 +145,7 @@ def test_a_trainer_that_a_signal_ends_can_be_resumed(
     run.mkdir()
     (run / "run.json").touch()
     code = f"train(9); print('a dump', file=sys.stderr, flush=True); os.kill(os.getpid(), {number})"
-    error = lost_error(run, code)
+    error = lost_error(run, code, step_timeout=DEADLINE)
     name = number.name if isinstance(number, signal.Signals) else "signal 40"
     assert error.startswith(f"{name} ended training after step 9; ")
     assert error.endswith(f"`transformer-jax resume '{run}'`")

@@ -103,7 +103,9 @@ def test_a_sweep_trains_scores_and_reports_a_run(
 ) -> None:
     (tmp_path / "mine.py").write_text("from small import SMALL\nSWEEP = {'base': SMALL}\n")
     monkeypatch.chdir(tmp_path)
-    assert main(["sweep", "mine.py", "--seeds", "1", "--train.steps", "4"]) == 0
+    # Training also translates by greedy search, so the scoring compiles no other search.
+    options = ["--train.steps", "4", "--decode.beam-size", "1"]
+    assert main(["sweep", "mine.py", "--seeds", "1", *options]) == 0
     assert "1 done" in capsys.readouterr().out
     [status] = [read_status(run) for run in Sweep.open(Path("sweeps/mine")).runs]
     assert status.finished == ("train", "dev", "test")

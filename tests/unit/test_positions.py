@@ -106,7 +106,7 @@ def test_learned_positions_are_rows_of_a_table() -> None:
     model, x, positions = learned(9, [4, 0, 8])
     params = drawn_params(model, x, positions)
     assert params["positions"].shape == (9, 16)
-    expected = x + params["positions"][positions]
+    expected = x + params["positions"][positions][None]
     np.testing.assert_allclose(apply(model, params, x, positions), expected, atol=1e-6)
 
 

@@ -107,7 +107,7 @@ def attend(
 @pytest.mark.parametrize("positions", FORMULAS)
 def test_self_attention_equals_its_formula(positions: str, score: str) -> None:
     config = config_of(positions, attention_score=score)
-    x, mask = normal(0, 2, 7, WIDTH), coins(1, 0.6, 2, 1, 7, 7) | jnp.eye(7, dtype=bool)
+    x, mask = normal(0, 2, 7, WIDTH), coins(1, 0.6, 2, 1, 7, 7) | jnp.eye(7, dtype=bool)[None, None]
     model = make_self_attention(config)
     params = drawn_params(model, x, x, mask)
     expected = attend(params, x, mask, *formulas(positions, params, config))

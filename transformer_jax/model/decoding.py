@@ -50,8 +50,8 @@ class CacheView(NamedTuple):
     def at(cls, position: Int[Array, ""], ancestors: Int[Array, "B J L"]) -> "CacheView":
         """Return the cache entries for the given ancestors of hypotheses and the given position."""
         sentences, num_hypotheses, length = ancestors.shape
-        is_past = jnp.arange(length)[:, None] <= position
-        mask = (ancestors[..., None] == jnp.arange(num_hypotheses)) & is_past
+        is_past = jnp.arange(length)[None, None, :, None] <= position
+        mask = jax.nn.one_hot(ancestors, num_hypotheses, dtype=bool) & is_past
         queries = jnp.full(num_hypotheses, position)
         keys = jnp.repeat(jnp.arange(length), num_hypotheses)
         mask = mask.reshape(sentences, 1, num_hypotheses, -1)

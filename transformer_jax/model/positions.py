@@ -18,7 +18,7 @@ def sinusoid(positions: Int[Array, " T"], d_model: int) -> Float[Array, "T D"]:
     angle, so PE(pos + k) is a linear function of PE(pos). `d_model` must be even.
     """
     exponent = jnp.arange(0, d_model, 2, dtype=jnp.float32) / d_model
-    angle = positions[:, None].astype(jnp.float32) * 10000.0**-exponent
+    angle = jnp.outer(positions.astype(jnp.float32), 10000.0**-exponent)
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(len(positions), d_model)
 
 
@@ -36,7 +36,7 @@ class AddPositions(nn.Module):
     def __call__(
         self, x: Float[Array, "B T D"], positions: Int[Array, " T"], *, train: bool = False
     ) -> Float[Array, "B T D"]:
-        x = x + self.encode(positions).astype(x.dtype)
+        x = x + self.encode(positions)[None].astype(x.dtype)
         return Dropout(self.config.dropout)(x, train=train)
 
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:

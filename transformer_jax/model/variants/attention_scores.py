@@ -55,4 +55,4 @@ def additive(
     """Return v^T tanh(q + k) for each query and key, in float32 regardless of the dtype."""
     query, key = (jnp.moveaxis(x.astype(jnp.float32), 2, 1) for x in (query, key))
     hidden = jnp.tanh(query[:, :, :, None] + key[:, :, None])
-    return jnp.sum(hidden * vector[:, None, None], axis=-1)
+    return jnp.sum(hidden * vector[None, :, None, None], axis=-1)

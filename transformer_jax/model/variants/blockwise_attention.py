@@ -150,8 +150,10 @@ class Blocks:
             return jnp.asarray(start, jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)
 
         index = indices(0, self.batch)[:, None, None] * self.heads + jnp.uint32(head)
-        index = index * self.num_queries + indices(i * self.query_size, self.query_size)[:, None]
-        index = index * self.num_keys + indices(j * self.key_size, self.key_size)
+        index = (
+            index * self.num_queries + indices(i * self.query_size, self.query_size)[None, :, None]
+        )
+        index = index * self.num_keys + indices(j * self.key_size, self.key_size)[None, None]
         return jnp.where(keep_mask(self.rng, self.rate, index), x, 0)
 
 

@@ -15,7 +15,7 @@ class AddConcatenatedSinusoids(AddPositions):
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
         """Return the vectors to add; `d_model` must be even."""
         exponent = jnp.linspace(0.0, 1.0, self.config.d_model // 2)
-        angle = positions[:, None].astype(jnp.float32) * 10000.0**-exponent
+        angle = jnp.outer(positions.astype(jnp.float32), 10000.0**-exponent)
         return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 

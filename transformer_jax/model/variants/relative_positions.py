@@ -15,7 +15,7 @@ from transformer_jax.model.attention import Heads, MultiHeadAttention, Positions
 
 def relative_positions(positions: Positions) -> Int[Array, "T S"]:
     """Return k - q for each query position q and key position k."""
-    return positions.keys - positions.queries[:, None]
+    return positions.keys[None] - positions.queries[:, None]
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
@@ -38,8 +38,8 @@ class AlibiAttention(MultiHeadAttention):
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
         """Attend with score(q, k) - slope |distance|."""
         distance = jnp.abs(relative_positions(heads.positions))
-        slope = jnp.asarray(alibi_slopes(self.config.num_heads))[:, None, None]
-        scores = self.score(heads.query, heads.key) - slope * distance
+        slope = jnp.asarray(alibi_slopes(self.config.num_heads))[None, :, None, None]
+        scores = self.score(heads.query, heads.key) - slope * distance[None, None]
         return weighted_sum(self.to_weights(scores, heads.mask, train=train), heads.value)
 
 
@@ -50,7 +50,7 @@ def rotate(x: Float[Array, "B T H K"], positions: Int[Array, " T"]) -> Float[Arr
     """
     d_k = x.shape[-1]
     wavelength = 10000.0 ** (jnp.arange(0, d_k, 2, dtype=jnp.float32) / d_k)
-    angles = positions[:, None, None].astype(jnp.float32) / wavelength
+    angles = positions[None, :, None, None].astype(jnp.float32) / wavelength[None, None, None]
     sine, cosine = jnp.sin(angles), jnp.cos(angles)
     even, odd = x[..., ::2], x[..., 1::2]
     rotated = jnp.stack([even * cosine - odd * sine, even * sine + odd * cosine], axis=-1)

@@ -1,0 +1,55 @@
+"""Start command lines in forks of a process that has imported the package; see `zygote.py`."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parent
+
+
+@dataclasses.dataclass
+class Forks:
+    """Starts and ends processes by requests to a zygote."""
+
+    zygote: subprocess.Popen[str]
+
+    def start(self, *arguments: str, log: Path, **options: Any) -> int:
+        """Start a command line and return its process id.
+
+        Args:
+            arguments: the command line.
+            log: the file to which the process appends its output and its errors.
+            options: see `zygote.run`.
+        """
+        return self._request({"arguments": arguments, "log": str(log), **options})
+
+    def wait(self, pid: int) -> int:
+        """Wait for the end of a process; return its exit code, or minus the signal's number."""
+        return self._request(pid)
+
+    def _request(self, request: Any) -> int:
+        assert self.zygote.stdin is not None
+        assert self.zygote.stdout is not None
+        self.zygote.stdin.write(json.dumps(request) + "\n")
+        self.zygote.stdin.flush()
+        return int(self.zygote.stdout.readline())
+
+
+@contextmanager
+def open_forks() -> Iterator[Forks]:
+    """Start the zygote, and end it on exit."""
+    paths = [str(path) for path in (TESTS.parent, TESTS, TESTS / "faults")]
+    with subprocess.Popen(
+        [sys.executable, str(TESTS / "zygote.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    ) as process:
+        yield Forks(process)
