@@ -38,6 +38,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
-    """Starts command lines without the cost of imports."""
+    """A process that starts commands quickly by forking."""
     with open_forks() as forks:
         yield forks

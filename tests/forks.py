@@ -1,4 +1,4 @@
-"""Start command lines in forks of a process that has imported the package; see `zygote.py`."""
+"""Start commands as forks of a process that has already imported the package; see `zygote.py`."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ TESTS = Path(__file__).parent
 
 @dataclasses.dataclass
 class Forks:
-    """Starts and ends processes by requests to a zygote."""
+    """A client of the process in `zygote.py`, which starts commands and waits for their ends."""
 
     zygote: subprocess.Popen[str]
 
@@ -30,7 +30,7 @@ class Forks:
         return self._request({"arguments": arguments, "log": str(log), **options})
 
     def wait(self, pid: int) -> int:
-        """Wait for the end of a process; return its exit code, or minus the signal's number."""
+        """Wait until a process ends and return its exit code, or the negative signal number."""
         return self._request(pid)
 
     def _request(self, request: Any) -> int:
@@ -43,7 +43,7 @@ class Forks:
 
 @contextmanager
 def open_forks() -> Iterator[Forks]:
-    """Start the zygote, and end it on exit."""
+    """Start the process of `zygote.py`, and end it on exit."""
     paths = [str(path) for path in (TESTS.parent, TESTS, TESTS / "faults")]
     with subprocess.Popen(
         [sys.executable, str(TESTS / "zygote.py")],

@@ -91,7 +91,7 @@ def divide_state() -> dict[int, float]:
 def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
     """Print the largest differences for each dropout rate, sharding, and number of devices.
 
-    Also print the shares of a state on each device.
+    This program also prints which share of the state each device holds.
     """
     jax.config.update("jax_num_cpu_devices", 8)
     shares = divide_state()

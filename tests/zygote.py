@@ -89,7 +89,7 @@ def run(
         folder: the working directory.
         programs: the folder of the compilation cache, by default that of the tests.
         num_devices: the number of simulated devices.
-        die: one of `MOMENTS`, at which the process dies.
+        die: one of `MOMENTS`, at which the process kills itself.
     """
     for source, target in ((os.devnull, 0), (output or log, 1), (log, 2)):
         os.dup2(os.open(source, os.O_RDWR | os.O_CREAT | os.O_APPEND), target)

@@ -39,36 +39,36 @@ NUM_KILLS = int(os.environ.get("TRANSFORMER_JAX_KILLS", "50"))
 
 @dataclasses.dataclass
 class Trainer:
-    """Starts processes that train runs in a folder, and reads what they print."""
+    """A process that starts trainers in a folder by forking, and reads their output."""
 
     forks: Forks
     folder: Path
 
     def start(self, *arguments: str, die: str | None = None) -> int:
-        """Start a command line, which may die at one of `MOMENTS`; return the process id."""
+        """Start a command, which may kill itself at one of `MOMENTS`, and return its process id."""
         # A killed process may leave a partial file in the cache, so do not share the cache.
         programs = str(self.folder / "programs")
         return self.forks.start(*arguments, log=self.folder / "log", programs=programs, die=die)
 
     def train(self, path: Path, die: str | None = None) -> int:
-        """Start or resume a run; return the process id."""
+        """Start or resume a run and return the process id."""
         if (path / "run.json").exists():
             return self.start("resume", str(path), die=die)
         return self.start("train", str(self.folder / "config.py"), "--out", str(path), die=die)
 
     def wait(self, pid: int) -> int:
-        """Wait for the end of a process; return its exit code, or minus the signal's number."""
+        """Wait until a process ends and return its exit code, or the negative signal number."""
         return self.forks.wait(pid)
 
     def read_log(self) -> str:
-        """Return what all processes have printed since the last call."""
+        """Return everything that the processes have printed since the last call."""
         log = self.folder / "log"
         text = log.read_text("utf-8") if log.exists() else ""
         log.unlink(missing_ok=True)
         return text
 
     def finish(self, path: Path) -> None:
-        """Start or resume a run, and check that it ends successfully."""
+        """Start or resume a run and check that it ends successfully."""
         self.read_log()
         exit_code = self.wait(self.train(path))
         assert exit_code == 0, self.read_log()
@@ -84,7 +84,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(forks: Forks, undisturbed: Path) -> Trainer:
     folder = undisturbed.parent
     (folder / "config.py").write_text("from test_faults import CONFIG\n")
-    # The undisturbed run has compiled the programs of the others.
+    # The other runs use the programs that the undisturbed run has compiled.
     shutil.copytree(os.environ["JAX_COMPILATION_CACHE_DIR"], folder / "programs")
     return Trainer(forks, folder)
 

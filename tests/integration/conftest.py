@@ -1,4 +1,4 @@
-"""Runs that several test modules compare with or copy. Tests must not change them."""
+"""Trained runs for several test modules, which compare or copy them but do not change them."""
 
 import fcntl
 import os
@@ -32,5 +32,5 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def half_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of a run of the first four of these steps."""
+    """The path of a run of only the first four steps of `whole_run`."""
     return train_once(SMALL.change(train={"steps": 4}), "half", tmp_path_factory)

@@ -103,7 +103,7 @@ def test_a_sweep_trains_scores_and_reports_a_run(
 ) -> None:
     (tmp_path / "mine.py").write_text("from small import SMALL\nSWEEP = {'base': SMALL}\n")
     monkeypatch.chdir(tmp_path)
-    # Training also translates by greedy search, so the scoring compiles no other search.
+    # Training also translates by greedy search, so scoring does not compile another search.
     options = ["--train.steps", "4", "--decode.beam-size", "1"]
     assert main(["sweep", "mine.py", "--seeds", "1", *options]) == 0
     assert "1 done" in capsys.readouterr().out
