@@ -18,6 +18,8 @@ os.environ["TRANSFORMER_JAX_CACHE"] = str(CACHE)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "programs")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Operands of different rank are usually a mistake, so every broadcast must be explicit.
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 # Most programs run only once in a test, so LLVM's optimizations cost more time than they save, and
 # the emitters that compile fastest are best. Each worker gets one thread, because the workers use
 # all cores.

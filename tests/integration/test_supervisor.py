@@ -279,8 +279,8 @@ def test_the_supervisor_does_not_import_jax(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from transformer_jax.cli import main\n"
-        "from transformer_jax.distributed import supervisor\n"
-        "supervisor.supervise = lambda command, run, **timeouts: print(*command, run, timeouts)\n"
+        "from transformer_jax.commands import training\n"
+        "training.supervise = lambda command, run, **timeouts: print(*command, run, timeouts)\n"
         "main(['train', 'tiny', '--supervise', '--step-timeout', '7'])\n"
         "sys.exit('jax' in sys.modules)"
     )

@@ -256,7 +256,7 @@ def test_cudnn_gets_even_lengths_and_gives_the_output_of_full_attention(
     monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
     config = replace(SMALL, dtype="bfloat16", attention_score="dot_product")
     x, memory = normal(0, 2, length, 16), normal(1, 2, 7, 16)
-    mask = jnp.arange(7) < jnp.asarray([7, 4])[:, None, None, None]
+    mask = jnp.arange(7)[None, None, None] < jnp.asarray([7, 4])[:, None, None, None]
     model = make_self_attention(config)
     other = make_self_attention(replace(config, attention_implementation="cudnn"))
     params = drawn_params(model, x, memory, mask)

@@ -89,7 +89,7 @@ def test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one() -> No
     def convolve(x: Array, dense: Mapping[str, Array]) -> Array:
         kernel = dense["kernel"].T[:, :, None]
         output = jax.lax.conv(x, kernel, window_strides=(1,), padding="VALID")
-        return output + dense["bias"][:, None]
+        return output + dense["bias"][None, :, None]
 
     channels_first = x.swapaxes(1, 2)
     inner = convolve(channels_first, params["inner"])

@@ -101,7 +101,7 @@ def test_the_minimum_loss_is_the_entropy_of_the_smoothed_target(smoothing: float
     assert float(loss(best)) == pytest.approx(entropy, rel=1e-5)
     np.testing.assert_allclose(jax.grad(loss)(best), 0, atol=1e-6)
     for seed in range(5):
-        assert float(loss(best + 0.1 * normal(seed, VOCABULARY))) > entropy
+        assert float(loss(best + 0.1 * normal(seed, 1, 1, VOCABULARY))) > entropy
     assert float(loss(100.0 * jnp.eye(VOCABULARY)[3][None, None])) > entropy
 
 
