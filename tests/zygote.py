@@ -2,9 +2,9 @@
 """Fork processes that tests can kill from a process that has already imported the package.
 
 `python zygote.py` reads one JSON request per line from standard input. For a command line, it forks
-a child and answers with the child's process id. For a process id, it waits for that child and
-answers with the exit code. A forked process does not import anything, so a test can start and kill
-many processes.
+a child and replies with the child's process ID. Given a process ID, it waits for that child and
+replies with the child's exit code. A forked process does not import anything, so a test can start
+and kill many processes.
 """
 
 import json

@@ -107,7 +107,8 @@ def train(
         settings: how to measure.
         only: workers, separated by commas.
         usual: workers to run if `only` is None.
-        references: candidates for the reference; the first one that ran is used.
+        references: candidate reference workers, in order of preference; the first one that ran
+            becomes the reference.
         batches: real batches; each round uses `settings.steps` of them.
         again: start this project's worker a second time at the end, to measure how much time the
             compilation cache saves.
@@ -179,7 +180,8 @@ def decode(
         length: the number of tokens per random sentence, without the end token.
         only: workers, separated by commas.
         usual: workers to run if `only` is None.
-        references: candidates for the reference; the first that ran is used.
+        references: candidate reference workers, in order of preference; the first one that ran
+            becomes the reference.
     """
     sources = sources or random_sources(sizes, count, length)
     task = {

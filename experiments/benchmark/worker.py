@@ -58,7 +58,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Startup:
-    """The report of a worker that is ready."""
+    """The message that a worker sends when it is ready."""
 
     setup_seconds: float
     first_seconds: float

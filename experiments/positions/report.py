@@ -176,7 +176,7 @@ def footnotes(study: Study) -> Sequence[str]:
     seeds = sorted({seed for by_scheme in study.seeds.values() for seed in by_scheme})
     notes = [
         f"Training sentences have at most L = {study.max_training_length} tokens, including EOS. "
-        "The length of a sentence is that of its source or target, the longer of the two.",
+        "The length of a sentence pair is the length of its source or target, whichever is longer.",
         "Perplexity is per token of the reference, without label smoothing; ± is the standard "
         f"deviation over random seeds ({', '.join(map(str, seeds))}).",
         "In the figure, a mean outside of the grey band of its bucket differs significantly from "

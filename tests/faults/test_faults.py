@@ -1,4 +1,4 @@
-"""Test that a killed, interrupted, or damaged run ends with the same bits as an undisturbed run."""
+"""Test that a killed, interrupted, or damaged run produces the same bits as an undisturbed one."""
 
 import dataclasses
 import os

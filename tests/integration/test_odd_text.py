@@ -1,8 +1,8 @@
 """Test `prepare` on random corpora: it counts every pair, or it names the faulty file.
 
-For any content of the files, `prepare` ends in one of two ways. It keeps or counts every pair and
-ends with exit code 0. Or it ends with exit code 65 and one message that names a faulty file and, if
-possible, the line in it. A traceback or a hang fails these tests.
+No matter what the files contain, `prepare` ends in one of two ways. Either it keeps each pair or
+counts it as dropped, and exits with code 0; or it prints one message that names a faulty file and,
+if possible, the line in it, and exits with code 65. A traceback or a hang fails these tests.
 """
 
 import gzip

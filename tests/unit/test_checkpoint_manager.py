@@ -207,7 +207,7 @@ def test_the_previous_checkpoint_stays_until_the_next_one_is_complete(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """The path of a disk of one megabyte. Without permission to mount it, tests are skipped."""
+    """The path of a one-megabyte disk. Without permission to mount it, tests are skipped."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]

@@ -217,7 +217,7 @@ def _download_and_prepare(builder: Builder) -> None:
         with contextlib.redirect_stdout(sys.stderr):
             builder.download_and_prepare(download_config=config)
     except OSError as error:
-        # The exceptions of `requests` are OSErrors that hold the failed request.
+        # Exceptions raised by `requests` are OSErrors that hold the failed request.
         url = getattr(getattr(error, "request", None), "url", None)
         problem = f"could not be downloaded from {url}" if url else "could not be stored"
         raise StorageError(
