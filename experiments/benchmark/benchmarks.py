@@ -104,7 +104,7 @@ def train(
     Args:
         name: the name of the benchmark.
         sizes: the sizes of the model, and of the batch unless `batches` is given.
-        settings: how to measure.
+        settings: the settings of the measurement.
         only: workers, separated by commas.
         usual: workers to run if `only` is None.
         references: candidate reference workers, in order of preference; the first one that ran
@@ -172,8 +172,8 @@ def decode(
     Args:
         name: the name of the benchmark.
         sizes: the sizes of the model.
-        settings: how to measure.
-        beam_size: 1 is greedy search.
+        settings: the settings of the measurement.
+        beam_size: the size of the beam; 1 means greedy search.
         sources: tokens of sentences with their end tokens. Default: random.
         extra: the number of tokens by which a translation is longer than its source.
         count: the number of random sentences.

@@ -222,7 +222,8 @@ def summarize(
         name: the name of the benchmark.
         unit: the unit of speed.
         work: the sizes and settings of the benchmark.
-        references: candidates for the reference; the first that ran is used.
+        references: candidate reference workers, in order of preference; the first one that ran
+            becomes the reference.
         flops: FLOPs per unit, from `training.flops`.
         notes: explanations to print below the table.
     """

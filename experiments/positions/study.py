@@ -74,7 +74,7 @@ class Study:
     seeds: Mapping[str, Sequence[int]]
     """The seeds of the finished runs, by scheme, in the order of the scores."""
     max_training_length: int
-    """L."""
+    """L, the length of the longest training sentence."""
     buckets: Sequence[Bucket]
     metric: Score
     """The second score, after perplexity: "exact" for number words, "bleu" for other text."""

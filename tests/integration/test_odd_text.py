@@ -120,7 +120,7 @@ class RandomCorpus:
             self.faults.append((f"{either} has no lines",))
 
     def break_file(self) -> None:
-        """Replace a file by a folder or by content that is not plain UTF-8 text."""
+        """Replace a file with a folder or with content that is not plain UTF-8 text."""
         name = self.rng.choice(list(self.files))
         kind = self.rng.choice([*NOT_FILES, "utf-16", "noise", "blank", "gzip"])
         if kind in NOT_FILES:

@@ -104,7 +104,7 @@ def add(rng: random.Random, files: list[Path]) -> None:
 
 
 def replace_by_step_1(_rng: random.Random, files: list[Path]) -> None:
-    """Replace checkpoint 2 by a copy of checkpoint 1. All digests match, but the step is wrong."""
+    """Replace checkpoint 2 with a copy of checkpoint 1. All digests match, but not the step."""
     folder = next(path.parent for path in files if path.name == "SHA256SUMS")
     shutil.rmtree(folder)
     shutil.copytree(folder.with_name("1"), folder)

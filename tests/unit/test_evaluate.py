@@ -129,9 +129,9 @@ def test_the_papers_bleu_is_computed_by_hand(
 
 
 def test_the_papers_bleu_sums_over_the_corpus() -> None:
-    # 2/2 and 2/4 words, 1/1 and 1/3 pairs, 0/0 and 0/2 triples.
+    # The matches are 2/2 and 2/4 words, 1/1 and 1/3 pairs, and 0/0 and 0/2 triples.
     assert compound_bleu("none", ["a b", "c d e f"], ["a b", "c d x y"]) == 0
-    # 6/7 words, 4/5 pairs, 2/3 triples, 1/1 quadruples.
+    # In total, 6/7 words, 4/5 pairs, 2/3 triples, and 1/1 quadruples match.
     hypotheses, references = ["a b c d", "e f g"], ["a b c d", "e f h"]
     score = compound_bleu("none", hypotheses, references)
     assert score == pytest.approx(fourth_root(6 * 4 * 2 * 1, 7 * 5 * 3 * 1))
@@ -267,7 +267,7 @@ def test_scores_are_printed_even_if_they_cannot_be_saved(
 ) -> None:
     copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
     shutil.rmtree(copy / "evaluations", ignore_errors=True)
-    # A read-only directory would not stop root, so replace the directory by a file.
+    # A read-only directory would not stop root, so replace the directory with a file.
     (copy / "evaluations").touch()
     assert main(["evaluate", str(copy), "--split", "dev", "--beam-size", "1", "--json"]) == 0
     captured = capsys.readouterr()

@@ -1,7 +1,7 @@
 """Check the words of a command line, so that every mistake gets a specific one-line message.
 
 A command is a dataclass, and the types of its fields define its options. tyro converts the values
-only after these checks, because it reports a mistake in a box of several lines.
+only after these checks, because it would report a mistake in a box of several lines.
 """
 
 import dataclasses

@@ -232,7 +232,7 @@ def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
             stdout.print(f"step {step}  sha256 {' -> '.join(digests)}")
             differing += [step] if len(digests) > 1 else []
         if not differing:
-            stdout.print(f"{original.path} is reproduced: all parameters have the same bits")
+            stdout.print(f"{original.path} is reproduced: all parameters are bit-identical")
             return
         recorded = [original.versions, *(_environment(old.metadata(step)) for step in steps)]
         now = {**copy.versions, **_environment(new.metadata(steps[-1]))}

@@ -169,7 +169,7 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     parent = best // tokens.shape[-1]
     newest = jnp.take_along_axis(tokens.reshape(sentences, -1), best, axis=1)
 
-    # The results of a sentence that is done no longer change.
+    # Once a sentence is done, its results no longer change.
     is_done = beam.is_done[:, None]
     scores = jnp.where(is_done, beam.scores, scores)
     finished = jnp.where(is_done[..., None], beam.finished, finished)

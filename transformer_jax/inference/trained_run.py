@@ -114,8 +114,8 @@ def load(
     and averages those that exist.
 
     Raises:
-        UsageError: the run or the checkpoint of this step does not exist, there are fewer than
-            `average_checkpoints`, or `average_checkpoints` is not positive.
+        UsageError: the run or the checkpoint of this step does not exist, it has too few
+            checkpoints, or `average_checkpoints` is not positive.
         StorageError: the run cannot be read.
     """
     if average_checkpoints is not None and average_checkpoints < 1:

@@ -25,7 +25,7 @@ def select_steps(
     checkpoint, the latest checkpoint is used alone.
 
     Raises:
-        UsageError: there is no such checkpoint, or there are fewer than `average`.
+        UsageError: there is no such checkpoint, or there are fewer checkpoints than `average`.
         StorageError: the checkpoint of `step` is damaged, or all checkpoints are.
     """
     run = checkpoints.run

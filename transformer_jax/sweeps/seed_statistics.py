@@ -178,7 +178,7 @@ def _compare_pooled(
     Args:
         scores: rows with at least two seeds and similar deviations.
         base: the first row, which may be absent.
-        num_compared: the number of rows that share the error rate, some by Bonferroni's method.
+        num_compared: the number of rows that share the error rate, in `scores` or not.
 
     Returns:
         The estimate, interval, and p-value of each row that shared seeds connect to the first row;
