@@ -20,7 +20,7 @@ from transformer_jax.data.number_words import NumberWords
 PAIRS = [(s.encode(), t.encode()) for s, t in NumberWords(300).read("train")]
 LONG = b"x" * 1_000_000
 
-# These lines are dropped from the training set. Each has the reason that `prepare` counts.
+# These lines are dropped from the training set. `prepare` counts them under these reasons.
 DROPPED_LINES: list[tuple[bytes, str]] = [
     (b"", "empty"),
     (b"  ", "empty"),
