@@ -18,6 +18,7 @@ from transformer_jax.errors import DataError, StorageError, UsageError
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.versions import installed_versions
 
+# The names of libraries in reports, by Python package.
 LIBRARIES = {
     "jax": "JAX",
     "torch": "PyTorch",

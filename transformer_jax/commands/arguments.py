@@ -120,7 +120,7 @@ def _max_words(alternatives: Alternatives) -> float:
 
 
 def _did_you_mean_option(name: str, options: Iterable[str]) -> str:
-    """Suggest the option that a section or `-from` would complete, or else the closest option."""
+    """Suggest the option that results from adding a section or `-from`, or else the closest one."""
     completed = [o for o in options if o == f"{name}-from" or o.endswith(f".{name.lstrip('-')}")]
     option = completed[0] if completed else closest(name, options)
     return f"; did you mean {option}?" if option else ""

@@ -31,7 +31,7 @@ def digest(*parts: object) -> str:
 
 @contextmanager
 def exclusive(folder: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock, so that only one process writes at a time. The lock ends with it."""
+    """Hold a lock, which ends with the process, so that only one process writes at a time."""
     with folder.with_suffix(".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

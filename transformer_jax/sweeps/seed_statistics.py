@@ -178,7 +178,7 @@ def _compare_pooled(
     Args:
         scores: rows with at least two seeds and similar deviations.
         base: the first row, which may be absent.
-        num_compared: the number of rows that share the error rate, in `scores` or not.
+        num_compared: the number of rows that share the error rate, including rows not in `scores`.
 
     Returns:
         The estimate, interval, and p-value of each row that shared seeds connect to the first row;
@@ -220,7 +220,7 @@ def _compare_pooled(
 def welch_interval(
     ours: Sequence[float], theirs: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Return Welch's interval of the difference of two means; None if either has one score."""
+    """Return Welch's interval for a difference of means; None if one has fewer than two scores."""
     if min(len(ours), len(theirs)) < 2:
         return None
     difference = statistics.fmean(ours) - statistics.fmean(theirs)
