@@ -8,7 +8,7 @@ Table 2, which averages checkpoints, see wmt14.
 
 The first command downloads 1.7 GB with TensorFlow Datasets: Europarl v7, Common Crawl, and News
 Commentary v9, with 4.5 million pairs in total. The development set is newstest2013, and the test
-set is newstest2014. The option --data-from takes the text of another config, such as number words.
+set is newstest2014. With --data-from, training uses another config's text, such as number words.
 
 This config has not been trained with this code yet.
 """

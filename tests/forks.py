@@ -20,7 +20,7 @@ class Forks:
     zygote: subprocess.Popen[str]
 
     def start(self, *arguments: str, log: Path, **options: Any) -> int:
-        """Start a command line and return its process id.
+        """Start a command line and return its process ID.
 
         Args:
             arguments: the command line.

@@ -187,7 +187,7 @@ def decoder_layer(
 
 
 def sinusoid(positions: int, d_model: int) -> Floats:
-    """Return PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(same)."""
+    """Return PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), and the cosine at index 2i + 1."""
     table = np.zeros((positions, d_model))
     for pos in range(positions):
         for i in range(d_model // 2):

@@ -36,7 +36,7 @@ def resume(path: Path, **sections: dict[str, Any]) -> Path:
 
 
 def state_of(path: Path) -> tuple[int, Any]:
-    """Return the step of the newest checkpoint, and its parameters and optimizer state."""
+    """Return the step of the latest checkpoint, and its parameters and optimizer state."""
     run = transformer_jax.load(path, average_checkpoints=1)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.eval_shape(lambda: init_state(run.model, run.config.train))

@@ -2,9 +2,9 @@
 """Fork processes that tests can kill from a process that has already imported the package.
 
 `python zygote.py` reads one JSON request per line from standard input. For a command line, it forks
-a child and answers with the child's process id. For a process id, it waits for that child and
-answers with the exit code. A forked process does not import anything, so a test can start and kill
-many processes.
+a child and replies with the child's process ID. Given a process ID, it waits for that child and
+replies with the child's exit code. A forked process does not import anything, so a test can start
+and kill many processes.
 """
 
 import json
@@ -31,12 +31,12 @@ def die() -> None:
 
 
 def die_before(owner: Any, name: str, argument: str = "", count: int = 2) -> None:
-    """Kill this process before the count-th call of a function whose arguments contain a text."""
+    """Kill this process before the count-th call of a function whose arguments contain the text."""
     _intercept(owner, name, argument, count, lambda call: (die(), call()))
 
 
 def die_after(owner: Any, name: str, argument: str = "", count: int = 2) -> None:
-    """Kill this process after the count-th call of a function whose arguments contain a text."""
+    """Kill this process after the count-th call of a function whose arguments contain the text."""
     _intercept(owner, name, argument, count, lambda call: (call(), die()))
 
 

@@ -51,7 +51,7 @@ stderr = PlainConsole(stderr=True)
 
 
 def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
-    """Return an error's line and exit code (sysexits.h), or None if it is a bug of this program."""
+    """Return an error's line and exit code (sysexits.h), or None if it is a bug in this program."""
     line = f"transformer-jax: {error}"
     match error:
         case TransformerJaxError():

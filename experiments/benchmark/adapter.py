@@ -98,10 +98,10 @@ def mean_loss(metrics: StepMetrics) -> float:
 def train_step(
     sizes: Mapping[str, Any], batch: Mapping[str, np.ndarray]
 ) -> tuple[Callable[[], float], int]:
-    """Return a function that runs one step and returns the loss, and the number of parameters.
+    """Return a function that runs one step and returns its loss; also return the parameter count.
 
     Args:
-        sizes: see `make_config`; also vocab.
+        sizes: those of `make_config`, and vocab.
         batch: int32 arrays "src" and "tgt_out", without padding.
     """
     trainer = Trainer(make_config(sizes), sizes["vocab"])
@@ -115,9 +115,9 @@ def decode(
     """Return a function that translates and returns the mean number of tokens per translation.
 
     Args:
-        sizes: see `make_config`; also vocab.
+        sizes: those of `make_config`, and vocab.
         source: int32[sentences, length], without padding.
-        beam_size: 1 is greedy search.
+        beam_size: the size of the beam; 1 means greedy search.
         steps: tokens per translation, including the end token.
     """
     config = make_config(sizes).change(

@@ -104,10 +104,11 @@ def train(
     Args:
         name: the name of the benchmark.
         sizes: the sizes of the model, and of the batch unless `batches` is given.
-        settings: how to measure.
+        settings: the settings of the measurement.
         only: workers, separated by commas.
         usual: workers to run if `only` is None.
-        references: candidates for the reference; the first one that ran is used.
+        references: candidate reference workers, in order of preference; the first one that ran
+            becomes the reference.
         batches: real batches; each round uses `settings.steps` of them.
         again: start this project's worker a second time at the end, to measure how much time the
             compilation cache saves.
@@ -171,15 +172,16 @@ def decode(
     Args:
         name: the name of the benchmark.
         sizes: the sizes of the model.
-        settings: how to measure.
-        beam_size: 1 is greedy search.
+        settings: the settings of the measurement.
+        beam_size: the size of the beam; 1 means greedy search.
         sources: tokens of sentences with their end tokens. Default: random.
         extra: the number of tokens by which a translation is longer than its source.
         count: the number of random sentences.
         length: the number of tokens per random sentence, without the end token.
         only: workers, separated by commas.
         usual: workers to run if `only` is None.
-        references: candidates for the reference; the first that ran is used.
+        references: candidate reference workers, in order of preference; the first one that ran
+            becomes the reference.
     """
     sources = sources or random_sources(sizes, count, length)
     task = {

@@ -90,7 +90,7 @@ def gpu(
     Args:
         config: the config whose text is used.
         amount: the amount of work.
-        settings: how to measure.
+        settings: the settings of the measurement.
         seconds: the time limit.
         say: receives one line per benchmark.
 

@@ -18,6 +18,13 @@ from transformer_jax.errors import DataError, StorageError, UsageError
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.versions import installed_versions
 
+# The names of libraries in reports, by Python package.
+LIBRARIES = {
+    "jax": "JAX",
+    "torch": "PyTorch",
+    "transformers": "Transformers",
+    "ctranslate2": "CTranslate2",
+}
 FORMAT = 2
 # The maximum size of a result file, in bytes.
 MAX_FILE = 64 << 20
@@ -216,7 +223,8 @@ def summarize(
         name: the name of the benchmark.
         unit: the unit of speed.
         work: the sizes and settings of the benchmark.
-        references: candidates for the reference; the first that ran is used.
+        references: candidate reference workers, in order of preference; the first one that ran
+            becomes the reference.
         flops: FLOPs per unit, from `training.flops`.
         notes: explanations to print below the table.
     """
@@ -335,12 +343,15 @@ def to_markdown(results: Results) -> str:
         sections += [f"## {part.name}", to_table(COLUMNS, table_rows(part))]
         counts = {len(one.samples) for one in part.measurements.values()}
         rounds = max(counts, default=0)
-        notes = [f"The values are medians of {rounds} rounds, and the unit is {part.unit}."]
+        notes = [
+            f"Ratios and speeds are medians over {rounds} rounds. "
+            f"Speeds are in {part.unit} per second."
+        ]
         if part.reference is not None:
             notes.append(f"Ratios are relative to {part.reference}; above 1 is faster.")
         notes += [_describe(name, one, part.unit) for name, one in part.measurements.items()]
         notes += [f"The worker {name} was skipped: {why}." for name, why in part.skipped.items()]
-        notes.append(f"The settings are {', '.join(f'{k} {v}' for k, v in part.work.items())}.")
+        notes.append(f"Settings: {', '.join(f'{k} {v}' for k, v in part.work.items())}.")
         sections.append("\n".join(f"- {line}" for line in [*notes, *part.notes]))
     sections += [f"There was no time for {what}." for what in results.skipped]
     where = ", ".join(f"{v} {k}" if k == "cores" else f"{v}" for k, v in results.machine.items())
@@ -352,12 +363,21 @@ def to_markdown(results: Results) -> str:
 
 
 def _describe(name: str, measured: Measurement, unit: str) -> str:
-    """Return the library, device, and values of a worker as a sentence."""
+    """Return the library, device, and values of a worker in two sentences."""
     facts = measured.facts
-    used = f"{facts.get('library')} on {facts.get('device')}"
+    library = str(facts.get("library")).replace(", ", " with ")
+    for package, title in LIBRARIES.items():
+        library = library.replace(f"{package} ", f"{title} ")
+    kind, _, count = str(facts.get("device")).replace("cpu", "CPU").partition(" x ")
+    device = f"{count} x {kind}" if count not in ("", "1") else f"one {kind}"
+    claims = list[str]()
     if "parameters" in facts:
-        used += f", {facts['parameters']:,} parameters"
+        claims.append(f"has {facts['parameters']:,} parameters")
     if "compile_seconds" in facts:
-        used += f", {facts['compile_seconds']:.1f} s for compilation"
-    kind = "last loss" if unit == "target tokens" else "mean translation length (with EOS)"
-    return f"`{name}` used {used}; its {kind} was {measured.samples[-1].value:.4g}."
+        claims.append(f"compiled in {facts['compile_seconds']:.1f} s")
+    value = "a final loss" if unit == "target tokens" else "a mean translation length (with EOS)"
+    claims.append(f"had {value} of {measured.samples[-1].value:.4g}")
+    listed = (
+        " and ".join(claims) if len(claims) < 3 else f"{', '.join(claims[:-1])}, and {claims[-1]}"
+    )
+    return f"`{name}` ran {library} on {device}. It {listed}."

@@ -39,7 +39,7 @@ class Workload:
     cycle: int = 1
     """Number of steps that cover every batch shape once. The first call runs these steps."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Facts to report next to the times, read after the first call."""
+    """Facts to report next to the times. They are read after the first call."""
     peak_bytes: Callable[[], int] = lambda: resident_bytes()
     """Returns the peak memory up to now."""
 
@@ -58,7 +58,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Startup:
-    """The report of a worker that is ready."""
+    """The message that a worker sends when it is ready."""
 
     setup_seconds: float
     first_seconds: float

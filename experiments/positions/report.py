@@ -23,7 +23,7 @@ LABELS: dict[Score, str] = {
     "bleu": "BLEU",
 }
 DIGITS: dict[Score, int] = {"perplexity": 2, "exact": 1, "bleu": 1}
-# Color-blind readers can distinguish the colors of Okabe and Ito. Grey replaces their yellow,
+# Color-blind readers can distinguish the colors of Okabe and Ito. Gray replaces their yellow,
 # because a yellow line is hard to see on white. Wine and olive are from a palette of Paul Tol.
 COLORS = (
     *("#000000", "#D55E00", "#E69F00", "#0072B2", "#009E73"),
@@ -37,7 +37,7 @@ def draw_figure(study: Study) -> Figure:
     """Plot perplexity and the other score by length, one curve for each scheme.
 
     Error bars show one standard deviation over seeds. Each point is in the middle of its bucket,
-    and the number of sentences is above it. The grey band of a bucket contains all means that do
+    and the number of sentences is above it. The gray band of a bucket contains all means that do
     not differ significantly from the mean of the first scheme. The dashed vertical line marks L.
     """
     drawing = Figure(figsize=(11, 4.8), layout="constrained")
@@ -176,10 +176,10 @@ def footnotes(study: Study) -> Sequence[str]:
     seeds = sorted({seed for by_scheme in study.seeds.values() for seed in by_scheme})
     notes = [
         f"Training sentences have at most L = {study.max_training_length} tokens, including EOS. "
-        "The length of a sentence is that of its source or target, the longer of the two.",
+        "The length of a sentence pair is the length of its source or target, whichever is longer.",
         "Perplexity is per token of the reference, without label smoothing; ± is the standard "
         f"deviation over random seeds ({', '.join(map(str, seeds))}).",
-        "In the figure, a mean outside of the grey band of its bucket differs significantly from "
+        "In the figure, a mean outside the gray band of its bucket differs significantly from "
         f"that of {study.schemes[0]} (95 % for all rows of a bucket together, Bonferroni).",
     ]
     if study.metric == "bleu":

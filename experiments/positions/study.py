@@ -42,7 +42,7 @@ class Sentence(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The number of tokens of the source or target, the longer of the two, including EOS."""
+        """The number of tokens of the source or target, whichever is longer, including EOS."""
         return max(self.source_tokens, self.target_tokens)
 
 
@@ -74,7 +74,7 @@ class Study:
     seeds: Mapping[str, Sequence[int]]
     """The seeds of the finished runs, by scheme, in the order of the scores."""
     max_training_length: int
-    """L."""
+    """L, the length of the longest training sentence."""
     buckets: Sequence[Bucket]
     metric: Score
     """The second score, after perplexity: "exact" for number words, "bleu" for other text."""
@@ -231,7 +231,7 @@ def _seed_statistics(runs: Sequence[Mapping[Score, float]]) -> dict[Score, SeedS
 
 
 def _read_sentences(run: SweepRun, split: str) -> Iterator[Sentence]:
-    """Yield the sentences of a split from the newest evaluation of a run.
+    """Yield the sentences of a split from the latest evaluation of a run.
 
     Raises:
         StorageError: the run has no evaluation of the split, or a file is missing or invalid.

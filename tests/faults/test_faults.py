@@ -1,4 +1,4 @@
-"""Test that a killed, interrupted, or damaged run ends with the same bits as an undisturbed run."""
+"""Test that a killed, interrupted, or damaged run produces the same bits as an undisturbed one."""
 
 import dataclasses
 import os
@@ -45,13 +45,13 @@ class Trainer:
     folder: Path
 
     def start(self, *arguments: str, die: str | None = None) -> int:
-        """Start a command, which may kill itself at one of `MOMENTS`, and return its process id."""
+        """Start a command, which may kill itself at one of `MOMENTS`, and return its process ID."""
         # A killed process may leave a partial file in the cache, so do not share the cache.
         programs = str(self.folder / "programs")
         return self.forks.start(*arguments, log=self.folder / "log", programs=programs, die=die)
 
     def train(self, path: Path, die: str | None = None) -> int:
-        """Start or resume a run and return the process id."""
+        """Start or resume a run and return the process ID."""
         if (path / "run.json").exists():
             return self.start("resume", str(path), die=die)
         return self.start("train", str(self.folder / "config.py"), "--out", str(path), die=die)
@@ -126,7 +126,7 @@ def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
         path = trainer.folder / f"killed-{num_kills}-{num_runs}"
         for _ in range(min(5, num_kills - num_killed)):
             pid = trainer.train(path)
-            # The random delay reaches from the first moments of the process to the last steps of
+            # The random delay ranges from the first moments of the process to the last steps of
             # training.
             time.sleep(rng.uniform(0, 6))
             os.kill(pid, signal.SIGKILL)

@@ -67,7 +67,7 @@ def mount(disk: Path, options: str) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """The path of a disk of two megabytes. Without permission to mount it, tests are skipped."""
+    """The path of a two-megabyte disk. Without permission to mount it, tests are skipped."""
     path = tmp_path / "disk"
     path.mkdir()
     mount(path, "size=2m")

@@ -1,4 +1,4 @@
-"""Test that a resumed run gives the same bits, and that training ends when it should."""
+"""Test that a resumed run computes the same bits, and that training ends when it should."""
 
 import dataclasses
 import json
@@ -130,7 +130,7 @@ def test_a_run_keeps_sample_translations_of_each_evaluation(whole_run: Path) -> 
 
 
 def make_gradients_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the gradients of step 3, and of all steps from step 6, by NaN."""
+    """Replace the gradients with NaN at step 3 and at every step from step 6 on."""
     make_train_step = loop.make_train_step
 
     def make_nan_step(*arguments: Any) -> TrainStep:
@@ -161,7 +161,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
     assert reports[2]["perplexity"] != usual[2]["perplexity"]
     # A skipped step does not count as an update, so the learning rate grows more slowly.
     assert reports[1]["learning_rate"] < usual[1]["learning_rate"]
-    # Resume from step 4, as if the newest checkpoint had never been written.
+    # Resume from step 4, as if the latest checkpoint had never been written.
     resumed = Path(shutil.copytree(path, tmp_path / "resumed"))
     shutil.rmtree(resumed / "checkpoints" / "8")
     resume(resumed)

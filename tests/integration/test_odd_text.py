@@ -1,8 +1,8 @@
 """Test `prepare` on random corpora: it counts every pair, or it names the faulty file.
 
-For any content of the files, `prepare` ends in one of two ways. It keeps or counts every pair and
-ends with exit code 0. Or it ends with exit code 65 and one message that names a faulty file and, if
-possible, the line in it. A traceback or a hang fails these tests.
+No matter what the files contain, `prepare` ends in one of two ways. Either it keeps each pair or
+counts it as dropped, and exits with code 0; or it prints one message that names a faulty file and,
+if possible, the line in it, and exits with code 65. A traceback or a hang fails these tests.
 """
 
 import gzip
@@ -20,7 +20,7 @@ from transformer_jax.data.number_words import NumberWords
 PAIRS = [(s.encode(), t.encode()) for s, t in NumberWords(300).read("train")]
 LONG = b"x" * 1_000_000
 
-# These lines are dropped from the training set. Each has the reason that `prepare` counts.
+# These lines are dropped from the training set. `prepare` counts them under these reasons.
 DROPPED_LINES: list[tuple[bytes, str]] = [
     (b"", "empty"),
     (b"  ", "empty"),
@@ -120,7 +120,7 @@ class RandomCorpus:
             self.faults.append((f"{either} has no lines",))
 
     def break_file(self) -> None:
-        """Replace a file by a folder or by content that is not plain UTF-8 text."""
+        """Replace a file with a folder or with content that is not plain UTF-8 text."""
         name = self.rng.choice(list(self.files))
         kind = self.rng.choice([*NOT_FILES, "utf-16", "noise", "blank", "gzip"])
         if kind in NOT_FILES:

@@ -401,7 +401,7 @@ def test_on_a_cluster_a_failure_affects_one_run_and_ended_runs_resume(tmp_path: 
     for name in ("long/seed-0", "long/seed-1"):
         lines = (runs[name].path / "metrics.jsonl").read_text().splitlines()
         steps = [line["step"] for line in map(json.loads, lines) if line["split"] == "train"]
-        # The run resumed from its checkpoint, because no step is reported twice.
+        # No step is reported twice, so the run must have resumed from its checkpoint.
         assert steps == sorted(set(steps))
         assert steps[-1] == 1000
     before = {name: run.status_file.read_text() for name, run in runs.items()}

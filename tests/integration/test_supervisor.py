@@ -126,7 +126,7 @@ def test_a_long_step_extends_the_limit_for_a_hundred_messages() -> None:
     for index, silence in enumerate([10.0, 300.0, *[10.0] * 100]):
         heartbeats.silence = silence
         heartbeats.receive(f"step {3 * index}")
-        # A long interval counts as long as it is among the last hundred intervals.
+        # A long interval counts while it is among the last hundred intervals.
         assert heartbeats.limit == (1200 if 1 <= index <= 100 else 40)
 
 
@@ -174,7 +174,7 @@ def start_supervisor(
     *code: str,
     step_timeout: float = DEADLINE,
 ) -> tuple[subprocess.Popen[str], int]:
-    """Start a supervisor, and return it with the process id of its trainer."""
+    """Start a supervisor, and return it with the process ID of its trainer."""
     command = trainer_command(folder, "train(9); print(os.getpid(), flush=True)", *code)
     timeouts = f"step_timeout={step_timeout}, phase_timeout={DEADLINE}"
     program = (
@@ -242,7 +242,7 @@ def test_no_trainer_outlives_its_supervisor(
 
 def is_alive(pid: int) -> bool:
     try:
-        # A zombie process counts as ended: only its new parent has not waited for it yet.
+        # A zombie process counts as ended, although its new parent has not waited for it.
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False

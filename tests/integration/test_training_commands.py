@@ -61,7 +61,7 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
     out = capsys.readouterr().out
     digests = re.findall(r"^step (\d+)  sha256 [0-9a-f]{64}$", out, re.MULTILINE)
     assert digests == ["4", "8"]
-    assert "original is reproduced: all parameters have the same bits" in out
+    assert "original is reproduced: all parameters are bit-identical" in out
     # The lock file contains the process that last read the run.
     assert all(path.read_bytes() == content for path, content in files.items())
     assert_same(state_of(Path("original"))[1], state_of(Path("original-reproduced"))[1])

@@ -122,7 +122,7 @@ def test_softmax_of_bfloat16_scores_is_computed_in_float32() -> None:
     weights = masked_softmax(scores, jnp.ones((1, 1, 1, keys), bool))
     assert weights.dtype == jnp.float32
     assert float(weights.sum()) == pytest.approx(1.0, abs=1e-5)
-    # In bfloat16 the rounding errors of all weights are equal, so they add up.
+    # In bfloat16, the rounding errors of all weights are equal, so they add up.
     assert abs(float(jax.nn.softmax(scores).astype(jnp.float32).sum()) - 1.0) > 1e-3
 
 

@@ -15,7 +15,7 @@ from transformer_jax.data.buckets import (
 )
 
 SHORT, ANY = st.integers(2, 5), st.integers(2, 40)
-# In some of these corpora, one side is always short. In others, both sides have any length.
+# In some of these corpora, one side is always short. In others, each side can have any length.
 LENGTHS = st.sampled_from([(ANY, ANY), (SHORT, ANY), (ANY, SHORT)]).flatmap(
     lambda sides: st.lists(st.tuples(*sides), min_size=1, max_size=200).map(np.asarray)
 )

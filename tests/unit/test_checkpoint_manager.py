@@ -104,7 +104,7 @@ def add(rng: random.Random, files: list[Path]) -> None:
 
 
 def replace_by_step_1(_rng: random.Random, files: list[Path]) -> None:
-    """Replace checkpoint 2 by a copy of checkpoint 1. All digests match, but the step is wrong."""
+    """Replace checkpoint 2 with a copy of checkpoint 1. All digests match, but not the step."""
     folder = next(path.parent for path in files if path.name == "SHA256SUMS")
     shutil.rmtree(folder)
     shutil.copytree(folder.with_name("1"), folder)
@@ -207,7 +207,7 @@ def test_the_previous_checkpoint_stays_until_the_next_one_is_complete(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """The path of a disk of one megabyte. Without permission to mount it, tests are skipped."""
+    """The path of a one-megabyte disk. Without permission to mount it, tests are skipped."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]

@@ -102,23 +102,23 @@ def fourth_root(numerator: float, denominator: float) -> float:
 @pytest.mark.parametrize(
     ("tokenizer", "hypothesis", "reference", "expected"),
     [
-        # a b ##AT##-##AT## c d e: 5/6, 4/5, 3/4, and 2/3 of the n-grams match.
+        # In "a b ##AT##-##AT## c d e", 5/6, 4/5, 3/4, and 2/3 of the n-grams match.
         ("none", "a b-c d e", "a b-c d f", fourth_root(1, 3)),
         # A match includes both letters, so only the first hyphen of "x-b-c" is split.
         ("none", "x-b-c d e f", "y-b-c d e f", fourth_root(1, 3)),
-        # A hyphen next to a space is a word: 5/6, 4/5, 3/4, 2/3.
+        # A hyphen next to a space is a word, so 5/6, 4/5, 3/4, and 2/3 of the n-grams match.
         ("none", "a - b c d e", "a - b c d f", fourth_root(1, 3)),
         # The translation has 4 words for 5: every n-gram matches, and the penalty is exp(1 - 5/4).
         ("none", "a b c d", "a b c d e", 100 * math.exp(-1 / 4)),
         # Without smoothing, a score without a matching 4-gram is zero.
         ("none", "a b c x d", "a b c y d", 0.0),
         # Abbreviations and ordinals keep their periods. "Juni" is in 1 of 7 words, 2 of 6 pairs,
-        # 2 of 5 triples, and 2 of 4 quadruples of: Sie kam z.B. am 3. Juni .
+        # 2 of 5 triples, and 2 of 4 quadruples of "Sie kam z.B. am 3. Juni ."
         ("13a", "Sie kam z.B. am 3. Juni.", "Sie kam z.B. am 3. Mai.", fourth_root(72, 420)),
-        # Quotation marks become separate words: „ Ja “ , rief er . In the reference, the first of
-        # these 7 words is different.
+        # Quotation marks become separate words, as in `„ Ja “ , rief er .`; in the reference, the
+        # first of these 7 words is different.
         ("13a", "„Ja“, rief er.", "»Ja“, rief er.", fourth_root(6 * 5 * 4 * 3, 7 * 6 * 5 * 4)),
-        # Text-Format is split after tokenization: im Text ##AT##-##AT## Format , bitte ! and ?
+        # Tokenization precedes splitting, which gives "im Text ##AT##-##AT## Format , bitte !".
         ("13a", "im Text-Format, bitte!", "im Text-Format, bitte?", fourth_root(360, 840)),
     ],
 )
@@ -129,9 +129,9 @@ def test_the_papers_bleu_is_computed_by_hand(
 
 
 def test_the_papers_bleu_sums_over_the_corpus() -> None:
-    # 2/2 and 2/4 words, 1/1 and 1/3 pairs, 0/0 and 0/2 triples.
+    # The matches are 2/2 and 2/4 words, 1/1 and 1/3 pairs, and 0/0 and 0/2 triples.
     assert compound_bleu("none", ["a b", "c d e f"], ["a b", "c d x y"]) == 0
-    # 6/7 words, 4/5 pairs, 2/3 triples, 1/1 quadruples.
+    # In total, 6/7 words, 4/5 pairs, 2/3 triples, and 1/1 quadruples match.
     hypotheses, references = ["a b c d", "e f g"], ["a b c d", "e f h"]
     score = compound_bleu("none", hypotheses, references)
     assert score == pytest.approx(fourth_root(6 * 4 * 2 * 1, 7 * 5 * 3 * 1))
@@ -267,7 +267,7 @@ def test_scores_are_printed_even_if_they_cannot_be_saved(
 ) -> None:
     copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
     shutil.rmtree(copy / "evaluations", ignore_errors=True)
-    # A read-only directory would not stop root, so replace the directory by a file.
+    # A read-only directory would not stop root, so replace the directory with a file.
     (copy / "evaluations").touch()
     assert main(["evaluate", str(copy), "--split", "dev", "--beam-size", "1", "--json"]) == 0
     captured = capsys.readouterr()

@@ -114,7 +114,7 @@ def test_the_fingerprint_depends_on_the_content_alone(
 
 
 def record_training(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Replace tokenizer training by a function that appends its lines to the returned list."""
+    """Replace tokenizer training with a function that appends its lines to the returned list."""
     samples: list[list[str]] = []
 
     def train(lines: Iterator[str], _: int) -> Tokenizer:

@@ -126,8 +126,8 @@ MPI = {
         (SLURM, ProcessSpec("node1:62344", 2, 1)),
         (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, ProcessSpec("node1:62344", 2, 1, [0])),
         (MPI, ProcessSpec("10.96.0.1:62624", 8, 5, [1])),
-        # These environments belong to an sbatch script, to a Slurm step with one task, and to a
-        # machine without a cluster.
+        # These are the environments of an sbatch script, a single-task Slurm step, and a machine
+        # outside any cluster.
         ({"SLURM_JOB_ID": "5000", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, None),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, None),
         ({}, None),

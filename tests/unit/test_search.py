@@ -153,8 +153,8 @@ def tensor2tensor_beam(
     """Return the translations that Tensor2Tensor's search finishes within the limit, best first.
 
     Each step sorts the continuations of all hypotheses and keeps twice the beam size. Those that
-    end are finished, and the likeliest of the others stay in the beam. At the limit of a sentence
-    without a finished hypothesis, the hypotheses end there.
+    end are finished, and the likeliest of the others stay in the beam. If a sentence
+    has no finished hypothesis at its limit, all of its hypotheses end there.
     """
     live: list[Scored] = [(0.0, ())]
     finished: list[Scored] = []

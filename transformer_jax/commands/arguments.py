@@ -1,7 +1,7 @@
 """Check the words of a command line, so that every mistake gets a specific one-line message.
 
 A command is a dataclass, and the types of its fields define its options. tyro converts the values
-only after these checks, because it reports a mistake in a box of several lines.
+only after these checks, because it would report a mistake in a box of several lines.
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ def split_words(words: Sequence[str], command: type) -> Words:
 
 
 def option_types(command: type, prefix: str = "--") -> dict[str, Alternatives]:
-    """Return the types of each option's value, which are empty for a flag."""
+    """Return the types that each option's value can have; a flag has none."""
     options: dict[str, Alternatives] = {}
     for key, (kind, metadata) in annotations(command).items():
         name = key.replace("_", "-")
@@ -94,7 +94,7 @@ def check_positional(name: str, command: type, argument_name: str, words: Sequen
     """Check the number of a command's positional arguments, such as "a config".
 
     Raises:
-        UsageError: there are too few or too many of them.
+        UsageError: there are too few or too many positional arguments.
     """
     positional = [pair for pair in annotations(command).values() if Positional in pair[1]]
     if len(words) < len(positional):
@@ -120,7 +120,7 @@ def _max_words(alternatives: Alternatives) -> float:
 
 
 def _did_you_mean_option(name: str, options: Iterable[str]) -> str:
-    """Suggest the option with an added section or `-from` if it exists, or else the closest one."""
+    """Suggest the option that results from adding a section or `-from`, or else the closest one."""
     completed = [o for o in options if o == f"{name}-from" or o.endswith(f".{name.lstrip('-')}")]
     option = completed[0] if completed else closest(name, options)
     return f"; did you mean {option}?" if option else ""

@@ -72,8 +72,8 @@ class RunCommand(CheckpointCommand):
     """Number of hypotheses in the beam. 1 is greedy search. Default: the
     run's decode.beam_size."""
     beam_end: Literal["tensor2tensor", "any"] | None = None
-    """Which hypotheses may end at a step. tensor2tensor, as in the paper's
-    code: those whose end is one of the 2 x beam_size likeliest
+    """Which hypotheses can finish at each step. tensor2tensor: as in the
+    paper's code, those whose end is one of the 2 x beam_size likeliest
     continuations. any: all of them. Default: the run's decode.beam_end."""
 
     @property
@@ -93,9 +93,9 @@ class Evaluate(RunCommand):
     """Translate this source file and score it with this target file. Both
     are plain text or gzip, with one sentence in each line."""
     per_checkpoint: FlagCreatePairsOff[bool] = False
-    """Also score each checkpoint of the average alone."""
+    """Also score each of the averaged checkpoints separately."""
     baseline: Path | None = None
-    """Compare with this run by paired bootstrap. The options apply to both
+    """Compare with this run by a paired bootstrap. The options apply to both
     runs. For everything else, each run uses its own config."""
     json: FlagCreatePairsOff[bool] = False
     """Print the scores as a JSON object."""
@@ -196,7 +196,7 @@ class Package(CheckpointCommand):
     """
 
     out: Path | None = None
-    """The new folder. Default: NAME-package, with the name of the run."""
+    """The new folder. Default: the run's name, followed by -package."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the stored parameters. bfloat16 halves the size and rounds
     to three digits. Computations use float32."""

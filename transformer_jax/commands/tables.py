@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a time in hours and minutes, such as "1 h 05 min", or in days if above 48 hours."""
+    """Return a time in hours and minutes, such as "1 h 05 min", or in days above 48 hours."""
     if seconds > 48 * 3600:
         return f"{seconds / 86_400:,.1f} days"
     hours, minutes = divmod(round(seconds / 60), 60)
@@ -71,7 +71,7 @@ def print_comparison(comparisons: Sequence["Comparison"], run: str, baseline: st
 
 
 def _table(*columns: str, first_number: int, last_number: int | None = None) -> Table:
-    """Return an empty table that aligns the columns of numbers at the right."""
+    """Return an empty table that right-aligns its numeric columns."""
     table = Table(*columns, box=None)
     for column in table.columns[first_number:last_number]:
         column.justify = "right"

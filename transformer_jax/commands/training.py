@@ -63,9 +63,9 @@ class TrainingCommand(ConfigCommand):
     pass this option to every process."""
     step_timeout: float = 30.0
     """With --supervise: seconds without a finished step after which training
-    counts as hung. Slow steps get more time: at least that of twelve steps."""
+    counts as hung. Slow steps raise this limit to the time of 12 or more."""
     phase_timeout: float = 1800.0
-    """With --supervise: the same limit during startup, compilation, evaluation, and saving."""
+    """With --supervise: the limit, in seconds, for startup, compilation, evaluation, and saving."""
 
     coordinator: str | None = None
     """HOST:PORT of process 0, to which all processes connect. Slurm, Open
@@ -106,7 +106,7 @@ class Train(FileCommand, TrainingCommand):
     out: Path | None = None
     """The run's folder. Default: runs/NAME, with the config's name."""
     init_from: Path | None = None
-    """Start with the newest parameters and the vocabulary of this run."""
+    """Start with the latest parameters and the vocabulary of this run."""
 
     @property
     def path(self) -> Path:
@@ -139,7 +139,7 @@ class Train(FileCommand, TrainingCommand):
 
 @dataclass(frozen=True)
 class Resume(TrainingCommand):
-    """Resume a run from its newest checkpoint. A larger --train.steps extends a finished run."""
+    """Resume a run from its latest checkpoint. A larger --train.steps extends a finished run."""
 
     run_folder: RunArgument = ""
     """A run's folder."""
@@ -179,7 +179,7 @@ class Reproduce(PathCommand):
     """The folder of the new run. Default: RUN-reproduced."""
 
     def run(self) -> None:
-        """Train up to the newest checkpoint, and compare the checkpoints that both runs have.
+        """Train up to the latest checkpoint, and compare the checkpoints that both runs have.
 
         Raises:
             DataError: the text differs from that of the run.
@@ -232,7 +232,7 @@ def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
             stdout.print(f"step {step}  sha256 {' -> '.join(digests)}")
             differing += [step] if len(digests) > 1 else []
         if not differing:
-            stdout.print(f"{original.path} is reproduced: all parameters have the same bits")
+            stdout.print(f"{original.path} is reproduced: all parameters are bit-identical")
             return
         recorded = [original.versions, *(_environment(old.metadata(step)) for step in steps)]
         now = {**copy.versions, **_environment(new.metadata(steps[-1]))}

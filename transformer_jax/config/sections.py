@@ -163,9 +163,8 @@ class DataConfig(ConfigSection):
     """For number_words: numbers have 1 to N digits (5 or 6), equally often.
     Default: all numbers below a million, equally often, so most are long."""
     train: tuple[str, str] | None = None
-    """For text: the training set, as a file of sources and a file of
-    targets, UTF-8, plain or gzip. Line n of one file translates line n of
-    the other."""
+    """For text: the source file and target file of the training set (UTF-8,
+    plain or gzip). Line n of one file translates line n of the other."""
     dev: tuple[str, str] | None = None
     """For text: the development set, in the same format. Training evaluates the model on it."""
     test: tuple[str, str] | None = None
@@ -260,7 +259,8 @@ class TrainConfig(ConfigSection):
     """Stop after this many scheduled checkpoints in a row without a better
     perplexity. Differs from the paper when set."""
     keep_checkpoints: Annotated[int, POSITIVE] = 20
-    """Keep this many of the latest scheduled checkpoints, to average, and always the best."""
+    """Number of most recent scheduled checkpoints to keep, for averaging.
+    The best checkpoint is always kept."""
     max_minutes_between_checkpoints: Annotated[float, POSITIVE] = 10.0
     """Maximum time between recovery checkpoints. The first one follows step
     1; the intervals then grow to this maximum."""
@@ -287,10 +287,9 @@ class DecodeConfig(ConfigSection):
     max_extra_length: Annotated[int, at_least(0)] = MAX_EXTRA_LENGTH
     """Maximum length of a translation: the length of its source plus this many tokens."""
     beam_end: Literal["tensor2tensor", "any"] = "tensor2tensor"
-    """Which hypotheses of a beam may end at a step. tensor2tensor, as in the
-    authors' code: those whose end is one of the 2 x beam_size likeliest
-    continuations. any, which differs from the paper: all of them, however
-    unlikely their ends are."""
+    """Which hypotheses can finish at each step. tensor2tensor: as in the paper's
+    code, those whose end is one of the 2 x beam_size likeliest continuations.
+    any: all of them. Differs from the paper when set to any."""
     average_checkpoints: Annotated[int, POSITIVE] = 1
     """Translate with the mean of the last N scheduled checkpoints. The paper
     averages 5 for the base model and 20 for the big model in Table 2, and

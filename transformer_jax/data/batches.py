@@ -11,7 +11,7 @@ import numpy as np
 
 from transformer_jax.data.buckets import assign_buckets, choose_bucket_sizes
 
-# The number of rows in each batch is a multiple of this number, so devices can usually share it.
+# Batches have a multiple of this number of rows, so devices can usually share them evenly.
 ROW_MULTIPLE = 8
 
 

@@ -1,4 +1,4 @@
-"""Encode lines as token ids in flat files, chunk by chunk; count and drop unfit pairs.
+"""Encode lines as token ids in flat files, chunk by chunk; count and drop unsuitable pairs.
 
 A corpus has these files:
 
@@ -39,7 +39,8 @@ LENGTH = np.dtype("<u4")
 CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ufeff\u2581\u2585]|<(?:pad|s|/s|unk)>")
 
 Progress = Callable[[str, int, int], None]
-"""Called about once per chunk with the activity, the pairs done, and the total (0 if unknown)."""
+"""A function that receives, about once per chunk, the activity, the number of finished pairs, and
+the total (0 if unknown)."""
 
 
 def ignore_progress(_activity: str, _done: int, _total: int) -> None:
@@ -120,7 +121,7 @@ class SplitWriter:
         return {"pairs": done, **outcome}
 
     def _write_chunk(self, pairs: Sequence[tuple[str, str]], outcome: Counter[str]) -> None:
-        """Append fit pairs to the files; count the kept pairs and, by reason, the dropped pairs."""
+        """Append suitable pairs to the files; count the kept and, by reason, the dropped pairs."""
         if self.is_filtered:
             pairs = _drop_unfit(pairs, unfit_text, outcome)
         elif long := next(filter(is_too_long, itertools.chain(*zip(*pairs, strict=True))), None):

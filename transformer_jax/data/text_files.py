@@ -183,7 +183,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _open(path: Path) -> io.BufferedIOBase:
-    """Open a file, and decompress it if its first bytes are those of gzip."""
+    """Open a file, and decompress it if its first bytes are those of a gzip file."""
     with path.open("rb") as file:
         is_gzip = file.read(2) == GZIP_MAGIC
     if not is_gzip and path.suffix == ".gz":

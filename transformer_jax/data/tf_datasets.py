@@ -38,7 +38,7 @@ class TranslationDataset:
     `wmt14_translate/de-en` is the paper's dataset: about 4.5 million training pairs from Europarl
     v7, Common Crawl, and News Commentary v9; newstest2013 as dev; newstest2014 as test. TFDS has
     one dataset for both directions, and `languages` chooses one. Each sentence becomes one line.
-    Everything except `name` downloads the dataset if necessary.
+    All members except `name` download the dataset if necessary.
 
     Raises:
         UsageError: TFDS does not have this dataset or language, or is not installed.
@@ -217,7 +217,7 @@ def _download_and_prepare(builder: Builder) -> None:
         with contextlib.redirect_stdout(sys.stderr):
             builder.download_and_prepare(download_config=config)
     except OSError as error:
-        # The exceptions of `requests` are OSErrors that hold the failed request.
+        # Exceptions raised by `requests` are OSErrors that hold the failed request.
         url = getattr(getattr(error, "request", None), "url", None)
         problem = f"could not be downloaded from {url}" if url else "could not be stored"
         raise StorageError(

@@ -26,7 +26,7 @@ from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 MAX_TRAINING_LINE = 4192
 
 # This program loads an untrusted model in a separate process, with at most 2 GiB of memory. Its
-# arguments are the import path. It prints "ready" after the imports succeed.
+# command-line arguments are the entries of `sys.path`. It prints "ready" once imports succeed.
 PROBE = """
 import resource, sys
 sys.path[:] = sys.argv[1:]
@@ -38,7 +38,7 @@ p = sentencepiece.SentencePieceProcessor(model_proto=sys.stdin.buffer.read())
 p.encode("Two words, ½ and \u2581 \U0001f600.")
 p.decode(list(range(len(p))))
 """
-# Digests of the models that have passed the probe.
+# Digests of the tokenizer models that a separate process has already loaded safely.
 TRIED: set[str] = set()
 
 
@@ -46,7 +46,7 @@ class Tokenizer:
     """Converts lines to token ids and back with a SentencePiece model."""
 
     def __init__(self, model: bytes, name: str = "tokenizer") -> None:
-        """Read the bytes of a SentencePiece model; if invalid, raise a DataError with `name`."""
+        """Read a model from bytes; if they are invalid, raise a DataError that mentions `name`."""
         self.model = model
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -115,7 +115,7 @@ class Tokenizer:
 
     @classmethod
     def load_untrusted(cls, model: bytes, name: str) -> "Tokenizer":
-        """Read a model after a separate process has loaded it, which a corrupt model may crash.
+        """Read a model after loading it in a separate process, which a corrupt model may crash.
 
         Raises:
             DataError: the model is invalid, or it crashed the separate process.
@@ -172,7 +172,7 @@ class Vocabulary(NamedTuple):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The values of `data.vocab_size` and `data.source_vocab_size`, which is None if shared."""
+        """`data.vocab_size` and `data.source_vocab_size`, which is None for a shared vocabulary."""
         source_vocab_size = None if self.source is self.target else len(self.source)
         return {"vocab_size": len(self.target), "source_vocab_size": source_vocab_size}
 

@@ -25,13 +25,13 @@ SAMPLE_BYTES = 1 << 28
 
 
 def digest(*parts: object) -> str:
-    """Return a short digest of the cache's format and of plain data."""
+    """Return a short digest of the cache's format and the given plain data."""
     return hashlib.sha256(json.dumps([FORMAT, *parts]).encode()).hexdigest()[:16]
 
 
 @contextmanager
 def exclusive(folder: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock, so that only one process writes at a time; a process that ends releases it."""
+    """Hold a lock, which ends with the process, so that only one process writes at a time."""
     with folder.with_suffix(".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

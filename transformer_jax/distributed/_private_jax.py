@@ -1,10 +1,10 @@
 """Wrappers of all private names of JAX that this package uses.
 
-JAX may move these names in any release; `tests/unit/test_private_jax.py` then reports which are
-missing.
+JAX may move these names in any release; `tests/unit/test_private_jax.py` then reports which names
+are missing.
 
 The public `jax.experimental.multihost_utils` also offers a barrier and a broadcast, but they run on
-the devices, inside C++. A process that waits in one of them does not handle signals or send
+the devices, in C++ code. A process that waits in one of them does not handle signals or send
 heartbeats, and a wait longer than the timeout of the collective aborts the process.
 """
 
@@ -24,7 +24,7 @@ class KeyValueStore(Protocol):
 
 
 def key_value_store() -> KeyValueStore:
-    """Return the store of the processes that `jax.distributed.initialize` connected."""
+    """Return the store shared by the processes that `jax.distributed.initialize` connected."""
     from jax._src.distributed import global_state
 
     return cast(KeyValueStore, global_state.client)

@@ -15,7 +15,7 @@ from contextlib import suppress
 VARIABLE = "TRANSFORMER_JAX_HEARTBEAT"
 """Environment variable with the file descriptor of the pipe to the supervisor."""
 
-# `Meter.add` waits for step n - 2, so a beat for step n proves that step n - 2 is done. Two
+# `Meter.add` waits for step n - 2, so a beat for step n proves that step n - 2 is done. Consecutive
 # messages are three beats apart, so the time between them covers at least one whole step.
 BEATS_PER_MESSAGE = 3
 # The time, in seconds, in which a trainer may save after its supervisor has ended.

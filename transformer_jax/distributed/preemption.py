@@ -12,7 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 class GracefulShutdown:
     """A context manager that handles `SIGNALS`: training stops after the current step.
 
-    Until `can_wait` is set there is nothing to save, and a signal ends the run at once with
+    Until `can_wait` is set, there is nothing to save, and a signal ends the run at once with
     `RunInterrupted` (exit code 75). After that, the first signal is only recorded in `signal`; the
     training loop saves and stops. Ctrl-C after any other signal ends the run at once (exit code
     130).

@@ -129,7 +129,7 @@ class StepConsensus:
         self._pending: deque[tuple[int, jax.Array]] = deque()
 
     def vote(self, step: int, signal: int, is_due: bool) -> Vote:
-        """Submit this process's vote after it has started a step; return the latest common vote."""
+        """After a step starts, submit this process's vote; return the latest vote of them all."""
         if self._max_over_processes is None:
             return Vote(step, signal, is_due)
         self._pending.append((step, self._max_over_processes(signal, is_due)))

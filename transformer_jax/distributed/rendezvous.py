@@ -12,7 +12,7 @@ from transformer_jax.errors import ConnectionFailedError, Setting, UsageError
 
 # How long processes wait for one another at the start, in seconds.
 RENDEZVOUS_SECONDS = 300.0
-# These options detect a machine that dies silently within 10 + 3 * 5 seconds.
+# With these options, 10 + 3 * 5 seconds pass until a machine that died silently is detected.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 # Process 0 sends this line once all processes are connected.
 READY = b"ready\n"
@@ -27,7 +27,7 @@ EXAMPLES = (
 
 
 class ProcessSpec(NamedTuple):
-    """One of the `count` processes of a run, with `index` from 0."""
+    """One of the `count` processes of a run; `index` counts from 0."""
 
     coordinator: str
     """HOST:PORT of process 0."""

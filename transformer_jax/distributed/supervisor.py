@@ -1,8 +1,8 @@
 """A parent process that watches one trainer and ends it if it is lost or stuck.
 
 If one of several trainers is lost or stuck, the others wait for it in a collective, in which no
-Python code runs. JAX may abort them late or never. With a supervisor for each, all of them end with
-a one-line error and an exit code. A supervisor does not import JAX.
+Python code runs. JAX may abort them late or never. If each trainer has a supervisor, all trainers
+end with a one-line error and an exit code. A supervisor does not import JAX.
 """
 
 import os
@@ -34,15 +34,15 @@ class Heartbeats:
     """The heartbeats of a trainer, and the longest silence that they allow, in seconds."""
 
     step_timeout: float
-    """The shortest silence between steps that counts as stuck."""
+    """How long a step can be silent, at least, before it counts as stuck."""
     phase_timeout: float
-    """The silence during a phase that counts as stuck."""
+    """How long a phase can be silent before it counts as stuck."""
     step: int = 0
     phase: str = "starting"
     """Empty between steps."""
     silence: float = 0.0
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """The newest heartbeat intervals between steps, so that old stalls are forgotten."""
+    """The most recent heartbeat intervals between steps; old stalls are forgotten."""
 
     def add_silence(self, seconds: float) -> None:
         """Add time to the silence, except while the supervisor itself was suspended."""

@@ -123,9 +123,9 @@ def score(
 def compound_bleu(
     tokenizer: str, hypotheses: Sequence[str], references: Sequence[str]
 ) -> float | None:
-    """Return the paper's BLEU, that of Tensor2Tensor's `get_ende_bleu.sh`.
+    """Return the paper's BLEU, which Tensor2Tensor's `get_ende_bleu.sh` computes.
 
-    Both sides are tokenized as by Moses's `tokenizer.perl -l de`, and split at hyphens. BLEU is
+    Both sides are tokenized as in Moses's `tokenizer.perl -l de`, and split at hyphens. BLEU is
     computed as in `multi-bleu.perl`, without smoothing. If `tokenizer` is "none", the text is
     already tokenized. If it splits text into characters, which have no compounds, return None.
     """

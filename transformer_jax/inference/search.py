@@ -1,6 +1,6 @@
 """Greedy and beam search over any step function (section 6.1).
 
-A step function reads the newest token of each hypothesis and returns the logits of the next one.
+A step function reads the latest token of each hypothesis and returns the logits of the next one.
 The search space is all sequences of at most `limit` tokens that end in `eos`: at the last position,
 only `eos` is allowed.
 
@@ -23,7 +23,7 @@ Step = Callable[
     [Int[Array, "B J"], Int[Array, ""], Int[Array, "B J L"], State],
     tuple[Float[Array, "B J N"], State],
 ]
-"""Maps (newest tokens, their position, ancestors, state) to (logits of the next tokens, state).
+"""Maps (latest tokens, their position, ancestors, state) to (logits of the next tokens, state).
 
 ancestors[b, j, l] is the beam slot that read token l of the hypothesis now in slot j.
 """
@@ -103,9 +103,9 @@ def beam_search(
     `limit` is the maximum length of each translation, including `eos`, and at most `max_length`.
     `alpha` is at least 0, and `length_penalty` is a name in `PENALTIES`.
 
-    `beam_end` decides which live hypotheses may end at a step. "tensor2tensor", as in the authors'
-    code: those whose end is one of the sentence's 2 J likeliest continuations, and at the limit of
-    a sentence without a finished hypothesis, all. "any", which differs from the paper: all.
+    `beam_end` decides which live hypotheses can finish at each step. "tensor2tensor" is the rule of
+    the authors' code: a hypothesis can finish if its end is one of the sentence's 2 J likeliest
+    continuations, or if none has finished at the limit. "any" differs from the paper: all can.
 
     A sentence is done when no live hypothesis can still become one of its `num_best` results.
     Log-probabilities never increase, and the penalty that divides them is largest at `limit`, so
@@ -169,7 +169,7 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     parent = best // tokens.shape[-1]
     newest = jnp.take_along_axis(tokens.reshape(sentences, -1), best, axis=1)
 
-    # The results of a sentence that is done no longer change.
+    # Once a sentence is done, its results no longer change.
     is_done = beam.is_done[:, None]
     scores = jnp.where(is_done, beam.scores, scores)
     finished = jnp.where(is_done[..., None], beam.finished, finished)

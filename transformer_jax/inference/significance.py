@@ -140,7 +140,7 @@ def save_comparison(
     text = encode_lines(hypotheses)
     name = f"baseline-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"
     try:
-        # Delete the old comparison first, so that none ever exists without its translations.
+        # Delete the old comparison first, so that a comparison never exists without translations.
         (folder / f"{name}.json").unlink(missing_ok=True)
         (folder / f"{name}.txt").write_bytes(text)
         write_json(folder / f"{name}.json", description)

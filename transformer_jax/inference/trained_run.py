@@ -109,18 +109,18 @@ def load(
     """Load a run onto JAX's default device. Nothing in its directory is executed or changed.
 
     The parameters are the mean of the last `average_checkpoints` scheduled checkpoints up to
-    `step`, by default the newest. 1 selects one checkpoint, scheduled or not. The default is the
-    run's `decode.average_checkpoints`; if the run has fewer, `load` issues a warning and averages
-    those that exist.
+    `step`, which defaults to the latest. A single checkpoint need not be a scheduled one. The
+    default is the run's `decode.average_checkpoints`; if the run has fewer, `load` issues a warning
+    and averages those that exist.
 
     Raises:
-        UsageError: the run or the checkpoint of this step does not exist, there are fewer than
-            `average_checkpoints`, or `average_checkpoints` is not positive.
+        UsageError: the run or the checkpoint of this step does not exist, it has too few
+            checkpoints, or `average_checkpoints` is not positive.
         StorageError: the run cannot be read.
     """
     if average_checkpoints is not None and average_checkpoints < 1:
         raise UsageError(
-            f"cannot average {average_checkpoints} checkpoints; to use the newest one, pass ",
+            f"cannot average {average_checkpoints} checkpoints; to use the latest one, pass ",
             Setting("average_checkpoints", 1),
         )
     enable_compilation_cache()

@@ -20,7 +20,7 @@ Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array
 """A function that scores how well each query matches each key, in float32."""
 
 MakeScore = Callable[[ModelConfig], Score]
-"""Makes the attention score of a config: a function, or a Flax module if it has parameters."""
+"""Builds the attention-score function that a config specifies; with parameters, a Flax module."""
 
 
 class Positions(NamedTuple):
@@ -45,8 +45,8 @@ def dot_product(
 ) -> Float[Array, "B H T S"]:
     """Score each query against each key by their dot product.
 
-    Differs from the paper, which scales the dot product, because its variance grows with d_k and
-    pushes the softmax into regions with small gradients.
+    Differs from the paper, which scales the dot product because a variance that grows with d_k
+    would push the softmax into regions with small gradients.
     """
     # Sum in float32 regardless of the compute dtype, because bfloat16 would round large scores.
     return jnp.einsum("bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32)

@@ -88,7 +88,7 @@ def decode_step(
 ) -> tuple[Float[Array, "B J N"], DecodingState]:
     """Return the logits that `Transformer.decode` returns at `position`, counted from 0.
 
-    Each hypothesis reads its newest token, and `ancestors` includes this position.
+    Each hypothesis reads its latest token, and `ancestors` includes this position.
     """
     model = model.bind({"params": params})
     # Reshape to T = 1 so that the vector of this position broadcasts to all hypotheses.

@@ -31,9 +31,9 @@ def flat_matmul(
 
 
 class Dense(nn.Module):
-    """Computes x W + b at each position. W starts Glorot-uniform, and b starts at zero.
+    """Computes x W + b at each position. W is initialized Glorot-uniformly, and b to zero.
 
-    The paper does not specify an initializer. H heads of width K start like one matrix [D, H K].
+    The paper does not specify an initializer. H heads of width K are initialized like one [D, H K].
     """
 
     features: tuple[int, ...]

@@ -20,12 +20,12 @@ def select_steps(
 ) -> list[int]:
     """Return the steps of the checkpoints to average, oldest first.
 
-    The last one is `step`, by default the newest. If `average` is more than 1, all of them are
+    The last one is `step`, which defaults to the latest. If `average` is more than 1, they are
     consecutive scheduled checkpoints. With `allow_fewer`, there may be fewer; without any scheduled
-    checkpoint, the newest one is used alone.
+    checkpoint, the latest checkpoint is used alone.
 
     Raises:
-        UsageError: there is no such checkpoint, or there are fewer than `average`.
+        UsageError: there is no such checkpoint, or there are fewer checkpoints than `average`.
         StorageError: the checkpoint of `step` is damaged, or all checkpoints are.
     """
     run = checkpoints.run
@@ -49,7 +49,7 @@ def select_steps(
         until = "" if step is None else f" up to step {step}"
         raise UsageError(
             f"cannot average {average} checkpoints: {run} has {len(steps)} consecutive scheduled "
-            f"checkpoints{until}; to use the newest checkpoint alone, pass ",
+            f"checkpoints{until}; to use the latest checkpoint alone, pass ",
             Setting("average_checkpoints", 1),
         )
     return steps

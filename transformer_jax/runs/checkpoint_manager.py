@@ -10,8 +10,8 @@ makes it visible; only then are superseded checkpoints deleted. A damaged checkp
 `bad-120`, and the previous one is used.
 
 The checkpoint of a scheduled step has a development score. A checkpoint that is written because of
-an interruption, a timer, or the end of training has no score. Only scheduled checkpoints count for
-averages and for the best score, so neither an interruption nor the timer changes a result.
+an interruption, a timer, or the end of training has no score. Only scheduled checkpoints count
+toward averages and the best score, so neither an interruption nor the timer changes a result.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ class CheckpointManager:
     ) -> None:
         """Open or create a directory of checkpoints, which must all have this identity.
 
-        The latest checkpoint, the best one, and the last `keep` scheduled ones are kept; None opens
-        the directory read-only. `say` is called with one line for each damaged checkpoint.
+        The latest checkpoint, the best one, and the last `keep` scheduled ones are kept. Without
+        `keep`, the directory is read-only. `say` receives one line for each damaged checkpoint.
         """
         self.folder, self.run = folder, folder.parent
         self.say = say
@@ -92,9 +92,9 @@ class CheckpointManager:
         return self._metadata[step].previous_step if step in self._metadata else None
 
     def latest_valid(self) -> int | None:
-        """Return the newest step whose files are intact; None if there are no checkpoints.
+        """Return the latest step whose files are intact; None if there are no checkpoints.
 
-        Unless the directory is read-only, rename damaged checkpoints that are newer. If all
+        Unless the directory is read-only, rename all later checkpoints, which are damaged. If all
         checkpoints are damaged, raise a StorageError.
         """
         damage: dict[int, str] = {}
@@ -142,7 +142,7 @@ class CheckpointManager:
     def save(
         self, step: int, arrays: Trees, perplexity: float | None, metadata: Mapping[str, Any]
     ) -> None:
-        """Start writing trees of arrays and other state as plain data; call `prepare_save` first.
+        """Start writing trees of arrays and plain-data metadata; call `prepare_save` first.
 
         When this method returns, the caller may donate the arrays. If the write in the background
         fails, the next call of `wait`, `prepare_save`, or `restore` raises a StorageError. The

@@ -12,7 +12,7 @@ The directory contains:
     samples/           translations of development sentences, one file per scored step
     evaluations/       hypotheses, references, and scores: one directory for each evaluation
 
-A packaged run has a single checkpoint, without optimizer state, and README.md and SHA256SUMS.
+A packaged run has one checkpoint, without optimizer state, plus README.md and SHA256SUMS.
 """
 
 import contextlib
@@ -53,7 +53,6 @@ MUTABLE_ON_RESUME = {
     },
     "decode": set(DecodeConfig.__dataclass_fields__),
 }
-
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -138,7 +137,7 @@ class RunDirectory:
         """Read the description of a run. Nothing in the directory is executed.
 
         Raises:
-            UsageError: the path is not a run, or has another format.
+            UsageError: the path is not a run directory, or the run has a different format version.
             StorageError: the run cannot be read, or its files do not match each other.
         """
         description = path / "run.json"
@@ -166,7 +165,7 @@ class RunDirectory:
 
     @property
     def steps_done(self) -> int:
-        """Step of the newest checkpoint; 0 if there is none."""
+        """Step of the latest checkpoint; 0 if there is none."""
         names = (entry.name for entry in self.checkpoints.glob("*"))
         # Use a pattern, because str.isdigit accepts characters such as "²".
         return max((int(name) for name in names if re.fullmatch("[0-9]+", name)), default=0)
@@ -203,7 +202,7 @@ class RunDirectory:
         """Return the run with another config; `store` writes it to disk.
 
         Raises:
-            ConfigError: a change would make it another experiment, or it has done more steps.
+            ConfigError: a change would alter the experiment, or the run is past `train.steps`.
             UsageError: the run is packaged.
         """
         if self.package is not None:

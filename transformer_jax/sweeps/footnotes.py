@@ -68,9 +68,9 @@ def _explain_columns(results: Results) -> list[str]:
         "random seeds.",
         "The paper's scores are on newstest2013, and ours are on the sets that the configs name. "
         f"Compare the differences from {base} with the paper's, not the scores themselves.",
-        "FLOPs: the arithmetic of one training, counted over its real tokens. time x peak: the "
-        "paper's estimate, training time multiplied by the peak FLOP/s of the devices; the paper "
-        "reports 3.3e18 for base and 2.3e19 for big (Table 2).",
+        "FLOPs: the floating-point operations of one training run, excluding padding. time x peak: "
+        "the paper's estimate, training time multiplied by the peak FLOP/s of the devices; the "
+        "paper reports 3.3e18 for base and 2.3e19 for big (Table 2).",
         f"to base: a row's mean minus that of {base}, in ln perplexity (+0.1 is about 10 % more "
         f"perplexity) or BLEU. In brackets are Dunnett's simultaneous {confidence} intervals, with "
         "seeds as blocks: they limit the probability of any false difference in the table. "

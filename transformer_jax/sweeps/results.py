@@ -66,8 +66,8 @@ class RowResult:
     test_differences: Mapping[int, BleuDifference] = field(default_factory=dict)
     """The differences in test BLEU from the first row, by seed."""
     has_own_text: bool = False
-    """Whether text or vocabulary differ from the first row's. If so, perplexities per token cannot
-    be compared."""
+    """Whether the text or the vocabulary differs from the first row's. If so, perplexities per
+    token cannot be compared."""
 
     @property
     def num_seeds(self) -> int:
@@ -96,7 +96,7 @@ class RowResult:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a sweep, whose other rows are compared with the first."""
+    """The results of a sweep. All other rows are compared with the first row."""
 
     sweep: Sweep
     rows: Mapping[str, RowResult]

@@ -85,8 +85,8 @@ class Analysis:
     comparisons: Mapping[str, Comparison]
     """All rows except the first, by name."""
     wide: Mapping[str, float]
-    """The rows that vary much more over seeds than others: the ratio of the standard deviation to
-    the typical one. They are not pooled with the others."""
+    """The rows that vary much more over seeds than the others, each with the ratio of its standard
+    deviation to the typical one. They are not pooled with the others."""
     deviation: float | None
     """The residual standard deviation, pooled over rows. None if no row has Dunnett's interval."""
     freedom: int
@@ -178,7 +178,7 @@ def _compare_pooled(
     Args:
         scores: rows with at least two seeds and similar deviations.
         base: the first row, which may be absent.
-        num_compared: the number of rows that share the error rate, some by Bonferroni's method.
+        num_compared: the number of rows that share the error rate, including rows not in `scores`.
 
     Returns:
         The estimate, interval, and p-value of each row that shared seeds connect to the first row;
@@ -220,7 +220,7 @@ def _compare_pooled(
 def welch_interval(
     ours: Sequence[float], theirs: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Return Welch's interval of the difference of two means; None without two scores each."""
+    """Return Welch's interval for a difference of means; None if one has fewer than two scores."""
     if min(len(ours), len(theirs)) < 2:
         return None
     difference = statistics.fmean(ours) - statistics.fmean(theirs)
@@ -236,8 +236,8 @@ def welch_interval(
 def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
     """Compare a row's difference from the first row with the paper's.
 
-    If the paper's difference is within the margin, the paper claims equivalence, and otherwise a
-    sign.
+    If the paper's difference is within the margin, the paper claims equivalence; otherwise, it
+    claims a sign.
 
     Args:
         interval: the row's simultaneous interval.

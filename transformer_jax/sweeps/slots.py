@@ -14,7 +14,7 @@ from transformer_jax.errors import StorageError, UsageError
 COUNT_DEVICES = (
     "import jax, json; print(json.dumps([jax.default_backend(), jax.local_device_count()]))"
 )
-# The memory that a run on a CPU is assumed to need.
+# The memory, in bytes, that a run on a CPU is assumed to need.
 CPU_RUN_BYTES = 2 << 30
 
 

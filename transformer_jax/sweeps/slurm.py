@@ -135,7 +135,7 @@ def _await_submission(run: SweepRun) -> None:
 
 
 def _measure_progress(run: SweepRun) -> tuple[int, int]:
-    """Return a run's progress: the number of finished phases, and the newest checkpoint."""
+    """Return a run's progress: the number of finished phases, and the latest checkpoint."""
     steps = [int(path.name) for path in run.path.glob("checkpoints/*") if path.name.isdecimal()]
     return len(read_status(run).finished), max(steps, default=0)
 

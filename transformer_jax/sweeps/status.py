@@ -54,15 +54,15 @@ class RunStatus:
     step: int = 0
     """The last step in metrics.jsonl."""
     perplexity: float | None = None
-    """The newest perplexity per token on the development set."""
+    """The most recent perplexity per token on the development set."""
     bleu: float | None = None
-    """The newest BLEU on the development set."""
+    """The most recent BLEU score on the development set."""
     seconds_left: float | None = None
     """The estimated time until training ends, if the run is running."""
     evaluations: Mapping[Split, Path] = field(default_factory=dict)
-    """The folder of the newest evaluation, by split."""
+    """The folder of the latest evaluation, by split."""
     scores: Mapping[Split, JsonObject] = field(default_factory=dict)
-    """The scores of the newest evaluation, by split."""
+    """The scores of the latest evaluation, by split."""
 
     @property
     def summary(self) -> str:
@@ -96,7 +96,7 @@ def write_status(
 ) -> None:
     """Write the status of a run, and record this process as its writer; see `RunStatus`.
 
-    If they are None, `phase` and `finished` do not change, and `job` is this process's Slurm job.
+    If they are None, `phase` and `finished` stay the same; `job` is then this process's Slurm job.
     """
     changes = {"phase": phase, "finished": finished}
     content = read_json_object(run.status_file) | {
@@ -140,7 +140,7 @@ def read_status(run: SweepRun) -> RunStatus:
 
 
 def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
-    """Return the status with the results in the run's metrics and newest evaluations."""
+    """Return the status with the results in the run's metrics and latest evaluations."""
     run = status.run
     metrics = read_metrics(run.path / "metrics.jsonl", TAIL_BYTES)
     train, dev = ([x for x in metrics if x.get("split") == name] for name in ("train", "dev"))
@@ -163,7 +163,7 @@ def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
 
 
 def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) -> Path | None:
-    """Return the folder of the newest evaluation on a split, by step and then by time.
+    """Return the folder of the latest evaluation on a split, by step and then by time.
 
     Unless `any_search` is set, the search options and the number of averaged checkpoints must be
     those of the run's config.

@@ -62,7 +62,7 @@ def to_latex(table: Table) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Return a table as CSV, with ' before text that a spreadsheet would execute as a formula."""
+    """Return CSV, with an apostrophe before text that a spreadsheet would execute as a formula."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(map(_escape_formula, row) for row in table)
     return out.getvalue()

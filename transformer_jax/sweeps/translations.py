@@ -19,7 +19,7 @@ class BleuDifference(NamedTuple):
 
 
 def read_translations(status: RunStatus, split: Split) -> tuple[list[str], list[str]]:
-    """Return the hypotheses and references of the newest evaluation on a split."""
+    """Return the hypotheses and references of the latest evaluation on a split."""
     folder = status.evaluations[split]
     hypotheses, references = (
         (folder / f"{name}.txt").read_text("utf-8").split("\n")[:-1]

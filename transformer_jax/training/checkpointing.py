@@ -68,10 +68,10 @@ class Checkpointer:
         run.group.barrier()
         self._is_empty = latest is None
         self.last_step = latest or 0
-        """The step of the newest checkpoint; 0 if there is none."""
+        """The step of the latest checkpoint; 0 if there is none."""
 
     def restore(self) -> tuple[TrainState, Sums]:
-        """Return the newest or initial state, and the metrics that were not yet reported.
+        """Return the latest or initial state, and the metrics that have not been reported yet.
 
         Raises:
             StorageError: the checkpoint is damaged.

@@ -30,7 +30,7 @@ def create_run(
 ) -> RunDirectory:
     """Prepare the text and make the folder of a new run; the path exists only once it is complete.
 
-    The run starts with the newest parameters and the vocabulary of the run `init_from`, if given.
+    The run starts with the latest parameters and the vocabulary of the run `init_from`, if given.
     Its config has the actual vocabulary sizes. The console prints a note if they differ from the
     requested sizes.
 

@@ -31,7 +31,7 @@ class DevEvaluator:
         """Return the perplexity of a state; with `translate`, also write BLEU and translations.
 
         All processes call this method. Only the primary process computes the perplexity, so that
-        all of them use the same bits.
+        all of them use exactly the same value.
 
         Raises:
             DivergedError: the perplexity is not finite.

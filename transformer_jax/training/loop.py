@@ -40,7 +40,7 @@ MAX_SKIPPED_STEPS = 10
 def run_training(
     folder: RunDirectory, console: Console, group: ProcessGroup = SINGLE_PROCESS
 ) -> int:
-    """Train from the newest checkpoint, or from the start, to the config's last step.
+    """Train from the latest checkpoint, or from the start, to the config's last step.
 
     Returns the number of scheduled checkpoints on disk, which can be averaged. The console prints
     progress; the console of a process other than the primary one is quiet.
@@ -112,7 +112,7 @@ def _run_steps(
     writer: MetricWriter,
     shutdown: GracefulShutdown,
 ) -> None:
-    """Train from the newest checkpoint's state until the schedule, or a signal, ends the run."""
+    """Train from the latest checkpoint's state until the schedule, or a signal, ends the run."""
     config, schedule, first = run.folder.config, run.schedule, checkpointer.last_step
     train_step = CompiledStep(make_train_step(run.model, config.train), run.sharding)
     schedule_rate = make_schedule(config.train, config.model.d_model)

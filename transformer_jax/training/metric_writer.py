@@ -56,7 +56,7 @@ class MetricWriter:
         self._progress.update(self._task, completed=step)
 
     def set_status(self, status: str) -> None:
-        """Show a phase or the newest values next to the progress bar."""
+        """Show a phase or the latest values next to the progress bar."""
         self._progress.update(self._task, status=status)
 
     def report(self, step: int, split: str, values: dict[str, float]) -> None:

@@ -58,7 +58,7 @@ class Schedule:
         )
 
     def after(self, step: int, vote: Vote, last_saved: int) -> DueActions:
-        """Return what is due after a step; `last_saved` is the step of the newest checkpoint."""
+        """Return what is due after a step; `last_saved` is the step of the latest checkpoint."""
         # A vote may be a few steps old; a checkpoint saved since then has fulfilled its request.
         needs_recovery = vote.is_due and vote.step > last_saved
         is_last = step == self.steps

@@ -4,8 +4,8 @@
     fsdp    like data, but parameters and optimizer state are also split over the devices
     pmap    like data, but with `jax.pmap`: each device sums over its rows; `psum` adds the sums
 
-Under data and fsdp the step is one program over global arrays, XLA adds the communication, and the
-dropout masks are the same on any number of devices. Under pmap each device draws different masks.
+Under data and fsdp, the step is one program over global arrays: XLA adds the communication, and the
+dropout masks are the same on any number of devices. Under pmap, each device draws different masks.
 All three keep the state in the same global arrays, so a run can resume with any of them.
 """
 

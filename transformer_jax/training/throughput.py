@@ -36,8 +36,8 @@ class Meter:
         """Count step n, and wait until the devices have finished step n - 2.
 
         The wait limits how far the host runs ahead of the devices, and it lets `heartbeat.beat`
-        report progress. The first two steps after a report do not wait, and return 0. Otherwise,
-        return the length of the streak of skipped steps that ends with step n - 2.
+        report progress. For the first two steps after a report, this method returns 0 at once. For
+        later steps, it returns the length of the streak of skipped steps that ends at step n - 2.
         """
         self._metrics.append(metrics)
         self._flops += flops
@@ -57,7 +57,7 @@ class Meter:
 
     @property
     def last(self) -> StepMetrics:
-        """The metrics of the newest step."""
+        """The metrics of the latest step."""
         return self._metrics[-1]
 
     def pending_metrics(self) -> Sums:
@@ -68,13 +68,13 @@ class Meter:
     def read(self) -> dict[str, float]:
         """Return means and rates since the last report, and reset.
 
-        The means and FLOPs include the steps of an interrupted process; the rates do not. Means
-        are absent if all steps were skipped, a norm if it is not finite, and a count if it is 0.
+        The means and FLOPs include the steps of an interrupted process; the rates do not. If all
+        steps were skipped, means are omitted. So is a norm that is not finite, and a count of 0.
 
         Returns:
             loss: mean smoothed cross-entropy per token, in nats.
             perplexity: exp of the mean negative log-likelihood per token.
-            gradient_norm: the norm in the newest step, before clipping.
+            gradient_norm: the norm at the latest step, before clipping.
             skipped: number of skipped steps.
             tokens_per_second: target tokens per second.
             flops: FLOPs of all steps, without padding.

@@ -14,7 +14,7 @@ from transformer_jax.config import ModelConfig
 
 
 class General(nn.Module):
-    """Computes q^T W k ("general" of Luong et al. 2015); each head's W starts Glorot-uniform."""
+    """Computes q^T W k ("general" of Luong et al. 2015); each head's W is Glorot-initialized."""
 
     config: ModelConfig
 

@@ -46,7 +46,7 @@ def blockwise_attention(
 ) -> Float[Array, "B T H V"]:
     """Average the values by softmax(scale q k), as `MultiHeadAttention` does, but block by block.
 
-    Dropout drops the same weights as in full attention. Without `rng`, it drops none.
+    Dropout drops the same weights as in full attention. Without `rng`, no weights are dropped.
     """
     return forward(inputs, mask, rng, scale, rate)[0]
 

@@ -20,7 +20,7 @@ class AddConcatenatedSinusoids(AddPositions):
 
 
 class AddNothing(AddPositions):
-    """Apply only dropout, for schemes in self-attention and for the ablation "none"."""
+    """Apply only dropout, for schemes that act in self-attention and for the ablation "none"."""
 
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
         """Return zeros."""
