@@ -15,7 +15,7 @@ TESTS = Path(__file__).parent
 
 @dataclasses.dataclass
 class Forks:
-    """A client of the process in `zygote.py`, which starts commands and waits for their ends."""
+    """A client of the process in `zygote.py`, which starts commands and waits for them to exit."""
 
     zygote: subprocess.Popen[str]
 

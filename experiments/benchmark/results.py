@@ -128,7 +128,7 @@ class Results:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Results":
-        """Return the results that plain data from `to_dict` describes.
+        """Reconstruct the results from the output of `to_dict`.
 
         Raises:
             KeyError, TypeError, ValueError: the data is not in the expected format.

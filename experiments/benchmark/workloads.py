@@ -33,7 +33,7 @@ class Sizes:
     dtype: str = "float32"
 
     def with_changes(self, changes: Sequence[str]) -> "Sizes":
-        """Return the sizes with some of them changed, such as "d_ff=1024".
+        """Return a copy of the sizes with changes such as "d_ff=1024".
 
         Raises:
             UsageError: the name is unknown, or the value is not a positive number.

@@ -26,7 +26,7 @@ FIELDS: list[tuple[Any, str]] = [
 ]
 KINDS = {(kind, key): typing.get_type_hints(kind)[key] for kind, key in FIELDS}
 
-# A range has the smallest valid value, the largest valid value, and invalid values.
+# The smallest valid value, the largest valid value, and some invalid values.
 Range = tuple[float, float, tuple[float, ...]]
 INTEGER: Range = (1, 10**9, (0, -1))
 REAL: Range = (1e-12, 1e12, (0.0, -1e-9, math.inf, math.nan))

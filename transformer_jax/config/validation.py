@@ -35,7 +35,7 @@ def between(low: int, high: int) -> Rule:
 
 
 def at_least(low: int) -> Rule:
-    """Allow the finite numbers that are not below `low`."""
+    """Accept finite numbers greater than or equal to `low`."""
     return Rule(f"at least {low} and finite", lambda value: low <= value < math.inf)
 
 

@@ -45,7 +45,7 @@ class ProcessSpec(NamedTuple):
 def resolve_cluster(
     coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> ProcessSpec | None:
-    """Return this process's place among the processes, or None if it is the only one.
+    """Return the address and rank of this process, or None if it is the only one.
 
     The arguments are HOST:PORT of process 0, the number of processes, and the index of this one. If
     all are None, the environment of Slurm, Open MPI, Kubernetes, or Cloud TPU decides; a single

@@ -32,7 +32,7 @@ class CheckpointMetadata(NamedTuple):
 
     @classmethod
     def read(cls, checkpoint: Path, identity: Mapping[str, object]) -> Self:
-        """Read the metadata of the checkpoint of a run with this identity.
+        """Read a checkpoint's metadata, and check that it belongs to the run with this identity.
 
         Raises:
             CorruptionError: the file differs from what was written.

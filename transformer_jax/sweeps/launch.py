@@ -89,7 +89,7 @@ class _Pool:
         return slot
 
     def remove_ended(self) -> list[tuple[SweepRun, int]]:
-        """Free the slots of ended workers; return the runs and exit codes of those in this pool."""
+        """Free the slots of workers that have exited; return the runs and exit codes of our own."""
         ended = []
         for run, (slot, process) in list(self.workers.items()):
             if (code := process.poll()) is not None:

@@ -66,7 +66,7 @@ def flops_of_lengths(
         attention += heads * config.d_k * vectors * (source + target).sum()
         attention += heads * config.d_v * np.sum(source * source + target * target)
     forward = config.num_layers * (encoder + decoder + attention) + d * vocab_size * target.sum()
-    # Each product of two numbers takes two operations, multiply and add.
+    # Each multiply-add counts as two FLOPs.
     return float(3 * 2 * forward)
 
 

@@ -127,8 +127,9 @@ class PmapDataParallel(DataParallel):
         """Compile the step; as in `DataParallel`, it takes and returns global arrays."""
 
         def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-            # Add sums and counts exactly once. A mean of the devices' means would weight tokens
-            # unequally, and a second `psum` would scale the gradient by the number of devices.
+            # Add the devices' sums and counts exactly once. A mean of the devices' means would
+            # weight tokens unequally, and a second `psum` would scale the gradient by the number of
+            # devices.
             sums = step.compute_gradients(state, batch, jax.lax.axis_index(self.axis))
             return step.apply_gradients(state, jax.lax.psum(sums, self.axis))
 
@@ -176,7 +177,7 @@ class CompiledStep:
         return Compilation(self._sharding.count_rows(rows), source_length, target_length, seconds)
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Run a step, which donates the state, on this process's rows; compile it if necessary."""
+        """Run one step on this process's rows; compile it if necessary. The state is donated."""
         if not self.is_compiled_for(batch):
             self.compile(state, batch)
         return self._compiled[_shape(batch)](state, self._sharding.place_batch(batch))
