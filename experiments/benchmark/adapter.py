@@ -115,7 +115,7 @@ def decode(
     """Return a function that translates and returns the mean number of tokens per translation.
 
     Args:
-        sizes: those of `make_config`, and vocab.
+        sizes: the sizes that `make_config` takes, and vocab.
         source: int32[sentences, length], without padding.
         beam_size: the size of the beam; 1 means greedy search.
         steps: tokens per translation, including the end token.

@@ -170,7 +170,7 @@ def test_a_manipulated_run_is_rejected_in_one_line(
 
 
 def rejection_of(model: bytes) -> str:
-    """Return the reason for which a vocabulary is rejected, or "" if it is accepted."""
+    """Return why a vocabulary is rejected, or "" if it is accepted."""
     try:
         Tokenizer.load_untrusted(model, "tokenizer.model")
     except DataError as error:

@@ -91,7 +91,7 @@ class PaddingCost:
         return self._size(*divmod(int(saved.argmax()), saved.shape[1]))
 
     def greedy_search(self, target_density: float) -> list[Size]:
-        """Return a bucket for all pairs, and more buckets until enough positions hold tokens."""
+        """Start with one bucket for all pairs; add buckets until enough positions hold tokens."""
         sizes = [self._size(-1, -1)]
         most = min(MAX_BUCKETS, np.count_nonzero(self.counts))
         while len(sizes) < most and self.tokens < target_density * self.cost(sizes):

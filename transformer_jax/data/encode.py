@@ -60,7 +60,7 @@ def read_tokens(folder: Path, split: Split, side: str, tokenizer: Tokenizer) -> 
 
 
 def unfit_text(source: str, target: str) -> str | None:
-    """Return the reason to leave this pair of lines out of training, or None."""
+    """Return why training omits this pair of lines, or None if it does not."""
     if not source.strip() or not target.strip():
         return "empty"
     if is_too_long(source) or is_too_long(target):
@@ -69,7 +69,7 @@ def unfit_text(source: str, target: str) -> str | None:
 
 
 def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
-    """Return the reason to leave a pair with these numbers of tokens out of training, or None."""
+    """Return why training omits a pair with these numbers of tokens, or None if it does not."""
     # The numbers include EOS, but the ratio does not.
     shorter, longer = sorted((source - 1, target - 1))
     if shorter == 0:

@@ -161,7 +161,7 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         with _open(path) as file:
             # A truncated line may lose a byte-order mark and an incomplete character, at most 6
-            # bytes. Reading 8 bytes past the limit keeps it too long even then.
+            # bytes. With 8 more bytes, it still exceeds the limit.
             while line := file.readline(MAX_LINE_BYTES + 8):
                 number += 1
                 is_truncated = len(line) == MAX_LINE_BYTES + 8 and not line.endswith(b"\n")

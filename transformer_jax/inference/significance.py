@@ -86,7 +86,7 @@ def bootstrap(
     metrics: Mapping[str, Metric],
     references: Sequence[str],
 ) -> tuple[dict[str, Signature], dict[str, list[Result]]]:
-    """Compare systems, each a name and translations, with the first one by paired bootstrap.
+    """Compare each system (a name and its translations) with the first by paired bootstrap.
 
     Returns the signature of each metric, and for each metric the results of all systems.
     """

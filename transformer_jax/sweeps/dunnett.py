@@ -20,7 +20,7 @@ def dunnett_probability(bound: float, correlation: Correlation, freedom: int) ->
 
 @functools.lru_cache
 def dunnett_quantile(confidence: float, correlation: Correlation, freedom: int) -> float:
-    """Return the bound that no statistic exceeds in magnitude with this probability."""
+    """Return the bound such that, with this probability, no statistic exceeds it in magnitude."""
 
     def excess(bound: float) -> float:
         return dunnett_probability(bound, correlation, freedom) - confidence

@@ -43,7 +43,7 @@ def launch(
     `report` receives a line when a run starts or ends.
 
     Raises:
-        RunInterrupted: a signal ended the sweep. All running runs are saved.
+        RunInterrupted: a signal ended the sweep. The runs in progress are saved.
         StorageError: the sweep's folder cannot be written.
     """
     queue = deque(run for run in sweep.runs if _is_pending(read_status(run), retry_failed))

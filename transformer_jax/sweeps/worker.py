@@ -120,8 +120,8 @@ def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str
     if code < 0:
         return RunInterrupted.exit_code, f"{signal.Signals(-code).name} ended it"
     if code == 0 and newest_evaluation(run, split) is None:
-        # `evaluate` also succeeds if it can print the scores but not store them. A sweep needs the
-        # files.
+        # `evaluate` also succeeds if it can print the scores but not store them. A report reads the
+        # stored scores, so this is a failure.
         code = StorageError.exit_code
     return code, ""
 

@@ -16,7 +16,7 @@ from transformer_jax.training.components import RunComponents
 from transformer_jax.training.step import TrainState, init_state
 from transformer_jax.training.throughput import Sums
 
-# The counts of a state, which checkpoints store as metadata.
+# The counters of a train state, which checkpoints store as metadata.
 COUNTS = ("skipped", "skipped_in_a_row")
 
 
