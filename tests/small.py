@@ -25,6 +25,8 @@ SMALL = Config().change(
         "keep_checkpoints": 3,
         "log_every": 2,
     },
+    # An untrained model ends few sentences by itself, so this limit is the length of a search.
+    decode={"max_extra_length": 8},
 )
 
 

@@ -179,7 +179,7 @@ def test_the_command_line_scores_text_in_files(
     assert "compound-split, as in the paper's script" in output
     assert "paired bootstrap" in output
     [folder] = (copy / "evaluations").glob("on-*")
-    assert folder.name.endswith("-step8-average1-beam1-alpha0.6")
+    assert folder.name.endswith("-step8-average1-beam1-alpha0.6-max-extra-length-8")
     scores = json.loads((folder / "scores.json").read_text())
     assert isinstance(scores["compound_bleu"], float)
 
@@ -259,7 +259,8 @@ def test_the_command_line_prints_scores_for_people_and_for_programs(
     assert output.count("->") == 3
     assert "next: " in output
     names = {folder.name for folder in (run.folder.path / "evaluations").iterdir()}
-    assert {"dev-step8-average1-beam1-alpha0.6", "dev-step8-average2-beam1-alpha0.6"} <= names
+    search = "beam1-alpha0.6-max-extra-length-8"
+    assert {f"dev-step8-average1-{search}", f"dev-step8-average2-{search}"} <= names
 
 
 def test_scores_are_printed_even_if_they_cannot_be_saved(
@@ -298,7 +299,9 @@ def test_the_command_line_compares_two_runs(
     assert [c["metric"] for c in baseline["scores"]] == ["BLEU", "chrF2"]
     assert baseline["scores"][0]["p"] == 1
     assert f"bs:1000|seed:{baseline['seed']}" in baseline["scores"][0]["signature"]
-    folder = run.folder.path / "evaluations" / "dev-step8-average2-beam1-alpha0.6"
+    folder = (
+        run.folder.path / "evaluations" / "dev-step8-average2-beam1-alpha0.6-max-extra-length-8"
+    )
     # Both comparisons had the same translations, so there is only one file.
     [saved] = folder.glob("baseline-run-*.json")
     assert json.loads(saved.read_text()) == baseline

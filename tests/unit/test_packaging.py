@@ -209,7 +209,7 @@ def test_a_package_is_evaluated_as_a_run_and_its_scores_are_on_the_next_card(
     first = load(package_run(run, tmp_path / "first").path)
     evaluation = evaluate(first, "dev", {})
     folder = save_evaluation(first, evaluation)
-    assert folder.name == "dev-step8-average2-beam2-alpha0.6"
+    assert folder.name == "dev-step8-average2-beam2-alpha0.6-max-extra-length-8"
     second = package_run(first, tmp_path / "second", dtype="bfloat16", license_id="mit").path
     card = (second / "README.md").read_text("utf-8")
     scores = evaluation.scores

@@ -97,7 +97,8 @@ def test_scores_are_the_log_probabilities_of_the_model(run: Run, lines: list[str
     tokens = run.vocabulary.source.encode(lines[:ROWS])
     for row, sentence in zip(source, tokens, strict=True):
         row[: len(sentence)] = sentence
-    limit = np.array([len(sentence) + 50 for sentence in tokens])
+    longer = run.config.decode.max_extra_length
+    limit = np.array([len(sentence) + longer for sentence in tokens])
     best = search(run.model, run.config.decode, 4, run.params, source, limit)
     model: Any = jax.jit(lambda s, t: run.model.apply({"params": run.params}, s, t))
     for rank in (0, 1):
