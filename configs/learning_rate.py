@@ -2,9 +2,8 @@
 
     transformer-jax sweep learning_rate --seeds 1
 
-The model is the base model at `--scale tiny`, and the text is that of configs/multi30k.py. Each row
-takes about ten minutes on one CPU core. In the names, p8_w1000 is a peak learning rate of 0.008
-after 1,000 warmup steps.
+The model is the base model at `--scale tiny`, and the text is that of configs/multi30k.py. The name
+p8_w1000 means a peak learning rate of 0.008 after 1,000 warmup steps.
 
 Differs from the paper: the peak is chosen here instead of 1 / sqrt(d_model warmup_steps).
 """

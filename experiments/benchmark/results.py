@@ -6,17 +6,16 @@ import json
 import math
 import os
 import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmark.rounds import ROOT, Quartiles, Rounds, quartiles
+from experiments.benchmark.rounds import Quartiles, Rounds, quartiles
 from experiments.benchmark.worker import Sample
 from transformer_jax.errors import DataError, StorageError, UsageError
 from transformer_jax.runs.atomic_files import write_json
-from transformer_jax.runs.versions import installed_versions
+from transformer_jax.runs.versions import installed_versions, source_commit
 
 # The names of libraries in reports, by Python package.
 LIBRARIES = {
@@ -117,7 +116,7 @@ class Results:
             benchmarks,
             describe_machine(),
             installed_versions(),
-            current_commit(),
+            source_commit() or None,
             now,
             list(left_out),
         )
@@ -269,22 +268,6 @@ def describe_machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_gib": memory,
     }
-
-
-def current_commit() -> str | None:
-    """Return the commit of this project; None without a git clone."""
-    try:
-        sections = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],  # noqa: S607
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return sections.stdout.strip() or None
 
 
 COLUMNS = (
