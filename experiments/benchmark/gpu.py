@@ -1,8 +1,8 @@
 """Run all GPU benchmarks in one command, within a few minutes.
 
-Benchmarks run in order of importance, and the result lists those that were skipped for lack of
-time. The workers of a benchmark compile at the same time, so their first calls take longer than
-usual.
+Benchmarks run in order of importance, and the result lists the benchmarks that were skipped for
+lack of time. The workers of a benchmark compile at the same time, so their first calls take longer
+than usual.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Benchmarks of other libraries: PyTorch, Hugging Face Transformers, and CTranslate2.
 
-Each library runs in a separate process, which may be in an environment without JAX. It gets the
-same task as the corresponding function in `adapter`. A library that cannot be imported is skipped.
+Each library runs in a separate process, possibly in an environment without JAX, and gets the same
+task as the corresponding function in `adapter`. A library that cannot be imported is skipped.
 """
 
 import importlib
@@ -156,8 +156,8 @@ def train(task: Mapping[str, Any]) -> Workload:
 def marian(sizes: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return Hugging Face's library and its Marian model of these sizes, with random weights."""
     library: Any = importlib.import_module("transformers")
-    # CTranslate2's converter requires that the last token of the vocabulary is the padding token
-    # and also the first token of each translation.
+    # CTranslate2's converter requires the last token of the vocabulary to be the padding token and
+    # also the first token of each translation.
     last = sizes["vocab"] - 1
     config = library.MarianConfig(
         vocab_size=sizes["vocab"],

@@ -36,8 +36,8 @@ TRAINER = """
             heartbeat.beat(step)
     assert heartbeat.connect()
 """
-# DEADLINE is much longer than any machine needs, so that a slow machine does not fail a test.
-# STEP_TIMEOUT is short, because tests of a silent trainer wait for it.
+# DEADLINE is much longer than any machine needs, so that tests pass on slow machines. STEP_TIMEOUT
+# is short, because tests of a silent trainer wait for it.
 STEP_TIMEOUT = 3.0
 DEADLINE = 600.0
 
