@@ -12,9 +12,9 @@ each row lists the recipe's features that are not available here.
 from configs.base import CONFIG as PAPER
 
 # transformer_base in mid-2017: 4,096 tokens on each of 8 devices; projections with biases. Not
-# available: an embedding of zeros for BOS; an embedding of the target language that is added to the
-# source; an Adam that skips tokens absent from the batch; a joint initialization of query, key, and
-# value as one matrix.
+# available: an all-zero embedding for BOS; a target language embedding that is added to the source;
+# a variant of Adam that skips tokens absent from the batch; and a joint initialization of query,
+# key, and value as one matrix.
 T2T_2017 = PAPER.change(
     model={"positions": "concatenated_sinusoidal", "attention_bias": True},
     data={"batch_tokens": 8 * 4096},
@@ -31,8 +31,8 @@ T2T_V2 = T2T_V1.change(
 # transformer_base_v3, which is the current transformer_base.
 T2T_V3 = T2T_V2.change(train={"adam_beta2": 0.997})
 # The widths of the big model with the dropout of base; 32 packed rows of 256 tokens on each of 8
-# devices. Not available: unscaled embeddings from N(0, 1), with logits divided by sqrt(d_model); an
-# embedding of zeros for BOS.
+# devices. Not available: unscaled embeddings from N(0, 1), with logits divided by sqrt(d_model);
+# and an all-zero embedding for BOS.
 FLAX_WMT = PAPER.change(
     model={
         "d_model": 1024,

@@ -22,7 +22,8 @@ def cache_folder(name: str) -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     folder = Path(home) / "transformer_jax" / name
     try:
-        # Without a home folder, expanduser returns "~" unchanged. Do not create a folder named "~".
+        # Without a home directory, expanduser returns "~" unchanged. Do not create a folder named
+        # "~".
         if folder.is_absolute() and os.access(_make_directory(folder), os.W_OK):
             return folder
     except StorageError:

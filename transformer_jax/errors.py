@@ -51,7 +51,7 @@ class UsageError(TransformerJaxError):
 
 
 class ConfigError(UsageError):
-    """A config is invalid. The message names the field, its rule, and the value."""
+    """A config is invalid. The message contains the field, the rule, and the value."""
 
 
 class SweepFailedError(TransformerJaxError):

@@ -153,7 +153,7 @@ def suppress_eos(params: Params, layers: int) -> Params:
     return changed
 
 
-# Each function below returns the `Workload` that a task describes. A task is plain data.
+# Each function below returns the `Workload` that a task describes. Tasks are JSON data.
 
 
 def describe_device(dtype: str, **more: Any) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def train(task: Mapping[str, Any]) -> Workload:
     """Train on preloaded batches, which are repeated.
 
     Args:
-        task: sizes, and the path of the arrays.
+        task: the sizes of the model, and the path of the saved batches.
     """
     enable_compilation_cache()
     sizes, batches = task["sizes"], load_batches(task)
@@ -234,8 +234,8 @@ def translate(task: Mapping[str, Any]) -> Workload:
     """Translate all sentences like `transformer-jax translate`.
 
     Args:
-        task: sizes, sources (lists of tokens with end tokens), beam_size, and extra (the number
-            of tokens by which a translation is longer than its source).
+        task: sizes, sources (lists of tokens with end tokens), beam_size, and extra (how many more
+            tokens a translation has than its source).
     """
     enable_compilation_cache()
     sizes = task["sizes"]
@@ -261,7 +261,7 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     """Train on a config's text in the same way as a run does between two reports.
 
     Args:
-        task: a config as plain data; is_preloaded (train on preloaded full batches of the same
+        task: a config as JSON data; is_preloaded (train on preloaded full batches of the same
             shapes in the same order); and the number of steps.
     """
     enable_compilation_cache()

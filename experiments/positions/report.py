@@ -180,7 +180,7 @@ def footnotes(study: Study) -> Sequence[str]:
         "Perplexity is per token of the reference, without label smoothing; ± is the standard "
         f"deviation over random seeds ({', '.join(map(str, seeds))}).",
         "In the figure, a mean outside the gray band of its bucket differs significantly from "
-        f"that of {study.schemes[0]} (95 % for all rows of a bucket together, Bonferroni).",
+        f"the mean of {study.schemes[0]} (95 % for all rows of a bucket together, Bonferroni).",
     ]
     if study.metric == "bleu":
         notes.append(

@@ -126,7 +126,7 @@ def test_a_long_step_extends_the_limit_for_a_hundred_messages() -> None:
     for index, silence in enumerate([10.0, 300.0, *[10.0] * 100]):
         heartbeats.silence = silence
         heartbeats.receive(f"step {3 * index}")
-        # A long interval counts while it is among the last hundred intervals.
+        # A long interval counts as long as it is among the last hundred intervals.
         assert heartbeats.limit == (1200 if 1 <= index <= 100 else 40)
 
 

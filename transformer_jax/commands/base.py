@@ -27,8 +27,7 @@ class ConfigCommand(abc.ABC):
     """Base class of commands that load a config and accept each config field as an option."""
 
     data_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the data section from this config, except for the fields in which
-    a row of a sweep differs from the first row."""
+    """Take the data section from this config. Rows of a sweep keep the fields that define them."""
     train_from: Annotated[str | None, arg(metavar="CONFIG")] = None
     """Take the train section from this config in the same way. If a row
     trains longer than the first row, the ratio of their steps stays the

@@ -74,7 +74,7 @@ class RunCommand(CheckpointCommand):
     run's decode.beam_size."""
     beam_end: Literal["tensor2tensor", "any"] | None = None
     """Which hypotheses can finish at each step. tensor2tensor: as in the
-    paper's code, those whose end is one of the 2 x beam_size likeliest
+    paper's code, those with an end token among the 2 x beam_size likeliest
     continuations. any: all of them. Default: the run's decode.beam_end."""
 
     @property

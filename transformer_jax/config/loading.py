@@ -131,7 +131,7 @@ def _execute(path: Path) -> dict[str, object]:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Let a config file import `configs.x` or, from its own folder, `x`; then undo the imports.
+    """Let a config file import `configs.x`, and `x` from its own folder; then undo the imports.
 
     The files in `folder` take precedence over the shipped ones. Undoing the imports avoids
     confusion between modules with the same name in two folders.

@@ -1,6 +1,6 @@
 """The four sections of a config. Their defaults are the paper's base model.
 
-A field's docstring is its help text. Help texts of several lines fit in 80 columns.
+A field's docstring is its help text. Multi-line help texts fit in 80 columns.
 """
 
 from dataclasses import dataclass
@@ -262,8 +262,8 @@ class TrainConfig(ConfigSection):
     """Number of most recent scheduled checkpoints to keep, for averaging.
     The best checkpoint is always kept."""
     max_minutes_between_checkpoints: Annotated[float, POSITIVE] = 10.0
-    """Maximum time between recovery checkpoints. The first one is saved after
-    step 1; the intervals then grow up to this maximum."""
+    """Maximum time between recovery checkpoints. The first is saved after step
+    1, and the intervals then grow to this maximum."""
     log_every: Annotated[int, POSITIVE] = 100
     """Number of steps between reports of training metrics."""
     profile: Annotated[int, at_least(0)] = 0
@@ -287,9 +287,9 @@ class DecodeConfig(ConfigSection):
     max_extra_length: Annotated[int, at_least(0)] = MAX_EXTRA_LENGTH
     """Maximum length of a translation: the source length plus this many tokens."""
     beam_end: Literal["tensor2tensor", "any"] = "tensor2tensor"
-    """Which hypotheses can finish at each step. tensor2tensor: as in the paper's
-    code, those whose end is one of the 2 x beam_size likeliest continuations.
-    any: all of them. Differs from the paper when set to any."""
+    """Which hypotheses can finish at each step. tensor2tensor: as in the
+    paper's code, those with an end token among the 2 x beam_size likeliest
+    continuations. any: all of them. Differs from the paper when set to any."""
     average_checkpoints: Annotated[int, POSITIVE] = 1
     """Translate with the mean of the last N scheduled checkpoints. The paper
     averages 5 for the base model and 20 for the big model in Table 2, and

@@ -25,7 +25,7 @@ class Rule:
     """A condition on a number. NaN never satisfies it."""
 
     words: str
-    """The end of the sentence "The field must be ..."."""
+    """Completes the sentence "The field must be ..."."""
     allows: Callable[[float], bool]
 
 
@@ -58,7 +58,7 @@ class ConfigSection:
                     self.require(key, rule.allows(value), rule.words)
 
     def require(self, key: str, is_valid: bool, rule: str) -> None:
-        """Raise a ConfigError that names the field, the rule, and the value, unless it is valid."""
+        """Raise a ConfigError with the field, the rule, and the value unless `is_valid` is true."""
         if not is_valid:
             raise ConfigError(f"{self.name}.{key} must be {rule}, got {getattr(self, key)!r}")
 

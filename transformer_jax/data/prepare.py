@@ -4,8 +4,8 @@
         report.json          numbers of pairs (kept, or dropped by reason); file sizes; fingerprint
         files of `encode`    tokens and lengths; lines of dev and test
 
-Text is read in chunks, so memory use does not grow with its size. An interrupted preparation
-resumes.
+Text is read in chunks, so memory use does not grow with the size of the text. An interrupted
+preparation resumes.
 """
 
 import hashlib

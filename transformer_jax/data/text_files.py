@@ -28,7 +28,7 @@ class TextFiles:
     """A corpus in pairs of plain or gzip-compressed files."""
 
     def __init__(self, files: Mapping[Split, tuple[str, str] | None], folder: str | None) -> None:
-        """Find the source file and the target file of each split; train and dev are required.
+        """Find the source and target files of each split. The train and dev splits are required.
 
         Relative names are relative to `folder`, `$TRANSFORMER_JAX_DATA`, or the working directory.
         """

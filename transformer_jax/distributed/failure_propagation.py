@@ -26,8 +26,8 @@ GOODBYE = "goodbye"
 class FailurePropagation:
     """Connections between process 0 and every other process, open for the whole run.
 
-    A process that fails sends its message and its exit code, and all others end at once with the
-    same message and exit code. A process that is killed sends nothing, but its operating system
+    A process that fails sends its error message and exit code, and all others end immediately with
+    the same message and code. A process that is killed sends nothing, but its operating system
     closes the connection.
     """
 
@@ -37,7 +37,7 @@ class FailurePropagation:
         """Start listening. The keys of the connections are process indices.
 
         Process 0, the primary process, relays the messages of all others. Messages about lost
-        processes name the run's folder.
+        processes include the run's folder.
         """
         self._connections, self._run, self._is_primary = connections, run, is_primary
         self._is_closed = False

@@ -39,7 +39,7 @@ class ProcessGroup:
     """The processes that train one run.
 
     Every process must call `barrier`, `broadcast`, and `check_same_config` in the same order. If a
-    process fails, `FailurePropagation` ends those that wait for it.
+    process fails, `FailurePropagation` ends the processes that wait for it.
     """
 
     def __init__(self, count: int = 1, index: int = 0) -> None:
@@ -165,7 +165,7 @@ def join_processes(
     """Connect the processes of a run, if there are several, before JAX uses a device.
 
     With several processes, an error inside the context ends all processes and does not propagate.
-    Messages about a lost process name the run's folder. `resolve_cluster` explains the other
+    Messages about a lost process include the run's folder. `resolve_cluster` explains the other
     arguments.
 
     Raises:

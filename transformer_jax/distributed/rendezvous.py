@@ -34,7 +34,7 @@ class ProcessSpec(NamedTuple):
     count: int
     index: int
     local_devices: list[int] | None = None
-    """Indices of this process's devices on its machine; None for all of them."""
+    """The indices of this process's devices on its machine, or None for all devices."""
 
     @property
     def handshake(self) -> str:
@@ -140,7 +140,7 @@ def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
 
 
 def _accept_others(spec: ProcessSpec, deadline: float, seconds: float) -> dict[int, socket.socket]:
-    """Accept a connection from each other process; then notify all of them."""
+    """Accept a connection from every other process, and then notify them all."""
     # Other programs may connect too, so accept only handshakes from this run's processes.
     indices = {spec._replace(index=i).handshake: i for i in range(1, spec.count)}
     connections: dict[int, socket.socket] = {}
@@ -187,7 +187,7 @@ def _connect_to_first(spec: ProcessSpec, deadline: float, seconds: float) -> soc
             timeout = max(deadline - time.monotonic(), 0.01)
             connection = socket.create_connection(address, timeout=timeout)
             connection.sendall(spec.handshake.encode())
-            # Process 0 stops waiting at its own deadline.
+            # Wait a little longer, because process 0 has its own deadline.
             connection.settimeout(seconds + 10)
             if connection.recv(len(READY)) == READY:
                 return connection

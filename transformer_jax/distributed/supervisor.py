@@ -88,7 +88,7 @@ def supervise(
     """Run a trainer and return its exit code.
 
     The command must call `heartbeat.connect`. `Heartbeats` describes the timeouts. Error messages
-    name the run's folder, `run`. Signals forwarded to the trainer are appended to
+    include the run's folder, `run`. Signals forwarded to the trainer are appended to
     `forwarded_signals`.
 
     Raises:

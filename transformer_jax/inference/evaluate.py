@@ -85,7 +85,7 @@ class Evaluation(NamedTuple):
 def sacrebleu_metrics(
     tokenizer: str, *, warn: bool = True
 ) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
-    """Return chrF, and BLEU with this tokenizer; `warn` lets BLEU warn about tokenized text."""
+    """Return BLEU with this tokenizer, and chrF. If `warn`, BLEU warns about tokenized text."""
     force = tokenizer == "none" or not warn
     return sacrebleu.BLEU(tokenize=tokenizer, force=force), sacrebleu.CHRF()
 

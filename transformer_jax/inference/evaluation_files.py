@@ -1,4 +1,4 @@
-"""Store an evaluation in the run, in a directory named after the split and the search.
+"""Store an evaluation in the run, in a directory named after the split and search options.
 
 The directory contains these files:
 

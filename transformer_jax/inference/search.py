@@ -192,7 +192,7 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
 def greedy_search(
     step: Step, state: State, limit: Int[Array, " B"], *, max_length: int, bos: int, eos: int
 ) -> Translations:
-    """Take the likeliest token at each step until it is `eos`; the score is the log-probability."""
+    """Take the likeliest token at each step, up to `eos`; the score is the log-probability."""
 
     def extend(greedy: _Greedy) -> _Greedy:
         logits, state = step(greedy.newest[:, None], greedy.position, ancestors, greedy.state)

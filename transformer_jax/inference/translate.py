@@ -1,4 +1,4 @@
-"""Translate lines; each translation depends only on its own source sentence (section 6.1).
+"""Translate lines independently of each other (section 6.1).
 
 Each sentence is padded to a width that depends only on its own length, and each batch has a fixed
 number of rows. The other sentences in a batch therefore cannot affect a translation, and the search
@@ -73,7 +73,7 @@ class Translator:
         self.longest_source, self.longest_target = model.config.max_lengths
 
     def encode(self, lines: Sequence[str], *, truncate: bool = False) -> list[list[int]]:
-        """Return the tokens of each line, including `eos`; a blank line has no tokens.
+        """Return the tokens of each line, including `eos`. A blank line has no tokens.
 
         Raises:
             DataError: a line is too long for the model, and `truncate` is false.

@@ -27,7 +27,7 @@ def source_mask(source: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
 def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
     """Let each position attend to itself and to earlier positions (section 3.2.3).
 
-    Padding needs no mask, because it follows all tokens of the target.
+    Padding does not need a mask, because it follows all target tokens.
     """
     return jnp.tril(jnp.ones((1, 1, length, length), bool))
 

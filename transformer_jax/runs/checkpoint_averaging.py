@@ -25,7 +25,7 @@ def select_steps(
     no checkpoint is scheduled, it is the latest checkpoint alone.
 
     Raises:
-        UsageError: there is no such checkpoint, or there are fewer checkpoints than `average`.
+        UsageError: the checkpoint does not exist, or there are fewer checkpoints than `average`.
         StorageError: the checkpoint at `step` is damaged, or all checkpoints are damaged.
     """
     run = checkpoints.run

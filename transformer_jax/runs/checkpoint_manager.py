@@ -93,7 +93,7 @@ class CheckpointManager:
         return self._metadata[step].previous_step if step in self._metadata else None
 
     def latest_valid(self) -> int | None:
-        """Return the latest step whose files are intact; None if there are no checkpoints.
+        """Return the step of the latest intact checkpoint; None if there are no checkpoints.
 
         Rename the later, damaged checkpoints unless the directory is read-only. Raise a
         StorageError if all checkpoints are damaged.
@@ -171,7 +171,7 @@ class CheckpointManager:
         return pending is not None and pending.done() and pending.exception() is not None
 
     def wait(self) -> None:
-        """Wait until the pending write is on disk, or raise its StorageError."""
+        """Wait until the pending write is on disk, or raise the StorageError if it failed."""
         pending, self._pending = self._pending, None
         try:
             if pending is not None:

@@ -22,7 +22,7 @@ LINE = re.compile(r"([0-9a-f]{64})  ([\w./=-]+)", re.ASCII)
 
 
 class CorruptionError(Exception):
-    """A file differs from what was written. The message names the file and the difference."""
+    """A file differs from what was written. The message gives the file and the difference."""
 
 
 def write(folder: Path) -> None:
@@ -45,7 +45,7 @@ def check(folder: Path) -> None:
 
 
 def read(folder: Path, name: str) -> bytes:
-    """Return the content of one file; raise a CorruptionError if its digest differs."""
+    """Return the contents of a file; raise a CorruptionError if the digest differs."""
     digests = _read_digests(folder)
     path = folder / name
     if name not in digests or name not in set(_files(folder)):

@@ -47,7 +47,7 @@ class RowResult:
 
     name: str
     change: str
-    """The fields in which the row differs from the first row, and their values."""
+    """The row's differences from the first row: fields and values."""
     config: Config
     """The config of the trained runs. The vocabulary may be smaller than requested."""
     paper: Paper

@@ -87,7 +87,7 @@ class Analysis:
     """All rows except the first, by name."""
     wide: Mapping[str, float]
     """The rows that vary much more over seeds than the others, and the ratio of each row's standard
-    deviation to the typical one. They are not pooled with the other rows."""
+    deviation to the typical one. These rows are not pooled with the others."""
     deviation: float | None
     """The residual standard deviation, pooled over rows. None if no row has a Dunnett interval."""
     freedom: int
@@ -222,7 +222,7 @@ def _compare_pooled(
 def welch_interval(
     ours: Sequence[float], theirs: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Return Welch's interval for a difference of means; None if one has fewer than two scores."""
+    """Return Welch's interval for a difference of means; None if either has only one score."""
     if min(len(ours), len(theirs)) < 2:
         return None
     difference = statistics.fmean(ours) - statistics.fmean(theirs)

@@ -141,7 +141,7 @@ def read_status(run: SweepRun) -> RunStatus:
 
 
 def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
-    """Return the status with the results from the run's metrics and latest evaluations added."""
+    """Add results from the run's metrics and latest evaluations to a status."""
     run = status.run
     metrics = read_metrics(run.path / "metrics.jsonl", TAIL_BYTES)
     train, dev = ([x for x in metrics if x.get("split") == name] for name in ("train", "dev"))

@@ -33,7 +33,7 @@ def compare_test_bleu(
 ) -> tuple[dict[str, dict[int, BleuDifference]], str]:
     """Compare each run with the first row's run of the same seed, if their references are equal.
 
-    Return the differences by row and seed, and sacreBLEU's signature ("" if there are none).
+    Return the differences by row and seed, and sacreBLEU's signature, or "" without differences.
     """
     bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
     base = next(iter(by_row))

@@ -127,7 +127,7 @@ def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str
 
 
 def main(sweep_path: str, run_name: str, step_timeout: str) -> int:
-    """Run the worker with these command-line arguments; return its exit code."""
+    """Run the worker with these command-line arguments; return the exit code."""
     if cores := os.environ.pop(CORES_VARIABLE, ""):
         # Child processes inherit the CPU affinity.
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})

@@ -99,7 +99,7 @@ class Checkpointer:
         """Return whether to save a recovery checkpoint now; only the primary process decides."""
         if not self._run.group.is_primary:
             return False
-        # The error of a failed save is raised when the next save begins, so request one.
+        # If a save has failed, the next save raises the error, so request one.
         is_idle = not self._manager.is_writing()
         return self._manager.has_failed() or (is_idle and self._timer.is_due())
 

@@ -44,7 +44,7 @@ def flops_of_lengths(
     source_lengths: Int[np.ndarray, " B"],
     target_lengths: Int[np.ndarray, " B"],
 ) -> float:
-    """Return the FLOPs of a training step on B pairs: three times those of the forward pass.
+    """Return the FLOPs of a training step on B pairs: three times the FLOPs of a forward pass.
 
     Only matrix products count. The sum in an additive score counts as much as the dot product that
     it replaces. Operations repeated by `model.remat` count once.

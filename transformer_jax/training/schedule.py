@@ -26,8 +26,8 @@ class DueActions(NamedTuple):
     keep_pending_metrics: bool
     """Whether the checkpoint contains the metrics since the last scheduled report.
 
-    The report after the last step may be unscheduled. If the run is extended later, it reports
-    these metrics again at the scheduled step, as if it had never ended.
+    The report after the last step may be unscheduled. If the run is extended later, it reports the
+    same metrics again at the scheduled step, as if it had never stopped.
     """
     interrupt: bool
     """Whether a signal ends training once the checkpoint is on disk."""

@@ -43,7 +43,7 @@ class StepMetrics(NamedTuple):
     gradient_norm: Float[Array, ""]
     """The global norm before clipping."""
     skipped: Int[Array, ""]
-    """The same count as in the `TrainState` after the step."""
+    """The same count as in the new `TrainState`."""
     skipped_in_a_row: Int[Array, ""]
 
 
@@ -73,7 +73,7 @@ def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
 
 
 def make_rng(seed: Int[Array, ""]) -> Array:
-    """Return a run's random key, whose generator does not depend on JAX's configuration."""
+    """Return a run's random key. The generator does not depend on JAX's configuration."""
     return jax.random.key(seed, impl="threefry2x32")
 
 

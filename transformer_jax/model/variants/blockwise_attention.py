@@ -1,7 +1,7 @@
 """Blockwise attention: equation 1 without storing all weights at once.
 
 For long sequences, reading and writing [B, H, T, S] scores takes longer than the matrix products.
-Here each block of queries visits the keys block by block, and a running maximum and sum accumulate
+Here, each block of queries visits the keys block by block, and a running maximum and sum accumulate
 the softmax ("online softmax": Milakov and Gimelshein 2018; Rabe and Staats 2021; FlashAttention,
 Dao et al. 2022). The backward pass recomputes the weights, so memory grows linearly, not
 quadratically, with the length.
