@@ -53,7 +53,7 @@ class Sweep(ConfigCommand):
     """Number of accelerators to use, each for one run at a time; on a CPU,
     the number of runs at the same time. Default: all."""
     step_timeout: float = 60.0
-    """Minimum seconds without a finished step after which a run counts as stuck and is stopped."""
+    """A run is stopped as stuck after at least this many seconds without a finished step."""
     dry_run: FlagCreatePairsOff[bool] = False
     """Print the number of runs and the resources that they need, without training."""
     retry_failed: FlagCreatePairsOff[bool] = False

@@ -1,4 +1,4 @@
-"""The tables that commands print: scores, comparisons, sweeps, parameter counts."""
+"""The tables that commands print: scores, comparisons, sweeps, and parameter counts."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -68,7 +68,7 @@ class PaddingCost:
         return int((self._positions_per_pair(sizes) * self.counts).sum())
 
     def _positions_per_pair(self, sizes: list[Size]) -> np.ndarray:
-        """Return the positions that a pair of each length combination takes in its best bucket."""
+        """Return the positions that each combination of lengths takes in the smallest bucket."""
         cheapest = np.full(self.counts.shape, self.positions[-1, -1])
         for source, target in sizes:
             fits = np.ix_(self.widths[0] <= source, self.widths[1] <= target)

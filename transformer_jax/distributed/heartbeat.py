@@ -67,7 +67,8 @@ def report_progress(phase: str, _num_done: int, _total: int) -> None:
 
 def _send(message: str) -> None:
     if _pipe is not None:
-        # A full pipe holds enough messages already. `_end_with_supervisor` handles a broken pipe.
+        # A full pipe already contains enough messages. `_end_with_supervisor` handles a broken
+        # pipe.
         with suppress(BlockingIOError, BrokenPipeError):
             os.write(_pipe, f"{message}\n".encode())
 

@@ -104,8 +104,9 @@ def beam_search(
     `alpha` is at least 0, and `length_penalty` is a name in `PENALTIES`.
 
     `beam_end` decides which live hypotheses can finish at each step. "tensor2tensor" is the rule of
-    the authors' code: a hypothesis can finish if its end is one of the sentence's 2 J likeliest
-    continuations, or if none has finished at the limit. "any" differs from the paper: all can.
+    the authors' code: a hypothesis can finish if its end token is one of the sentence's 2 J
+    likeliest continuations, or if none has finished at the limit. "any" differs from the paper: all
+    can.
 
     A sentence is done when no live hypothesis can still become one of its `num_best` results.
     Log-probabilities never increase, and the penalty that divides them is largest at `limit`, so

@@ -13,7 +13,7 @@ ASSUMED_UTILIZATION = 0.3
 
 
 def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
-    """Estimate the seconds that each row takes per run if `num_parallel` runs train at once."""
+    """Estimate the seconds per run for each row if `num_parallel` runs train at once."""
     # Each run has its own accelerator, but all runs on a CPU share it.
     share = num_parallel if jax.default_backend() == "cpu" else jax.local_device_count()
     dtypes = {row.config.model.dtype for row in sweep.rows.values()}

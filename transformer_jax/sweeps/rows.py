@@ -23,8 +23,8 @@ WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> dict[str, Row]:
     """Replace config sections, such as "data", in all rows with the sections of other configs.
 
-    Each row keeps its own values for fields that differ from the first row. Raise ConfigError if a
-    resulting row is invalid.
+    Each row keeps the values that differ from the first row. Raise ConfigError if a resulting row
+    is invalid.
     """
     base = next(iter(rows.values())).config
 

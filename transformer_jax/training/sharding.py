@@ -124,7 +124,7 @@ class PmapDataParallel(DataParallel):
         return super().place_batch(Batch(*(x.reshape(devices, -1, x.shape[1]) for x in batch)))
 
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
-        """Compile the step; as in `DataParallel`, it takes and returns global arrays."""
+        """Compile the step. As in `DataParallel`, the step takes and returns global arrays."""
 
         def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
             # Add the devices' sums and counts exactly once. A mean of the devices' means would
@@ -157,7 +157,7 @@ class Compilation(NamedTuple):
 
 
 class CompiledStep:
-    """A training step with a sharding, compiled ahead of time for each batch shape."""
+    """A sharded training step, compiled ahead of time for each batch shape."""
 
     def __init__(self, step: TrainStep, sharding: DataParallel) -> None:
         self._step, self._sharding = step, sharding

@@ -35,7 +35,7 @@ class Meter:
     def add(self, metrics: StepMetrics, flops: float) -> int:
         """Count step n, and wait until the devices have finished step n - 2.
 
-        The wait limits how far the host runs ahead of the devices, and it lets `heartbeat.beat`
+        The wait limits how far the host runs ahead of the devices, and allows `heartbeat.beat` to
         report progress. For the first two steps after a report, this method returns 0 without
         waiting. For later steps, it returns how many steps in a row, up to step n - 2, were
         skipped.

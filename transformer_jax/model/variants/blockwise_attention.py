@@ -53,7 +53,7 @@ def blockwise_attention(
 
 
 def block_size(length: int, max_size: int) -> int:
-    """Return the smallest block size that does not need more blocks than `max_size` does."""
+    """Return the smallest block size that needs as few blocks as `max_size`."""
     return -(-length // -(-length // max_size))
 
 
