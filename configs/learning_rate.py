@@ -2,8 +2,8 @@
 
     transformer-jax sweep learning_rate --seeds 1
 
-The model is the base model at `--scale tiny`, and the text is the same as in configs/multi30k.py.
-The name p8_w1000 means a peak learning rate of 0.008 after 1,000 warmup steps.
+The model is the base model at `--scale tiny`, and the text is that of configs/multi30k.py. The name
+p8_w1000 means a peak learning rate of 0.008 after 1,000 warmup steps.
 
 Differs from the paper: the peak is chosen here instead of 1 / sqrt(d_model warmup_steps).
 """
@@ -17,7 +17,7 @@ TINY = {"num_layers": 3, "d_model": D_MODEL, "d_ff": 256, "d_k": 8, "d_v": 8}
 
 
 def with_peak(peak: float, warmup_steps: int) -> Config:
-    """Return the config whose learning rate peaks at `peak` after `warmup_steps` steps."""
+    """Return the config whose learning rate is `peak` after `warmup_steps`."""
     return SMALL.change(
         model={**BASE.to_dict()["model"], **TINY},
         train={
