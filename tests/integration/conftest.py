@@ -32,5 +32,5 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def half_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of a run of only the first four steps of `whole_run`."""
+    """The path of a run with only the first four steps of `whole_run`."""
     return train_once(SMALL.change(train={"steps": 4}), "half", tmp_path_factory)

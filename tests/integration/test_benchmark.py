@@ -268,7 +268,7 @@ def test_our_workers_train_and_translate_their_task(tmp_path: Path) -> None:
     data = {"sizes": task["sizes"], "sources": sources, "beam_size": 2, "extra": 3}
     found = adapter.translate(data).run(1)
     assert found.units == 5
-    # Each translation has the maximum length, which is three tokens more than its source.
+    # Each translation has the maximum length, which is three tokens longer than the source.
     assert found.value == np.mean([len(source) + 3 for source in sources])
 
 

@@ -155,7 +155,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
         [line for line in metrics_of(run) if line["split"] == "train"] for run in (path, whole_run)
     )
     assert [report.get("skipped") for report in reports] == [None, 1, 1, 2]
-    # Before the first skipped step, the runs differ only in the rounding of different programs.
+    # Before the first skipped step, the runs differ only by the rounding of different programs.
     assert reports[0].keys() == usual[0].keys()
     assert reports[0]["perplexity"] == pytest.approx(usual[0]["perplexity"], rel=1e-3)
     assert reports[2]["perplexity"] != usual[2]["perplexity"]

@@ -1,4 +1,4 @@
-"""Test that training commands print the next ones, save on a signal, and reproduce a run."""
+"""Test that training commands print the next command, save on a signal, and reproduce a run."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
     digests = re.findall(r"^step (\d+)  sha256 [0-9a-f]{64}$", out, re.MULTILINE)
     assert digests == ["4", "8"]
     assert "original is reproduced: all parameters are bit-identical" in out
-    # The lock file contains the process that last read the run.
+    # `reproduce` does not change the original run, not even the lock file.
     assert all(path.read_bytes() == content for path, content in files.items())
     assert_same(state_of(Path("original"))[1], state_of(Path("original-reproduced"))[1])
     # The same command resumes the finished run and does not train any more steps.

@@ -24,7 +24,7 @@ def abstract_params(model: Transformer) -> Params:
 
 
 def parameter_counts(model: Transformer) -> dict[str, int]:
-    """Return the number of parameters in each kind of module, summed over layers, and in total."""
+    """Return the number of parameters in each kind of module (summed over layers) and in total."""
     counts: Counter[str] = Counter()
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_params(model)):
         module, *submodules = (entry.key for entry in path)
@@ -36,7 +36,7 @@ def parameter_counts(model: Transformer) -> dict[str, int]:
 
 
 def digest_params(params: Params) -> str:
-    """Return the SHA-256 of the names and bits of all parameters."""
+    """Return the SHA-256 of the names and values of all parameters."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
@@ -47,7 +47,7 @@ def digest_params(params: Params) -> str:
 def attention_weights(
     model: Transformer, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
 ) -> dict[str, Float[Array, "layers B H ..."]]:
-    """Return all attention weights of a forward pass, as shown in figures 3 to 5 of the paper.
+    """Return all attention weights of a forward pass, as in figures 3 to 5 of the paper.
 
     They are stacked over layers: "encoder" [layers, B, H, S, S], "decoder" [layers, B, H, T, T],
     and "cross" [layers, B, H, T, S]. The forward pass always uses the `full` attention
