@@ -261,7 +261,7 @@ def _check_moved_text(folder: RunDirectory, data: DataConfig) -> None:
         expected = folder.vocabulary, folder.fingerprint
         with progress_bar() as progress:
             report = heartbeat.with_heartbeat(progress)
-            # If the same text is cached, the check reports no phases of its own.
+            # If the same text is cached, the check itself reports nothing.
             report("checking the moved text", 0, 0)
             find_prepared(moved, *expected, verify_text=True, progress=report)
 
