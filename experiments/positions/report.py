@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
-from scipy import stats
 
 from experiments.positions.study import Score, Study
+from transformer_jax.sweeps.seed_statistics import WIDE_RATIO, Analysis, analyze
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,31 +91,59 @@ def _plot_bands(axes: "Axes", study: Study, name: Score) -> None:
             label = "_"
 
 
+def analyze_bucket(study: Study, number: int, name: Score) -> Analysis:
+    """Compare all schemes in a bucket with the first scheme, as docs/statistics.md specifies."""
+    scores = {
+        scheme: dict(zip(study.seeds[scheme], curve[number][name].values, strict=True))
+        for scheme, curve in study.curves.items()
+    }
+    if name == "perplexity":
+        scores = {s: {k: math.log(x) for k, x in values.items()} for s, values in scores.items()}
+    return analyze({study.schemes[0]: {}, **scores})
+
+
 def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | None]:
     """Return, for each bucket, the range of means that are compatible with the first scheme's mean.
 
-    A mean outside this range differs significantly from the mean of the first scheme. By
-    Bonferroni's method, the probability of any wrong claim in a bucket is at most 5 %. The standard
-    deviation over seeds is pooled over schemes, and perplexities are compared as logarithms.
-    Without two seeds or without variation, there is no range.
+    A mean outside this range differs significantly from the mean of the first scheme by Dunnett's
+    method: the probability of any wrong claim in a bucket is 5 %. If runs are missing, schemes have
+    different intervals, and the range is that of the widest one. There is no range without two
+    seeds, without variation, or if the first scheme is a wide row.
     """
     bands: list[tuple[float, float] | None] = []
     for number in range(len(study.buckets)):
-        rows = {scheme: curve[number][name].values for scheme, curve in study.curves.items()}
-        if name == "perplexity":
-            rows = {scheme: tuple(map(math.log, values)) for scheme, values in rows.items()}
-        base = rows.get(study.schemes[0])
-        freedom = sum(len(values) - 1 for values in rows.values())
-        squares = sum(statistics.pvariance(values) * len(values) for values in rows.values())
-        if not base or not freedom or not squares:
+        comparisons = analyze_bucket(study, number, name).comparisons.values()
+        intervals = [x.interval for x in comparisons if x.interval and x.p is not None]
+        half = max(((x.high - x.low) / 2 for x in intervals), default=0.0)
+        if not half:
             bands.append(None)
             continue
-        quantile = float(stats.t.ppf(1 - 0.05 / (2 * max(1, len(rows) - 1)), freedom))
-        fewest = min(len(values) for values in rows.values())
-        half = quantile * math.sqrt(squares / freedom * (1 / fewest + 1 / len(base)))
-        ends = statistics.fmean(base) - half, statistics.fmean(base) + half
-        bands.append((math.exp(ends[0]), math.exp(ends[1])) if name == "perplexity" else ends)
+        base = study.curves[study.schemes[0]][number][name].values
+        if name == "perplexity":
+            center = statistics.fmean(map(math.log, base))
+            bands.append((math.exp(center - half), math.exp(center + half)))
+        else:
+            center = statistics.fmean(base)
+            bands.append((center - half, center + half))
     return bands
+
+
+def _describe_wide(study: Study) -> list[str]:
+    """Return a note that names the schemes and buckets to which the bands do not apply, if any."""
+    names: tuple[Score, ...] = ("perplexity", study.metric)
+    found: list[str] = []
+    for name in names:
+        for number, bucket in enumerate(study.buckets):
+            wide = analyze_bucket(study, number, name).wide
+            found += [
+                f"{scheme} in {bucket.name} ({LABELS[name].split(',')[0]})" for scheme in wide
+            ]
+    if not found:
+        return []
+    return [
+        "The gray bands do not apply to these rows, whose standard deviation is more than "
+        f"{WIDE_RATIO:g} times the typical one: {', '.join(found)}."
+    ]
 
 
 def _label_buckets(axes: "Axes", study: Study) -> None:
@@ -180,7 +208,9 @@ def footnotes(study: Study) -> Sequence[str]:
         "Perplexity is per token of the reference, without label smoothing; ± is the standard "
         f"deviation over random seeds ({', '.join(map(str, seeds))}).",
         "In the figure, a mean outside the gray band of its bucket differs significantly from "
-        f"the mean of {study.schemes[0]} (95 % for all rows of a bucket together, Bonferroni).",
+        f"that of {study.schemes[0]} (95 % for all rows of a bucket together, by Dunnett's method "
+        "with seeds as blocks).",
+        *_describe_wide(study),
     ]
     if study.metric == "bleu":
         notes.append(

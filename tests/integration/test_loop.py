@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from finished_runs import collect, make_finished_sweep
 from small import SMALL, metrics_of
 from training_runs import QUIET, assert_same, resume, scores_of, signal_at_step, state_of, train
 
@@ -66,6 +67,12 @@ def test_a_run_that_ended_off_schedule_and_is_extended_equals_one_long_run(
     assert RunDirectory.open(path).config == RunDirectory.open(whole_run).config
 
 
+def read_reports(run: Path) -> list[dict[str, Any]]:
+    """Return the reports of training in metrics.jsonl."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text("utf-8").splitlines())
+    return [line for line in lines if line["split"] == "train"]
+
+
 def test_flops_count_each_step_once_even_if_the_report_interval_changes(
     whole_run: Path, tmp_path: Path
 ) -> None:
@@ -73,11 +80,19 @@ def test_flops_count_each_step_once_even_if_the_report_interval_changes(
     # The report of step 5 is scheduled only in the second part of the run. The report of step 8
     # includes the metrics of step 5.
     resume(path, train={"steps": 8, "log_every": 5})
-    reports, usual = (
-        [line for line in metrics_of(run) if line["split"] == "train"] for run in (path, whole_run)
-    )
+    reports, usual = read_reports(path), read_reports(whole_run)
     assert [line["step"] for line in reports] == [2, 4, 8]
-    assert sum(line["flops"] for line in reports) == sum(line["flops"] for line in usual) > 0
+    flops = sum(line["flops"] for line in usual)
+    assert sum(line["flops"] for line in reports) == flops > 0
+
+    # Both FLOPs columns of a report include the steps before and after the interruption.
+    sweep = make_finished_sweep(tmp_path / "sweep", ["base", "same"], ["dev"])
+    for run in sweep.runs:
+        shutil.copy((whole_run if run.row == "base" else path) / "metrics.jsonl", run.path)
+    rows = collect(sweep).rows
+    for name, lines in (("base", read_reports(whole_run)), ("same", read_reports(path))):
+        at_peak = sum(line["flops"] / line["utilization"] for line in lines)
+        assert rows[name].flops == (flops, pytest.approx(at_peak))
 
 
 def test_a_killed_run_drops_the_reports_that_it_repeats(
@@ -151,9 +166,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
 ) -> None:
     make_gradients_nan(monkeypatch)
     path = train(SMALL, tmp_path / "run")
-    reports, usual = (
-        [line for line in metrics_of(run) if line["split"] == "train"] for run in (path, whole_run)
-    )
+    reports, usual = read_reports(path), read_reports(whole_run)
     assert [report.get("skipped") for report in reports] == [None, 1, 1, 2]
     # Before the first skipped step, the runs differ only by the rounding of different programs.
     assert reports[0].keys() == usual[0].keys()

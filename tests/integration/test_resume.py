@@ -1,6 +1,7 @@
 """Test that resuming or loading a run rejects a different config, text, or model."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from training_runs import resume
 import transformer_jax
 from transformer_jax.cli import main
 from transformer_jax.data.number_words import NumberWords
+from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import ConfigError, DataError, StorageError
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.training.create_run import create_run
@@ -83,5 +85,13 @@ def test_moved_text_must_be_the_same_even_if_the_original_is_cached(
         assert main(["resume", "run", *options]) == 65
         assert message in capsys.readouterr().err
         assert RunDirectory.open(path).config.data.folder == "texts"
+    ours, theirs = os.pipe()
+    monkeypatch.setattr(heartbeat, "_pipe", theirs)
     assert main(["resume", "run", "--data.folder", "moved"]) == 0
+    monkeypatch.undo()
+    os.close(theirs)
+    with os.fdopen(ours, encoding="utf-8") as messages:
+        # A supervisor does not count the check as a part of the startup.
+        assert next(messages) == "busy checking the moved text\n"
+    monkeypatch.chdir(tmp_path)
     assert RunDirectory.open(path).config.data.folder == "moved"

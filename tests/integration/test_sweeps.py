@@ -281,8 +281,10 @@ def test_a_dry_run_prints_what_a_sweep_needs_and_creates_nothing(
     assert main(["sweep", "table3", *arguments]) == 0
     out = capsys.readouterr().out
     assert "2 rows x 3 seeds = 6 runs" in out
-    assert re.search(r"^  A1 +about [\dh ]+ min and 0\.\d\d GB per run$", out, re.MULTILINE), out
-    assert re.search(r"^about .* of training in all, if it reaches 30%", out, re.MULTILINE)
+    assert re.search(
+        r"^  A1 +up to [\dh ]+ min and about 0\.\d\d GB per run$", out, re.MULTILINE
+    ), out
+    assert re.search(r"^up to about .* of training in all, if it reaches 30%", out, re.MULTILINE)
     assert re.search(r"^about \d+\.\d GB on disk \(free: \d+\)$", out, re.MULTILINE)
     assert not any(tmp_path.iterdir())
 

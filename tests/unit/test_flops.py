@@ -10,9 +10,15 @@ from small import SMALL
 
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
+from transformer_jax.data.prepare import prepare
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
-from transformer_jax.training.flops import peak_flops, step_flops
+from transformer_jax.training.flops import (
+    flops_of_lengths,
+    peak_flops,
+    step_flops,
+    train_flops,
+)
 
 
 @pytest.mark.parametrize(
@@ -79,3 +85,13 @@ def test_the_base_model_needs_six_flops_per_parameter_and_token() -> None:
 
 def test_the_peak_of_a_cpu_is_measured() -> None:
     assert 1e8 < peak_flops("float32") < 1e15
+
+
+def test_the_estimate_of_a_run_exceeds_its_flops_by_the_padding_and_the_shorter_side() -> None:
+    batches = prepare(SMALL.data).batches(SMALL.data.batch_tokens, seed=0)
+    lengths = [batches.lengths(step) for step in range(SMALL.train.steps)]
+    flops = sum(flops_of_lengths(SMALL.model, SMALL.data.vocab_size, *pair) for pair in lengths)
+    tokens = sum(int(side.sum()) for pair in lengths for side in pair)
+    share = tokens / (2 * SMALL.data.batch_tokens * SMALL.train.steps)
+    assert flops < train_flops(SMALL)
+    assert flops / train_flops(SMALL) == pytest.approx(share, rel=0.25)

@@ -3,8 +3,10 @@
 Small programs take the place of trainers. `tests/integration/test_sweeps.py` tests real trainers.
 """
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +19,7 @@ from small import SMALL
 
 from transformer_jax.config import Row
 from transformer_jax.errors import RunInterrupted
+from transformer_jax.runs.lock import exclusive_lock
 from transformer_jax.sweeps import launch as launcher
 from transformer_jax.sweeps.launch import launch
 from transformer_jax.sweeps.plan import Sweep, plan_sweep
@@ -139,14 +142,45 @@ def test_a_worker_of_a_killed_launcher_keeps_its_slot_until_it_ends(tmp_path: Pa
     orphan = launcher.start_worker(sweep, sweep.runs[0], SLOTS[0], 60.0)
     while read_status(sweep.runs[0]).status != "running":
         time.sleep(0.02)
+    (sweep.path / "mended").touch()
     events: list[str] = []
     threading.Timer(0.5, lambda: (events.append("orphan ends"), orphan.terminate())).start()
     reaper = threading.Thread(target=orphan.wait)
     reaper.start()
     launch(sweep, SLOTS[:1], events.append)
     reaper.join()
-    assert events[:2] == ["orphan ends", "works/seed-0: on cpu 0"]
-    assert [read_status(run).status for run in sweep.runs] == ["stopped", "done"]
+    assert events[:3] == [
+        "waits/seed-0: waiting, because it is being trained by another process",
+        "orphan ends",
+        "works/seed-0: on cpu 0",
+    ]
+    # The orphan stopped after this launcher had begun, so this launcher resumes its run.
+    assert "waits/seed-0: on cpu 0" in events
+    assert [read_status(run).status for run in sweep.runs] == ["done", "done"]
+
+
+def test_a_run_is_not_resumed_while_its_old_trainer_still_saves(tmp_path: Path) -> None:
+    """The worker of a trainer was killed, so the run counts as stopped, but it is still locked."""
+    sweep = make_sweep(tmp_path, "saves", "works")
+    set_status(sweep.runs[0], "stopped")
+    sweep.runs[0].path.mkdir(parents=True)
+    events: list[str] = []
+    with contextlib.ExitStack() as lock:
+        lock.enter_context(exclusive_lock(sweep.runs[0].path))
+
+        def report(line: str) -> None:
+            events.append(line)
+            if line.startswith("works/seed-0: done"):
+                events.append("trainer ends")
+                lock.close()
+
+        launch(sweep, SLOTS[:1], report)
+    holder = f"being trained by process {os.getpid()} on {socket.gethostname()}, for 0 min"
+    assert events[0].startswith(f"saves/seed-0: waiting, because it is {holder}")
+    assert [line.split(", pe")[0] for line in events[1:]] == [
+        *("works/seed-0: on cpu 0", "works/seed-0: done", "trainer ends"),
+        *("saves/seed-0: on cpu 0", "saves/seed-0: done"),
+    ]
 
 
 def test_the_launcher_does_not_import_jax() -> None:

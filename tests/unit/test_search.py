@@ -5,8 +5,9 @@ hypothesis that reads the cache of another hypothesis therefore gets wrong logit
 """
 
 import functools
+import inspect
 import itertools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,9 @@ from jaxtyping import Array
 from numpy.typing import NDArray
 from oracles import Floats, examples, floats, softmax
 
+from transformer_jax.config import DecodeConfig
 from transformer_jax.inference.search import (
+    END_RULES,
     NEG_INF,
     PENALTIES,
     Translations,
@@ -236,6 +239,14 @@ def test_the_papers_search_is_that_of_tensor2tensor(
         expected = tensor2tensor_beam(floats(table[sentence]), limit, kind, beam_size)
         assert_best(actual, sentence, expected[:num_best])
         assert np.all(actual.scores[sentence, len(expected) : num_best] == NEG_INF)
+
+
+def test_every_beam_end_of_the_config_has_one_rule() -> None:
+    names = get_args(get_type_hints(DecodeConfig)["beam_end"])
+    assert list(END_RULES) == list(names)
+    # The first name is the default, in the config and in the search.
+    assert DecodeConfig().beam_end == names[0]
+    assert inspect.signature(beam_search).parameters["beam_end"].default == names[0]
 
 
 def test_only_the_papers_search_forbids_an_unlikely_end() -> None:

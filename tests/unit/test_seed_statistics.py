@@ -284,3 +284,9 @@ def test_p_values_end_at_the_resolution_of_the_bootstrap() -> None:
     assert [format_p(p) for p in (1 / 1001, 2 / 1001, 0.0, 0.5)] == [
         *("< 0.001", "0.002", "< 0.001", "0.500")
     ]
+
+
+def test_a_wide_row_among_rows_that_do_not_vary_has_no_ratio() -> None:
+    equal, varying = dict.fromkeys(range(3), 1.0), {0: 1.0, 1: 2.0, 2: 3.0}
+    [note] = describe_limits(analyze({"base": equal, "same": equal, "wide": varying}))
+    assert "wide (the typical one is 0)" in note

@@ -230,3 +230,24 @@ def test_the_command_line_translates_standard_input(
     assert [number for number, *_ in ranked] == ["1"] * 4 + ["2"] + ["3"] * 4
     assert ranked[0][2] == first
     assert translate("--beam-size", "1").decode().split("\n")[1] == ""
+
+
+def test_a_line_with_fewer_translations_than_requested_has_one_and_is_counted(
+    run: Run, lines: list[str], monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path
+) -> None:
+    text = tmp_path / "in.txt"
+    text.write_text("".join(f"{line}\n" for line in ["", *lines[:9]]), "utf-8")
+    options = ["--n-best", "4", "--beam-end", "tensor2tensor"]
+    with text.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert main(["translate", str(run.folder.path), *options]) == 0
+    out, err = capfd.readouterr()
+    numbers = [int(line.split("\t", 2)[0]) for line in out.splitlines()]
+    counts = [numbers.count(number) for number in range(1, 11)]
+    assert numbers == sorted(numbers)
+    assert counts[0] == 1
+    assert min(counts) >= 1
+    assert max(counts) <= 4
+    num_short = sum(count < 4 for count in counts[1:])
+    assert num_short
+    assert f"note: {num_short} of 10 lines have fewer than 4 translations" in " ".join(err.split())

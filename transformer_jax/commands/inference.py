@@ -165,7 +165,9 @@ class Translate(RunCommand):
     """Translate standard input line by line, with one line of output per line of input."""
 
     n_best: int | None = None
-    """Print up to N translations of each line as LINE NUMBER, SCORE, TEXT, separated by tabs."""
+    """Print the N best translations of each line, one per output line, as
+    LINE NUMBER, SCORE, TEXT, separated by tabs. A line has fewer if the
+    search finishes fewer, but at least one. A blank line has one."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a line that is too long instead of raising an error."""
 
@@ -177,6 +179,7 @@ class Translate(RunCommand):
         lines = _decode_lines(sys.stdin.buffer.read())
         # Check all lines first, so that an error is reported before any translation is printed.
         run.translator(**self.decode_changes).encode(lines, truncate=self.truncate)
+        num_short = 0
         for start in range(0, len(lines), CHUNK_LINES):
             chunk = lines[start : start + CHUNK_LINES]
             count = 1 if self.n_best is None else self.n_best
@@ -187,6 +190,14 @@ class Translate(RunCommand):
                     shown = escape_control_characters(line) if sys.stdout.isatty() else line
                     sys.stdout.buffer.write(f"{shown}\n".encode())
             sys.stdout.buffer.flush()
+            with_text = [x for x, line in zip(best, chunk, strict=True) if line.strip()]
+            num_short += sum(len(hypotheses) < count for hypotheses in with_text)
+        if num_short:
+            stderr.print(
+                f"note: {num_short} of {len(lines)} lines have fewer than {self.n_best} "
+                "translations, because the search finished no others; a larger --beam-size or "
+                "--beam-end any finishes more"
+            )
 
 
 @dataclass(frozen=True)

@@ -223,8 +223,9 @@ def _print_estimates(sweep: "plan.Sweep", num_slots: int) -> None:
     _print_disk_space(sweep, seconds)
     total = len(sweep.seeds) * sum(seconds.values()) / num_slots
     stdout.print(
-        f"about {format_duration(total)} of training in all, if it reaches "
-        f"{ASSUMED_UTILIZATION:.0%} of this machine's peak; scoring takes additional time"
+        f"up to about {format_duration(total)} of training in all, if it reaches "
+        f"{ASSUMED_UTILIZATION:.0%} of the peak that this machine has now; padding and short "
+        "targets reduce the time, and scoring takes additional time"
     )
 
 
@@ -233,8 +234,8 @@ def _print_disk_space(sweep: "plan.Sweep", seconds: Mapping[str, float] | None =
 
     gigabytes = {name: estimate_bytes(row.config) / 1e9 for name, row in sweep.rows.items()}
     for name, size in gigabytes.items():
-        time = f"{format_duration(seconds[name])} and " if seconds else ""
-        stdout.print(f"  {name:8} about {time}{size:.2f} GB per run")
+        time = f"up to {format_duration(seconds[name])} and " if seconds else ""
+        stdout.print(f"  {name:8} {time}about {size:.2f} GB per run")
     parent = next(path for path in sweep.path.absolute().parents if path.exists())
     free = shutil.disk_usage(parent).free / 1e9
     total = len(sweep.seeds) * sum(gigabytes.values())

@@ -20,6 +20,7 @@ from transformer_jax.commands.base import (
 from transformer_jax.config import Config, DataConfig, Row, loading
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.data.splits import SPLITS
+from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.processes import ProcessGroup, join_processes
 from transformer_jax.distributed.supervisor import supervise, train_command
 from transformer_jax.errors import NotReproducedError, UsageError
@@ -258,7 +259,10 @@ def _check_moved_text(folder: RunDirectory, data: DataConfig) -> None:
 
         expected = folder.vocabulary, folder.fingerprint
         with progress_bar() as progress:
-            find_prepared(moved, *expected, verify_text=True, progress=progress)
+            report = heartbeat.with_heartbeat(progress)
+            # If the same text is cached, the check itself reports nothing.
+            report("checking the moved text", 0, 0)
+            find_prepared(moved, *expected, verify_text=True, progress=report)
 
 
 def _train(folder: RunDirectory, group: ProcessGroup) -> None:

@@ -94,10 +94,7 @@ class Config:
         # Check here, because a section named "self" cannot be passed to `change` as a keyword.
         for name in data:
             check_field_name(name, field_names(cls), "config")
-        decode = data.get("decode", {})
-        if {*field_names(DecodeConfig)} - decode.keys() == {"beam_end"}:
-            data = {**data, "decode": {**decode, "beam_end": DecodeConfig.beam_end_before}}
-        return cls().change(**data)
+        return cls().change(**{**data, "decode": add_beam_end(data.get("decode", {}))})
 
     def differences(self, other: Self) -> dict[tuple[str, str], tuple[Any, Any]]:
         """Return the differing fields, as (section, field): (own value, other's value)."""
@@ -137,3 +134,12 @@ class Row:
 
     config: Config
     paper: Paper = Paper()
+
+
+def add_beam_end(decode: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored decode section, with the `beam_end` of its time if it has all other fields.
+
+    Such a section was stored before this field existed.
+    """
+    is_old = {*field_names(DecodeConfig)} - decode.keys() == {"beam_end"}
+    return {**decode, **({"beam_end": DecodeConfig.beam_end_before} if is_old else {})}

@@ -10,6 +10,7 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 VARIABLE = "TRANSFORMER_JAX_HEARTBEAT"
@@ -60,9 +61,14 @@ def busy(phase: str) -> None:
     _send(f"busy {phase}")
 
 
-def report_progress(phase: str, _num_done: int, _total: int) -> None:
-    """Report a phase; this function has the type `data.encode.Progress`."""
-    busy(phase)
+def with_heartbeat(progress: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
+    """Return a progress function (`data.encode.Progress`) that also reports each phase as busy."""
+
+    def report(phase: str, num_done: int, total: int) -> None:
+        busy(phase)
+        progress(phase, num_done, total)
+
+    return report
 
 
 def _send(message: str) -> None:

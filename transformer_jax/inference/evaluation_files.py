@@ -9,12 +9,14 @@ The directory contains these files:
         baseline-NAME-*.json     comparisons with other runs (`significance`)
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from transformer_jax.config import DecodeConfig
+from transformer_jax.config.schema import add_beam_end
 from transformer_jax.errors import StorageError
 from transformer_jax.inference.evaluate import Evaluation
 from transformer_jax.inference.perplexity import SentenceScore
@@ -25,8 +27,8 @@ from transformer_jax.runs.atomic_files import write_json
 def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     """Write the lines, the sentence scores, and then the scores; return the directory.
 
-    Evaluations of single checkpoints go to separate directories. Raises StorageError if a file
-    cannot be written.
+    Evaluations of single checkpoints have separate directories. An evaluation replaces an earlier
+    one only if the split, the checkpoints, and the decode config are the same. Raises StorageError.
     """
     for single in evaluation.per_checkpoint:
         save_evaluation(run, single)
@@ -34,6 +36,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     names = ("source.txt", "hypothesis.txt", "reference.txt")
     texts = {folder / name: encode_lines(x) for name, x in zip(names, evaluation[1:4], strict=True)}
     try:
+        _move_other_search(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.exists() and path.read_bytes() != text for path, text in texts.items()):
             # The existing scores belong to different translations, so delete them before replacing
@@ -50,6 +53,25 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     return folder
 
 
+def _move_other_search(folder: Path) -> None:
+    """Move an evaluation whose directory name means another search today to its present name.
+
+    An earlier version had only the rule `DecodeConfig.beam_end_before` and did not store it, so the
+    name that meant this rule now means the default.
+    """
+    try:
+        scores = json.loads((folder / "scores.json").read_bytes())
+        present = folder.with_name(
+            directory_name({**scores, "decode": add_beam_end(scores["decode"])})
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        # There is no earlier evaluation, or another program wrote it.
+        return
+    # An evaluation with the present name is newer and has the same settings.
+    if not present.exists():
+        folder.rename(present)
+
+
 def directory_name(result: Mapping[str, Any]) -> str:
     """Return a directory name that is unique to the split, checkpoints, and decode config.
 
@@ -58,7 +80,10 @@ def directory_name(result: Mapping[str, Any]) -> str:
     """
     decode = dict(result["decode"])
     name = f"{result['split']}-step{result['step']}-average{result['average_checkpoints']}"
-    name += f"-beam{decode.pop('beam_size')}-alpha{decode.pop('length_penalty_alpha'):g}"
+    alpha = decode.pop("length_penalty_alpha")
+    # `g` is shorter, but it rounds to six digits.
+    digits = f"{alpha:g}" if float(f"{alpha:g}") == alpha else repr(alpha)
+    name += f"-beam{decode.pop('beam_size')}-alpha{digits}"
     defaults = {**asdict(DecodeConfig()), "average_checkpoints": decode["average_checkpoints"]}
     changes = {key: value for key, value in decode.items() if value != defaults[key]}
     return name + "".join(f"-{key.replace('_', '-')}-{value}" for key, value in changes.items())

@@ -45,6 +45,51 @@ def power(length: Float[Array, "..."], alpha: float) -> Float[Array, "..."]:
 PENALTIES = {"gnmt": gnmt, "power": power}
 
 
+class Continuations(NamedTuple):
+    """All ways to extend the live hypotheses of each sentence by one token."""
+
+    is_live: Bool[Array, "B J"]
+    """True for a slot with a live hypothesis."""
+    end_log_probs: Float[Array, "B J"]
+    """The log-probability of each hypothesis if `eos` follows."""
+    other_log_probs: Float[Array, "B C"]
+    """The log-probabilities of the likeliest hypotheses with another token, in any order."""
+    is_last: Bool[Array, "B 1"]
+    """True for a sentence at its limit."""
+    finished_scores: Float[Array, "B J"]
+    """Scores of the hypotheses that finished earlier, best first; `NEG_INF` for an empty slot."""
+
+
+class EndRule(NamedTuple):
+    """Which live hypotheses can finish at a step: the entry of one `beam_end`."""
+
+    num_kept: Callable[[int], int]
+    """Maps J to the number of likeliest continuations that the search keeps."""
+    may_end: Callable[[Continuations, int], Bool[Array, "B J"]]
+    """Maps (continuations, this number) to True for each hypothesis that can finish."""
+
+
+def _is_among_likeliest(continuations: Continuations, num_kept: int) -> Bool[Array, "B J"]:
+    """Return whether the end of a hypothesis is one of the `num_kept` likeliest continuations.
+
+    If no hypothesis of a sentence has finished at its limit, all of them can.
+    """
+    is_live, ends, others, is_last, finished_scores = continuations
+    kept, _ = jax.lax.top_k(jnp.concatenate([ends, others], axis=1), num_kept)
+    is_likely = is_live & (ends >= kept[:, -1:])
+    has_none = finished_scores[:, :1] <= NEG_INF / 2
+    has_none &= ~jnp.any(is_likely, axis=1, keepdims=True)
+    return is_likely | (is_live & is_last & has_none)
+
+
+# The paper does not say which hypotheses can finish (section 6.1). The first rule is that of the
+# authors' code. The second rule differs from the paper.
+END_RULES = {
+    "tensor2tensor": EndRule(lambda beam_size: 2 * beam_size, _is_among_likeliest),
+    "any": EndRule(lambda beam_size: beam_size, lambda continuations, _: continuations.is_live),
+}
+
+
 class Translations(NamedTuple):
     """The best hypotheses of each sentence, best first."""
 
@@ -60,7 +105,7 @@ class _Search(NamedTuple):
     eos: int
     penalty: Callable[[Float[Array, "..."]], Float[Array, "..."]]
     num_best: int
-    beam_end: str
+    end_rule: EndRule
 
 
 class _Beam(NamedTuple):
@@ -103,10 +148,9 @@ def beam_search(
     `limit` is the maximum length of each translation, including `eos`, and at most `max_length`.
     `alpha` is at least 0, and `length_penalty` is a name in `PENALTIES`.
 
-    `beam_end` decides which live hypotheses can finish at each step. "tensor2tensor" is the rule of
-    the authors' code: a hypothesis can finish if its end token is one of the sentence's 2 J
-    likeliest continuations, or if none has finished at the limit. "any" differs from the paper: all
-    can.
+    `beam_end` is a name in `END_RULES` and decides which live hypotheses can finish at each step.
+    "tensor2tensor": a hypothesis can finish if its end is one of the sentence's 2 J likeliest
+    continuations, or if none has finished at the limit. "any": all can.
 
     A sentence is done when no live hypothesis can still become one of its `num_best` results.
     Log-probabilities never increase, and the penalty that divides them is largest at `limit`, so
@@ -114,7 +158,7 @@ def beam_search(
     hypotheses have separate slots and never displace live ones.
     """
     penalty = functools.partial(PENALTIES[length_penalty], alpha=alpha)
-    search = _Search(step, limit, eos, penalty, num_best, beam_end)
+    search = _Search(step, limit, eos, penalty, num_best, END_RULES[beam_end])
     shape = (len(limit), beam_size)
     empty = jnp.zeros((*shape, max_length), jnp.int32)
     # All hypotheses start out equal, so only the first one is live.
@@ -145,21 +189,16 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     offset = beam.log_probs - jax.nn.logsumexp(logits, axis=-1)
     length = (beam.position + 1).astype(jnp.float32)
 
-    # The best candidates of a sentence are among the best of each hypothesis.
-    num_candidates = 2 * beam_size if search.beam_end == "tensor2tensor" else beam_size
+    # The likeliest continuations of a sentence are among the likeliest of each hypothesis.
+    num_kept = search.end_rule.num_kept(beam_size)
     allowed = jnp.where(jnp.arange(logits.shape[-1]) == search.eos, NEG_INF, logits)
-    candidates, tokens = jax.lax.top_k(allowed, min(num_candidates, logits.shape[-1]))
+    candidates, tokens = jax.lax.top_k(allowed, min(num_kept, logits.shape[-1]))
     candidates = jnp.maximum(offset[..., None] + candidates, NEG_INF).reshape(sentences, -1)
 
     ending = offset + logits[..., search.eos]
-    may_end = beam.log_probs > NEG_INF / 2
-    if search.beam_end == "tensor2tensor":
-        continuations = jnp.concatenate([ending, candidates], axis=1)
-        threshold = jax.lax.top_k(continuations, num_candidates)[0][:, -1:]
-        is_likely = may_end & (ending >= threshold)
-        has_none = beam.scores[:, :1] <= NEG_INF / 2
-        has_none &= ~jnp.any(is_likely, axis=1, keepdims=True)
-        may_end = is_likely | (may_end & is_last & has_none)
+    is_live = beam.log_probs > NEG_INF / 2
+    continuations = Continuations(is_live, ending, candidates, is_last, beam.scores)
+    may_end = search.end_rule.may_end(continuations, num_kept)
     ending = jnp.where(may_end, ending / search.penalty(length), NEG_INF)
     ending_tokens = beam.live.at[:, :, beam.position].set(search.eos)
     scores, best = jax.lax.top_k(jnp.concatenate([beam.scores, ending], axis=1), beam_size)

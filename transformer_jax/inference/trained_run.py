@@ -90,6 +90,9 @@ class Run:
     ) -> list[list[Hypothesis]]:
         """Return up to `num_best` translations of each line with their scores, best first.
 
+        A line has fewer, but at least one, if the search finishes fewer. With `decode.beam_end`
+        "tensor2tensor", this is common for a model that rarely predicts the end of a sentence.
+
         Raises UsageError if the beam has fewer hypotheses, and the errors of `translate`.
         """
         translator = self.translator(**decode)

@@ -13,8 +13,13 @@ ASSUMED_UTILIZATION = 0.3
 
 
 def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
-    """Estimate the seconds per run for each row if `num_parallel` runs train at once."""
-    # Each run has its own accelerator, but all runs on a CPU share it.
+    """Return the estimated seconds of one run of each row, if `num_parallel` runs train at once.
+
+    The estimates are too high for text with much padding or with sides of different lengths,
+    because `train_flops` counts full batches. They are also too high if other programs use the
+    device now.
+    """
+    # Each run has a separate accelerator, but all runs on a CPU share the CPU.
     share = num_parallel if jax.default_backend() == "cpu" else jax.local_device_count()
     dtypes = {row.config.model.dtype for row in sweep.rows.values()}
     peaks = {dtype: peak_flops(dtype) / share for dtype in dtypes}

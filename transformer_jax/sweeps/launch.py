@@ -8,12 +8,12 @@ import os
 import signal
 import subprocess
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from transformer_jax.distributed.supervisor import train_command
 from transformer_jax.errors import RunInterrupted, StorageError
+from transformer_jax.runs.lock import describe_holder
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.slots import Slot
 from transformer_jax.sweeps.status import (
@@ -40,22 +40,20 @@ def launch(
 ) -> list[RunStatus]:
     """Train and score the unfinished runs of a stored sweep; return the status of every run.
 
-    `report` is called with one line whenever a run starts or ends.
+    If another process of this machine still trains a run, wait until it ends; then train the run if
+    it is unfinished. `report` receives a line when a run waits, starts, or ends.
 
     Raises:
         RunInterrupted: a signal ended the sweep. The runs in progress are saved.
         StorageError: the sweep's folder cannot be written.
     """
-    queue = deque(run for run in sweep.runs if _is_pending(read_status(run), retry_failed))
+    queue = _Queue(sweep, report, retry_failed=retry_failed)
     pool = _Pool(sweep, slots, step_timeout)
     with _record_signals() as signals:
         try:
             while (queue and not signals) or pool.workers:
-                while queue and pool.free and not signals:
-                    run = queue.popleft()
-                    # Another launcher may have started the run in the meantime.
-                    if _is_pending(read_status(run), retry_failed):
-                        report(f"{run.name}: on {pool.start(run).name}")
+                while pool.free and not signals and (run := queue.pop()) is not None:
+                    report(f"{run.name}: on {pool.start(run).name}")
                 time.sleep(POLL_SECONDS)
                 if signals:
                     pool.stop()
@@ -68,6 +66,50 @@ def launch(
         name = signal.Signals(signals[0]).name
         raise RunInterrupted(f"{name}: all runs are saved; the same command resumes the sweep")
     return [read_status(run) for run in sweep.runs]
+
+
+class _Queue:
+    """The runs that this launcher may still have to train."""
+
+    def __init__(self, sweep: Sweep, report: Callable[[str], None], *, retry_failed: bool) -> None:
+        self._report, self._retry_failed = report, retry_failed
+        self._reported: set[SweepRun] = set()
+        statuses = [read_status(run) for run in sweep.runs]
+        self._pending = [s.run for s in statuses if self._is_pending(s)]
+        # If another launcher was stopped or killed, its workers may still be saving. Only runs on
+        # this machine have a slot.
+        self._ending = [s.run for s in statuses if s.status == "running" and s.slot]
+        for run in self._ending:
+            self._report_wait(run, describe_holder(run.path))
+
+    def __bool__(self) -> bool:
+        return bool(self._pending or self._ending)
+
+    def pop(self) -> SweepRun | None:
+        """Remove and return a pending run that no process trains, or None if there is none now."""
+        ended = [run for run in self._ending if read_status(run).status != "running"]
+        self._ending = [run for run in self._ending if run not in ended]
+        self._pending += ended
+        for run in list(self._pending):
+            # A trainer whose worker was killed saves before it releases the run.
+            if self._is_pending(read_status(run)) and (holder := describe_holder(run.path)):
+                self._report_wait(run, holder)
+                continue
+            self._pending.remove(run)
+            # Another launcher may have started the run in the meantime.
+            if self._is_pending(read_status(run)):
+                return run
+        return None
+
+    def _is_pending(self, status: RunStatus) -> bool:
+        is_repeated = status.status == "failed" and self._retry_failed
+        return status.status in ("queued", "stopped") or is_repeated
+
+    def _report_wait(self, run: SweepRun, holder: str) -> None:
+        if run not in self._reported:
+            self._reported.add(run)
+            holder = holder or "by another process"
+            self._report(f"{run.name}: waiting, because it is being trained {holder}")
 
 
 class _Pool:
@@ -124,10 +166,6 @@ def _settle_status(run: SweepRun, code: int, *, is_stopping: bool) -> RunStatus:
     note = f"its worker ended with exit code {code}: see {run.log_file}"
     write_status(run, "failed", code=code, note=note)
     return read_status(run)
-
-
-def _is_pending(status: RunStatus, retry_failed: bool) -> bool:
-    return status.status in ("queued", "stopped") or (status.status == "failed" and retry_failed)
 
 
 def start_worker(

@@ -287,7 +287,12 @@ def describe_limits(analysis: Analysis) -> list[str]:
         names = ", ".join(without)
         notes.append(f"Rows with fewer than two seeds, whose differences prove nothing: {names}.")
     if analysis.wide:
-        ratios = ", ".join(f"{row} ({ratio:.1f} times)" for row, ratio in analysis.wide.items())
+        ratios = ", ".join(
+            f"{row} ({ratio:.1f} times)"
+            if math.isfinite(ratio)
+            else f"{row} (the typical one is 0)"
+            for row, ratio in analysis.wide.items()
+        )
         notes.append(
             f"The standard deviation of these rows is more than {WIDE_RATIO:g} times the typical "
             f"one: {ratios}. It is not pooled with the others, and comparisons with these rows use "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import jax
 
 from transformer_jax.data.batches import Batches
+from transformer_jax.data.encode import ignore_progress
 from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
@@ -60,9 +61,8 @@ def build_run_components(
         DataError: the text differs from the text that the run started with.
     """
     config = folder.config
-    prepared = find_prepared(
-        config.data, folder.vocabulary, folder.fingerprint, progress=heartbeat.report_progress
-    )
+    progress = heartbeat.with_heartbeat(ignore_progress)
+    prepared = find_prepared(config.data, folder.vocabulary, folder.fingerprint, progress=progress)
     batches = prepared.batches(config.data.batch_tokens, config.train.seed)
     model = build_transformer(config.model, **prepared.vocabulary.sizes)
     schedule = Schedule.from_config(config.train, batches.per_epoch)

@@ -40,14 +40,9 @@ def create_run(
         StorageError: the folder cannot be written.
     """
     check_available(path)
-
-    def report_progress(phase: str, num_done: int, total: int) -> None:
-        heartbeat.busy(phase)
-        progress(phase, num_done, total)
-
     other = None if init_from is None else load(init_from, average_checkpoints=1)
     vocabulary = None if other is None else other.vocabulary
-    prepared = prepare(config.data, vocabulary, progress=report_progress)
+    prepared = prepare(config.data, vocabulary, progress=heartbeat.with_heartbeat(progress))
     sizes = prepared.vocabulary.sizes
     for field, size in sizes.items():
         if size != (requested_size := getattr(config.data, field)):

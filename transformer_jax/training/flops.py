@@ -71,7 +71,11 @@ def flops_of_lengths(
 
 
 def train_flops(config: Config) -> float:
-    """Estimate a run's FLOPs, as if each batch were full of `TYPICAL_LENGTH`-token sentences."""
+    """Estimate a whole run's FLOPs from full batches of sentences of `TYPICAL_LENGTH` tokens.
+
+    Padding does not count as FLOPs, but it fills a part of each real batch. So does the difference
+    in length between the sides: a batch of number words needs about 60 % of the estimate.
+    """
     length = min(TYPICAL_LENGTH, config.data.max_length)
     side = np.ones((max(1, config.data.batch_tokens // length), length), np.int32)
     return config.train.steps * step_flops(config.model, config.data.vocab_size, Batch(side, side))
