@@ -24,7 +24,7 @@ def with_optimizer(params: Any) -> dict[str, Any]:
 
 
 def target_like(params: Any) -> dict[str, Any]:
-    """Return a description of such parameters, which `CheckpointManager.restore` expects."""
+    """Return the parameters' shapes and dtypes, as `CheckpointManager.restore` expects them."""
     return {"params": on_device(params, SHARDING)}
 
 

@@ -1,4 +1,4 @@
-"""Test that the commands in README and docs do what the pages say."""
+"""Test that the commands in the README and docs do what the pages say."""
 
 import os
 import re

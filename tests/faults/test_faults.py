@@ -1,4 +1,4 @@
-"""Test that a killed, interrupted, or damaged run produces the same bits as an undisturbed one."""
+"""Test that killed, interrupted, and damaged runs produce the same bits as undisturbed runs."""
 
 import dataclasses
 import os
@@ -94,7 +94,7 @@ def newest_step(path: Path) -> int:
 
 
 def assert_equal(path: Path, undisturbed: Path) -> None:
-    """Compare all files of two runs, except for times in them."""
+    """Compare all files of two runs, ignoring times."""
     assert state_of(path)[0] == CONFIG.train.steps
     assert_same(state_of(path), state_of(undisturbed))
     assert metrics_of(path) == metrics_of(undisturbed)
@@ -126,8 +126,7 @@ def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
         path = trainer.folder / f"killed-{num_kills}-{num_runs}"
         for _ in range(min(5, num_kills - num_killed)):
             pid = trainer.train(path)
-            # The random delay ranges from the first moments of the process to the last steps of
-            # training.
+            # The random delay ranges from the start of the process to the last steps of training.
             time.sleep(rng.uniform(0, 6))
             os.kill(pid, signal.SIGKILL)
             num_killed += trainer.wait(pid) == -signal.SIGKILL

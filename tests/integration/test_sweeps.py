@@ -222,7 +222,7 @@ def test_two_sweeps_of_one_config_file_have_different_folders(
 ) -> None:
     (tmp_path / "mine.py").write_text("from small import SMALL\nSWEEP = {'base': SMALL}\n")
     monkeypatch.chdir(tmp_path)
-    # A stub stores the plan instead of training the runs.
+    # This stub stores the plan instead of training the runs.
     monkeypatch.setattr(commands.sweeps.Sweep, "_launch", lambda _, sweep: sweep.store())
     wide = ["sweep", "mine.py", "--model.d-ff", "48"]
     for arguments in (["sweep", "mine.py"], wide, wide):
@@ -231,7 +231,7 @@ def test_two_sweeps_of_one_config_file_have_different_folders(
     notes = capsys.readouterr().err
     note = "sweeps/mine contains a sweep with other configs; this one is in sweeps/mine-2"
     assert notes.count(note) == 2
-    # Each plan records the command that made it only once.
+    # The stored plan lists each command only once.
     sweeps = [Sweep.open(Path("sweeps") / name) for name in ("mine", "mine-2")]
     assert [[origin.command for origin in sweep.origins] for sweep in sweeps] == [
         ["transformer-jax sweep mine.py"],

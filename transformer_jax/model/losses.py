@@ -17,11 +17,11 @@ class Loss(NamedTuple):
     """Sums over the tokens of a batch. To combine batches, add their losses field by field."""
 
     smoothed: Float[Array, ""]
-    """Cross-entropy with the smoothed target, in nats: what training minimizes."""
+    """The cross-entropy with the smoothed target, in nats. Training minimizes this loss."""
     nll: Float[Array, ""]
-    """Negative log-likelihood of the target itself: perplexity is exp(nll / count)."""
+    """The negative log-likelihood of the target itself. Perplexity is exp(nll / count)."""
     count: Float[Array, ""]
-    """The number of tokens, without padding."""
+    """The number of tokens, excluding padding."""
 
 
 def cross_entropy(
@@ -30,7 +30,7 @@ def cross_entropy(
     """Compare predictions with the target (section 5.4).
 
     The smoothed target spreads probability `smoothing` evenly over all N tokens, including the true
-    one. The paper does not specify this; Tensor2Tensor leaves the true token out.
+    one. The paper does not specify this detail; Tensor2Tensor excludes the true token.
     """
     logits = logits.astype(jnp.float32)
     is_real = target != PAD

@@ -1,4 +1,4 @@
-"""The metadata of a checkpoint: its score, counters, and the identity of its run."""
+"""The metadata of a checkpoint: the score, counters, and the identity of the run."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.checksums import CorruptionError
 
 NAME = "checkpoint.json"
-# A config field that did not exist when a checkpoint was written has its default value.
+# If a config field did not exist when a checkpoint was written, its default value applies.
 DEFAULTS = {
     f"{section}.{key}": value
     for section, fields in Config().to_dict().items()
@@ -21,22 +21,23 @@ DEFAULTS = {
 
 
 class CheckpointMetadata(NamedTuple):
-    """Metadata of one checkpoint, as plain data."""
+    """The metadata of one checkpoint, as JSON data."""
 
     perplexity: float | None
-    """Perplexity on the development set; None unless the step is scheduled."""
+    """The perplexity on the development set; None unless the step is scheduled."""
     previous_step: int | None
-    """The scheduled step before this one, whether or not its checkpoint still exists."""
+    """The previous scheduled step, whether or not its checkpoint still exists."""
     custom_metadata: dict[str, Any]
-    """State other than arrays that training needs to resume."""
+    """What training needs to resume, in addition to the arrays."""
 
     @classmethod
     def read(cls, checkpoint: Path, identity: Mapping[str, object]) -> Self:
-        """Read a checkpoint's metadata, and check that it belongs to the run with this identity.
+        """Read a checkpoint's metadata, and check that the checkpoint belongs to this run.
 
         Raises:
             CorruptionError: the file differs from what was written.
-            StorageError: the file cannot be read, has another format, or belongs to another run.
+            StorageError: the file cannot be read, has another format, or belongs to a run with a
+                different identity.
         """
         step = int(checkpoint.name)
         try:

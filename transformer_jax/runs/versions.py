@@ -1,4 +1,4 @@
-"""Versions of the software that created a run."""
+"""The versions of the software that created a run."""
 
 import importlib.metadata
 import platform
@@ -12,7 +12,7 @@ PACKAGES = (
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that can change a result."""
+    """Return the versions of Python and of the packages that can affect results."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {"python": platform.python_version(), **versions}
 

@@ -1,0 +1,64 @@
+"""Fourteen rows of Table 3 in a size and with a budget that one CPU core trains in a quarter hour.
+
+    transformer-jax sweep table3_multi30k --seeds 3
+
+The text is that of configs/multi30k.py, and $TRANSFORMER_JAX_DATA must name its folder. The model
+has a quarter of the paper's width and a third of its depth, and training makes 12 passes over the
+text. The peak learning rate is the best of configs/learning_rate.py.
+
+Differs from the paper: the size of the model, the text, and the learning rate. Search is the
+paper's: a beam of 4, alpha 0.6, and no checkpoint averaging, as in Table 3.
+"""
+
+from configs.base import CONFIG as PAPER
+from configs.multi30k import CONFIG as MULTI30K
+from configs.table3 import SWEEP as TABLE3
+from transformer_jax.config import Config, Row
+
+D_MODEL = 128
+WARMUP_STEPS = 500
+
+
+def with_peak(peak: float, warmup_steps: int = WARMUP_STEPS) -> Config:
+    """Return the base model of this table, whose learning rate peaks at `peak`."""
+    return PAPER.change(
+        model={"num_layers": 2, "d_model": D_MODEL, "d_ff": 256, "d_k": 16, "d_v": 16},
+        data={
+            **MULTI30K.to_dict()["data"],
+            "vocab_size": 2000,
+            "batch_tokens": 1024,
+            "max_length": 64,
+        },
+        train={
+            "steps": 5000,
+            "warmup_steps": warmup_steps,
+            "learning_rate_scale": peak * (D_MODEL * warmup_steps) ** 0.5,
+            "checkpoint_every": 500,
+            "checkpoint_unit": "step",
+            "keep_checkpoints": 1,
+            "bleu_every": 5,
+            "log_every": 100,
+        },
+        decode={"average_checkpoints": 1},
+    )
+
+
+BASE = with_peak(0.003)
+
+# fmt: off
+SWEEP = {
+    "base": Row(BASE, TABLE3["base"].paper),
+    "A1": Row(BASE.change(model={"num_heads": 1, "d_k": 128, "d_v": 128}), TABLE3["A1"].paper),
+    "A2": Row(BASE.change(model={"num_heads": 4, "d_k": 32, "d_v": 32}), TABLE3["A2"].paper),
+    "A3": Row(BASE.change(model={"num_heads": 16, "d_k": 8, "d_v": 8}), TABLE3["A3"].paper),
+    "A4": Row(BASE.change(model={"num_heads": 32, "d_k": 4, "d_v": 4}), TABLE3["A4"].paper),
+    "B1": Row(BASE.change(model={"d_k": 4}), TABLE3["B1"].paper),
+    "B2": Row(BASE.change(model={"d_k": 8}), TABLE3["B2"].paper),
+    "C1": Row(BASE.change(model={"num_layers": 1}), TABLE3["C1"].paper),
+    "C6": Row(BASE.change(model={"d_ff": 128}), TABLE3["C6"].paper),
+    "D1": Row(BASE.change(model={"dropout": 0.0}), TABLE3["D1"].paper),
+    "D2": Row(BASE.change(model={"dropout": 0.2}), TABLE3["D2"].paper),
+    "D3": Row(BASE.change(train={"label_smoothing": 0.0}), TABLE3["D3"].paper),
+    "D4": Row(BASE.change(train={"label_smoothing": 0.2}), TABLE3["D4"].paper),
+    "E": Row(BASE.change(model={"positions": "learned"}), TABLE3["E"].paper),
+}
