@@ -1,7 +1,7 @@
-"""Compare the search with exhaustive enumeration and with searches in plain Python.
+"""Compare the search with an enumeration of all sequences and with searches in plain Python.
 
-The step function in these tests looks up logits by all tokens that a hypothesis has read. A
-hypothesis that reads the cache of another hypothesis therefore gets wrong logits.
+The step function in these tests looks up its logits in a table by all tokens that a hypothesis has
+read. A hypothesis that reads the cache of another hypothesis therefore gets wrong logits.
 """
 
 import functools
@@ -128,6 +128,15 @@ def all_translations(table: Floats, limit: int, kind: tuple[str, float]) -> list
     return sorted(translations, reverse=True)
 
 
+def continuations(table: Floats, live: list[Scored]) -> list[Scored]:
+    """Return the log-probability and tokens of each hypothesis followed by each token."""
+    return [
+        (prefix_log_prob + float(token_log_prob), (*tokens, token))
+        for prefix_log_prob, tokens in live
+        for token, token_log_prob in enumerate(log_probs_after(table, tokens))
+    ]
+
+
 def exhaustive_beam(
     table: Floats, limit: int, kind: tuple[str, float], beam_size: int
 ) -> list[Scored]:
@@ -135,11 +144,7 @@ def exhaustive_beam(
     live: list[Scored] = [(0.0, ())]
     finished: list[Scored] = []
     for length in range(1, limit + 1):
-        longer: list[Scored] = [
-            (prefix_log_prob + float(token_log_prob), (*tokens, token))
-            for prefix_log_prob, tokens in live
-            for token, token_log_prob in enumerate(log_probs_after(table, tokens))
-        ]
+        longer = continuations(table, live)
         finished += [
             (p / divisor(length, kind), tokens) for p, tokens in longer if tokens[-1] == EOS
         ]
@@ -153,17 +158,13 @@ def tensor2tensor_beam(
     """Return the translations that Tensor2Tensor's search finishes within the limit, best first.
 
     Each step sorts the continuations of all hypotheses and keeps twice the beam size. Those that
-    end are finished, and the likeliest of the others stay in the beam. If a sentence has no
-    finished hypothesis at the limit, all of its hypotheses end there.
+    end are finished, and the likeliest of the others stay in the beam. If a sentence
+    has no finished hypothesis at its limit, all of its hypotheses end there.
     """
     live: list[Scored] = [(0.0, ())]
     finished: list[Scored] = []
     for length in range(1, limit + 1):
-        longer: list[Scored] = [
-            (prefix_log_prob + float(token_log_prob), (*tokens, token))
-            for prefix_log_prob, tokens in live
-            for token, token_log_prob in enumerate(log_probs_after(table, tokens))
-        ]
+        longer = continuations(table, live)
         kept = sorted(longer, reverse=True)[: 2 * beam_size]
         if length == limit and not finished and not any(x[1][-1] == EOS for x in kept):
             kept = longer
@@ -353,7 +354,7 @@ def test_greedy_search_takes_the_likeliest_token_at_each_step(seed: int, limits:
 
 
 RECORDED: list[int] = []
-"""The positions where a search has called `recording_step`."""
+"""The positions at which a search has called `recording_step`."""
 
 
 def recording_step(newest: Array, position: Array, *past: Any) -> tuple[Array, State]:
@@ -375,7 +376,7 @@ def recorded(table: Array, limits: Array, *, beam_size: int, num_best: int) -> T
 def positions(
     table: Array, limits: list[int], *, beam_size: int = 3, num_best: int = 1
 ) -> list[int]:
-    """Return the positions where a search calls its step function."""
+    """Return the positions at which a search calls its step function."""
     RECORDED.clear()
     jax.block_until_ready(
         recorded(table, jnp.asarray(limits), beam_size=beam_size, num_best=num_best)
@@ -385,7 +386,7 @@ def positions(
 
 
 def ending_at(*lengths: int) -> Array:
-    """Return logits that almost surely give translations of these lengths."""
+    """Return logits with which the translations almost surely have the given lengths."""
     position = jnp.arange(LONGEST)[None, :, None]
     is_end = position >= jnp.asarray(lengths)[:, None, None] - 1
     table = random_table(0, 5, sentences=len(lengths))
@@ -397,7 +398,7 @@ def test_a_search_stops_when_no_result_can_improve(beam_size: int) -> None:
     assert positions(ending_at(2, 3), [5, 5], beam_size=beam_size) == [0, 1, 2]
     assert positions(ending_at(2, 5), [5, 3], beam_size=beam_size) == [0, 1, 2]
     assert positions(ending_at(2, 5), [5, 5], beam_size=beam_size) == [0, 1, 2, 3, 4]
-    # If no sentence may have any tokens, the search does not take a step.
+    # If no sentence may have a token, the search does not take a step.
     assert positions(ending_at(2, 5), [0, 0], beam_size=beam_size) == []
 
 
