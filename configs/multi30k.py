@@ -39,7 +39,7 @@ CONFIG = Config().change(
             "multi30k/tok/test_2016_flickr.lc.norm.tok.en.gz",
             "multi30k/tok/test_2016_flickr.lc.norm.tok.de.gz",
         ),
-        # The published vocabulary has this size, the result of 10,000 BPE merges.
+        # The published vocabulary has this size, which results from 10,000 BPE merges.
         "vocab_size": 9712,
         "bleu_tokenizer": "none",
         "batch_tokens": 8192,

@@ -1,4 +1,4 @@
-"""A small experiment on Multi30k, for sweeps with runs that take minutes on one CPU core.
+"""A small experiment on Multi30k, for sweeps whose runs take minutes on one CPU core.
 
     M=multi30k_small
     transformer-jax sweep table3 --data-from $M --train-from $M --decode-from $M --scale tiny

@@ -1,4 +1,4 @@
-"""All rows of Table 3 on a small scale, on number words: a quick test of sweeps and reports.
+"""All rows of Table 3 in miniature on number words: a quick test of sweeps and reports.
 
     transformer-jax sweep table3 --data-from smoke --train-from smoke --scale tiny --seeds 2
     transformer-jax report sweeps/table3

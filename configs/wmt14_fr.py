@@ -7,7 +7,7 @@
 Paper: 38.1 BLEU (base) and 41.8 BLEU (big) on newstest2014, with averages of the last 5 and 20
 checkpoints, a vocabulary of 32,000 tokens, and 36 million pairs.
 
-Differs from the paper: the dataset in TensorFlow Datasets has 41 million pairs (15 GB of text).
+Differs from the paper: the dataset of TensorFlow Datasets has 41 million pairs (15 GB of text).
 
 This config has not been trained with this code yet.
 """

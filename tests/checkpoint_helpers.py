@@ -24,7 +24,7 @@ def with_optimizer(params: Any) -> dict[str, Any]:
 
 
 def target_like(params: Any) -> dict[str, Any]:
-    """Return the parameters' shapes and dtypes, as `CheckpointManager.restore` expects them."""
+    """Return a description of such parameters, which `CheckpointManager.restore` expects."""
     return {"params": on_device(params, SHARDING)}
 
 

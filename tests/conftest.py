@@ -20,9 +20,9 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Operands of different rank are usually a mistake, so every broadcast must be explicit.
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
-# Most programs run only once in a test, so LLVM's optimizations cost more time than they save. The
-# emitters that compile fastest are therefore best. Each worker gets one thread, because the workers
-# use all cores.
+# Most programs run only once in a test, so LLVM's optimizations cost more time than they save, and
+# the emitters that compile fastest are best. Each worker gets one thread, because the workers use
+# all cores.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
@@ -31,6 +31,13 @@ os.environ.setdefault(
 
 WINGS = ("model", "training", "inference", "distributed")
 install_import_hook([f"transformer_jax.{wing}" for wing in WINGS], "shape_checks.check")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Use one more worker than cores, because some tests wait for other processes."""
+    is_linux = hasattr(os, "sched_getaffinity")
+    return (len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,16 +15,16 @@ TESTS = Path(__file__).parent
 
 @dataclasses.dataclass
 class Forks:
-    """A client of the `zygote.py` process. It starts commands and waits for them to exit."""
+    """A client of the process in `zygote.py`, which starts commands and waits for them to exit."""
 
     zygote: subprocess.Popen[str]
 
     def start(self, *arguments: str, log: Path, **options: Any) -> int:
-        """Start a command and return its process ID.
+        """Start a command line and return its process ID.
 
         Args:
             arguments: the command line.
-            log: the file that the process appends its output and errors to.
+            log: the file to which the process appends its output and its errors.
             options: see `zygote.run`.
         """
         return self._request({"arguments": arguments, "log": str(log), **options})
@@ -43,7 +43,7 @@ class Forks:
 
 @contextmanager
 def open_forks() -> Iterator[Forks]:
-    """Start a process that runs `zygote.py`, and end it on exit."""
+    """Start the process of `zygote.py`, and end it on exit."""
     paths = [str(path) for path in (TESTS.parent, TESTS, TESTS / "faults")]
     with subprocess.Popen(
         [sys.executable, str(TESTS / "zygote.py")],

@@ -1,4 +1,4 @@
-"""Compare training with each sharding to training on one device; print differences as JSON.
+"""Compare training with shardings to training on one device, and print the differences as JSON.
 
 `test_sharding` runs this program:
 
@@ -73,7 +73,7 @@ def train(
 
 
 def divide_state() -> dict[int, float]:
-    """Return the largest share of the state on a device with FSDP, for each number of devices."""
+    """Return, for each number of devices, the largest share of a state on a device with FSDP."""
     # The base model at an eighth of its width: the same arrays, and an odd vocabulary.
     config = Config().change(
         model={"num_layers": 2, "d_model": 64, "d_ff": 256, "num_heads": 8, "d_k": 8, "d_v": 8}
@@ -112,7 +112,7 @@ def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
             relative = np.abs(np.divide(history, expected) - 1)
             distances[dropout][f"{name} {devices}"] = {
                 "params": max(jax.tree.leaves(params)),
-                # Maxima over all steps of smoothed, nll, count, and gradient_norm.
+                # These are maxima over all steps for smoothed, nll, count, and gradient_norm.
                 "metrics": relative.max(axis=0).tolist(),
             }
     sys.stdout.write(json.dumps({"distances": distances, "shares": shares}) + "\n")

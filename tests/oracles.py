@@ -35,7 +35,7 @@ def examples(count: int) -> settings:
 
 
 def normal(seed: int, *shape: int) -> Array:
-    """Draw numbers from N(0, 1) with numpy, which does not need compilation."""
+    """Draw numbers from N(0, 1) with numpy, which needs no compilation."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32))
 
 

@@ -32,7 +32,7 @@ class Command:
     label: str
     language: str = "sh"
     path: str | None = None
-    """The path of the file in a Python block, or None if the block is code to run."""
+    """The path of the file that a block of Python contains; None for code to run."""
 
     @property
     def is_tested(self) -> bool:

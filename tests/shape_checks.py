@@ -1,4 +1,4 @@
-"""Defines the function that checks array shapes in signatures. It runs only in tests."""
+"""The function that checks the shapes in signatures. It runs only in tests."""
 
 from beartype import BeartypeConf, beartype
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-# Import the modules that a child process needs. These imports do not start devices or threads.
+# Import the modules that a child process needs. These imports start neither a device nor a thread.
 import transformer_jax.training.loop  # noqa: F401
 from transformer_jax.cli import main
 from transformer_jax.runs import array_store, checksums
@@ -31,12 +31,12 @@ def die() -> None:
 
 
 def die_before(owner: Any, name: str, argument: str = "", count: int = 2) -> None:
-    """Kill this process before the count-th call with arguments that contain the text."""
+    """Kill this process before the count-th call of a function whose arguments contain the text."""
     _intercept(owner, name, argument, count, lambda call: (die(), call()))
 
 
 def die_after(owner: Any, name: str, argument: str = "", count: int = 2) -> None:
-    """Kill this process after the count-th call with arguments that contain the text."""
+    """Kill this process after the count-th call of a function whose arguments contain the text."""
     _intercept(owner, name, argument, count, lambda call: (call(), die()))
 
 
@@ -55,7 +55,7 @@ def _intercept(
     setattr(owner, name, intercepted)
 
 
-# All moments are during the save of the second checkpoint or the removal of the first.
+# Each moment is during the save of the second checkpoint or the removal of the previous one.
 MOMENTS: dict[str, Callable[[], None]] = {
     "before a save": lambda: die_before(array_store.ocp, "save_checkpointables_async"),
     "after a save has begun": lambda: die_after(array_store.ocp, "save_checkpointables_async"),
@@ -86,10 +86,10 @@ def run(
         arguments: the command line.
         log: the file for errors.
         output: the file for the output, by default `log`.
-        folder: the working directory of the command.
-        programs: the folder of the compilation cache; defaults to the tests' cache.
+        folder: the working directory.
+        programs: the folder of the compilation cache, by default that of the tests.
         num_devices: the number of simulated devices.
-        die: one of `MOMENTS`, when the process kills itself.
+        die: one of `MOMENTS`, at which the process kills itself.
     """
     for source, target in ((os.devnull, 0), (output or log, 1), (log, 2)):
         os.dup2(os.open(source, os.O_RDWR | os.O_CREAT | os.O_APPEND), target)

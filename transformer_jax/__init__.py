@@ -7,13 +7,13 @@ Translate with a trained run, on any device:
     >>> run.translate(["forty-two"], beam_size=4)
     ['zweiundvierzig']
 
-Describe an experiment. The defaults are the paper's base model, so an ablation specifies only what
-it changes (here row A of Table 3, with one attention head):
+Describe an experiment. The defaults are the paper's base model, and an ablation lists only its
+differences from them (here row A of Table 3, one attention head):
 
     >>> from transformer_jax import Config
     >>> config = Config().change(model={"num_heads": 1, "d_k": 512, "d_v": 512})
 
-Build a config's Flax module for a shared vocabulary of 37,000 tokens:
+Build the Flax module of a config for a shared vocabulary of 37,000 tokens:
 
     >>> from transformer_jax import build_transformer
     >>> model = build_transformer(config.model, vocab_size=37_000)

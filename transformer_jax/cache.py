@@ -1,4 +1,4 @@
-"""The user's cache of prepared text and compiled programs, which can be deleted at any time."""
+"""The user's cache: prepared text and compiled programs, which can be deleted at any time."""
 
 import os
 import tempfile
@@ -8,11 +8,11 @@ from transformer_jax.errors import StorageError
 
 
 def cache_folder(name: str) -> Path:
-    """Return the folder `name` in the user's cache, and create it if necessary.
+    """Return the folder `name` in the user's cache, and create it if needed.
 
     The cache is `$TRANSFORMER_JAX_CACHE` if set. Otherwise it is `transformer_jax` in
-    `$XDG_CACHE_HOME` or `~/.cache`, or, if that is not writable, in the system's temporary
-    directory.
+    `$XDG_CACHE_HOME` or `~/.cache`, or, if that is not writable, a folder among the system's
+    temporary files.
 
     Raises:
         StorageError: the folder cannot be created.
@@ -22,8 +22,7 @@ def cache_folder(name: str) -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     folder = Path(home) / "transformer_jax" / name
     try:
-        # Without a home directory, expanduser returns "~" unchanged. Do not create a folder named
-        # "~".
+        # Without a home folder, expanduser returns "~" unchanged. Do not create a folder named "~".
         if folder.is_absolute() and os.access(_make_directory(folder), os.W_OK):
             return folder
     except StorageError:

@@ -18,12 +18,12 @@ from transformer_jax.errors import (
     TransformerJaxError,
 )
 
-# Terminals interpret these characters, so a name or translation could corrupt the display.
+# A terminal interprets these characters, so a name or translation with them could corrupt it.
 CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def escape_control_characters(text: str) -> str:
-    r"""Return the text with control characters escaped, such as `\x1b`."""
+    r"""Return the text with control characters as escape sequences, such as `\x1b`."""
     return CONTROL_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
@@ -51,7 +51,7 @@ stderr = PlainConsole(stderr=True)
 
 
 def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
-    """Return an error's line and exit code (sysexits.h), or None if the error is a bug."""
+    """Return an error's line and exit code (sysexits.h), or None if it is a bug in this program."""
     line = f"transformer-jax: {error}"
     match error:
         case TransformerJaxError():
@@ -69,12 +69,12 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
 
 
 def run_and_report(run: Callable[[], object]) -> int:
-    """Run a function and return an exit code; print errors as one line."""
+    """Run a command and return its exit code; print an error as one line."""
     try:
         run()
     except BrokenPipeError:
-        # The program that reads the output has exited. Close stderr, because Python would print
-        # another error at exit.
+        # The program that reads the output has exited. Close stderr, or Python prints another error
+        # at exit.
         sys.stderr.close()
         return 1
     except SystemExit as end:
@@ -92,10 +92,9 @@ def run_and_report(run: Callable[[], object]) -> int:
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that reports progress, given a task, the steps done, and the total.
+    """Yield a function that reports progress: its arguments are a task, steps done, and a total.
 
-    The function updates a progress bar for each task. Outside a terminal, it prints each task's
-    name once.
+    It updates a progress bar for each task, or, outside a terminal, prints the task's name once.
     """
     with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         tasks: dict[str, TaskID] = {}

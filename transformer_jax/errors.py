@@ -1,7 +1,7 @@
 """Errors that end a command with one line and an exit code.
 
-The message says what is wrong, where, and what to do. The exit codes come from BSD's sysexits.h
-(`os.EX_*`), except 1 (failure) and 2 (usage), which follow shell conventions.
+The message says what is wrong, where, and what to do. The exit codes are those of BSD's
+sysexits.h (`os.EX_*`), except 1 (failure) and 2 (usage), which are the shell's conventions.
 """
 
 import os
@@ -28,9 +28,9 @@ class Setting:
 
 
 class TransformerJaxError(Exception):
-    """Base class of errors that end a command with one line and an exit code.
+    """Base of the errors that end a command with one line and an exit code.
 
-    `str` formats settings in the message as Python arguments, and `for_shell` as options.
+    `str` formats the settings in a message as Python arguments, and `for_shell` as options.
     """
 
     exit_code = 1
@@ -51,7 +51,7 @@ class UsageError(TransformerJaxError):
 
 
 class ConfigError(UsageError):
-    """A config is invalid. The message contains the field, the rule, and the value."""
+    """A config is invalid. The message names the field, its rule, and the value."""
 
 
 class SweepFailedError(TransformerJaxError):
@@ -59,11 +59,11 @@ class SweepFailedError(TransformerJaxError):
 
 
 class NotReproducedError(TransformerJaxError):
-    """Training a run again gave different parameters. The message names possible reasons."""
+    """Training a run again gave different parameters. The message names other differences."""
 
 
 class DataError(TransformerJaxError):
-    """The text cannot be used, for example because it is not UTF-8."""
+    """Some text cannot be used, for example because it is not UTF-8."""
 
     exit_code = os.EX_DATAERR
 
@@ -93,10 +93,10 @@ class StorageError(TransformerJaxError):
 
 
 class RunInterrupted(BaseException):
-    """A run was asked to stop, and can be resumed.
+    """A run was asked to stop and has saved its state, so it can be resumed.
 
-    A signal handler can raise this anywhere in the program. It is not an `Exception`, because some
-    libraries catch every `Exception`.
+    A signal handler can raise it at any point of the program. It is not an `Exception`, because
+    some libraries catch every `Exception`.
     """
 
     exit_code = os.EX_TEMPFAIL
@@ -116,11 +116,11 @@ class LostProcessError(TransformerJaxError):
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether a JAX error means that a device is out of memory."""
+    """Return whether a JAX error says that a device is out of memory."""
     return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Return whether an error in one of several processes means that another process is gone."""
+    """Return whether an error in one of several processes says that another process is gone."""
     signs = "Gloo|NCCL|UNAVAILABLE|DEADLINE_EXCEEDED|Connection reset|heartbeat|[bB]arrier"
     return re.search(signs, str(error)) is not None

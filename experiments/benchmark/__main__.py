@@ -1,6 +1,6 @@
 """Compare the speed of this project with other libraries and with earlier results.
 
-Each command documents its options with --help:
+Every command explains its options:
 
     python -m experiments.benchmark {train,decode,input,scaling,gpu,compare} --help
 """
@@ -34,10 +34,10 @@ Changes = Annotated[
 
 @dataclass(frozen=True)
 class MeasureCommand:
-    """Base class of commands that run benchmarks."""
+    """Base class of the commands that run benchmarks."""
 
     out: Path = Path("benchmarks")
-    """Folder for the results: a JSON file with all samples, and a table."""
+    """Folder for the results: a JSON file with every sample, and a table."""
     torch_python: str = sys.executable
     """Python interpreter that has PyTorch, Hugging Face Transformers, and CTranslate2."""
     rounds: int = 9
@@ -47,7 +47,7 @@ class MeasureCommand:
 
     @property
     def settings(self) -> benchmarks.Settings:
-        """The settings selected by the options."""
+        """The settings that the options describe."""
         for name in ("rounds", "steps"):
             if (value := getattr(self, name)) < 1:
                 raise UsageError(f"--{name} must be positive, got {value}")
@@ -175,9 +175,9 @@ class Compare:
     """Compare two result files."""
 
     before: Positional[Path]
-    """A JSON file from one of these commands."""
+    """A JSON file that one of these commands wrote."""
     after: Positional[Path]
-    """A later JSON file from the same command."""
+    """A JSON file that the same command wrote later."""
 
     def run(self) -> None:
         stdout.print(compare(Results.open(self.before), Results.open(self.after)))

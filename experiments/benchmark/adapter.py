@@ -1,7 +1,7 @@
-"""Benchmarks of this project's training step and search, with the same code that users run.
+"""Benchmarks of this project's training step and search, with the code that a user runs.
 
-External benchmarks call `train_step` and `decode`. This project's benchmark calls the functions
-that follow them.
+External benchmarks call `train_step` and `decode`. This benchmark calls the functions that follow
+them.
 """
 
 import contextlib
@@ -101,7 +101,7 @@ def train_step(
     """Return a function that runs one step and returns its loss; also return the parameter count.
 
     Args:
-        sizes: the sizes that `make_config` takes, and vocab.
+        sizes: those of `make_config`, and vocab.
         batch: int32 arrays "src" and "tgt_out", without padding.
     """
     trainer = Trainer(make_config(sizes), sizes["vocab"])
@@ -139,11 +139,11 @@ def decode(
 
 
 def suppress_eos(params: Params, layers: int) -> Params:
-    """Return parameters with which no translation ends early.
+    """Return parameters under which no translation ends early.
 
-    If all scales of a layer normalization are one, the elements of its output add up to the sum of
-    its biases. With biases of one and an end-token embedding whose elements are all -100, the logit
-    of the end token is therefore always -100 d_model.
+    If the scales of a layer normalization are one, the elements of its output sum to the sum of its
+    biases. With biases of one and an end-token embedding whose elements are all -100, the logit of
+    the end token is therefore always -100 d_model.
     """
     changed: Any = jax.tree.map(jnp.asarray, params)
     table = changed["embedding"]["table"]
@@ -153,7 +153,7 @@ def suppress_eos(params: Params, layers: int) -> Params:
     return changed
 
 
-# Each function below returns the `Workload` that a task describes. Tasks are JSON data.
+# Each function below returns the `Workload` that a task describes. A task is plain data.
 
 
 def describe_device(dtype: str, **more: Any) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def train(task: Mapping[str, Any]) -> Workload:
     """Train on preloaded batches, which are repeated.
 
     Args:
-        task: the sizes of the model, and the path of the saved batches.
+        task: sizes, and the path of the arrays.
     """
     enable_compilation_cache()
     sizes, batches = task["sizes"], load_batches(task)
@@ -234,8 +234,8 @@ def translate(task: Mapping[str, Any]) -> Workload:
     """Translate all sentences like `transformer-jax translate`.
 
     Args:
-        task: sizes, sources (lists of tokens with end tokens), beam_size, and extra (how many more
-            tokens a translation has than its source).
+        task: sizes, sources (lists of tokens with end tokens), beam_size, and extra (the number
+            of tokens by which a translation is longer than its source).
     """
     enable_compilation_cache()
     sizes = task["sizes"]
@@ -258,10 +258,10 @@ def translate(task: Mapping[str, Any]) -> Workload:
 
 
 def pipeline(task: Mapping[str, Any]) -> Workload:
-    """Train on a config's text in the same way as a run does between two reports.
+    """Train on the text of a config in the same way as a run between two reports.
 
     Args:
-        task: a config as JSON data; is_preloaded (train on preloaded full batches of the same
+        task: a config as plain data; is_preloaded (train on preloaded full batches of the same
             shapes in the same order); and the number of steps.
     """
     enable_compilation_cache()

@@ -39,7 +39,7 @@ class Settings:
     steps: int = 1
     """Steps per round."""
     torch_python: str = sys.executable
-    """The Python interpreter that has the other libraries."""
+    """Python interpreter of the other libraries."""
     until: float = float("inf")
     """Time limit on the clock of `time.monotonic`."""
     at_once: bool = False
@@ -62,7 +62,7 @@ class Settings:
 
 @contextmanager
 def isolated_cache(settings: Settings) -> Iterator[tuple[Settings, Path]]:
-    """Yield settings with an empty compilation cache, and the cache's temporary folder."""
+    """Yield settings with an empty compilation cache, and its temporary folder."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         cache = {
             # These are the settings of `transformer_jax.cache`, but with an empty folder.
@@ -73,7 +73,7 @@ def isolated_cache(settings: Settings) -> Iterator[tuple[Settings, Path]]:
 
 
 def select_names(only: str | None, known: Sequence[str], usual: Sequence[str]) -> list[str]:
-    """Parse a comma-separated list of workers.
+    """Return the workers in a comma-separated list.
 
     Raises:
         UsageError: a name is unknown.
@@ -107,8 +107,8 @@ def train(
         settings: the settings of the measurement.
         only: workers, separated by commas.
         usual: workers to run if `only` is None.
-        references: candidates for the reference worker, in order of preference. The first one that
-            ran is used.
+        references: candidate reference workers, in order of preference; the first one that ran
+            becomes the reference.
         batches: real batches; each round uses `settings.steps` of them.
         again: start this project's worker a second time at the end, to measure how much time the
             compilation cache saves.
@@ -175,13 +175,13 @@ def decode(
         settings: the settings of the measurement.
         beam_size: the size of the beam; 1 means greedy search.
         sources: tokens of sentences with their end tokens. Default: random.
-        extra: how many more tokens a translation has than its source.
+        extra: the number of tokens by which a translation is longer than its source.
         count: the number of random sentences.
         length: the number of tokens per random sentence, without the end token.
         only: workers, separated by commas.
         usual: workers to run if `only` is None.
-        references: candidates for the reference worker, in order of preference. The first one that
-            ran is used.
+        references: candidate reference workers, in order of preference; the first one that ran
+            becomes the reference.
     """
     sources = sources or random_sources(sizes, count, length)
     task = {

@@ -32,7 +32,7 @@ def describe_change(ratio: Quartiles) -> str:
 
 
 def compare(before: Results, after: Results) -> str:
-    """Return a table of the workers in both results, and notes about workers in only one of them.
+    """Return a table of the workers in both results, and notes about those in only one.
 
     If both results have the same reference, the table compares speeds relative to this reference,
     because ratios do not depend on other load. Otherwise, it compares absolute speeds.

@@ -1,8 +1,8 @@
 """Run all GPU benchmarks in one command, within a few minutes.
 
-Benchmarks run in order of importance, and the result lists the benchmarks that were skipped for
-lack of time. The workers of a benchmark compile at the same time, so their first calls take longer
-than usual.
+Benchmarks run in order of importance, and the result lists those that were skipped for lack of
+time. The workers of a benchmark compile at the same time, so their first calls take longer than
+usual.
 """
 
 import time
@@ -30,7 +30,7 @@ LEAST = 45.0
 
 @dataclass(frozen=True)
 class Amount:
-    """How much work the benchmarks do."""
+    """The amount of work."""
 
     base: Sizes
     big: Sizes
@@ -88,8 +88,8 @@ def gpu(
     """Measure training and decoding; return the results, and the benchmarks that were skipped.
 
     Args:
-        config: the config that specifies the text.
-        amount: how much work to do.
+        config: the config whose text is used.
+        amount: the amount of work.
         settings: the settings of the measurement.
         seconds: the time limit.
         say: receives one line per benchmark.

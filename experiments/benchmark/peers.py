@@ -1,7 +1,7 @@
 """Benchmarks of other libraries: PyTorch, Hugging Face Transformers, and CTranslate2.
 
-Each library runs in a separate process, possibly in an environment without JAX, and gets the same
-task as the corresponding function in `adapter`. A library that cannot be imported is skipped.
+Each library runs in a separate process, which may be in an environment without JAX. It gets the
+same task as the corresponding function in `adapter`. A library that cannot be imported is skipped.
 """
 
 import importlib
@@ -24,7 +24,7 @@ ROWS = {"cpu": 32, "cuda": 128}
 
 
 def torch_and_device() -> tuple[Any, str]:
-    """Return PyTorch, configured to use all cores, and the device."""
+    """Return PyTorch, set to use all cores, and its device."""
     torch: Any = importlib.import_module("torch")
     torch.manual_seed(0)
     if torch.cuda.is_available():
@@ -86,8 +86,7 @@ def transformer(torch: Any, sizes: Mapping[str, Any], longest: int) -> tuple[Any
             embedded(before),
             tgt_mask=causal,
             tgt_is_causal=True,
-            # Target padding does not need a mask, because it follows the tokens and the causal mask
-            # hides it.
+            # Target padding needs no mask: it follows the tokens, so the causal mask hides it.
             src_key_padding_mask=padding,
             memory_key_padding_mask=padding,
         )
@@ -100,7 +99,7 @@ def train(task: Mapping[str, Any]) -> Workload:
     """Train `torch.nn.Transformer` on preloaded batches, which are repeated.
 
     Args:
-        task: the sizes, the path of the saved batches, and is_compiled (use `torch.compile`).
+        task: sizes, the path of the arrays, and is_compiled (use `torch.compile`).
     """
     torch, device = torch_and_device()
     sizes = task["sizes"]
@@ -157,8 +156,8 @@ def train(task: Mapping[str, Any]) -> Workload:
 def marian(sizes: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return Hugging Face's library and its Marian model of these sizes, with random weights."""
     library: Any = importlib.import_module("transformers")
-    # CTranslate2's converter requires the last token of the vocabulary to be the padding token and
-    # also the first token of each translation.
+    # CTranslate2's converter requires that the last token of the vocabulary is the padding token
+    # and also the first token of each translation.
     last = sizes["vocab"] - 1
     config = library.MarianConfig(
         vocab_size=sizes["vocab"],
@@ -200,8 +199,8 @@ def generate(task: Mapping[str, Any]) -> Workload:
     """Translate all sentences with `generate` of Hugging Face Transformers.
 
     Args:
-        task: the same as for `adapter.translate`. The longest source in a batch determines the
-            length of all translations in the batch.
+        task: the same as for `adapter.translate`. The longest source of a batch determines the
+            length of all its translations.
     """
     torch, device = torch_and_device()
     sizes = task["sizes"]

@@ -67,9 +67,9 @@ class Benchmark:
     """A description of the work."""
     measurements: dict[str, Measurement]
     reference: str | None = None
-    """The worker that the others are compared with; None if only one worker ran."""
+    """The worker with which the other workers are compared; None if only one worker ran."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Workers that did not run, each with the reason."""
+    """Workers that did not run, and the reason for each."""
     notes: list[str] = field(default_factory=list)
 
     def ratios(self, name: str) -> list[float]:
@@ -80,7 +80,7 @@ class Benchmark:
         return [a / b for a, b in zip(self.measurements[name].speeds, others, strict=True)]
 
     def cpu_ratios(self, name: str) -> list[float]:
-        """Return the same ratio in terms of CPU time, which excludes waiting."""
+        """Return the same ratio for CPU time, which excludes waiting."""
         if self.reference is None:
             return []
         mine, others = (self.measurements[n].samples for n in (name, self.reference))
@@ -122,7 +122,7 @@ class Results:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the results as JSON data."""
+        """Return the results as plain data for JSON."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @classmethod
@@ -222,8 +222,8 @@ def summarize(
         name: the name of the benchmark.
         unit: the unit of speed.
         work: the sizes and settings of the benchmark.
-        references: candidates for the reference worker, in order of preference. The first one that
-            ran is used.
+        references: candidate reference workers, in order of preference; the first one that ran
+            becomes the reference.
         flops: FLOPs per unit, from `training.flops`.
         notes: explanations to print below the table.
     """

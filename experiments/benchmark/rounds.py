@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 
 from experiments.benchmark.worker import PACKAGE, Sample, Startup
 
-# How many seconds a run may exceed the time limit by.
+# The number of seconds by which a run may exceed the time limit.
 GRACE = 20.0
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ class WorkerSpec:
 
     name: str
     task: Mapping[str, Any]
-    """The task as JSON data. "maker" is the name of the function that returns the `Workload`."""
+    """Plain data. "maker" names the function that returns the `Workload` of the task."""
     python: str = sys.executable
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables to change; None removes one."""
@@ -153,9 +153,9 @@ class Rounds(NamedTuple):
     """The results of all rounds."""
 
     workers: dict[str, ReadyWorker]
-    """Workers that have a sample from every round, in order."""
+    """Workers that have a sample of every round, in order."""
     skipped: dict[str, str]
-    """Workers without samples, each with the reason."""
+    """Workers without samples, and the reason for each."""
 
 
 def run_rounds(
@@ -167,7 +167,7 @@ def run_rounds(
     at_once: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Rounds:
-    """Start workers, run them in interleaved rounds, and stop them.
+    """Start workers, run them in interleaved rounds, and end them.
 
     Args:
         specs: the workers.

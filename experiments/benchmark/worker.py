@@ -1,4 +1,4 @@
-"""A worker process that prepares one workload and runs it on request.
+"""A worker process, which prepares one workload and runs it on request.
 
 The worker reads its task as one line of JSON from standard input and writes one line to standard
 output when it is ready. After that, each input line contains a number of steps to run, and each
@@ -41,7 +41,7 @@ class Workload:
     facts: dict[str, Any] = field(default_factory=dict)
     """Facts to report next to the times. They are read after the first call."""
     peak_bytes: Callable[[], int] = lambda: resident_bytes()
-    """Returns the peak memory so far."""
+    """Returns the peak memory up to now."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def take_sample(workload: Workload, steps: int) -> Sample:
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:
-    """Prepare the workload in the first request, and then serve the other requests."""
+    """Prepare the workload of the first request, then serve the other requests."""
 
     def answer(content: Mapping[str, Any]) -> None:
         answers.write(json.dumps(content) + "\n")

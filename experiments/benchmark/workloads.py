@@ -103,9 +103,9 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
     """Return real batches of the shapes that contain most of the tokens of a text.
 
     Args:
-        config: the config that specifies the text.
+        config: the config whose text is used.
         tokens: the minimum average number of target tokens per batch, if the text has that many.
-        shapes: the maximum number of shapes. Each shape takes one compilation.
+        shapes: the maximum number of shapes; each is compiled.
         count: the maximum number of batches.
     """
     from transformer_jax.data.prepare import prepare
@@ -123,7 +123,7 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
 
 
 def _most_common(batches: Batches, shapes: int, count: int) -> list[Batch]:
-    """Return the first batches of an epoch that have one of the shapes with the most positions."""
+    """Return the first batches of an epoch whose shape is among those with the most positions."""
     most = sorted(batches.buckets, key=lambda s: -s.batches * s.rows * (s.source + s.target))
     wanted = {shape[:3] for shape in most[:shapes]}
     every = (batches[step] for step in range(batches.per_epoch))

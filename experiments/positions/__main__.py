@@ -1,6 +1,6 @@
 """Plot and tabulate the scores of a finished sweep by sentence length.
 
-The command needs a sweep with scored runs, or the table from an earlier call:
+The command needs a sweep whose runs have been scored, or the table of an earlier call:
 
     python -m experiments.positions SWEEP [--out FOLDER]
     python -m experiments.positions table.csv [--out FOLDER]

@@ -30,8 +30,8 @@ SWEEP = {
     "rotary": Row(BASE.change(model={"positions": "rotary"})),
     "relative": Row(BASE.change(model={"positions": "relative"})),
     "none": Row(BASE.change(model={"positions": "none"})),
-    # These rows test whether the initial scale matters, because a sinusoid has a larger norm than a
-    # vector in an untrained table.
+    # These rows test whether the initial scale matters: a sinusoid has a larger norm than a vector
+    # of an untrained table.
     "scaled": Row(LEARNED.change(model={"learned_positions_init": "sinusoidal_scale"})),
     "from_sinusoids": Row(LEARNED.change(model={"learned_positions_init": "sinusoids"})),
 }

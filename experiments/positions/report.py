@@ -23,8 +23,8 @@ LABELS: dict[Score, str] = {
     "bleu": "BLEU",
 }
 DIGITS: dict[Score, int] = {"perplexity": 2, "exact": 1, "bleu": 1}
-# The palette is Okabe and Ito's, which color-blind readers can distinguish. Gray replaces yellow,
-# which is hard to see on white. Wine and olive come from Paul Tol's palette.
+# Color-blind readers can distinguish the colors of Okabe and Ito. Gray replaces their yellow,
+# because a yellow line is hard to see on white. Wine and olive are from a palette of Paul Tol.
 COLORS = (
     *("#000000", "#D55E00", "#E69F00", "#0072B2", "#009E73"),
     *("#CC79A7", "#56B4E9", "#888888", "#882255", "#999933"),
@@ -92,7 +92,7 @@ def _plot_bands(axes: "Axes", study: Study, name: Score) -> None:
 
 
 def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | None]:
-    """Return, for each bucket, the range of means that are compatible with the first scheme's mean.
+    """Return, for each bucket, the range of means that agree with the mean of the first scheme.
 
     A mean outside this range differs significantly from the mean of the first scheme. By
     Bonferroni's method, the probability of any wrong claim in a bucket is at most 5 %. The standard
@@ -180,7 +180,7 @@ def footnotes(study: Study) -> Sequence[str]:
         "Perplexity is per token of the reference, without label smoothing; ± is the standard "
         f"deviation over random seeds ({', '.join(map(str, seeds))}).",
         "In the figure, a mean outside the gray band of its bucket differs significantly from "
-        f"the mean of {study.schemes[0]} (95 % for all rows of a bucket together, Bonferroni).",
+        f"that of {study.schemes[0]} (95 % for all rows of a bucket together, Bonferroni).",
     ]
     if study.metric == "bleu":
         notes.append(

@@ -1,6 +1,6 @@
 """Score the runs of a sweep by sentence length, within and beyond the lengths in training.
 
-The scores come from files that `evaluate` saved: `sentences.csv`, `hypothesis.txt`, and
+The scores come from the files that `evaluate` saved: `sentences.csv`, `hypothesis.txt`, and
 `reference.txt`. `read_scores` reads them from the `table.csv` of an earlier report instead. L is
 the length of the longest training sentence in tokens, including EOS (data.max_length). Each row of
 the sweep is a position scheme.
@@ -31,7 +31,7 @@ Score = Literal["perplexity", "exact", "bleu"]
 
 
 class Sentence(NamedTuple):
-    """A sentence of the dev or test set, with its translation by one run."""
+    """A sentence of the dev or test set with its translation by one run."""
 
     source_tokens: int
     target_tokens: int
@@ -82,7 +82,7 @@ class Study:
     curves: Mapping[str, Curve]
     """The curve of each scheme that has a finished run."""
     missing: Sequence[str]
-    """Runs and sentences without scores, each with the reason."""
+    """Runs and sentences that have no scores, each with the reason."""
 
 
 def score_by_length(sweep: Sweep) -> Study:

@@ -1,4 +1,4 @@
-"""Test that a new run is complete or absent, and may start from another run's parameters."""
+"""Test that a new run is complete or absent and may start with parameters of another run."""
 
 from pathlib import Path
 from typing import Any

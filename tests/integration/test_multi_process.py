@@ -22,7 +22,7 @@ from transformer_jax.model.transformer import Params
 
 TESTS = Path(__file__).parents[1]
 STEPS, CHECKPOINT = 24, 12
-# With FSDP, each process has only some of the parameters, so neither can save or score alone.
+# With FSDP, each process has only a part of the parameters, so neither can save or score alone.
 CONFIG = f"""
 from small import SMALL
 train = {{"steps": {STEPS}, "checkpoint_every": {CHECKPOINT}, "log_every": 1, "bleu_every": 9}}
@@ -141,7 +141,7 @@ def test_a_signal_to_one_process_ends_both_at_one_step_and_loses_nothing(
     assert_equal_runs(run_of_two, tmp_path / "run")
 
 
-# Both processes run this code. One of them calls `fail` in the chosen phase.
+# Both processes run this code. In one of them, it calls `fail` in the chosen phase.
 FAILURE = f"""
 import os, signal, sys, time
 from pathlib import Path
@@ -320,7 +320,7 @@ def test_srun_on_two_nodes_trains_as_one_process_with_two_devices(
     assert done.returncode == 0, done.stderr
     assert "in 2 processes" in done.stdout
     assert_equal_runs(run_of_two, tmp_path / "run")
-    # Both processes end with the same error line.
+    # Both processes end with the same line.
     again = subprocess.run([*command, "--out", "run"], cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode == 2
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])

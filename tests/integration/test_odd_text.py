@@ -1,8 +1,8 @@
 """Test `prepare` on random corpora: it counts every pair, or it names the faulty file.
 
-No matter what the files contain, `prepare` ends in one of two ways. Either it counts each pair as
-kept or dropped and exits with code 0, or it prints one message that names a faulty file and, if
-possible, the line, and exits with code 65. A traceback or a hang fails these tests.
+No matter what the files contain, `prepare` ends in one of two ways. Either it keeps each pair or
+counts it as dropped, and exits with code 0; or it prints one message that names a faulty file and,
+if possible, the line in it, and exits with code 65. A traceback or a hang fails these tests.
 """
 
 import gzip
@@ -151,7 +151,7 @@ class RandomCorpus:
             self.faults.append((f"{name}, after line ", "broken gzip"))
 
     def lengthen(self) -> None:
-        """Insert a line that is too long into dev or test, where every line must be scored."""
+        """Insert a line that is too long into dev or test, whose lines must all be scored."""
         split = self.rng.choice(self.splits[1:])
         side = self.rng.randrange(2)
         pair = (LONG, b"eins") if side == 0 else (b"one", LONG)

@@ -228,7 +228,7 @@ def test_a_mean_at_the_edge_of_the_band_has_a_p_value_of_5_percent(name: Any) ->
     [band] = significance_bands(make_study(base, other), name)
     assert band is not None
     for edge in np.log(band) if name == "perplexity" else band:
-        # With two rows, Bonferroni's method is the same as Student's t-test.
+        # With two rows, Bonferroni's method equals Student's t-test.
         assert stats.ttest_ind(base, other - other.mean() + edge).pvalue == pytest.approx(0.05)
     # With more rows, the band is wider: the probability of any wrong claim is 5 %.
     [wider] = significance_bands(make_study(base, other, other), name)

@@ -1,4 +1,4 @@
-"""Test that every sharding gives the same results on 1 to 8 simulated devices."""
+"""Test that every sharding gives the results of one device, on 1 to 8 simulated devices."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def run_program(*arguments: str, **environment: str) -> Any:
     ids=["8 devices", "1, 2, 4 and 8 devices"],
 )
 def comparison(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Differences between each sharding and a single device in float64, for each dropout rate.
+    """Differences between each sharding and one device in float64, for each dropout rate.
 
     Batches have 13 rows, which cannot be divided equally among devices.
     """
@@ -65,8 +65,8 @@ def test_every_sharding_trains_as_one_device_does(comparison: dict[str, Any]) ->
         # With data and fsdp, the dropout masks are the same as on one device.
         assert distance["params"] < 1e-9, name
         # Adam's updates do not depend on a constant factor of the gradient, so also compare the
-        # norm of the gradient. The first of eight devices has most of the tokens and the last has
-        # none, so a mean of the devices' means would differ.
+        # norm of the gradient. Most tokens are on the first device and none are on the last of
+        # eight devices, so a mean of the devices' means would differ.
         assert max(distance["metrics"]) < 1e-9, name
 
 

@@ -36,8 +36,8 @@ TRAINER = """
             heartbeat.beat(step)
     assert heartbeat.connect()
 """
-# DEADLINE is much longer than any machine needs, so that tests pass on slow machines. STEP_TIMEOUT
-# is short, because tests of a silent trainer wait for it.
+# DEADLINE is much longer than any machine needs, so that a slow machine does not fail a test.
+# STEP_TIMEOUT is short, because tests of a silent trainer wait for it.
 STEP_TIMEOUT = 3.0
 DEADLINE = 600.0
 
@@ -126,7 +126,7 @@ def test_a_long_step_extends_the_limit_for_a_hundred_messages() -> None:
     for index, silence in enumerate([10.0, 300.0, *[10.0] * 100]):
         heartbeats.silence = silence
         heartbeats.receive(f"step {3 * index}")
-        # A long interval counts as long as it is among the last hundred intervals.
+        # A long interval counts while it is among the last hundred intervals.
         assert heartbeats.limit == (1200 if 1 <= index <= 100 else 40)
 
 

@@ -1,4 +1,4 @@
-"""Test that each epoch contains each pair once, and that batches depend only on seed and step."""
+"""Test that each epoch contains each pair once, and that a batch depends only on seed and step."""
 
 from collections import Counter
 
@@ -125,8 +125,7 @@ def test_batches_have_the_planned_shapes_within_the_budget(
         rows, width = batch.source.shape
         assert batch.target.shape[0] == rows
         assert rows % ROW_MULTIPLE == 0
-        # A batch with the minimum number of rows may exceed the budget, because sentences are never
-        # cut.
+        # A batch with the minimum number of rows may exceed the budget, because no sentence is cut.
         assert rows == ROW_MULTIPLE or rows * max(width, batch.target.shape[1]) <= batch_tokens
         assert batch.source.dtype == batch.target.dtype == np.int32
     tokens = sum(np.count_nonzero(side) for batch in epoch for side in batch)

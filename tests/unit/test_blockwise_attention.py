@@ -104,7 +104,7 @@ def test_blockwise_attention_is_equation_1(mask_shape: tuple[int, ...], seed: in
 
 @pytest.mark.parametrize("mask_shape", MASK_SHAPES)
 def test_output_and_gradients_are_those_of_full_attention(mask_shape: tuple[int, ...]) -> None:
-    """The masks allow few keys per query, and no keys at all for some queries."""
+    """Masks allow few keys for each query, and no key at all for some queries."""
     mask = coins(1, 0.3, *mask_shape).at[0, 0, 0].set(False).at[-1, -1, -1, 2].set(True)
     assert_same_output_and_gradients(inputs(7, 9), mask, 0.4, RNG)
 
@@ -127,7 +127,7 @@ def test_key_blocks_that_no_query_may_read_are_skipped() -> None:
     """If a key with NaN is read, the output is NaN, even if the key's weight is zero."""
     query, key, value = inputs(12, 12)
     output = blockwise(query, key.at[:, 8:].set(jnp.nan), value, causal_mask(12))
-    # Keys from 8 onward form the last block, which earlier queries may not read.
+    # Keys from 8 on form the last block, which earlier queries may not read.
     assert np.all(np.isfinite(output[:, :6]))
     assert not np.any(np.isfinite(output[:, 9:]))
     padding = (jnp.arange(12) < 8)[None, None, None]

@@ -32,13 +32,13 @@ def sentence_lengths(pairs: int) -> np.ndarray:
 
 
 def positions(lengths: np.ndarray, sizes: np.ndarray) -> int:
-    """Return the number of positions if each pair is in the smallest bucket that fits it."""
+    """Return the number of positions if each pair is in the smallest bucket in which it fits."""
     fits = (lengths[:, None, :] <= sizes).all(axis=2)
     return int(np.where(fits, sizes.sum(axis=1), np.iinfo(int).max).min(axis=1).sum())
 
 
 def sets_with_the_last(sizes: list[tuple[int, int]], count: int) -> Iterator[np.ndarray]:
-    """Yield every set of `count` buckets that includes the last bucket, which fits all pairs."""
+    """Yield every set of `count` buckets that includes the last bucket, in which all pairs fit."""
     for others in itertools.combinations(sizes[:-1], count - 1):
         yield np.asarray([*others, sizes[-1]])
 
@@ -57,7 +57,7 @@ def test_every_pair_has_room_and_every_bucket_has_a_pair(
     bucket = assign_buckets(lengths, sizes)
     assert set(bucket) == set(range(len(sizes)))
     assert (lengths <= sizes[bucket]).all()
-    # The first bucket that fits a pair is also the smallest one.
+    # The first bucket in which a pair fits is also the smallest such bucket.
     assert sizes[bucket].sum() == positions(lengths, sizes)
     again = choose_bucket_sizes(lengths, target_density=density)
     np.testing.assert_array_equal(again, sizes)

@@ -143,7 +143,7 @@ def test_a_reader_uses_the_previous_checkpoint_and_renames_nothing(tmp_path: Pat
     messages: list[str] = []
     with CheckpointManager(folder, IDENTITY, say=messages.append) as checkpoints:
         assert select_steps(checkpoints) == [2]
-        # A checkpoint that was selected by step must not be replaced by another checkpoint.
+        # If a checkpoint was selected by its step, it must not be replaced by another checkpoint.
         with pytest.raises(StorageError, match=r"checkpoint 3 of .* is damaged: checkpoint.json"):
             first_value(checkpoints, 3)
         with pytest.raises(StorageError, match=r"checkpoint 3 of .* is damaged: checkpoint.json"):

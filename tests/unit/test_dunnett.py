@@ -1,4 +1,4 @@
-"""Test Dunnett's distribution against his published table, a double integral, and SciPy."""
+"""Test that Dunnett's distribution agrees with his table, a double integral, and SciPy."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Test that encoding keeps or counts every pair, and that it needs little memory."""
+"""Test that encoding keeps or counts every pair and needs little memory."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def encode_pairs(
 
 
 def expected_outcome(pair: tuple[str, str], config: DataConfig) -> str:
-    """Return "kept", or the documented reason for dropping a training pair."""
+    """Return "kept", or the documented reason for which a training pair is dropped."""
     source, target = pair
     if not source.strip() or not target.strip():
         return "empty"

@@ -108,8 +108,7 @@ def fourth_root(numerator: float, denominator: float) -> float:
         ("none", "x-b-c d e f", "y-b-c d e f", fourth_root(1, 3)),
         # A hyphen next to a space is a word, so 5/6, 4/5, 3/4, and 2/3 of the n-grams match.
         ("none", "a - b c d e", "a - b c d f", fourth_root(1, 3)),
-        # The translation has 4 words instead of 5: every n-gram matches, and the penalty is exp(1 -
-        # 5/4).
+        # The translation has 4 words for 5: every n-gram matches, and the penalty is exp(1 - 5/4).
         ("none", "a b c d", "a b c d e", 100 * math.exp(-1 / 4)),
         # Without smoothing, a score without a matching 4-gram is zero.
         ("none", "a b c x d", "a b c y d", 0.0),
@@ -145,7 +144,7 @@ def test_characters_have_no_compounds(evaluation: Evaluation) -> None:
 
 @pytest.fixture
 def files(evaluation: Evaluation, tmp_path: Path) -> tuple[Path, Path]:
-    """The development set as two files, one of which is compressed."""
+    """The development set as files; one of them is compressed."""
     source, target = tmp_path / "dev set.en", tmp_path / "dev set.de.gz"
     source.write_text("".join(f"{line}\n" for line in evaluation.sources), "utf-8")
     lines = "".join(f"{line}\n" for line in evaluation.references)

@@ -18,7 +18,7 @@ NUM_ROWS = 12
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Results with more rows than the figures have colors."""
+    """Results that have more rows than the figures have colors."""
     rows = {
         f"row{i}": Row(SMALL.change(model={"d_ff": 32 + i}), Paper(4.0 + i / 10))
         for i in range(NUM_ROWS)

@@ -1,4 +1,4 @@
-"""Test that the FLOPs of a step count its matrix products, without padding."""
+"""Test that the FLOPs of a step are those of its matrix products, without padding."""
 
 from typing import Any
 

@@ -127,7 +127,7 @@ def test_epsilon_is_added_to_the_variance() -> None:
 
 
 def test_dropout_acts_on_the_sub_layer_output_before_the_sum() -> None:
-    """Dropout applies only to the sub-layer output, before the sum and the norm (section 5.4)."""
+    """In section 5.4, dropout acts on the sub-layer output only, before the sum and the norm."""
     x, zeros = normal(0, BATCH, TARGETS, WIDTH), jnp.zeros((BATCH, TARGETS, WIDTH))
     layer, rng = AddAndNorm(SMALL), jax.random.key(1)
     params = drawn_params(layer, x, zeros, method="leave")

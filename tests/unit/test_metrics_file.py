@@ -30,8 +30,7 @@ def test_reports_of_later_steps_and_an_incomplete_line_are_removed(metrics: Path
 def test_unscheduled_reports_of_the_last_step_are_removed(metrics: Path) -> None:
     reports = [{"step": step, "split": split} for step in (4, 6) for split in ("train", "dev")]
     metrics.write_text("".join(json.dumps(report) + "\n" for report in reports), "utf-8")
-    # Training ended at step 6. A training report was scheduled for this step, but a dev report was
-    # not.
+    # Training ended at step 6, for which a training report was scheduled but a dev report was not.
     truncate_metrics(metrics, 6, {"train"})
     lines = metrics.read_text("utf-8").splitlines()
     assert [json.loads(line) for line in lines] == reports[:3]

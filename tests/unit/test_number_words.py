@@ -113,7 +113,7 @@ def test_held_out_lines_do_not_depend_on_the_number_of_training_pairs(most: int)
     for split in ("dev", "test"):
         expected = pairs(split, 300, most)
         assert all(pairs(split, n, most) == expected for n in (1, 500_000 // most))
-    # A smaller training split is a prefix of a larger one.
+    # A smaller training split is the beginning of a larger one.
     assert pairs("train", 100, most) == pairs("train", 300, most)[:100]
 
 
@@ -122,7 +122,7 @@ def test_the_corpus_has_as_many_pairs_as_the_config_allows(most: int) -> None:
     train = 500_000 // most
     corpus = CORPORA["number_words"](DataConfig(num_pairs=train, max_numbers_per_line=most))
     assert isinstance(corpus, NumberWords)
-    # The index of a line determines how many numbers it has, up to the last line.
+    # Up to the last line, the index of a line determines its count of numbers.
     [(source, _)] = corpus.read("train", train - 1)
     last = train - 1 + corpus.test_pairs + corpus.dev_pairs
     assert len(source.split("; ")) == last % most + 1

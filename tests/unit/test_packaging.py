@@ -27,8 +27,8 @@ LINES = ["one", "two hundred and thirty-one", "ninety thousand"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run that averages two checkpoints and translates different lines differently."""
-    # This model is wide, so that parameters account for most of a package's size.
+    """A run with the mean of two checkpoints, which translates different lines differently."""
+    # This model is wide, so that most of the size of a package is due to its parameters.
     config = SMALL.change(model={"d_ff": 4096}, decode={"average_checkpoints": 2, "beam_size": 2})
     return load(write_untrained_run(tmp_path_factory.mktemp("runs") / "run", config, scale=3).path)
 

@@ -27,7 +27,7 @@ Changes = dict[str, Any]
 
 
 class Expected(NamedTuple):
-    """A row of Table 3, with our parameter count for a vocabulary of 37,000 tokens."""
+    """A row of Table 3, with our parameter count for 37,000 tokens."""
 
     model: Changes
     train: Changes
@@ -56,7 +56,7 @@ EXPECTED = {
     "D2": Expected({"dropout": 0.2}, {}, 4.95, 25.5, None, 63.05),
     "D3": Expected({}, {"label_smoothing": 0.0}, 4.67, 25.3, None, 63.05),
     "D4": Expected({}, {"label_smoothing": 0.2}, 5.47, 25.7, None, 63.05),
-    # Row E has base's parameters plus 256 + 306 positions of width 512.
+    # Row E has the parameters of base and 256 + 306 positions of width 512.
     "E": Expected({"positions": "learned"}, {}, 4.92, 25.7, None, 63.33),
     "big": Expected(
         {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3},
@@ -212,7 +212,7 @@ def test_every_variant_has_as_many_parameters_as_its_equations() -> None:
 def test_rows_differ_from_base_by_as_many_parameters_as_in_the_paper() -> None:
     """No vocabulary size reproduces the paper's totals, so compare only differences from base.
 
-    If d_model is the same, the vocabulary size cancels out.
+    If d_model is the same, the size of the vocabulary cancels out.
     """
     base, base_millions = closed_form(Config().model), EXPECTED["base"].millions
     assert base_millions is not None

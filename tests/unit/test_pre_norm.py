@@ -109,7 +109,7 @@ def test_only_stacks_that_normalize_first_end_with_a_layer_norm() -> None:
 def test_memory_and_logits_come_from_normalized_vectors() -> None:
     model = build_transformer(PRE, 13)
     params = drawn_params(model, SOURCE, TARGET)
-    # Layers with all-zero parameters do not change the sum of embeddings and positions.
+    # Layers whose parameters are zero do not change the sum of embeddings and positions.
     silent = params | {
         stack: jax.tree.map(jnp.zeros_like, params[stack]) for stack in ("encoder_0", "decoder_0")
     }

@@ -94,7 +94,7 @@ def test_a_second_call_reads_only_the_cache(cache: Path, monkeypatch: pytest.Mon
         return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()}
 
     first, before = prepare(CONFIG), times()
-    # From here on, reading the corpus would fail.
+    # From now on, reading the corpus would fail.
     monkeypatch.delattr(NumberWords, "read")
     second = prepare(CONFIG)
     assert times() == before
@@ -193,8 +193,8 @@ def test_an_error_of_the_corpus_during_training_of_the_vocabulary_is_raised(
 
 
 CHUNK = 8
-# There are 7 chunks of train, 3 of dev, and 3 of test. Each chunk needs one call for the sources
-# and one for the targets.
+# There are 7 chunks of train, 3 of dev, and 3 of test. Each chunk has a call for its sources and
+# one for its targets.
 CORPUS = InMemoryCorpus([*WORDS[:48], ("", ""), WORDS[49]], WORDS[:20])
 CALLS = 2 * (7 + 3 + 3)
 LINES = 2 * (49 + 20 + 20)
@@ -235,7 +235,7 @@ def encoder(monkeypatch: pytest.MonkeyPatch) -> Encoder:
 
 @pytest.fixture
 def complete(encoder: Encoder, cache: Path) -> dict[str, bytes]:
-    """The files of an uninterrupted preparation, after removing them from the cache."""
+    """The files of an uninterrupted preparation, which are then removed from the cache."""
     prepare(CONFIG, VOCABULARY)
     assert (encoder.calls, encoder.lines) == (CALLS, LINES)
     files = read_files(cache)
@@ -264,7 +264,7 @@ def test_a_preparation_that_is_interrupted_many_times_still_finishes(
     encoder: Encoder, complete: dict[str, bytes], cache: Path
 ) -> None:
     interruptions = 0
-    # Each attempt finishes one chunk, and fails after encoding the sources of the next chunk.
+    # Each attempt finishes one chunk and fails after it has encoded the sources of the next chunk.
     while encoder.calls < CALLS + interruptions - 2:
         encoder.fails_at = encoder.calls + 3
         with pytest.raises(KeyboardInterrupt):
@@ -322,8 +322,8 @@ def test_an_interruption_after_the_last_chunk_encodes_nothing_again(
                 prepare(CONFIG, VOCABULARY)
         assert encoder.lines == LINES
         prepare(CONFIG, VOCABULARY)
-        # Everything is encoded again only if the interruption was after the journals were removed
-        # and before the folder was renamed.
+        # Everything is encoded again only after an interruption between the removal of the journals
+        # and the rename of the folder.
         assert encoder.lines == LINES * (2 if name == "rename" else 1)
         assert read_files(cache) == complete
         shutil.rmtree(cache)
@@ -428,7 +428,7 @@ def test_a_damaged_vocabulary_is_trained_again(cache: Path) -> None:
     prepared = prepare(CONFIG)
     (path,) = cache.rglob("*.model")
     model = prepared.vocabulary.target.model
-    # A model file that is truncated at the end of a token is a valid, smaller model.
+    # If a model file is truncated at the end of a token, it is a valid, smaller model.
     smaller = next(model[:end] for end in range(len(model) - 100, 0, -1) if is_model(model[:end]))
     assert len(Tokenizer(smaller)) < len(Tokenizer(model))
     for damaged in (b"", model[:-1], b"no model", b"\0" * 999, smaller):
@@ -485,7 +485,7 @@ def test_the_text_of_a_run_may_move_but_not_change(cache: Path, tmp_path: Path) 
         with pytest.raises(DataError, match="is not the text that the run began with") as caught:
             find_prepared(other, first.vocabulary, first.fingerprint, verify_text=True)
         assert str(caught.value).startswith("train.en + train.de ")
-        # Without `verify_text`, cached text with the same fingerprint is enough.
+        # Without `verify_text`, a cached text with the same fingerprint is enough.
         found = find_prepared(other, first.vocabulary, first.fingerprint)
         assert found.report == first.report
 

@@ -1,4 +1,4 @@
-"""Test that the private JAX APIs exist. The messages explain what to do if one does not."""
+"""Test that the private names of JAX exist; the messages explain what to do if one does not."""
 
 import importlib
 import inspect

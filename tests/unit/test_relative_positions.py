@@ -50,8 +50,7 @@ def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairS
     scale = 1 / math.sqrt(D_K) if config.attention_score == "scaled_dot_product" else 1.0
 
     def alibi(head: int, query: Floats, key: Floats, t: int, s: int) -> float:
-        # With three heads, the slopes are the two slopes of two heads, then the first of four
-        # heads.
+        # With three heads, the slopes are those of two heads, then the first slope of four heads.
         slope = [2**-4, 2**-8, 2**-2][head]
         return float(query @ key) * scale - slope * abs(t - s)
 
@@ -163,7 +162,7 @@ def test_only_the_distance_of_query_and_key_matters(positions: str) -> None:
         (1, [2**-8]),
         (8, [2**-n for n in range(1, 9)]),
         (16, [2 ** (-n / 2) for n in range(1, 17)]),
-        # With six heads, the slopes are all slopes of four heads, then the first and third of eight
+        # With six heads, the slopes are those of four heads, then the first and third of eight
         # heads.
         (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
     ],

@@ -122,7 +122,7 @@ MPI = {
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        # A process that is alone on a node uses all devices. Otherwise, it uses one device.
+        # A process that is alone on its node uses all devices. Otherwise, it uses one device.
         (SLURM, ProcessSpec("node1:62344", 2, 1)),
         (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, ProcessSpec("node1:62344", 2, 1, [0])),
         (MPI, ProcessSpec("10.96.0.1:62624", 8, 5, [1])),

@@ -35,7 +35,7 @@ def folder(sweep: Sweep) -> Path:
 
 @pytest.fixture
 def dev_sweep(tmp_path: Path) -> Sweep:
-    """A sweep that tests may change. Without test scores, reports skip the bootstrap."""
+    """A sweep that a test may change. It has no test scores, which avoids the bootstrap."""
     return make_finished_sweep(tmp_path / "sweeps" / "s", rows=["base", "worse"], splits=["dev"])
 
 
@@ -166,7 +166,7 @@ def test_footnotes_compare_sign_agreement_with_chance_and_name_missing_runs(fold
 
 
 def test_the_committed_report_on_multi30k_differs_where_its_scores_do(tmp_path: Path) -> None:
-    """After only 600 steps, the rows that learn fast at first are ahead."""
+    """After the 600 steps of this report, rows that learn fast at first are ahead."""
     file = Path("experiments/results/table3-multi30k/runs.csv")
     scores = {line[0]: line for line in read_csv(file)[1:]}
     names = {name.split("/")[0] for name in scores}
@@ -183,7 +183,7 @@ def test_the_committed_report_on_multi30k_differs_where_its_scores_do(tmp_path: 
         set_status(run, "done")
     results = collect(sweep)
     verdicts = {name: results.verdict(name, "perplexity") for name in rows}
-    # Row E contradicts the paper most: the perplexity is 8.16 lower instead of equal.
+    # Row E contradicts the paper most: its perplexity is 8.16 lower instead of equal.
     assert {name for name, x in verdicts.items() if x == "differs"} == {"C1", "D1", "E"}
     assert {name for name, x in verdicts.items() if x == "as in the paper"} == {"B1"}
     assert results.sign_agreement("perplexity")[:2] == (4, 8)

@@ -39,7 +39,7 @@ def results(sweep: Sweep) -> Results:
 
 @pytest.fixture
 def dev_sweep(tmp_path: Path) -> Sweep:
-    """A sweep that tests may change. Without test scores, reports skip the bootstrap."""
+    """A sweep that a test may change. It has no test scores, which avoids the bootstrap."""
     return make_finished_sweep(tmp_path / "s", rows=["base", "worse"], splits=["dev"])
 
 
@@ -79,7 +79,7 @@ def test_verdicts_include_rows_for_which_the_paper_finds_no_difference(results: 
         "base": None,
         "better": "as in the paper",
         "worse": "inconclusive",
-        # In the paper, this row has the same perplexity as base. The interval is too wide to
+        # In the paper, the perplexity of this row equals that of base. The interval is too wide to
         # confirm that they are equal.
         "same": "inconclusive",
         "other": "inconclusive",
@@ -100,8 +100,7 @@ def test_rows_that_differ_although_the_papers_rows_are_equal_are_refuted(
 
 
 def test_sign_agreement_is_compared_with_chance(results: Results) -> None:
-    # In the paper, the difference for "same" is 0, and the difference for "other" has the opposite
-    # sign.
+    # In the paper, the difference of "same" is 0, and that of "other" has the opposite sign.
     assert results.sign_agreement("perplexity") == (2, 3, 0.5)
 
 

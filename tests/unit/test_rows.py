@@ -1,4 +1,4 @@
-"""Test that rows keep the fields that define them if the corpus, budget, or size changes."""
+"""Test that rows keep the fields that define them when corpus, budget, or size change."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_rows_keep_their_differences_on_another_corpus_and_budget() -> None:
 
 
 def test_sections_that_depend_on_each_other_change_together() -> None:
-    # Either change alone would be invalid.
+    # Each of the two changes alone would be invalid.
     other = Config().change(train={"keep_checkpoints": 1}, decode={"average_checkpoints": 1})
     row = Row(Config().change(decode={"average_checkpoints": 10}))
     config = with_sections({"base": row}, {"train": other, "decode": other})["base"].config

@@ -104,7 +104,7 @@ def test_patience_counts_scheduled_checkpoints_since_the_best_perplexity() -> No
     schedule = dataclasses.replace(SCHEDULE, patience=2)
     scores = {4: 9.0, 8: 5.0, 12: 7.0}
     assert not schedule.is_out_of_patience(12, scores)
-    # It is not enough to improve on the previous checkpoint. The score must be the best so far.
+    # An improvement on the previous checkpoint is not enough. The score must be the best so far.
     assert schedule.is_out_of_patience(16, scores | {16: 6.0})
     assert not schedule.is_out_of_patience(16, scores | {16: 4.0})
     # If scores are equal, the first one counts as the best.

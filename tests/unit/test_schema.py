@@ -1,4 +1,4 @@
-"""Test that configs give a reason for invalid values and survive a round trip through JSON."""
+"""Test that configs reject invalid values with a reason and survive a round trip through JSON."""
 
 import ast
 import dataclasses
@@ -225,7 +225,7 @@ def test_a_number_outside_its_range_is_reported_with_its_field() -> None:
                 kind(**{key: value})
             assert str(caught.value).startswith(f"{kind.name}.{key} must be ")
             assert str(caught.value).endswith(f"got {value!r}")
-            # The value has the right type, so it must be rejected because of its range.
+            # The value has the right type, so the rejection is due to its range.
             assert isinstance(value, int) is is_integer
 
 

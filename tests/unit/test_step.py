@@ -27,7 +27,7 @@ DROPOUT = SMALL.change(model={"dropout": 0.5})
 
 
 def random_batch(rows: int = 10) -> Batch:
-    """Return rows of different lengths, so that means over rows and over tokens differ."""
+    """Return rows of different lengths, so that a mean over rows is not a mean over tokens."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(4, VOCAB, (2, rows, 9)).astype(np.int32)
     lengths = rng.integers(1, 10, (2, rows, 1))
@@ -174,5 +174,5 @@ def test_an_update_does_not_copy_the_moments(clip_norm: float | None) -> None:
     program: Any = jax.jit(step.apply_gradients, donate_argnums=0).lower(state, sums).compile()
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
     # The norm needs the squared gradient, which has the size of the parameters. Copies of the two
-    # moments would add twice as much.
+    # moments would add twice this size.
     assert program.memory_analysis().temp_size_in_bytes < 1.5 * size

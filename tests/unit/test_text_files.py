@@ -1,4 +1,4 @@
-"""Test that text files are read exactly, or that a one-line error names the file and line."""
+"""Test that text files are read exactly, or that one line names the faulty file and line."""
 
 import gzip
 import os
@@ -75,9 +75,9 @@ LINES = st.lists(
 def test_lines_are_read_as_they_were_written_from_any_start(
     folder: Path, lines: list[str], end: bytes, has_mark: bool, is_gzip: bool, ends: bool
 ) -> None:
-    # Some lines look like other text once they are in a file, so change them. A carriage return at
-    # the end of a line looks like part of the line ending. A byte-order mark in the first line
-    # looks like the file's byte-order mark. An empty last line looks like no line at all.
+    # Some lines cannot be distinguished in a file, so change them. A carriage return at the end of
+    # a line looks like a part of the line end. A byte-order mark in the first line looks like the
+    # mark of the file. An empty last line looks the same as no line.
     lines = [line.removesuffix("\r") for line in lines]
     if lines[0].startswith("\ufeff"):
         has_mark = True
@@ -328,7 +328,7 @@ def test_only_lines_that_are_too_long_are_truncated(
         assert is_too_long(first) is (len(line) > MAX_LINE_BYTES)
         assert line.decode().startswith(first)
         assert is_too_long(first) or first.encode() == line
-        # The reader must keep only the start of such a line in memory.
+        # The reader must keep only the beginning of such a line in memory.
         assert len(first.encode()) <= MAX_LINE_BYTES + 8
 
 

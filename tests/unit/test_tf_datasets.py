@@ -69,7 +69,7 @@ def write_downloads(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder where TFDS has built WMT 2014 from synthetic downloads."""
+    """A data folder in which TFDS has built WMT 2014 from the synthetic downloads."""
     downloads, folder = (tmp_path_factory.mktemp(name) for name in ("downloads", "tfds"))
     write_downloads(downloads)
 

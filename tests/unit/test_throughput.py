@@ -1,4 +1,4 @@
-"""Test that the meter limits how far the host runs ahead, and survives interruptions."""
+"""Test that the meter limits how far the host runs ahead and survives an interruption."""
 
 import math
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Test the complete model: its equations, and which inputs affect which outputs."""
+"""Test the complete model: its equations, and which inputs influence which outputs."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def test_no_position_sees_the_future() -> None:
             )[0]
 
     jacobian = jax.jit(jax.jacobian(logits))(jnp.zeros((1, length, SMALL.d_model)))
-    # The axes are: position of the logits, token, 1, position of the embedding, d_model.
+    # The axes are position of the logits, token, 1, position of the embedding, and d_model.
     has_influence = np.any(floats(jacobian)[:, :, 0], axis=(1, 3))
     np.testing.assert_array_equal(has_influence, np.tril(np.ones((length, length), bool)))
 

@@ -26,9 +26,9 @@ LONG_LINE = " ".join(["one"] * 200)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """An untrained run that translates different lines differently.
+    """An untrained run whose translations of different lines differ.
 
-    The model rarely predicts the end token, so this run lets every hypothesis in a beam finish.
+    The model rarely predicts an end, so this run lets every hypothesis of a beam end.
     """
     path = tmp_path_factory.mktemp("runs") / "run"
     config = SMALL.change(decode={"beam_end": "any"})

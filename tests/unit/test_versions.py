@@ -1,4 +1,4 @@
-"""Test that a result can record the commit of the package that produced it."""
+"""Test that a result can name the commit of the package that produced it."""
 
 import subprocess
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Check command-line arguments, so that every mistake gets a specific one-line message.
+"""Check the words of a command line, so that every mistake gets a specific one-line message.
 
-A command is a dataclass, and the types of its fields define its options. These checks run before
-tyro converts the values, because tyro would report a mistake in a box of several lines.
+A command is a dataclass, and the types of its fields define its options. tyro converts the values
+only after these checks, because it would report a mistake in a box of several lines.
 """
 
 import dataclasses
@@ -29,25 +29,25 @@ DESCRIPTIONS: Mapping[object, str] = {
     Path: "a path",
     types.NoneType: "None",
 }
-# The types that an option's value can have: one type, or all types of a union. A flag has none.
+# The types of an option's value: one type, or those of a union. A flag has none.
 Alternatives = tuple[Any, ...]
 
 
 class Words(NamedTuple):
-    """The command-line words after the name of a command."""
+    """The words after the name of a command."""
 
     positional: list[str]
     own: list[str]
-    """The positional arguments, then all options that are not in `of_config`, with their values."""
+    """Positional arguments, then options with their values, except those in `of_config`."""
     of_config: list[str]
     """The options that change config fields, with their values."""
 
 
 def split_words(words: Sequence[str], command: type) -> Words:
-    """Split the words after a command's name, and check the options and values.
+    """Split the words after a command's name, and check the options and their values.
 
     Raises:
-        UsageError: an option does not exist, or its value has the wrong type.
+        UsageError: an option does not exist, or its arguments are not valid for its type.
     """
     options = option_types(command)
     positional, own, of_config, rest = list[str](), list[str](), list[str](), list(words)
@@ -64,7 +64,7 @@ def split_words(words: Sequence[str], command: type) -> Words:
         while rest and not OPTION.match(rest[0]) and len(values) < _max_words(options[name]):
             values.append(rest.pop(0))
         _check_value(name, options[name], values)
-        # tyro would interpret a negative number after a space as an option.
+        # tyro would mistake a negative number after a space for an option.
         is_negative = len(values) == 1 and values[0].startswith("-")
         option = [f"{name}={values[0]}"] if is_negative else [name, *values]
         (of_config if name.startswith(CONFIG_OPTIONS) else own).extend(option)
@@ -72,7 +72,7 @@ def split_words(words: Sequence[str], command: type) -> Words:
 
 
 def option_types(command: type, prefix: str = "--") -> dict[str, Alternatives]:
-    """Return the types that the value of each option can have; a flag has none."""
+    """Return the types that each option's value can have; a flag has none."""
     options: dict[str, Alternatives] = {}
     for key, (kind, metadata) in annotations(command).items():
         name = key.replace("_", "-")
@@ -91,7 +91,7 @@ def option_types(command: type, prefix: str = "--") -> dict[str, Alternatives]:
 
 
 def check_positional(name: str, command: type, argument_name: str, words: Sequence[str]) -> None:
-    """Check the number of positional arguments. `argument_name` is a phrase such as "a config".
+    """Check the number of a command's positional arguments, such as "a config".
 
     Raises:
         UsageError: there are too few or too many positional arguments.
@@ -112,7 +112,7 @@ def _alternatives(kind: Any) -> Alternatives:
 
 
 def _max_words(alternatives: Alternatives) -> float:
-    """Return the maximum number of words in a value with one of these types."""
+    """Return the maximum number of words in a value of these types."""
     tuples = [typing.get_args(kind) for kind in alternatives if typing.get_origin(kind) is tuple]
     if any(Ellipsis in items for items in tuples):
         return math.inf
@@ -120,7 +120,7 @@ def _max_words(alternatives: Alternatives) -> float:
 
 
 def _did_you_mean_option(name: str, options: Iterable[str]) -> str:
-    """Suggest the option with a section or `-from` added to this name, or else the closest one."""
+    """Suggest the option that results from adding a section or `-from`, or else the closest one."""
     completed = [o for o in options if o == f"{name}-from" or o.endswith(f".{name.lstrip('-')}")]
     option = completed[0] if completed else closest(name, options)
     return f"; did you mean {option}?" if option else ""

@@ -1,7 +1,7 @@
-"""Base classes of commands. A command is a frozen dataclass of arguments with a `run` method.
+"""The base classes of commands: frozen dataclasses of their arguments, with a method `run`.
 
-The docstrings of the fields are the `--help` text. Modules that need JAX are imported inside `run`,
-so that help and error messages appear immediately.
+The docstrings of the fields are the text of `--help`. Modules that need JAX are imported inside
+`run`, so that help and error messages appear without delay.
 """
 
 import abc
@@ -24,10 +24,11 @@ RunArgument = Positional[Annotated[str, arg(metavar="RUN", help_behavior_hint="(
 
 @dataclass(frozen=True)
 class ConfigCommand(abc.ABC):
-    """Base class of commands that load a config and accept each config field as an option."""
+    """Base class of commands that load a config and accept each of its fields as an option."""
 
     data_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the data section from this config. Rows of a sweep keep the fields that define them."""
+    """Take the data section from this config, except for the fields in which
+    a row of a sweep differs from the first row."""
     train_from: Annotated[str | None, arg(metavar="CONFIG")] = None
     """Take the train section from this config in the same way. If a row
     trains longer than the first row, the ratio of their steps stays the
@@ -36,20 +37,20 @@ class ConfigCommand(abc.ABC):
     """Take the decode section from this config in the same way."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
     arguments: Suppress[tuple[str, ...]] = ()
-    """The words of the command line, starting with the command's name."""
+    """The words of the command line, beginning with the command."""
 
     argument_name: ClassVar[str] = "a config"
 
     @abc.abstractmethod
     def load_rows(self) -> dict[str, Row]:
-        """Return the rows by name ("" for a single experiment), before options are applied."""
+        """Return the rows by name ("" for a single experiment), before options change fields."""
 
     @abc.abstractmethod
     def run(self, rows: dict[str, Row]) -> None:
         """Run the command on the rows that `load_rows` returned, with all options applied."""
 
     def with_sections(self, rows: Mapping[str, Row]) -> dict[str, Row]:
-        """Return the rows, with sections replaced by `--data-from` and similar options."""
+        """Return the rows with the sections that `--data-from` and similar options replace."""
         specs = {"data": self.data_from, "train": self.train_from, "decode": self.decode_from}
         sections = {key: loading.load_config(spec) for key, spec in specs.items() if spec}
         return with_sections(rows, sections)
@@ -64,10 +65,10 @@ class FileCommand(ConfigCommand):
     config, such as tiny."""
 
     def load_rows(self) -> dict[str, Row]:
-        """Return the experiment in FILE or FILE:ROW."""
+        """Return the experiment that FILE or FILE:ROW names."""
         row = loading.load_row(self.file)
         path, name = loading.split_spec(self.file)
-        # `with_sections` needs the first row of the sweep to find out what this row changes.
+        # The changes of a row are its differences from the first row of the sweep.
         first = row if name is None else next(iter(loading.load_rows(path).values()))
         return {"": self.with_sections({"first": first, "": row})[""]}
 
@@ -84,9 +85,9 @@ class PathCommand(abc.ABC):
 
 
 def translate_command(run: RunDirectory, option: str) -> str:
-    """Return a shell command that translates with a run, with example input if available.
+    """Return a shell command that translates with a run, with an example input if there is one.
 
-    `option` starts with a space or is "".
+    An `option` begins with a space, unless it is "".
     """
     translate = f"{shell_command('translate', run.path)}{option}"
     is_number_words = run.config.data.corpus == "number_words"

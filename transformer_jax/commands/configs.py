@@ -17,9 +17,9 @@ from transformer_jax.runs.run_directory import RunDirectory
 
 @dataclass(frozen=True)
 class Params(FileCommand):
-    """Count the parameters of each module of a model, or of each row of a sweep.
+    """Count the parameters of a model by module, or those of each row of a sweep.
 
-    This command only computes shapes, so it needs little memory.
+    The command computes only shapes, so it needs little memory.
     """
 
     json: FlagCreatePairsOff[bool] = False
@@ -55,7 +55,7 @@ class Params(FileCommand):
 
 @dataclass(frozen=True)
 class Diff(PathCommand):
-    """Show the differences between two configs, or between the configs of two runs."""
+    """Show the fields in which two configs, or the configs of two runs, differ."""
 
     first: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
     """A config file, FILE:ROW for a row of a sweep, the name of a shipped
@@ -63,7 +63,7 @@ class Diff(PathCommand):
     second: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
     """The config or run to compare with the first."""
     json: FlagCreatePairsOff[bool] = False
-    """Print a JSON object with both values of each field."""
+    """Print a JSON object with the two values of each field."""
     argument_name = "two configs or runs"
 
     def run(self) -> None:
@@ -88,7 +88,7 @@ class Diff(PathCommand):
 
 
 def _load_config_or_run(spec: str) -> tuple[Config, dict[str, str]]:
-    """Return a config and, for a run, the versions of the software that created the run."""
+    """Return a config and, for a run, the versions of the software that created it."""
     if not Path(spec).is_dir():
         return loading.load_config(spec), {}
     run = RunDirectory.open(Path(spec))

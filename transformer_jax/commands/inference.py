@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from transformer_jax.inference.significance import Comparison
     from transformer_jax.inference.trained_run import Run
 
-# The number of lines that `translate` processes before it prints their translations.
+# Number of lines that `translate` processes before it prints their translations.
 CHUNK_LINES = 1024
 
 
 @dataclass(frozen=True)
 class CheckpointCommand(PathCommand):
-    """Base class of commands that load checkpoints of a run."""
+    """Base class of the commands that load checkpoints of a run."""
 
     run_folder: RunArgument
     """The folder of a run."""
@@ -48,33 +48,32 @@ class CheckpointCommand(PathCommand):
         count = self.average_checkpoints
         if count is not None and count < 1:
             raise UsageError(f"--average-checkpoints must be positive, got {count}")
-        # Open the run before importing JAX, so that a wrong path is reported immediately.
+        # Open the run before the import of JAX, so that a wrong path is reported without delay.
         run = RunDirectory.open(path or Path(self.run_folder))
         from transformer_jax.inference.trained_run import load
 
         if run.package is None:
-            # Pass the number explicitly, so that missing checkpoints are an error and not a
-            # warning.
+            # A command fails if checkpoints are missing, whereas `load` in a notebook warns.
             count = count or run.config.decode.average_checkpoints
         return load(run.path, average_checkpoints=count, step=self.step)
 
     @property
     def checkpoint_options(self) -> str:
-        """The options that select checkpoints, as text for a shell command."""
+        """The given options that select checkpoints, as text for a shell command."""
         options = {"--average-checkpoints": self.average_checkpoints, "--step": self.step}
         return "".join(f" {key} {value}" for key, value in options.items() if value is not None)
 
 
 @dataclass(frozen=True)
 class RunCommand(CheckpointCommand):
-    """Base class of commands that translate with a run."""
+    """Base class of the commands that translate with a run."""
 
     beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
     """Number of hypotheses in the beam. 1 is greedy search. Default: the
     run's decode.beam_size."""
     beam_end: Literal["tensor2tensor", "any"] | None = None
     """Which hypotheses can finish at each step. tensor2tensor: as in the
-    paper's code, those with an end token among the 2 x beam_size likeliest
+    paper's code, those whose end is one of the 2 x beam_size likeliest
     continuations. any: all of them. Default: the run's decode.beam_end."""
 
     @property
@@ -89,22 +88,22 @@ class Evaluate(RunCommand):
     """Translate a run's test set and score the translations; store both in the run."""
 
     split: Literal["test", "dev"] | None = None
-    """The split to translate. Default: test."""
+    """The set to translate. Default: test."""
     on: Annotated[tuple[Path, Path] | None, arg(metavar="SOURCE TARGET")] = None
-    """Translate this source file and score it with this target file. Both are
-    plain or gzip-compressed text with one sentence per line."""
+    """Translate this source file and score it with this target file. Both
+    are plain text or gzip, with one sentence in each line."""
     per_checkpoint: FlagCreatePairsOff[bool] = False
-    """Also score each averaged checkpoint separately."""
+    """Also score each of the averaged checkpoints separately."""
     baseline: Path | None = None
-    """Compare with this run by paired bootstrap. The options apply to both
-    runs; for everything else, each run uses its own config."""
+    """Compare with this run by a paired bootstrap. The options apply to both
+    runs. For everything else, each run uses its own config."""
     json: FlagCreatePairsOff[bool] = False
     """Print the scores as a JSON object."""
 
     def run(self) -> None:
-        """Evaluate the run, print the scores, and store them in the run."""
+        """Evaluate the run, print its scores, and store them with the run."""
         if self.baseline is not None:
-            # Report a wrong path before importing JAX.
+            # Report a wrong path before the import of JAX.
             RunDirectory.open(self.baseline)
         if self.on is not None and self.split is not None:
             raise UsageError("--on and --split exclude each other: pass one of them")
@@ -162,7 +161,7 @@ class Evaluate(RunCommand):
 
 @dataclass(frozen=True)
 class Translate(RunCommand):
-    """Translate standard input line by line, with one line of output per line of input."""
+    """Translate standard input line by line, with one output line for each input line, in order."""
 
     n_best: int | None = None
     """Print up to N translations of each line as LINE NUMBER, SCORE, TEXT, separated by tabs."""
@@ -175,7 +174,7 @@ class Translate(RunCommand):
         if sys.stdin.isatty():
             stderr.print("enter lines to translate, then Ctrl-D:")
         lines = _decode_lines(sys.stdin.buffer.read())
-        # Check all lines first, so that an error is reported before any translation is printed.
+        # Check all lines first, so that an error is raised before any translation is printed.
         run.translator(**self.decode_changes).encode(lines, truncate=self.truncate)
         for start in range(0, len(lines), CHUNK_LINES):
             chunk = lines[start : start + CHUNK_LINES]
@@ -191,28 +190,28 @@ class Translate(RunCommand):
 
 @dataclass(frozen=True)
 class Package(CheckpointCommand):
-    """Write a trained model, its vocabulary, and a model card to a small folder for sharing.
+    """Write a trained model, its vocabulary, and a model card to a small folder for publication.
 
     The folder can be loaded like a run. It has no optimizer state, so it cannot resume training.
     """
 
     out: Path | None = None
-    """The new folder. Default: the run's name followed by -package."""
+    """The new folder. Default: the run's name, followed by -package."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """The dtype of the stored parameters. bfloat16 halves the size and rounds
-    to about three digits. Computations use float32."""
+    """Type of the stored parameters. bfloat16 halves the size and rounds
+    to three digits. Computations use float32."""
     license: str = "unknown"
     """The license for the model card, such as cc-by-4.0."""
     languages: tuple[str, str] | None = None
-    """The source language and the target language for the model card, such as
-    en de. Default: the languages in the config or the file names."""
+    """The source language and the target language for the model card,
+    such as en de. Default: those of the config or of the file names."""
 
     def run(self) -> None:
-        """Package the model, and print the package's size."""
+        """Package the model, and print its size."""
         from transformer_jax.runs.run_directory import check_available
 
         out = self.out or Path(f"{Path(self.run_folder).resolve().name}-package")
-        # Check the path before importing JAX, so that errors appear immediately.
+        # Check the path before the import of JAX, so that an error appears without delay.
         check_available(out, is_package=True)
         run = self.load()
         from transformer_jax.inference.model_card import find_scores
@@ -233,9 +232,9 @@ class Package(CheckpointCommand):
 
 
 def _decode_lines(data: bytes) -> list[str]:
-    r"""Return the lines of UTF-8 text, split at "\n". The last line may lack a "\n".
+    r"""Return the lines of UTF-8 text, split at "\n"; the last line may lack its "\n".
 
-    Remove a byte-order mark, and "\r" at the end of lines, as in the files of a corpus.
+    As in the files of a corpus, remove a byte-order mark, and "\r" at the end of a line.
     """
     data = data.removeprefix(codecs.BOM_UTF8)
     lines = data.removesuffix(b"\n").split(b"\n") if data else []

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Sweep(ConfigCommand):
     """Train all rows of an ablation with several random seeds, on this machine or with Slurm.
 
-    The same command resumes an interrupted sweep, without repeating finished runs.
+    The same command resumes an interrupted sweep and does not repeat finished runs.
     """
 
     files: Positional[
@@ -33,12 +33,11 @@ class Sweep(ConfigCommand):
             tuple[str, ...], arg(metavar="CONFIG...", help_behavior_hint="(required, and first)")
         ]
     ] = ()
-    """Config files, FILE:ROW, or names of shipped configs such as table3. The
-    sweep has the rows of all configs. A report compares each row with the first
-    one."""
+    """Config files, FILE:ROW, or names of shipped configs such as table3.
+    The sweep has the rows of all of them. A report compares each row with
+    the first one."""
     scale: Scale = "full"
-    """Divide the width and depth of all models: half by 2 and 1, small by 4 and
-    2, tiny by 8 and 2."""
+    """Divide width and depth of all models: half by 2 and 1, small by 4 and 2, tiny by 8 and 2."""
     rows: tuple[str, ...] = ()
     """Train only the first row and these rows."""
     seeds: int = 3
@@ -53,9 +52,9 @@ class Sweep(ConfigCommand):
     """Number of accelerators to use, each for one run at a time; on a CPU,
     the number of runs at the same time. Default: all."""
     step_timeout: float = 60.0
-    """A run is stopped as stuck after at least this many seconds without a finished step."""
+    """Minimum seconds without a finished step after which a run counts as stuck and is stopped."""
     dry_run: FlagCreatePairsOff[bool] = False
-    """Print the number of runs and the resources that they need, without training."""
+    """Print the number of runs and the resources that they need; train nothing."""
     retry_failed: FlagCreatePairsOff[bool] = False
     """Train failed runs again."""
 
@@ -107,8 +106,7 @@ class Sweep(ConfigCommand):
             return
         sweep.store()
         if any(read_status(run).status == "submitted" for run in sweep.runs):
-            # Mark runs whose Slurm jobs no longer exist as stopped, so that this machine trains
-            # them.
+            # Let this machine train the runs whose Slurm jobs no longer exist.
             slurm.reconcile(sweep)
         _prepare_data(sweep)
         retry, timeout = self.retry_failed, self.step_timeout
@@ -146,7 +144,7 @@ class Sweep(ConfigCommand):
 
 @dataclass(frozen=True)
 class Status(PathCommand):
-    """Show the status of each run of a sweep."""
+    """Show the status of each run of a sweep, from its files alone."""
 
     sweep_folder: Positional[Annotated[str, arg(metavar="SWEEP")]]
     """A sweep's folder."""
@@ -166,7 +164,7 @@ class Status(PathCommand):
 
 @dataclass(frozen=True)
 class Report(PathCommand):
-    """Write a sweep's report: results next to the paper's, and significance tests."""
+    """Write a sweep's report, with its results next to the paper's and tests of significance."""
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="SWEEP|RUN...")]] = ()
     """A sweep's folder, or the folders of runs that were trained separately.
@@ -247,7 +245,7 @@ def _print_disk_space(sweep: "plan.Sweep", seconds: Mapping[str, float] | None =
 
 
 def _prepare_data(sweep: "plan.Sweep") -> None:
-    """Prepare each corpus once, so that runs with the same corpus do not wait for each other."""
+    """Prepare each corpus once, so that runs that share it do not wait for each other."""
     from transformer_jax.data.prepare import prepare
 
     with progress_bar() as progress:

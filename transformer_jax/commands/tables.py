@@ -1,4 +1,4 @@
-"""The tables that commands print: scores, comparisons, sweeps, and parameter counts."""
+"""The tables that commands print: scores, comparisons, sweeps, parameter counts."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a time in hours and minutes, such as "1 h 05 min", or in days beyond 48 hours."""
+    """Return a time in hours and minutes, such as "1 h 05 min", or in days above 48 hours."""
     if seconds > 48 * 3600:
         return f"{seconds / 86_400:,.1f} days"
     hours, minutes = divmod(round(seconds / 60), 60)
@@ -24,7 +24,7 @@ def format_duration(seconds: float) -> str:
 
 
 def print_evaluation(evaluation: "Evaluation") -> None:
-    """Print the scores of a run, and of each averaged checkpoint if they were computed."""
+    """Print the scores of a run, and those of each averaged checkpoint if they were computed."""
     result, scores = evaluation.result, evaluation.scores
     count = result["average_checkpoints"]
     mean = f", mean of {count} checkpoints" if count > 1 else ""
@@ -50,7 +50,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
 
 
 def print_comparison(comparisons: Sequence["Comparison"], run: str, baseline: str) -> None:
-    """Print the paired bootstrap results of two runs, with one row per metric."""
+    """Print the results of the paired bootstrap of two runs, with one row per metric."""
     table = Table("", run, baseline, "p", box=None)
     for c in comparisons:
         table.add_row(
@@ -98,7 +98,7 @@ def print_statuses(statuses: Sequence["RunStatus"]) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print a table whose first row contains the headings. The first two columns are text."""
+    """Print a table whose first row has the headings. The first two columns are text."""
     head, *body = rows
     table = _table(*head, first_number=2)
     for column in table.columns[2:]:
@@ -109,7 +109,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_parameter_totals(totals: Mapping[str, int], rows: Mapping[str, Row]) -> None:
-    """Print each row's number of parameters next to the paper's."""
+    """Print the number of parameters of each row of a sweep next to the paper's number."""
     table = _table("row", "parameters", "to base", "paper, M", "to base", first_number=1)
     base = next(iter(rows))
     base_paper = rows[base].paper.parameters

@@ -55,7 +55,7 @@ class Prepare(FileCommand):
 
 @dataclass(frozen=True)
 class TrainingCommand(ConfigCommand):
-    """Base class of commands that train in one or more processes, optionally supervised."""
+    """Base class of commands that train, in one process or several, supervised or not."""
 
     supervise: FlagCreatePairsOff[bool] = False
     """Train in a child process and watch it: if it hangs or is killed, end
@@ -68,12 +68,13 @@ class TrainingCommand(ConfigCommand):
     """With --supervise: the limit, in seconds, for startup, compilation, evaluation, and saving."""
 
     coordinator: str | None = None
-    """HOST:PORT of process 0, which all processes connect to. This option and
-    the next two are detected on Slurm, Open MPI, Kubernetes, and Cloud TPU."""
+    """HOST:PORT of process 0, to which all processes connect. Slurm, Open
+    MPI, Kubernetes, and Cloud TPU provide the values of this option and
+    the next two."""
     num_processes: int | None = None
-    """Number of processes. If it is 1, training ignores the cluster's environment variables."""
+    """Number of processes. With 1, training ignores the environment variables of the cluster."""
     process_id: int | None = None
-    """Index of this process, counted from 0."""
+    """Index of this process, from 0."""
 
     @property
     @abc.abstractmethod
@@ -81,7 +82,7 @@ class TrainingCommand(ConfigCommand):
         """The run's folder, which may not exist yet."""
 
     def under_supervisor(self, arguments: Sequence[str]) -> int:
-        """Run this command with these arguments under a supervisor; return its exit code."""
+        """Run this command, with these arguments, under a supervisor; return its exit code."""
         timeouts = {"step_timeout": self.step_timeout, "phase_timeout": self.phase_timeout}
         for name, seconds in timeouts.items():
             # This comparison also rejects NaN.
@@ -91,7 +92,7 @@ class TrainingCommand(ConfigCommand):
 
     @contextlib.contextmanager
     def join_processes(self, config: Config) -> Iterator[ProcessGroup]:
-        """Connect to the other processes, if any, and check that all configs are equal."""
+        """Connect to the other processes, if there are any, and check that all configs agree."""
         arguments = self.coordinator, self.num_processes, self.process_id
         with join_processes(self.path, *arguments) as group:
             group.check_same_config(config)
@@ -103,9 +104,9 @@ class Train(FileCommand, TrainingCommand):
     """Train a model from a config, and store it in a run folder."""
 
     out: Path | None = None
-    """The run's folder. Default: runs/NAME, where NAME is the config's name."""
+    """The run's folder. Default: runs/NAME, with the config's name."""
     init_from: Path | None = None
-    """Start from the latest parameters and the vocabulary of this run."""
+    """Start with the latest parameters and the vocabulary of this run."""
 
     @property
     def path(self) -> Path:
@@ -154,7 +155,7 @@ class Resume(TrainingCommand):
         return self.with_sections({"": Row(RunDirectory.open(self.path).config)})
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Resume the run with this config, which must still describe the same experiment."""
+        """Train the run with the given config, if it still describes the same experiment."""
         config = rows[""].config
         with self.join_processes(config) as group:
             folder = RunDirectory.open(self.path)
@@ -167,7 +168,7 @@ class Resume(TrainingCommand):
 
 @dataclass(frozen=True)
 class Reproduce(PathCommand):
-    """Train a run again, and compare the parameters bit by bit.
+    """Train a run again from its folder, and compare the parameters bit by bit.
 
     The same command resumes an interrupted reproduction.
     """
@@ -178,10 +179,10 @@ class Reproduce(PathCommand):
     """The folder of the new run. Default: RUN-reproduced."""
 
     def run(self) -> None:
-        """Train up to the step of the latest checkpoint, and compare the runs' checkpoints.
+        """Train up to the latest checkpoint, and compare the checkpoints that both runs have.
 
         Raises:
-            DataError: the text differs from the run's text.
+            DataError: the text differs from that of the run.
             NotReproducedError: the parameters differ.
         """
         original = RunDirectory.open(Path(self.run_folder))
@@ -208,7 +209,7 @@ class Reproduce(PathCommand):
 
 
 def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
-    """Print digests of the checkpoints that both runs have, and check that they are equal."""
+    """Print a digest for each checkpoint that both runs have, and check that they are equal."""
     from transformer_jax.inference.trained_run import read_params
     from transformer_jax.model.build import build_transformer
     from transformer_jax.model.inspect import digest_params
@@ -250,7 +251,7 @@ def _environment(checkpoint: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_moved_text(folder: RunDirectory, data: DataConfig) -> None:
-    """Check that the text itself is unchanged if the config has new paths for it."""
+    """If the config has new paths for the text, check that the text itself is unchanged."""
     paths = {field: getattr(data, field) for field in ("train", "dev", "test", "folder")}
     moved = replace(folder.config.data, **paths)
     if moved != folder.config.data:

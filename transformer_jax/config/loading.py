@@ -1,7 +1,7 @@
-"""Find and read a config file by path or name, such as `configs/table3.py:A1` or `table3:A1`.
+"""Find a config file by path or name, and read it: `configs/table3.py:A1`, or `table3:A1`.
 
-A config file is the user's own Python code and is executed. Stored configs, such as those of a
-sweep's runs, are JSON and are not executed.
+A config file is the user's own Python code and is executed. Stored configs, such as those of the
+runs of a sweep, are JSON and are not executed.
 """
 
 import json
@@ -22,13 +22,13 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def shipped_configs() -> Path:
-    """Return the folder of shipped configs: in the installed package, or next to its source."""
+    """Return the folder of the shipped configs: in the installed package, or next to its source."""
     installed = PACKAGE / "shipped" / "configs"
     return installed if installed.is_dir() else PACKAGE.parent / "configs"
 
 
 def load_config(spec: str) -> Config:
-    """Return the config that `spec` names. See `load_row`."""
+    """Return the config that `spec` names; see `load_row`."""
     return load_row(spec).config
 
 
@@ -49,7 +49,7 @@ def load_row(spec: str) -> Row:
 
 
 def load_rows(spec: str) -> dict[str, Row]:
-    """Return the rows of FILE, or only FILE:ROW, by name; a single experiment is named "".
+    """Return the rows of FILE by name, or only that of FILE:ROW; a single experiment is named "".
 
     Raises:
         ConfigError: the file or row does not exist or is invalid.
@@ -76,13 +76,13 @@ def split_spec(spec: str) -> tuple[str, str | None]:
 
 
 def run_name(spec: str) -> str:
-    """Return the default name of a config's run, such as "table3-A1" for configs/table3.py:A1."""
+    """Return the default name of a config's run: "table3-A1" for configs/table3.py:A1."""
     path, row = split_spec(spec)
     return Path(path).stem + (f"-{row}" if row else "")
 
 
 def resolve_path(path: str) -> Path:
-    """Return the shipped config file named `path`, or else the file at `path`."""
+    """Return the shipped config file with the name `path`, or else the file at `path`."""
     shipped = {file.stem: file for file in sorted(shipped_configs().glob("*.py"))}
     if path in shipped:
         return shipped[path]
@@ -131,10 +131,10 @@ def _execute(path: Path) -> dict[str, object]:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Let a config file import `configs.x`, and `x` from its own folder; then undo the imports.
+    """Let a config file import `configs.x`, or `x` from its folder, and undo the imports afterward.
 
-    The files in `folder` take precedence over the shipped ones. Undoing the imports avoids
-    confusion between modules with the same name in two folders.
+    The files in `folder` take precedence over the shipped ones. Undoing the imports prevents
+    confusion between modules that have the same name in two folders.
     """
     path, modules = list(sys.path), dict(sys.modules)
     sys.path[:0] = [str(folder.parent), str(folder), str(shipped_configs().parent)]
@@ -153,12 +153,12 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 def _import_roots(folder: Path) -> set[Path]:
-    """Return the folders that a config file in `folder` can import from."""
+    """Return the folders from which a config file in `folder` may import."""
     return {folder, folder / "configs", folder.parent / "configs", shipped_configs()}
 
 
 def _error_location(path: Path, error: BaseException) -> str:
-    """Return the file and line in the user's code that raised the error."""
+    """Return the file and line of the user's code that raised the error."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     roots = _import_roots(path.resolve().parent)
@@ -168,7 +168,7 @@ def _error_location(path: Path, error: BaseException) -> str:
 
 
 def _error_message(error: BaseException) -> str:
-    """Return the error message in one line; for an unknown field, suggest the closest name."""
+    """Return the reason in one line; for an unknown field, suggest the closest name."""
     unknown = re.match(
         r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)
     )

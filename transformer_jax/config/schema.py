@@ -1,7 +1,7 @@
-"""The schema of an experiment. The defaults are the paper's base model.
+"""The schema of an experiment, whose defaults are the paper's base model.
 
-An ablation specifies only its differences from these defaults (Table 3). Stored configs are JSON,
-so loading one never executes code.
+An ablation is described by its differences from these defaults (Table 3). A stored config is JSON,
+so loading it never executes code.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from transformer_jax.config.validation import ConfigError, check_field_name, fie
 
 @dataclass(frozen=True)
 class Config:
-    """One experiment. `Config()` is the paper's base model, trained on number words.
+    """One experiment. `Config()` is the paper's base model with number words as its text.
 
     Raises:
         ConfigError: a value breaks a rule, or two fields contradict each other.
@@ -67,13 +67,13 @@ class Config:
             section = getattr(self, name)
             for key in fields:
                 check_field_name(key, field_names(type(section)), name)
-            # JSON has lists instead of tuples.
+            # JSON has lists in place of tuples.
             values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
             changed[name] = dataclasses.replace(section, **values)
         return dataclasses.replace(self, **changed)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the config as JSON data."""
+        """Return the config as plain data that JSON can represent."""
         return {
             section: {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
             for section, fields in dataclasses.asdict(self).items()
@@ -81,26 +81,27 @@ class Config:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Convert the output of `to_dict` back to a config; missing fields get their defaults.
+        """Return the config that `to_dict` returned as `data`; missing fields get their defaults.
 
         If only `decode.beam_end` is missing from its section, an earlier version stored the config,
-        so the field gets the value of `DecodeConfig.beam_end_before`.
+        and the field gets `DecodeConfig.beam_end_before`.
 
         Raises:
             ConfigError: `data` is not an object of sections, or `change` rejects it.
         """
         if not isinstance(data, Mapping) or not all(isinstance(v, Mapping) for v in data.values()):
             raise ConfigError(f"a config must be an object of sections, got {data!r}")
-        # Check here, because a section named "self" cannot be passed to `change` as a keyword.
+        # A section named "self" would not reach `change` as a keyword.
         for name in data:
             check_field_name(name, field_names(cls), "config")
         decode = data.get("decode", {})
         if {*field_names(DecodeConfig)} - decode.keys() == {"beam_end"}:
+            # The config was stored before this field existed.
             data = {**data, "decode": {**decode, "beam_end": DecodeConfig.beam_end_before}}
         return cls().change(**data)
 
     def differences(self, other: Self) -> dict[tuple[str, str], tuple[Any, Any]]:
-        """Return the differing fields, as (section, field): (own value, other's value)."""
+        """Return the fields that differ, as (section, field): (own value, other's value)."""
         theirs = other.to_dict()
         return {
             (section, key): (value, theirs[section][key])
@@ -110,7 +111,7 @@ class Config:
         }
 
     def warnings(self) -> list[str]:
-        """Return one line for each valid but unusual choice that may be a mistake."""
+        """Return one line for each valid but unusual choice, which may be a mistake."""
         model = self.model
         return [
             f"note: num_heads x {key} is {model.num_heads * width}, not d_model ({model.d_model})"
@@ -121,19 +122,19 @@ class Config:
 
 @dataclass(frozen=True)
 class Paper:
-    """The paper's results for a row of Table 3; None for results that the paper omits."""
+    """The results that the paper gives for a row of Table 3; None for a result that it omits."""
 
     perplexity: float | None = None
-    """The per-token perplexity on newstest2013, without label smoothing."""
+    """Per-token perplexity on newstest2013, without label smoothing."""
     bleu: float | None = None
-    """The tokenized BLEU on newstest2013."""
+    """Tokenized BLEU on newstest2013."""
     parameters: float | None = None
-    """The number of parameters, in millions."""
+    """Number of parameters, in millions."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a sweep: an experiment, and the paper's results for the same experiment."""
+    """A row of a sweep: an experiment and the paper's results for it."""
 
     config: Config
     paper: Paper = Paper()

@@ -1,6 +1,6 @@
 """The four sections of a config. Their defaults are the paper's base model.
 
-A field's docstring is its help text. Multi-line help texts fit in 80 columns.
+The docstring of a field is its help text. If it has several lines, they fit 80 columns.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from transformer_jax.config.validation import (
     between,
 )
 
-# The paper limits the length of a translation to the source length plus 50 (section 6.1).
+# The paper limits a translation to the length of its source plus 50 (section 6.1).
 MAX_EXTRA_LENGTH = 50
 # The number_words corpus uses each of its million numbers in at most one line.
 MAX_NUMBER_WORDS_PAIRS = 500_000
-# The total number of sentence pairs in the development and test sets of number_words.
+# Number of sentence pairs of the number_words corpus in the development and test sets together.
 HELD_OUT_PAIRS = 1500
 SINUSOIDS = ("sinusoidal", "concatenated_sinusoidal")
 DOT_PRODUCTS = ("scaled_dot_product", "dot_product")
@@ -31,17 +31,17 @@ class ModelConfig(ConfigSection):
     num_layers: Annotated[int, between(1, 1000)] = 6
     """Number of layers in the encoder and in the decoder: the paper's N."""
     d_model: Annotated[int, between(1, 1_000_000)] = 512
-    """Width of the embeddings and of every sub-layer's output."""
+    """Width of the embeddings and of the output of every sub-layer."""
     d_ff: Annotated[int, between(1, 1_000_000)] = 2048
     """Inner width of the feed-forward networks."""
     num_heads: Annotated[int, between(1, 1_000_000)] = 8
     """Number of attention heads: the paper's h."""
     d_k: Annotated[int, between(1, 1_000_000)] = 64
-    """Width of the queries and keys in each head."""
+    """Width of the queries and keys of each head."""
     d_v: Annotated[int, between(1, 1_000_000)] = 64
-    """Width of the values in each head."""
+    """Width of the values of each head."""
     dropout: Annotated[float, PROBABILITY] = 0.1
-    """Dropout rate P_drop of sub-layer outputs and of embeddings plus positions (section 5.4)."""
+    """Dropout rate P_drop for sub-layer outputs and for embeddings plus positions (section 5.4)."""
     attention_dropout: Annotated[float, PROBABILITY] = 0.0
     """Dropout rate for the attention weights. Differs from the paper when above 0."""
     activation_dropout: Annotated[float, PROBABILITY] = 0.0
@@ -52,10 +52,10 @@ class ModelConfig(ConfigSection):
     """How positions are encoded (section 3.5). sinusoidal is the paper's
     choice; learned is row E of Table 3. The others differ from the paper:
     concatenated_sinusoidal puts all sines before all cosines, as in
-    Tensor2Tensor; none does not encode positions; alibi, rotary, and
-    relative (Shaw et al.) work inside self-attention."""
+    Tensor2Tensor; none encodes no positions; alibi, rotary, and relative
+    (Shaw et al.) act within self-attention."""
     max_relative_position: Annotated[int, between(1, 1_000_000)] = 16
-    """With relative positions: the largest distance; longer ones are clipped (k in Shaw et al.)."""
+    """With relative positions: longer distances are clipped to this one (k in Shaw et al.)."""
     attention_score: Literal["scaled_dot_product", "dot_product", "general", "additive"] = (
         "scaled_dot_product"
     )
@@ -68,7 +68,7 @@ class ModelConfig(ConfigSection):
     needs less memory, and is faster on a CPU for sequences of 1,000 tokens
     or more. cudnn is cuDNN's flash attention on NVIDIA GPUs."""
     attention_bias: bool = False
-    """Add biases to the four attention projections. Differs from the paper when set."""
+    """Add biases to the four projections of attention. Differs from the paper when set."""
     layer_norm: Literal["post", "pre"] = "post"
     """post normalizes after each residual sum, as in the paper (section
     3.1). pre, which differs from the paper, normalizes before each
@@ -77,9 +77,9 @@ class ModelConfig(ConfigSection):
     """Constant added to the variance in layer normalization. The paper does not specify it."""
     tie_embeddings: Literal["all", "target", "none"] = "all"
     """Which matrices are shared (section 3.4). all: the source embedding
-    (unless data.source_vocab_size is set), the target embedding, and the output
-    projection. target: the last two. none: no matrices. target and none differ
-    from the paper."""
+    (unless data.source_vocab_size is set), the target embedding, and the
+    output projection. target: the latter two. none: no matrices. target
+    and none differ from the paper."""
     max_positions: Annotated[int | None, between(1, 1_000_000)] = None
     """With learned positions: the number of positions in each table.
     Default: model.max_length in the encoder, and 50 more in the decoder."""
@@ -90,10 +90,10 @@ class ModelConfig(ConfigSection):
     learned_positions_init: Literal["normal", "sinusoidal_scale", "sinusoids"] = "normal"
     """With learned positions: the initial table, which the paper does not specify. normal draws
     vectors of norm 1 from N(0, 1/d_model). sinusoidal_scale draws from N(0, 1/2), which gives the
-    norm of a sinusoid, sqrt(d_model / 2). sinusoids starts from the sinusoids themselves."""
+    norm of a sinusoid, sqrt(d_model / 2). sinusoids starts with the sinusoids themselves."""
     max_length: Annotated[int, between(1, 1_000_000)] = 256
-    """Maximum source length in tokens, including the end-of-sentence token.
-    Translation rejects or truncates a longer source."""
+    """Maximum length of a source in tokens, including the end-of-sentence
+    token. Translation rejects or truncates a longer source."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the computation. Parameters, softmax, and loss always use float32."""
     remat: bool = False
@@ -133,14 +133,14 @@ class ModelConfig(ConfigSection):
 
     @property
     def max_positions_per_stack(self) -> tuple[int, int]:
-        """The numbers of learned positions in the encoder and in the decoder."""
+        """Number of learned positions in the encoder and in the decoder."""
         if self.max_positions is not None:
             return self.max_positions, self.max_positions
         return self.max_length, self.max_length + MAX_EXTRA_LENGTH
 
     @property
     def max_lengths(self) -> tuple[int, int | None]:
-        """The maximum lengths of a source and of a target, in tokens; None if unlimited."""
+        """Maximum length of a source and of a target, in tokens; None if unlimited."""
         if self.positions != "learned" or self.out_of_range_positions == "clamp":
             return self.max_length, None
         source, target = self.max_positions_per_stack
@@ -176,14 +176,14 @@ class DataConfig(ConfigSection):
     dataset: str = "wmt14_translate/de-en"
     """For tfds: the name of the dataset."""
     languages: tuple[str, str] = ("en", "de")
-    """For tfds: the source and target languages."""
+    """For tfds: the source language and the target language."""
     vocab_size: Annotated[int, between(8, 1_000_000)] = 37_000
-    """Number of tokens in the vocabulary shared by source and target. If the
-    corpus yields fewer tokens, training reports and stores their number."""
+    """Number of tokens in the vocabulary that source and target share. If a
+    corpus yields fewer, training reports and stores their number."""
     source_vocab_size: Annotated[int | None, between(8, 1_000_000)] = None
-    """Number of tokens in a separate source vocabulary, for languages with
-    different scripts. data.vocab_size is then the size of the target
-    vocabulary. Differs from the paper when set: embeddings are not shared."""
+    """Number of tokens in a separate vocabulary for the source, for languages
+    with different scripts. data.vocab_size is then the target's. Differs from
+    the paper when set: source and target do not share an embedding."""
     bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
     """How sacreBLEU splits text into words. none is for text that is already
     tokenized. auto is char for number_words, where a target is often a
@@ -192,8 +192,8 @@ class DataConfig(ConfigSection):
     """Maximum number of tokens in a source or target, including the
     end-of-sentence token. Training skips longer pairs."""
     max_ratio: Annotated[float, at_least(1)] = 9.0
-    """Training skips a pair if one side has more than this many times as many
-    tokens as the other, because such pairs are rarely translations."""
+    """Training skips a pair if one side has more than this many times the
+    tokens of the other, because such pairs are rarely translations."""
     batch_tokens: Annotated[int, POSITIVE] = 25_000
     """Approximate number of source tokens, and of target tokens, in a batch
     across all devices, including padding."""
@@ -209,8 +209,8 @@ class DataConfig(ConfigSection):
         limit = MAX_NUMBER_WORDS_PAIRS // self.max_numbers_per_line
         reason = f"{MAX_NUMBER_WORDS_PAIRS} / data.max_numbers_per_line"
         if self.max_digits is not None:
-            # All lines are different. Lines with a single number, including held-out lines, use at
-            # most a quarter of all numbers with up to max_digits digits.
+            # No two lines are equal. Lines of a single number, including the held-out ones, use at
+            # most a quarter of all numbers of up to max_digits digits.
             distinct = 10**self.max_digits // 4 * self.max_numbers_per_line - HELD_OUT_PAIRS
             if distinct < limit:
                 limit = distinct
@@ -220,7 +220,7 @@ class DataConfig(ConfigSection):
 
 @dataclass(frozen=True)
 class TrainConfig(ConfigSection):
-    """Training (sections 5.2 to 5.4)."""
+    """The training (sections 5.2 to 5.4)."""
 
     steps: Annotated[int, POSITIVE] = 100_000
     """Number of parameter updates."""
@@ -237,35 +237,35 @@ class TrainConfig(ConfigSection):
     clip_norm: Annotated[float | None, POSITIVE] = None
     """Maximum global norm of the gradients. Differs from the paper when set."""
     label_smoothing: Annotated[float, PROBABILITY] = 0.1
-    """Fraction of the target probability spread over the whole vocabulary (section 5.4)."""
+    """Share of the target probability spread over the whole vocabulary (section 5.4)."""
     gradient_accumulation_steps: Annotated[int, POSITIVE] = 1
-    """Number of micro-batches that each batch is split into to save memory.
-    Each micro-batch draws its own dropout masks."""
+    """Number of micro-batches into which a batch is split to save memory.
+    Each one draws its own dropout masks."""
     parallelism: Literal["data", "fsdp", "pmap"] = "data"
     """How several devices share the work. data: each device holds all
-    parameters and processes part of the batch. fsdp: parameters and Adam's
-    moments are sharded too, to save memory. pmap: like data, but with jax.pmap,
-    and each device draws its own dropout masks."""
+    parameters and computes a part of the batch. fsdp: parameters and
+    Adam's moments are sharded too, to save memory. pmap: like data, but
+    with jax.pmap, and each device draws its own dropout masks."""
     seed: Annotated[int, between(0, 2**31 - 1)] = 0
     """Random seed of the initial parameters, the dropout masks, and the order of the data."""
     checkpoint_every: Annotated[int, POSITIVE] = 1000
-    """Number of steps or epochs between scheduled checkpoints. Training
-    computes the perplexity of each one on the development set."""
+    """Number of steps or epochs between scheduled checkpoints. Each one is
+    evaluated by its perplexity on the development set."""
     checkpoint_unit: Literal["step", "epoch"] = "step"
     """The unit of train.checkpoint_every."""
     bleu_every: Annotated[int, POSITIVE] = 1
     """At every Nth scheduled checkpoint, also translate the development set and compute BLEU."""
     patience: Annotated[int | None, POSITIVE] = None
-    """Stop if the perplexity does not improve for this many scheduled
-    checkpoints in a row. Differs from the paper when set."""
+    """Stop after this many scheduled checkpoints in a row without a better
+    perplexity. Differs from the paper when set."""
     keep_checkpoints: Annotated[int, POSITIVE] = 20
     """Number of most recent scheduled checkpoints to keep, for averaging.
     The best checkpoint is always kept."""
     max_minutes_between_checkpoints: Annotated[float, POSITIVE] = 10.0
-    """Maximum time between recovery checkpoints. The first is saved after step
-    1, and the intervals then grow to this maximum."""
+    """Maximum time between recovery checkpoints. The first one follows step
+    1; the intervals then grow to this maximum."""
     log_every: Annotated[int, POSITIVE] = 100
-    """Number of steps between reports of training metrics."""
+    """Number of steps between reports of the training metrics."""
     profile: Annotated[int, at_least(0)] = 0
     """After the first report, trace this many steps to RUN/profile, for TensorBoard or Perfetto."""
 
@@ -274,7 +274,7 @@ class TrainConfig(ConfigSection):
 
 @dataclass(frozen=True)
 class DecodeConfig(ConfigSection):
-    """The search for translations (section 6.1)."""
+    """The search for a translation (section 6.1)."""
 
     beam_size: Annotated[int, POSITIVE] = 4
     """Number of hypotheses in the beam. 1 is greedy search."""
@@ -285,11 +285,11 @@ class DecodeConfig(ConfigSection):
     length_penalty_alpha: Annotated[float, at_least(0)] = 0.6
     """The exponent alpha of the length penalty. 0 turns the penalty off."""
     max_extra_length: Annotated[int, at_least(0)] = MAX_EXTRA_LENGTH
-    """Maximum length of a translation: the source length plus this many tokens."""
+    """Maximum length of a translation: the length of its source plus this many tokens."""
     beam_end: Literal["tensor2tensor", "any"] = "tensor2tensor"
-    """Which hypotheses can finish at each step. tensor2tensor: as in the
-    paper's code, those with an end token among the 2 x beam_size likeliest
-    continuations. any: all of them. Differs from the paper when set to any."""
+    """Which hypotheses can finish at each step. tensor2tensor: as in the paper's
+    code, those whose end is one of the 2 x beam_size likeliest continuations.
+    any: all of them. Differs from the paper when set to any."""
     average_checkpoints: Annotated[int, POSITIVE] = 1
     """Translate with the mean of the last N scheduled checkpoints. The paper
     averages 5 for the base model and 20 for the big model in Table 2, and
@@ -297,4 +297,4 @@ class DecodeConfig(ConfigSection):
 
     name = "decode"
     beam_end_before = "any"
-    """The value of `beam_end` for runs and evaluations stored before the field existed."""
+    """The value of `beam_end` in runs and evaluations that were stored before the field existed."""

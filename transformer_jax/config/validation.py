@@ -1,4 +1,4 @@
-"""Validate config sections. Every field has a type, and most numbers have a rule.
+"""Validate config sections: every field has a type, and most numbers have a rule.
 
 A rule is part of the field's annotation:
 
@@ -22,10 +22,10 @@ from transformer_jax.errors import ConfigError
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on a number. NaN never satisfies it."""
+    """A condition on a number, which NaN never satisfies."""
 
     words: str
-    """Completes the sentence "The field must be ..."."""
+    """The end of the sentence "The field must be ..."."""
     allows: Callable[[float], bool]
 
 
@@ -44,7 +44,7 @@ PROBABILITY = Rule("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
 class ConfigSection:
-    """Base class of config sections. It checks each field's type and rules on creation."""
+    """Base of the config sections: checks the type and the rules of each field on creation."""
 
     name: ClassVar[str]
     """The section's name in a config, such as "model"."""
@@ -58,18 +58,18 @@ class ConfigSection:
                     self.require(key, rule.allows(value), rule.words)
 
     def require(self, key: str, is_valid: bool, rule: str) -> None:
-        """Raise a ConfigError with the field, the rule, and the value unless `is_valid` is true."""
+        """Raise a ConfigError that names the field, the rule, and the value, unless it is valid."""
         if not is_valid:
             raise ConfigError(f"{self.name}.{key} must be {rule}, got {getattr(self, key)!r}")
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name most similar to `name`, or None if no name is similar."""
+    """Return the known name that is most similar to `name`, or None if none is similar."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the most similar known name, or "" if there is none."""
+    """Return "; did you mean 'x'?" for the most similar known name, or "" if none is similar."""
     match = closest(name, known)
     return "" if match is None else f"; did you mean {match!r}?"
 
@@ -87,7 +87,7 @@ def check_field_name(name: str, known: list[str], owner: str) -> None:
 
 @functools.cache
 def annotations(kind: type) -> dict[str, tuple[Any, tuple[object, ...]]]:
-    """Return the type of each dataclass field, and its `Annotated` metadata."""
+    """Return the type of each field of a dataclass, and the metadata of its `Annotated`."""
     plain, full = typing.get_type_hints(kind), typing.get_type_hints(kind, include_extras=True)
     return {key: (plain[key], getattr(full[key], "__metadata__", ())) for key in field_names(kind)}
 
@@ -103,8 +103,7 @@ def _check_type(field: str, kind: Any, value: object) -> None:
     allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     # Every tuple field is a pair of strings.
     plain = tuple(typing.get_origin(k) or k for k in allowed)
-    # A float field accepts an int. A number field rejects a bool, although bool is a subclass of
-    # int.
+    # A float field accepts an int. A number field rejects a bool, although bool subclasses int.
     accepted = (*plain, int) if float in plain else plain
     if (
         not isinstance(value, accepted)

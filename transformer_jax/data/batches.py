@@ -1,7 +1,7 @@
 """Batches of sentence pairs of similar length, with a bounded number of tokens (section 5.1).
 
-Each step's batch is a pure function of the corpus, the seed, and the step. A resumed run therefore
-continues with exactly the next batch.
+The batch of a step is a pure function of the corpus, the seed, and the step. A resumed run
+therefore continues with exactly the next batch.
 """
 
 import functools
@@ -11,12 +11,12 @@ import numpy as np
 
 from transformer_jax.data.buckets import assign_buckets, choose_bucket_sizes
 
-# The number of rows in a batch is a multiple of this, so devices can usually share rows evenly.
+# Batches have a multiple of this number of rows, so devices can usually share them evenly.
 ROW_MULTIPLE = 8
 
 
 class Batch(NamedTuple):
-    """Token IDs of sentence pairs, int32[rows, width]. Each row ends with EOS, followed by zeros.
+    """Token ids of sentence pairs, int32[rows, width]. Each row ends in EOS and is padded with 0.
 
     The arrays are NumPy arrays on the host and JAX arrays on devices.
     """
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """The shards of each batch that one process needs: [first, last) of `total` shards."""
+    """The part of each batch that one process needs: shards [first, last) of `total` shards."""
 
     first: int = 0
     last: int = 1
@@ -60,12 +60,12 @@ class Ragged(NamedTuple):
         return cls(flat, np.cumsum([0, *map(len, sequences)], dtype=np.int64))
 
 
-# Training starts with a warning if a run would read its text more often than this.
+# If a run would read its text more often than this, training begins with a warning.
 MAX_EPOCHS = 100
 
 
 class Bucket(NamedTuple):
-    """A batch shape (rows, and widths in tokens), and the number of such batches per epoch."""
+    """A shape of batches (rows, and widths in tokens), and its number of batches in an epoch."""
 
     rows: int
     source: int
@@ -74,13 +74,12 @@ class Bucket(NamedTuple):
 
 
 class Batches:
-    """All batches of a run, in order: `batches[step]`. An epoch contains each pair exactly once."""
+    """All batches of a run in order: `batches[step]`. An epoch contains each pair exactly once."""
 
     def __init__(self, source: Ragged, target: Ragged, *, batch_tokens: int, seed: int) -> None:
         """Plan batches of at most `batch_tokens` positions on each side, including padding.
 
-        A batch has at least `ROW_MULTIPLE` rows, so batches of very long sentences exceed this
-        limit.
+        A batch has at least `ROW_MULTIPLE` rows, even if they are long, because no sentence is cut.
         """
         self._source, self._target, self._seed = source, target, seed
         lengths = np.stack([source.lengths, target.lengths], axis=1)
@@ -117,14 +116,14 @@ class Batches:
         return self._look_up(step)[1]
 
     def lengths(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the source lengths and the target lengths in the batch of this step."""
+        """Return the lengths of the sources and of the targets in the batch of this step."""
         pairs = self.pairs(step)
         sides = self._source.offsets, self._target.offsets
         source, target = (offsets[pairs + 1] - offsets[pairs] for offsets in sides)
         return source, target
 
     def __getitem__(self, step: int) -> Batch:
-        """Return the batch of this step. Steps count from 0, across epochs."""
+        """Return the batch of this step, which counts from 0 over all epochs."""
         return self.local_batch(step, Shard())
 
     def local_batch(self, step: int, shard: Shard) -> Batch:
@@ -140,11 +139,11 @@ class Batches:
 
     @property
     def density(self) -> float:
-        """The fraction of an epoch's positions that contain tokens."""
+        """The share of an epoch's positions that hold tokens."""
         return self._tokens / sum(b.rows * (b.source + b.target) * b.batches for b in self.buckets)
 
     def describe_repetition(self, steps: int) -> str | None:
-        """Return a warning if this many steps would read each pair more than `MAX_EPOCHS` times."""
+        """Return a warning if this many steps would read each pair more than 100 times."""
         epochs = steps / self.per_epoch
         if epochs <= MAX_EPOCHS:
             return None
@@ -155,7 +154,7 @@ class Batches:
 
     @property
     def summary(self) -> str:
-        """A one-line description of an epoch."""
+        """A description of an epoch in one line."""
         return (
             f"{self.per_epoch} per epoch in {len(self.buckets)} shapes, "
             f"{self.density:.1%} of positions are tokens"

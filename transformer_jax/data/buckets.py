@@ -1,11 +1,11 @@
 """Search for a few bucket sizes that need little padding.
 
-XLA compiles one program for each batch shape, so sentence pairs are grouped into a few buckets. A
-bucket of size (S, T) pads pairs of at most S source tokens and T target tokens to S + T positions.
-The search minimizes the total number of positions. First, it repeatedly adds the bucket that saves
-the most, until enough positions contain tokens. Then it replaces each bucket in turn with the best
-one, given the others. It repeats this second step from random buckets and keeps the best result.
-The random generator has a fixed seed, so the same lengths always give the same buckets.
+XLA compiles one program for each batch shape, so sentence pairs are grouped into a few buckets.
+A bucket of size (S, T) pads pairs of at most S source tokens and T target tokens to S + T
+positions. The search minimizes the number of positions: it adds the bucket that saves the most
+until enough positions hold tokens, then replaces each bucket in turn with the best one, given the
+others. It repeats the second step from random buckets and keeps the best result. The random
+generator has a fixed seed, so the same lengths always give the same buckets.
 """
 
 import math
@@ -20,10 +20,10 @@ Size = tuple[int, int]
 
 
 def choose_bucket_sizes(lengths: np.ndarray, *, target_density: float = 0.92) -> np.ndarray:
-    """Return the source and target widths of the buckets, int[buckets, 2], smallest first.
+    """Return the source and target width of each bucket, int[buckets, 2], smallest first.
 
     `lengths` is int[pairs, 2]. The greedy step stops as soon as `target_density` of the positions
-    are tokens, because another bucket would cost a compilation and save little padding.
+    are tokens: another bucket would cost a compilation but save little padding.
     """
     padding = PaddingCost(lengths)
     sizes = padding.greedy_search(target_density)
@@ -35,12 +35,12 @@ def choose_bucket_sizes(lengths: np.ndarray, *, target_density: float = 0.92) ->
         candidate = padding.local_search([sizes[0], *padding.random_start(rng, len(sizes) - 1)])
         best = min(best, candidate, key=padding.cost)
     ordered = np.asarray(sorted(set(best), key=lambda size: (sum(size), size)))
-    # Drop buckets without pairs. The largest is often empty, because all pairs fit in others.
+    # Drop buckets without pairs. Often the largest one is empty, because all pairs fit in others.
     return ordered[np.unique(assign_buckets(lengths, ordered))]
 
 
 def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the index of the first bucket that fits each pair. At least one must fit."""
+    """Return the index of the first bucket that has room for each pair; there must be one."""
     bucket = np.full(len(lengths), len(sizes) - 1)
     for i in reversed(range(len(sizes))):
         bucket[(lengths <= sizes[i]).all(axis=1)] = i
@@ -48,12 +48,12 @@ def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 class PaddingCost:
-    """Searches for buckets that need few positions. The first bucket fits all pairs."""
+    """Searches for buckets that need few positions; the first one has room for all pairs."""
 
     def __init__(self, lengths: np.ndarray) -> None:
-        """Count the pairs with each combination of `lengths`, int[pairs, 2]."""
-        # Round lengths up to a few quantiles, which are the candidate widths. The quantiles are
-        # denser among the longest sentences.
+        """Count the pairs of each combination of `lengths`, int[pairs, 2]."""
+        # Only a few quantiles of the lengths are candidate widths, and lengths are rounded up to
+        # them. The quantiles are denser among the longest sentences.
         levels = np.union1d(np.linspace(0, 1, 129), 1 - 0.5 ** np.arange(4, 24, 0.5))
         self.widths = [np.unique(np.quantile(side, levels, method="higher")) for side in lengths.T]
         indices = [np.searchsorted(w, side) for w, side in zip(self.widths, lengths.T, strict=True)]
@@ -68,7 +68,7 @@ class PaddingCost:
         return int((self._positions_per_pair(sizes) * self.counts).sum())
 
     def _positions_per_pair(self, sizes: list[Size]) -> np.ndarray:
-        """Return the positions that each combination of lengths takes in the smallest bucket."""
+        """Return, for each combination of lengths, the positions in its cheapest bucket."""
         cheapest = np.full(self.counts.shape, self.positions[-1, -1])
         for source, target in sizes:
             fits = np.ix_(self.widths[0] <= source, self.widths[1] <= target)
@@ -82,8 +82,8 @@ class PaddingCost:
         """Return the bucket that saves the most positions if it is added to `sizes`."""
         current = self._positions_per_pair(sizes)
         saved = np.zeros(self.counts.shape)
-        # Pairs with the same current cost save the same number of positions in a candidate bucket.
-        # A cumulative sum counts the pairs that fit in each candidate.
+        # Pairs with the same current cost save equally many positions in a candidate bucket. A
+        # cumulative sum counts the pairs that fit in each candidate.
         for positions in np.unique(current):
             counts = np.where(current == positions, self.counts, 0)
             fitting = counts.cumsum(axis=0).cumsum(axis=1)
@@ -91,7 +91,7 @@ class PaddingCost:
         return self._size(*divmod(int(saved.argmax()), saved.shape[1]))
 
     def greedy_search(self, target_density: float) -> list[Size]:
-        """Start with one bucket for all pairs; add buckets until `target_density` is reached."""
+        """Start with one bucket for all pairs; add buckets until enough positions hold tokens."""
         sizes = [self._size(-1, -1)]
         most = min(MAX_BUCKETS, np.count_nonzero(self.counts))
         while len(sizes) < most and self.tokens < target_density * self.cost(sizes):

@@ -1,4 +1,4 @@
-"""The corpora that a config can choose from (section 5.1)."""
+"""The kinds of parallel text that a config can choose (section 5.1)."""
 
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -11,7 +11,7 @@ from transformer_jax.data.tf_datasets import TranslationDataset
 
 
 class Corpus(Protocol):
-    """Parallel text in disjoint splits. Each split is a fixed sequence of line pairs."""
+    """Parallel text in disjoint splits. Each split is a fixed sequence of pairs of lines."""
 
     @property
     def name(self) -> str:
@@ -19,7 +19,7 @@ class Corpus(Protocol):
 
     @property
     def identity(self) -> str:
-        """A string that identifies the text. Corpora with equal identities have equal lines."""
+        """A string that identifies the text: corpora with equal identities have equal lines."""
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -32,7 +32,7 @@ class Corpus(Protocol):
         """Yield the source line and the target line of each pair, starting at pair `start`."""
 
 
-# The corpus for each value of `data.corpus`.
+# The corpus of each value of `data.corpus`.
 CORPORA: dict[str, Callable[[DataConfig], Corpus]] = {
     "number_words": lambda config: NumberWords(
         config.num_pairs, config.max_numbers_per_line, config.max_digits
@@ -48,5 +48,5 @@ def bleu_tokenizer(config: DataConfig) -> str:
     """Return the sacreBLEU tokenizer that splits hypotheses and references into words."""
     if config.bleu_tokenizer != "auto":
         return config.bleu_tokenizer
-    # A German number is a single word, so word-level BLEU would find no n-grams with n > 1.
+    # A German number is a single word, so BLEU over words would find no n-gram with n > 1.
     return "char" if config.corpus == "number_words" else "13a"

@@ -1,6 +1,6 @@
-"""Encode lines as token IDs in flat files, chunk by chunk; count and drop unsuitable pairs.
+"""Encode lines as token ids in flat files, chunk by chunk; count and drop unsuitable pairs.
 
-An encoded corpus has these files:
+A corpus has these files:
 
     {train,dev,test}.{source,target}.{tokens,lengths}   little-endian integers
     {dev,test}.{source,target}.txt                      the lines
@@ -39,8 +39,8 @@ LENGTH = np.dtype("<u4")
 CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ufeff\u2581\u2585]|<(?:pad|s|/s|unk)>")
 
 Progress = Callable[[str, int, int], None]
-"""A function that is called about once per chunk with the activity, the number of finished pairs,
-and the total (0 if unknown)."""
+"""A function that receives, about once per chunk, the activity, the number of finished pairs, and
+the total (0 if unknown)."""
 
 
 def ignore_progress(_activity: str, _done: int, _total: int) -> None:
@@ -48,7 +48,7 @@ def ignore_progress(_activity: str, _done: int, _total: int) -> None:
 
 
 def token_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
-    """Return the smallest integer type that can store every token ID."""
+    """Return the smallest integer type that holds every token id."""
     return np.dtype("<u2" if len(tokenizer) <= 2**16 else "<u4")
 
 
@@ -60,7 +60,7 @@ def read_tokens(folder: Path, split: Split, side: str, tokenizer: Tokenizer) -> 
 
 
 def unfit_text(source: str, target: str) -> str | None:
-    """Return the reason why training drops this pair of lines, or None if it keeps the pair."""
+    """Return why training omits this pair of lines, or None if it does not."""
     if not source.strip() or not target.strip():
         return "empty"
     if is_too_long(source) or is_too_long(target):
@@ -69,8 +69,8 @@ def unfit_text(source: str, target: str) -> str | None:
 
 
 def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
-    """Return why training drops a pair with these token counts, or None if it keeps the pair."""
-    # The counts include EOS, but the ratio ignores it.
+    """Return why training omits a pair with these numbers of tokens, or None if it does not."""
+    # The numbers include EOS, but the ratio does not.
     shorter, longer = sorted((source - 1, target - 1))
     if shorter == 0:
         return "empty"
@@ -85,10 +85,10 @@ class SplitWriter:
     def __init__(
         self, folder: Path, corpus: Corpus, split: Split, vocabulary: Vocabulary, config: DataConfig
     ) -> None:
-        """Choose the paths of the split's files in `folder`, without writing anything yet."""
+        """Choose the paths of the split's files in `folder`, but write nothing yet."""
         self.corpus, self.split, self.config = corpus, split, config
         self.vocabulary = vocabulary
-        # Only the training split is filtered, because dev and test are scored as a whole.
+        # Only the training split is filtered: dev and test are scored as a whole.
         self.is_filtered = split == "train"
         kinds = ["tokens", "lengths"] if self.is_filtered else ["tokens", "lengths", "txt"]
         self.paths = {
@@ -97,7 +97,7 @@ class SplitWriter:
         self.journal = folder / f"{split}.journal.json"
 
     def write(self, progress: Progress) -> dict[str, int]:
-        """Encode the split; return the numbers of all, kept, and (by reason) dropped pairs.
+        """Encode the split; return the number of pairs: all, kept, and dropped by reason.
 
         Raises:
             DataError: no pair is left, or a line of dev or test is too long.
@@ -121,7 +121,7 @@ class SplitWriter:
         return {"pairs": done, **outcome}
 
     def _write_chunk(self, pairs: Sequence[tuple[str, str]], outcome: Counter[str]) -> None:
-        """Append suitable pairs to the files; count kept pairs, and dropped pairs by reason."""
+        """Append suitable pairs to the files; count the kept and, by reason, the dropped pairs."""
         if self.is_filtered:
             pairs = _drop_unfit(pairs, unfit_text, outcome)
         elif long := next(filter(is_too_long, itertools.chain(*zip(*pairs, strict=True))), None):
@@ -181,7 +181,7 @@ def _drop_unfit(
 
 
 def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Yield lists of pairs, because SentencePiece encodes lists faster than single lines."""
+    """Yield lists of pairs, which SentencePiece encodes faster than single lines."""
     chunk, characters = list[tuple[str, str]](), 0
     for source, target in pairs:
         chunk.append((source, target))

@@ -1,4 +1,4 @@
-"""A built-in corpus of numbers in English and German words. It needs no files or network."""
+"""A built-in corpus: numbers in English and German words. It needs no files and no network."""
 
 import functools
 import random
@@ -17,9 +17,9 @@ SEPARATOR = "; "
 class NumberWords:
     """Numbers below a million in English and German words.
 
-    The corpus is small but poses real translation problems: 231 is "two hundred and thirty-one" and
-    "zweihunderteinunddreißig", so in German the words move, merge, and inflect. Lines cycle through
-    1 to `max_numbers_per_line` numbers. If `max_digits` is None, no number occurs twice.
+    The corpus is small but poses real problems of translation: 231 is "two hundred and thirty-one"
+    and "zweihunderteinunddreißig", so in German the words move, merge, and inflect. Lines cycle
+    through 1 to `max_numbers_per_line` numbers. If `max_digits` is None, no number occurs twice.
     """
 
     splits = SPLITS
@@ -58,7 +58,7 @@ class NumberWords:
         if self.max_digits is not None:
             num_lines = sum(map(self.count, SPLITS))
             return _draw_lines(num_lines, most, self.max_digits)[line]
-        # Each line reserves `most` numbers. A shorter line leaves the rest unused.
+        # Each line reserves `most` numbers. A line with fewer numbers leaves the rest unused.
         return _shuffle_numbers()[line * most : line * most + line % most + 1]
 
 

@@ -1,11 +1,11 @@
-"""Encode a corpus once and cache the result as flat files of token IDs.
+"""Encode a corpus once and cache the result: flat files of token ids.
 
     <cache>/corpora/<digest of text, vocabulary, and limits>/
-        report.json          numbers of pairs (kept, or dropped by reason); file sizes; fingerprint
+        report.json          pairs read, kept, and dropped by reason; sizes; fingerprint
         files of `encode`    tokens and lengths; lines of dev and test
 
-Text is read in chunks, so memory use does not grow with the size of the text. An interrupted
-preparation resumes.
+Text is read in chunks, so memory use does not grow with its size. An interrupted preparation
+resumes.
 """
 
 import hashlib
@@ -39,11 +39,11 @@ class Prepared(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of all tokens and lines. Equal data has equal fingerprints on any machine."""
+        """SHA-256 of all tokens and lines. Equal data have equal fingerprints on any machine."""
         return self.report["fingerprint"]
 
     def tokens(self, split: Split) -> tuple[Ragged, Ragged]:
-        """Return all sources and targets, memory-mapped, or raise UsageError if there are none."""
+        """Return all sources and targets, memory-mapped; a missing split is a UsageError."""
         self._check_has(split)
         source = read_tokens(self.folder, split, "source", self.vocabulary.source)
         return source, read_tokens(self.folder, split, "target", self.vocabulary.target)
@@ -52,7 +52,7 @@ class Prepared(NamedTuple):
         """Return the source lines and the target lines of dev or test."""
         self._check_has(split)
         paths = (self.folder / f"{split}.{side}.txt" for side in SIDES)
-        # Only "\n" ends a line; `splitlines` would also split at U+2028 and other symbols.
+        # Only "\n" ends a line: `splitlines` would also split at U+2028 and other symbols.
         source, target = (path.read_bytes().decode().split("\n")[:-1] for path in paths)
         return source, target
 
@@ -80,7 +80,7 @@ def prepare(
     *,
     progress: Progress = ignore_progress,
 ) -> Prepared:
-    """Encode the config's corpus, or find it in the cache; train a vocabulary if none is given.
+    """Encode the config's corpus, or find it in the cache; by default, train a vocabulary on it.
 
     Raises:
         UsageError: the config does not say where the text is.
@@ -108,13 +108,12 @@ def find_prepared(
     verify_text: bool = False,
     progress: Progress = ignore_progress,
 ) -> Prepared:
-    """Find the data that a run was created with; encode it again if it is not in the cache.
+    """Find the data that a run was created with, or encode it again if it is not in the cache.
 
-    With `verify_text`, read the text even if it is cached. Raise a DataError if the text has
-    changed.
+    `verify_text` reads the text even if it is cached. If the text has changed, raise a DataError.
     """
     if not verify_text:
-        # Names with a suffix belong to unfinished corpora and lock files.
+        # Skip names with a suffix, which belong to unfinished corpora and to lock files.
         for folder in sorted(x for x in cache_folder("corpora").iterdir() if not x.suffix):
             report = _read_report(folder)
             if report is not None and report["fingerprint"] == fingerprint:
@@ -142,7 +141,7 @@ def _read_report(folder: Path) -> Report | None:
 def _encode(
     folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: DataConfig, progress: Progress
 ) -> Report:
-    """Encode all splits, rename the finished folder, and return its report."""
+    """Encode all splits, then rename the finished folder into place; return its report."""
     partial = folder.with_suffix(".partial")
     partial.mkdir(exist_ok=True)
     report: Report = {"corpus": corpus.name, **vocabulary.describe()}
@@ -154,7 +153,7 @@ def _encode(
     report["sizes"] = {path.name: path.stat().st_size for path in files}
     report["fingerprint"] = _compute_fingerprint(files)
     (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-    # Remove the journals last, so that an interruption before that loses no encoded pairs.
+    # Remove the journals last: until then, an interruption loses no encoded pairs.
     for journal in partial.glob("*.journal.*"):
         journal.unlink()
     shutil.rmtree(folder, ignore_errors=True)

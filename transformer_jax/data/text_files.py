@@ -19,7 +19,7 @@ from pathlib import Path
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import DataError, Setting, UsageError
 
-# If a line is much longer than this, only the beginning is read.
+# If a line is much longer than this, only its beginning is read.
 MAX_LINE_BYTES = 1 << 16
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -28,9 +28,9 @@ class TextFiles:
     """A corpus in pairs of plain or gzip-compressed files."""
 
     def __init__(self, files: Mapping[Split, tuple[str, str] | None], folder: str | None) -> None:
-        """Find the source and target files of each split. The train and dev splits are required.
+        """Find the source file and the target file of each split; train and dev are required.
 
-        Relative names are relative to `folder`, `$TRANSFORMER_JAX_DATA`, or the working directory.
+        Relative names start from `folder`, `$TRANSFORMER_JAX_DATA`, or the working directory.
         """
         for split in ("train", "dev"):
             if files.get(split) is None:
@@ -52,7 +52,7 @@ class TextFiles:
     def name(self) -> str:
         """The names of the training files, without their folders."""
         names = " + ".join(path.name for path in self._paths["train"])
-        # Escape bytes of file names that are not UTF-8, because terminals cannot show them.
+        # Escape the bytes of a file name that are not UTF-8: terminals cannot show them.
         return names.encode(errors="backslashreplace").decode()
 
     @property
@@ -62,7 +62,7 @@ class TextFiles:
 
     @property
     def identity(self) -> str:
-        """The SHA-256 of all files."""
+        """SHA-256 of the bytes of all files."""
         digest = hashlib.sha256()
         for split, paths in self._paths.items():
             digest.update(split.encode())
@@ -136,7 +136,7 @@ def _read_error(path: Path, error: OSError) -> DataError:
 
 
 def _version(path: Path) -> tuple[int, int] | None:
-    """Return the size and modification time of a file, or None if it does not exist."""
+    """Return the size and the time of the last change, or None if the file does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -156,12 +156,12 @@ def _count(path: Path, split: Split) -> int:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file without line endings; truncate lines that are too long."""
+    """Yield the lines of a file without their ends; truncate a line that is too long."""
     number = 0
     try:
         with _open(path) as file:
-            # A truncated line may lose up to 6 bytes: a byte-order mark and an incomplete
-            # character. With 8 extra bytes, it still exceeds the limit.
+            # A truncated line may lose a byte-order mark and an incomplete character, at most 6
+            # bytes. With 8 more bytes, it still exceeds the limit.
             while line := file.readline(MAX_LINE_BYTES + 8):
                 number += 1
                 is_truncated = len(line) == MAX_LINE_BYTES + 8 and not line.endswith(b"\n")
@@ -183,7 +183,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _open(path: Path) -> io.BufferedIOBase:
-    """Open a file, and decompress it if it starts with the gzip magic number."""
+    """Open a file, and decompress it if its first bytes are those of a gzip file."""
     with path.open("rb") as file:
         is_gzip = file.read(2) == GZIP_MAGIC
     if not is_gzip and path.suffix == ".gz":

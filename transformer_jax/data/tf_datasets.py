@@ -1,7 +1,7 @@
 """Parallel text from TensorFlow Datasets (TFDS), without TensorFlow (section 5.1).
 
 TFDS downloads a dataset once, verifies it, and stores it as ArrayRecord files, which can be read
-without TensorFlow or a network connection. TFDS shuffles the pairs in the same way on every
+without TensorFlow and without a network. TFDS shuffles the pairs, in the same order on every
 machine, so line 1 of a test set here is not line 1 of the published file.
 """
 
@@ -24,21 +24,21 @@ from transformer_jax.errors import DataError, Setting, StorageError, UsageError
 Builder = Any
 # The names of the splits in TFDS.
 SPLIT_NAMES: dict[Split, str] = {"train": "train", "dev": "validation", "test": "test"}
-# The number of pairs to read at a time. Reading them one by one takes twenty times as long.
+# The number of pairs to read at a time: reading them one by one takes twenty times as long.
 CHUNK_PAIRS = 1024
-# Retry an unreachable server for 25 seconds. TFDS's default, 10 retries, takes 200 seconds.
+# Retry an unreachable server for 25 seconds. The default of TFDS, 10 retries, takes 200 seconds.
 RETRIES = 7
 ADVICE = "or download the text yourself and train with configs/text.py"
 
 
 @dataclass(frozen=True)
 class TranslationDataset:
-    """A TFDS translation dataset. Its validation split is called `dev` here.
+    """A translation dataset of TFDS, whose validation split is `dev` here.
 
     `wmt14_translate/de-en` is the paper's dataset: about 4.5 million training pairs from Europarl
     v7, Common Crawl, and News Commentary v9; newstest2013 as dev; newstest2014 as test. TFDS has
-    one dataset for both directions, and `languages` chooses the direction. Each sentence becomes
-    one line. All members except `name` download the dataset if necessary.
+    one dataset for both directions, and `languages` chooses one. Each sentence becomes one line.
+    All members except `name` download the dataset if necessary.
 
     Raises:
         UsageError: TFDS does not have this dataset or language, or is not installed.
@@ -54,7 +54,7 @@ class TranslationDataset:
 
     @property
     def name(self) -> str:
-        """A human-readable name: the dataset, its version, and the direction."""
+        """A human-readable name: the dataset with its version and direction."""
         return f"{_name(self._builder)}, {'-'.join(self.languages)}"
 
     @property
@@ -85,7 +85,7 @@ class TranslationDataset:
                 chunk = range(first, min(first + CHUNK_PAIRS, len(pairs)))
                 for pair in pairs.__getitems__(chunk):
                     yield _line(pair[source]), _line(pair[target])
-        # Damaged files raise different exceptions, depending on where the damage is.
+        # The exception for a damaged file depends on where the damage is.
         except (OSError, ValueError, IndexError, RuntimeError) as error:
             raise DataError(
                 f"{self.name} cannot be read ({_root_cause(error)}): {self._removal_advice}"
@@ -97,7 +97,7 @@ class TranslationDataset:
 
     @cached_property
     def _builder(self) -> Builder:
-        """The TFDS builder of this dataset, which must have both languages."""
+        """The TFDS builder of this dataset, which has both languages. It needs no data on disk."""
         builder = _find_builder(self.dataset, self.folder)
         text = _tfds().features.Text
         features = builder.info.features or {}
@@ -111,7 +111,7 @@ class TranslationDataset:
 
     @cached_property
     def _prepared(self) -> Builder:
-        """The same builder, after it has stored the data, which includes at least train and dev."""
+        """The same builder after it has stored the data, which include at least train and dev."""
         builder = self._builder
         _download_and_prepare(builder)
         if not builder.info.splits:
@@ -134,7 +134,7 @@ def _name(builder: Builder) -> str:
 
 
 def _line(text: bytes | str) -> str:
-    """Return a sentence as one line. TFDS yields bytes, but its mock data yields str."""
+    """Return a sentence as one line. TFDS yields bytes, but its mock data yield str."""
     line = text.decode() if isinstance(text, bytes) else text
     if not isinstance(line, str):
         raise ValueError("a pair has no text")
@@ -142,7 +142,7 @@ def _line(text: bytes | str) -> str:
 
 
 def _tfds() -> Any:
-    """Import TFDS and its translation datasets, or raise a UsageError if a package is missing."""
+    """Import TFDS and its translation datasets, or raise a UsageError for a missing package."""
     # Without the first two packages, TFDS logs a traceback and continues. Importing `translate`
     # registers the translation datasets.
     for module in ("importlib_resources", "array_record", "tensorflow_datasets.translate"):
@@ -157,7 +157,7 @@ def _tfds() -> Any:
 
 
 def _find_builder(dataset: str, folder: Path | str | None) -> Builder:
-    """Return the TFDS builder of a dataset, without downloading anything."""
+    """Return the TFDS builder of a dataset; nothing is downloaded."""
     # Accept only names, because TFDS also parses builder arguments and community namespaces.
     match = re.fullmatch(r"(\w+)(?:/([\w.+-]+))?(?::([\d.]+))?", dataset)
     if not match:
@@ -180,14 +180,14 @@ def _find_builder(dataset: str, folder: Path | str | None) -> Builder:
                 Setting("data.folder", "FOLDER"),
             ) from error
         if isinstance(error, ValueError | AssertionError):
-            # TFDS's message contains the failed call, then the reason.
+            # The message of TFDS contains the failed call, then the reason.
             reason = reason.rpartition('": ')[2]
             raise UsageError(f"TFDS cannot provide {dataset}: {reason}") from error
         raise DataError(f"{dataset} cannot be read from {location}: {reason}") from error
 
 
 def _check_names(name: str, config: str | None, error: Exception) -> None:
-    """Raise a UsageError from `error` if TFDS has no dataset or configuration with this name."""
+    """Raise a UsageError from `error` if TFDS has no dataset or configuration of this name."""
     tfds = _tfds()
     datasets = tfds.list_builders(with_community_datasets=False)
     if name not in datasets:
@@ -202,7 +202,7 @@ def _check_names(name: str, config: str | None, error: Exception) -> None:
 
 
 def _download_and_prepare(builder: Builder) -> None:
-    """Download a dataset unless it is already stored; show progress on standard error."""
+    """Download a dataset that is not stored yet; TFDS shows its progress on standard error."""
     tfds = _tfds()
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
@@ -217,7 +217,7 @@ def _download_and_prepare(builder: Builder) -> None:
         with contextlib.redirect_stdout(sys.stderr):
             builder.download_and_prepare(download_config=config)
     except OSError as error:
-        # Exceptions raised by `requests` are OSErrors that contain the failed request.
+        # Exceptions raised by `requests` are OSErrors that hold the failed request.
         url = getattr(getattr(error, "request", None), "url", None)
         problem = f"could not be downloaded from {url}" if url else "could not be stored"
         raise StorageError(
@@ -235,7 +235,7 @@ def _download_and_prepare(builder: Builder) -> None:
 
 
 def _root_cause(error: BaseException) -> str:
-    """Return the first line of the original exception's message."""
+    """Return the first line of the message of the exception that caused all others."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     lines = str(error).splitlines()

@@ -1,11 +1,11 @@
-"""Byte-pair encoding with SentencePiece, with one vocabulary for both languages (section 5.1).
+"""Byte-pair encoding with SentencePiece, one vocabulary for both languages (section 5.1).
 
-Encoding and then decoding a line returns the same line, with these exceptions:
+Encoding and then decoding returns the line, with these exceptions:
 
 1. a run of spaces (only U+0020) becomes one space;
-2. "▁" (U+2581), which SentencePiece uses for a space, becomes a space;
+2. "▁" (U+2581), which SentencePiece writes for a space, becomes a space;
 3. spaces at both ends are removed;
-4. a run of characters that occur in no training line becomes " ⁇ ", including the spaces.
+4. a run of characters that no training line contains becomes " ⁇ ", including the spaces.
 """
 
 import hashlib
@@ -38,15 +38,15 @@ p = sentencepiece.SentencePieceProcessor(model_proto=sys.stdin.buffer.read())
 p.encode("Two words, ½ and \u2581 \U0001f600.")
 p.decode(list(range(len(p))))
 """
-# Digests of tokenizer models that a separate process has loaded without a crash.
+# Digests of the tokenizer models that a separate process has already loaded safely.
 TRIED: set[str] = set()
 
 
 class Tokenizer:
-    """Converts lines to token IDs and back with a SentencePiece model."""
+    """Converts lines to token ids and back with a SentencePiece model."""
 
     def __init__(self, model: bytes, name: str = "tokenizer") -> None:
-        """Read a model from bytes; raise a DataError that mentions `name` if they are invalid."""
+        """Read a model from bytes; if they are invalid, raise a DataError that mentions `name`."""
         self.model = model
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -61,7 +61,7 @@ class Tokenizer:
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int) -> "Tokenizer":
-        """Train a vocabulary of at most `vocab_size` tokens. Short text yields fewer tokens.
+        """Train a vocabulary of at most `vocab_size` tokens; a short text yields fewer tokens.
 
         The same lines yield the same bytes on any machine: training uses one thread, and the model
         contains no file names.
@@ -97,7 +97,7 @@ class Tokenizer:
                 minloglevel=2,
             )
         except RuntimeError as error:
-            # SentencePiece wraps every exception that the iterator raises, including Ctrl-C.
+            # SentencePiece wraps every exception of the iterator, including Ctrl-C.
             if raised:
                 raise raised[0] from None
             needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
@@ -115,7 +115,7 @@ class Tokenizer:
 
     @classmethod
     def load_untrusted(cls, model: bytes, name: str) -> "Tokenizer":
-        """Read a model, after testing it in a separate process that a corrupt model may crash.
+        """Read a model after loading it in a separate process, which a corrupt model may crash.
 
         Raises:
             DataError: the model is invalid, or it crashed the separate process.
@@ -143,7 +143,7 @@ class Tokenizer:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the model, in hexadecimal."""
+        """SHA-256 of the model, in hexadecimal."""
         return hashlib.sha256(self.model).hexdigest()
 
     def __len__(self) -> int:
@@ -151,16 +151,16 @@ class Tokenizer:
         return len(self._processor)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the token IDs of each line, with `EOS` at the end."""
+        """Return the token ids of each line, with `EOS` at the end."""
         return self._processor.encode(list(lines), add_eos=True)
 
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """Return the line for each sequence, without padding, BOS, or EOS."""
+        """Return the line of each sequence, without padding, BOS, and EOS."""
         return self._processor.decode([list(sequence) for sequence in tokens])
 
 
 class Vocabulary(NamedTuple):
-    """The source and target tokenizers: the same object if they share a vocabulary."""
+    """The tokenizers of source and target: the same object if they share a vocabulary."""
 
     source: Tokenizer
     target: Tokenizer
@@ -178,7 +178,7 @@ class Vocabulary(NamedTuple):
 
     @property
     def tokenizers(self) -> dict[str, Tokenizer]:
-        """The distinct tokenizers, by their names in reports and run.json."""
+        """The distinct tokenizers, by their names in reports and in runs."""
         separate = {} if self.source is self.target else {"source_vocabulary": self.source}
         return {"vocabulary": self.target, **separate}
 

@@ -19,19 +19,19 @@ from transformer_jax.errors import DataError
 
 # Every digest includes this number. Increase it when the format of the cache changes.
 FORMAT = 6
-# Limits on the text that a tokenizer is trained on, because SentencePiece keeps it in memory.
+# Limits on the sample that a tokenizer is trained on, which SentencePiece keeps in memory.
 SAMPLE_PAIRS = 500_000
 SAMPLE_BYTES = 1 << 28
 
 
 def digest(*parts: object) -> str:
-    """Return a short digest of the cache format and the given JSON data."""
+    """Return a short digest of the cache's format and the given plain data."""
     return hashlib.sha256(json.dumps([FORMAT, *parts]).encode()).hexdigest()[:16]
 
 
 @contextmanager
 def exclusive(folder: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock so that only one process writes at a time. The lock ends with the process."""
+    """Hold a lock, which ends with the process, so that only one process writes at a time."""
     with folder.with_suffix(".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,7 +67,7 @@ def train_vocabulary(
 
 
 def _load_cached_tokenizer(path: Path) -> Tokenizer | None:
-    """Return the tokenizer in a model file, or None if the file is missing or incomplete."""
+    """Return the tokenizer of a complete model file, or None."""
     try:
         tokenizer = Tokenizer.load(path)
         checksum = path.with_suffix(".sha256").read_bytes()
@@ -78,14 +78,14 @@ def _load_cached_tokenizer(path: Path) -> Tokenizer | None:
 
 
 def verify_every_line(corpus: Corpus, progress: Progress) -> None:
-    """Read every line, so that errors in files are raised before any long computation starts."""
+    """Read every line, so that an error in any file is raised before the long work starts."""
     progress("reading", 0, 0)
     for split in corpus.splits:
         corpus.count(split)
 
 
 def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Iterator[str]:
-    """Yield lines to train a tokenizer on, spread evenly over the text."""
+    """Yield lines, spread evenly over the text, to train a tokenizer on."""
     verify_every_line(corpus, progress)
     total = corpus.count("train")
 

@@ -1,11 +1,11 @@
-"""Wrappers for the private JAX APIs that this package uses.
+"""Wrappers of all private names of JAX that this package uses.
 
-JAX may move or remove these APIs in any release; `tests/unit/test_private_jax.py` reports which
-ones are missing.
+JAX may move these names in any release; `tests/unit/test_private_jax.py` then reports which names
+are missing.
 
 The public `jax.experimental.multihost_utils` also offers a barrier and a broadcast, but they run on
-the devices, in C++. A process that waits in one of them cannot handle signals or send heartbeats,
-and it is aborted if the wait exceeds the timeout of the collective.
+the devices, in C++ code. A process that waits in one of them does not handle signals or send
+heartbeats, and a wait longer than the timeout of the collective aborts the process.
 """
 
 from typing import Protocol, cast, runtime_checkable
@@ -13,7 +13,7 @@ from typing import Protocol, cast, runtime_checkable
 
 @runtime_checkable
 class KeyValueStore(Protocol):
-    """The string store that `jax.distributed` shares between processes."""
+    """The store of strings that `jax.distributed` shares between processes."""
 
     def key_value_set(self, key: str, value: str) -> None:
         """Store a value under a key that is not in use yet."""
@@ -31,11 +31,10 @@ def key_value_store() -> KeyValueStore:
 
 
 def detect_cluster(timeout_seconds: int) -> tuple[str, int, int, list[int] | None] | None:
-    """Return the fields of `ProcessSpec` under Slurm, Open MPI, Kubernetes, or Cloud TPU, or None.
+    """Return the `ProcessSpec` that Slurm, Open MPI, Kubernetes, or Cloud TPU describes, or None.
 
-    `jax.distributed.initialize` detects clusters in the same way, but aborts the process on
-    failure. This function raises the error instead. The timeout limits the wait for the
-    coordinator's address.
+    `jax.distributed.initialize` uses the same detection but aborts the process if it fails. This
+    function raises the error instead. The timeout limits the wait for the coordinator's address.
     """
     from jax._src.clusters import ClusterEnv
 

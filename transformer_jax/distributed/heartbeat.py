@@ -1,4 +1,4 @@
-"""Heartbeats that a trainer sends to its supervisor, the process that watches it.
+"""The trainer's side of supervision: heartbeats for the process that watches the trainer.
 
 A process has at most one supervisor, so the state is global in this module. Without a supervisor,
 these functions do nothing.
@@ -13,12 +13,12 @@ import time
 from contextlib import suppress
 
 VARIABLE = "TRANSFORMER_JAX_HEARTBEAT"
-"""The environment variable that contains the file descriptor of the pipe to the supervisor."""
+"""Environment variable with the file descriptor of the pipe to the supervisor."""
 
 # `Meter.add` waits for step n - 2, so a beat for step n proves that step n - 2 is done. Consecutive
 # messages are three beats apart, so the time between them covers at least one whole step.
 BEATS_PER_MESSAGE = 3
-# How many seconds a trainer has to save and exit after its supervisor has ended.
+# The time, in seconds, in which a trainer may save after its supervisor has ended.
 ORPHAN_SECONDS = 30.0
 
 _pipe: int | None = None
@@ -29,7 +29,7 @@ _beats = 0
 def connect() -> bool:
     """Start the heartbeat if this process has a supervisor; return whether it has one.
 
-    From then on, this process ends when its supervisor does, and prints its stacks on SIGUSR2.
+    From then on, the process ends when its supervisor does, and SIGUSR2 prints its stacks.
     """
     global _pipe
     if _pipe is None and VARIABLE in os.environ:
@@ -53,7 +53,7 @@ def beat(step: int) -> None:
 def busy(phase: str) -> None:
     """Report a phase that may take a long time, such as compilation.
 
-    The phase ends only when a later step is done, because a step waits for the slowest process.
+    The phase ends only when a later step is done, because that step waits for the slowest process.
     """
     global _beats
     _beats = 0
@@ -67,8 +67,7 @@ def report_progress(phase: str, _num_done: int, _total: int) -> None:
 
 def _send(message: str) -> None:
     if _pipe is not None:
-        # A full pipe already contains enough messages. `_end_with_supervisor` handles a broken
-        # pipe.
+        # A full pipe holds enough messages already. `_end_with_supervisor` handles a broken pipe.
         with suppress(BlockingIOError, BrokenPipeError):
             os.write(_pipe, f"{message}\n".encode())
 

@@ -1,9 +1,9 @@
-"""Processes, on one machine or several, that train one run together.
+"""Several processes, on one machine or many, that train one run together.
 
 Each process has its own devices, reads its own rows of each batch, and runs the same program. Only
 the primary process, process 0, writes the run's folder, except for the arrays of checkpoints. The
-processes must agree on each decision that depends on a clock, a disk, or a signal: if one process
-saved and another did not, they would wait for each other forever.
+processes agree on each decision that depends on a clock, a disk, or a signal: if one process saved
+and another did not, both would wait for each other forever.
 
 This module imports JAX only when processes join.
 """
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# JAX waits in C++, where Python cannot handle signals, so each wait lasts at most this long.
+# JAX waits in C++, where Python cannot handle signals, so wait in slices of this length.
 POLL_MILLISECONDS = 2000
-# JAX itself ends a run this many seconds after a machine disappears. `FailurePropagation` usually
-# ends it earlier.
+# JAX itself ends a run this many seconds after a machine disappears. `FailurePropagation` notices
+# earlier.
 HEARTBEAT_TIMEOUT_SECONDS = 60
 
 
@@ -39,11 +39,11 @@ class ProcessGroup:
     """The processes that train one run.
 
     Every process must call `barrier`, `broadcast`, and `check_same_config` in the same order. If a
-    process fails, `FailurePropagation` ends the processes that wait for it.
+    process fails, `FailurePropagation` ends those that wait for it.
     """
 
     def __init__(self, count: int = 1, index: int = 0) -> None:
-        """Store the number of processes, and the index of this process, counted from 0."""
+        """Store the number of processes, and the index of this process, which starts at 0."""
         self.count, self.index = count, index
         self._calls = itertools.count()
 
@@ -62,7 +62,7 @@ class ProcessGroup:
             self._wait_for_value(f"{key}/{index}")
 
     def broadcast(self, value: T) -> T:
-        """Return the primary process's value in every process. The value must be JSON data."""
+        """Return the primary's value, which JSON can represent, in every process."""
         if self.count == 1:
             return value
         key = f"transformer_jax/{next(self._calls)}"
@@ -72,7 +72,7 @@ class ProcessGroup:
         return value
 
     def check_same_config(self, config: Config) -> None:
-        """Check that all processes have the same config; only `data.folder` may differ.
+        """Check that every process has the primary's config; only `data.folder` may differ.
 
         Raises:
             UsageError: a field differs. The message names each field and both values.
@@ -106,20 +106,20 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 class Vote(NamedTuple):
-    """The combined votes of all processes after a step; 0 means no step or no signal."""
+    """The signals and requests of all processes after a step; 0 stands for no step or no signal."""
 
     step: int
     signal: int
     is_due: bool
-    """Whether any process requests a recovery checkpoint."""
+    """Whether a process asks for a recovery checkpoint."""
 
 
 class StepConsensus:
     """Lets the processes agree after each step without waiting for each other.
 
-    The devices compute the maximum of all votes after the step itself. Every process reads the
-    result `DELAY` steps later, when it is ready. With a single process, a vote takes effect at
-    once.
+    The devices compute the maximum of all votes. This computation runs after the step itself, so it
+    is finished `DELAY` steps later, when every process reads it. With a single process, a vote
+    takes effect at once.
     """
 
     DELAY = 2
@@ -129,7 +129,7 @@ class StepConsensus:
         self._pending: deque[tuple[int, jax.Array]] = deque()
 
     def vote(self, step: int, signal: int, is_due: bool) -> Vote:
-        """After a step starts, submit this process's vote; return the latest combined vote."""
+        """After a step starts, submit this process's vote; return the latest vote of them all."""
         if self._max_over_processes is None:
             return Vote(step, signal, is_due)
         self._pending.append((step, self._max_over_processes(signal, is_due)))
@@ -162,11 +162,11 @@ def _make_max_over_processes() -> Callable[[int, bool], "jax.Array"]:
 def join_processes(
     run: Path, coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> Iterator[ProcessGroup]:
-    """Connect the processes of a run, if there are several, before JAX uses a device.
+    """Connect the processes of a run, if there are several, before JAX touches a device.
 
-    With several processes, an error inside the context ends all processes and does not propagate.
-    Messages about a lost process include the run's folder. `resolve_cluster` explains the other
-    arguments.
+    With several processes, an error inside the context ends all of them and does not propagate out
+    of the context. Messages about a lost process name the run's folder. `resolve_cluster` explains
+    the other arguments.
 
     Raises:
         UsageError: only some of the three options are given, or one is invalid.
@@ -183,7 +183,7 @@ def join_processes(
 
         # `GracefulShutdown` handles the signals.
         jax.config.update("jax_enable_preemption_service", False)
-        # Silence a warning about proxies that JAX logs at each start.
+        # Silence JAX's warning at each start that a proxy may be configured.
         logging.getLogger("jax._src.distributed").setLevel(logging.ERROR)
         jax.distributed.initialize(
             *spec[:3],

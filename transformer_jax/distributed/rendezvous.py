@@ -10,13 +10,13 @@ from typing import NamedTuple
 from transformer_jax.distributed._private_jax import detect_cluster
 from transformer_jax.errors import ConnectionFailedError, Setting, UsageError
 
-# How many seconds processes wait for one another at the start.
+# How long processes wait for one another at the start, in seconds.
 RENDEZVOUS_SECONDS = 300.0
-# With these options, a machine that disappears is detected after 10 + 3 * 5 seconds.
+# With these options, 10 + 3 * 5 seconds pass until a machine that died silently is detected.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 # Process 0 sends this line once all processes are connected.
 READY = b"ready\n"
-# How many seconds a connecting process has to identify itself.
+# How long a connection may take to identify itself, in seconds.
 HANDSHAKE_SECONDS = 5.0
 RETRY_SECONDS = 0.2
 EXAMPLES = (
@@ -27,14 +27,14 @@ EXAMPLES = (
 
 
 class ProcessSpec(NamedTuple):
-    """One of the `count` processes of a run, with `index` counted from 0."""
+    """One of the `count` processes of a run; `index` counts from 0."""
 
     coordinator: str
     """HOST:PORT of process 0."""
     count: int
     index: int
     local_devices: list[int] | None = None
-    """The indices of this process's devices on its machine, or None for all devices."""
+    """Indices of this process's devices on its machine; None for all of them."""
 
     @property
     def handshake(self) -> str:
@@ -47,13 +47,13 @@ def resolve_cluster(
 ) -> ProcessSpec | None:
     """Return the address and rank of this process, or None if it is the only one.
 
-    The arguments are HOST:PORT of process 0, the number of processes, and the index of this
-    process. If all are None, they are read from the environment of Slurm, Open MPI, Kubernetes, or
-    Cloud TPU. If `num_processes` is 1, the environment is ignored.
+    The arguments are HOST:PORT of process 0, the number of processes, and the index of this one. If
+    all are None, the environment of Slurm, Open MPI, Kubernetes, or Cloud TPU decides; a single
+    process ignores it.
 
     Raises:
         UsageError: the arguments are incomplete or invalid, or the environment indicates other
-            processes but not their addresses.
+            processes but not where they are.
         ConnectionFailedError: JAX cannot read the environment.
     """
     options = (coordinator, num_processes, process_id)
@@ -81,8 +81,8 @@ def resolve_cluster(
 def _from_environment() -> ProcessSpec | None:
     """Return the process that the environment describes, or None if it is the only one."""
     environ = os.environ
-    # srun sets the number of tasks in a job step. An sbatch script sees only the number of tasks in
-    # the whole job, but is itself a single process.
+    # srun sets the number of tasks in its step. An sbatch script sees only the number of tasks in
+    # its job, but is itself a single process.
     is_slurm = int(environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
     is_mpi = int(environ.get("OMPI_COMM_WORLD_SIZE", 1)) > 1
     is_pod = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environ.keys()
@@ -105,10 +105,10 @@ def _from_environment() -> ProcessSpec | None:
         if is_slurm or is_mpi or is_pod:
             alone = Setting("num_processes", 1)
             raise UsageError(*advice, ", or ", alone, " to train in this process alone")
-        # The machine has a single TPU, or has libtpu but no TPU.
+        # The machine has a single TPU, or libtpu without a TPU.
         return None
-    # JAX assigns one device to each process, because it expects a process for each device. A
-    # process that is alone on its machine should use all devices instead.
+    # JAX assigns one device to each process, as if each node had a process per device. Here, a
+    # process that is alone on its machine gets all devices.
     is_alone_on_machine = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
     if is_slurm:
         is_alone_on_machine = environ["SLURM_STEP_NUM_TASKS"] == environ.get("SLURM_STEP_NUM_NODES")
@@ -116,13 +116,12 @@ def _from_environment() -> ProcessSpec | None:
 
 
 def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
-    """Connect process 0 with all other processes; return the connections by process index.
+    """Wait until process 0 is connected to all others; return the connections by process index.
 
-    Call this function before `jax.distributed.initialize`, which aborts in C++ if a process is
-    missing.
+    Call this before `jax.distributed.initialize`, which aborts from C++ if a process is missing.
 
     Raises:
-        ConnectionFailedError: a process is still missing after `seconds`, or the port is in use.
+        ConnectionFailedError: a process is missing after this time, or the port is in use.
     """
     deadline = time.monotonic() + seconds
     if spec.index == 0:
@@ -140,8 +139,8 @@ def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
 
 
 def _accept_others(spec: ProcessSpec, deadline: float, seconds: float) -> dict[int, socket.socket]:
-    """Accept a connection from every other process, and then notify them all."""
-    # Other programs may connect too, so accept only handshakes from this run's processes.
+    """Accept a connection from each other process; then notify all of them."""
+    # Other programs may connect too, so accept only the handshakes of this run.
     indices = {spec._replace(index=i).handshake: i for i in range(1, spec.count)}
     connections: dict[int, socket.socket] = {}
     port = int(spec.coordinator.rpartition(":")[2])
@@ -187,7 +186,7 @@ def _connect_to_first(spec: ProcessSpec, deadline: float, seconds: float) -> soc
             timeout = max(deadline - time.monotonic(), 0.01)
             connection = socket.create_connection(address, timeout=timeout)
             connection.sendall(spec.handshake.encode())
-            # Wait a little longer, because process 0 has its own deadline.
+            # Process 0 stops waiting at its own deadline.
             connection.settimeout(seconds + 10)
             if connection.recv(len(READY)) == READY:
                 return connection

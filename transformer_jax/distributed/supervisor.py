@@ -1,7 +1,7 @@
-"""Watch a trainer from a parent process, and end the trainer if it is lost or stuck.
+"""A parent process that watches one trainer and ends it if it is lost or stuck.
 
-If one of several trainers is lost or stuck, the others wait for it in a collective, which does not
-run any Python code. JAX may abort them late or never. If each trainer has a supervisor, all of them
+If one of several trainers is lost or stuck, the others wait for it in a collective, in which no
+Python code runs. JAX may abort them late or never. If each trainer has a supervisor, all trainers
 end with a one-line error and an exit code. A supervisor does not import JAX.
 """
 
@@ -21,36 +21,35 @@ from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.preemption import SIGNALS
 from transformer_jax.errors import LostProcessError
 
-# The maximum wait for a message, in seconds.
+# The longest wait for a message, in seconds.
 TICK = 0.5
-# How many seconds a stuck trainer has to print its stacks.
+# Time for a stuck trainer to print its stacks, in seconds.
 STACKS_SECONDS = 1.0
-# The limit on silence is PATIENCE times the longest of the last REMEMBERED heartbeat intervals.
+# A trainer may be silent for PATIENCE times the longest of its last REMEMBERED heartbeat intervals.
 PATIENCE, REMEMBERED = 4, 100
 
 
 @dataclass
 class Heartbeats:
-    """The heartbeats of a trainer, and the limit on its silence. All times are in seconds."""
+    """The heartbeats of a trainer, and the longest silence that they allow, in seconds."""
 
     step_timeout: float
-    """The minimum silence after which a step counts as stuck."""
+    """How long a step can be silent, at least, before it counts as stuck."""
     phase_timeout: float
-    """The silence after which a phase counts as stuck."""
+    """How long a phase can be silent before it counts as stuck."""
     step: int = 0
     phase: str = "starting"
     """Empty between steps."""
     silence: float = 0.0
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """The most recent heartbeat intervals between steps. Older ones are dropped, so old stalls do
-    not matter."""
+    """The most recent heartbeat intervals between steps; old stalls are forgotten."""
 
     def add_silence(self, seconds: float) -> None:
-        """Add time to the silence, except time in which the supervisor itself was suspended."""
+        """Add time to the silence, except while the supervisor itself was suspended."""
         self.silence += min(seconds, 2 * TICK)
 
     def receive(self, message: str) -> None:
-        """Process a message from `heartbeat`."""
+        """Process a message of `heartbeat`."""
         kind, value = message.split(maxsplit=1)
         if kind == "busy":
             self.phase = value
@@ -64,14 +63,14 @@ class Heartbeats:
     def limit(self) -> float:
         """The silence, in seconds, after which the trainer counts as stuck."""
         longest = max(self.intervals, default=0.0)
-        # The duration of a step is unknown until two steps have reported.
+        # The duration of a step is unknown until the first interval between steps.
         if self.phase or not longest:
             return self.phase_timeout
         return max(self.step_timeout, PATIENCE * longest)
 
 
 def train_command(arguments: Sequence[str], module: str = "transformer_jax") -> list[str]:
-    """Return a command that runs a module of this package with the current Python interpreter."""
+    """Return the command line that runs a module of this package with the same Python."""
     # Without -P, `-m` would import modules from the working directory first.
     safe_path = [] if sys.path[0] in ("", str(Path.cwd())) else ["-P"]
     return [sys.executable, *safe_path, "-m", module, *arguments]
@@ -87,16 +86,15 @@ def supervise(
 ) -> int:
     """Run a trainer and return its exit code.
 
-    The command must call `heartbeat.connect`. `Heartbeats` describes the timeouts. Error messages
-    include the run's folder, `run`. Signals forwarded to the trainer are appended to
-    `forwarded_signals`.
+    The command must call `heartbeat.connect`. The timeouts are those of `Heartbeats`. Error
+    messages name the run's folder. `forwarded_signals` collects the signals passed to the trainer.
 
     Raises:
         LostProcessError: the trainer was stuck and killed, or a signal ended it.
     """
     ours, theirs = os.pipe()
     environment = {**os.environ, heartbeat.VARIABLE: str(theirs)}
-    # In its own session, the trainer receives Ctrl-C only once, through this process.
+    # In a new session, Ctrl-C in a terminal reaches the trainer only once, through this process.
     trainer = subprocess.Popen(  # noqa: S603
         command, env=environment, pass_fds=(theirs,), start_new_session=True
     )
@@ -114,7 +112,7 @@ def supervise(
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-        # If the trainer is still alive, closing the pipe ends it.
+        # If the trainer is still alive, the closed pipe ends it.
         os.close(ours)
     if code is None:
         phase = f" while {heartbeats.phase}" if heartbeats.phase else ""
@@ -137,7 +135,7 @@ def _wait_for_exit(
     """Read messages until the trainer ends; return its exit code, or None if it was killed."""
     rest, is_open, now = b"", True, time.monotonic()
     while heartbeats.silence <= heartbeats.limit:
-        # Poll before reading, so that no final message is missed.
+        # Poll before the last messages are read, so that none is missed.
         code = trainer.poll()
         data = b""
         if not is_open:

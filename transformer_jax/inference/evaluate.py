@@ -30,19 +30,19 @@ Files = tuple[Path, Path]
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of translations, with the sacreBLEU details needed for comparisons."""
+    """Scores of translations, with the details of sacreBLEU that a comparison needs."""
 
     sentences: int
     exact: float
-    """The fraction of translations that are identical to their reference."""
+    """Fraction of translations that equal their reference."""
     bleu: float
     """BLEU in percent."""
     bleu_signature: str
     precisions: list[float]
-    """BLEU's n-gram precisions, in percent, for n from 1 to 4."""
+    """BLEU's n-gram precisions for n from 1 to 4, in percent."""
     brevity_penalty: float
     lengths: list[int]
-    """The total number of words in the translations and in the references."""
+    """Total number of words in the translations, and in the references."""
     chrf: float
     """chrF2 in percent."""
     chrf_signature: str
@@ -59,8 +59,7 @@ class Text(NamedTuple):
     """Parallel text to translate and score."""
 
     name: str
-    """A split, or "on-FILE-DIGEST" for text in files. The evaluation's directory name starts with
-    it."""
+    """A split, or "on-FILE-DIGEST" for text in files. It begins the name of the evaluation."""
     title: str
     sources: list[str]
     references: list[str]
@@ -71,21 +70,21 @@ class Evaluation(NamedTuple):
     """The translations of a text and their scores."""
 
     result: dict[str, Any]
-    """JSON data: how the translations were produced, the perplexity, the fields of `Scores`, the
-    `compound_bleu`, and, in `per_checkpoint`, the same scores for each single checkpoint."""
+    """Plain data: how the translations were made, the perplexity, the fields of `Scores`, the
+    `compound_bleu`, and, in `per_checkpoint`, the same scores for each checkpoint alone."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]
     scores: Scores
     sentences: list[SentenceScore]
     per_checkpoint: tuple["Evaluation", ...] = ()
-    """A separate evaluation of each averaged checkpoint, if requested."""
+    """Evaluation of each averaged checkpoint alone, if requested."""
 
 
 def sacrebleu_metrics(
     tokenizer: str, *, warn: bool = True
 ) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
-    """Return BLEU with this tokenizer, and chrF. If `warn`, BLEU warns about tokenized text."""
+    """Return BLEU with this tokenizer, which may warn if the text looks tokenized, and chrF."""
     force = tokenizer == "none" or not warn
     return sacrebleu.BLEU(tokenize=tokenizer, force=force), sacrebleu.CHRF()
 
@@ -93,11 +92,11 @@ def sacrebleu_metrics(
 def score(
     hypotheses: Sequence[str | None], references: Sequence[str | None], *, tokenizer: str = "13a"
 ) -> Scores:
-    """Score translations with sacreBLEU, against one reference each.
+    """Score translations against one reference each, with sacreBLEU and its BLEU tokenizer.
 
     Raises:
-        DataError: the numbers of translations and references differ or are zero, or a line is None.
-            In these cases, sacreBLEU itself may return 100 or ignore a reference.
+        DataError: the numbers of translations and references differ or are zero, or a line is
+            None. In such cases, sacreBLEU itself may return 100 or ignore a reference.
     """
     if len(hypotheses) != len(references) or not references:
         raise DataError(
@@ -124,12 +123,11 @@ def score(
 def compound_bleu(
     tokenizer: str, hypotheses: Sequence[str], references: Sequence[str]
 ) -> float | None:
-    """Return BLEU as in the paper, computed by Tensor2Tensor's `get_ende_bleu.sh`.
+    """Return the paper's BLEU, which Tensor2Tensor's `get_ende_bleu.sh` computes.
 
-    Both sides are tokenized like Moses's `tokenizer.perl -l de` does, and split at hyphens. BLEU is
+    Both sides are tokenized as in Moses's `tokenizer.perl -l de`, and split at hyphens. BLEU is
     computed as in `multi-bleu.perl`, without smoothing. If `tokenizer` is "none", the text is
-    already tokenized. Return None if `tokenizer` splits text into characters, which have no
-    compounds.
+    already tokenized. If it splits text into characters, which have no compounds, return None.
     """
     if tokenizer in ("char", "zh"):
         return None
@@ -145,7 +143,7 @@ def compound_bleu(
 
 
 def prepare_split(split: Split, *, of: Run, progress: Progress = ignore_progress) -> Prepared:
-    """Return the prepared text of a run, after checking that it contains this split.
+    """Return the prepared text of a run, and check that it contains a split.
 
     Raises:
         UsageError: the text has no such split.
@@ -164,7 +162,7 @@ def prepare_split(split: Split, *, of: Run, progress: Progress = ignore_progress
 
 
 def read_files(run: Run, files: Files) -> Text:
-    """Read parallel text from files outside the run's corpus.
+    """Read parallel text from files that are not part of the run's corpus.
 
     Raises:
         DataError: a file cannot be used, or a target is too long for the model.
@@ -210,11 +208,11 @@ def evaluate(
     per_checkpoint: bool = False,
     progress: Progress = ignore_progress,
 ) -> Evaluation:
-    """Translate and score a split of the run's text, or text in other files.
+    """Translate and score a split of the run's text, or other text in files.
 
-    `decode` overrides fields of the run's `DecodeConfig`. `per_checkpoint` also evaluates each
-    averaged checkpoint separately, with at most two sets of parameters in memory. `progress` is
-    called with a description, the number of finished sentences, and the total.
+    `decode` changes fields of the run's `DecodeConfig`. `per_checkpoint` also evaluates each
+    averaged checkpoint alone, with at most two sets of parameters in memory. `progress` receives a
+    description, the number of finished sentences, and the total.
 
     Raises the errors of `prepare_split` or `read_files`, and DataError if a source is too long for
     the model.

@@ -1,10 +1,10 @@
-"""Store an evaluation in the run, in a directory named after the split and search options.
+"""Store an evaluation in the run; the directory name describes how the split was translated.
 
 The directory contains these files:
 
     evaluations/test-step8000-average5-beam4-alpha0.6/
         source.txt, hypothesis.txt, reference.txt
-        sentences.csv            the lengths and the negative log-likelihood of each pair
+        sentences.csv            lengths and negative log-likelihood of each reference
         scores.json              scores, and how the translations were made
         baseline-NAME-*.json     comparisons with other runs (`significance`)
 """
@@ -23,10 +23,9 @@ from transformer_jax.runs.atomic_files import write_json
 
 
 def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
-    """Write the lines, the sentence scores, and then the scores; return the directory.
+    """Write the lines, the sentence scores, and finally the scores; return their directory.
 
-    Evaluations of single checkpoints go to separate directories. Raises StorageError if a file
-    cannot be written.
+    Evaluations of single checkpoints have separate directories. Raises StorageError.
     """
     for single in evaluation.per_checkpoint:
         save_evaluation(run, single)
@@ -36,8 +35,8 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.exists() and path.read_bytes() != text for path, text in texts.items()):
-            # The existing scores belong to different translations, so delete them before replacing
-            # the lines.
+            # The existing scores belong to other translations, so delete them before replacing the
+            # lines.
             for scores in folder.glob("*.json"):
                 scores.unlink()
         for path, text in texts.items():
@@ -51,10 +50,9 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 
 
 def directory_name(result: Mapping[str, Any]) -> str:
-    """Return a directory name that is unique to the split, checkpoints, and decode config.
+    """Return a name that is unique to the split, the checkpoints, and the decode config.
 
-    The name lists the fields that differ from the defaults, because a run's config may change when
-    it resumes.
+    It lists the fields that differ from the defaults, because a resumed run may change its config.
     """
     decode = dict(result["decode"])
     name = f"{result['split']}-step{result['step']}-average{result['average_checkpoints']}"

@@ -1,4 +1,4 @@
-"""Write the model card of a package: Markdown with metadata for the Hugging Face Hub."""
+"""Write the model card of a package: Markdown with the metadata of the Hugging Face Hub."""
 
 import json
 import re
@@ -51,15 +51,15 @@ In a shell, `{command} < FILE` translates a file line by line.
 
 
 class StoredScores(NamedTuple):
-    """A stored evaluation, as it appears in the card."""
+    """An evaluation in the run: its row in the card's table, and its signatures."""
 
     row: str
     signatures: dict[str, str]
-    """The sacreBLEU signature of each metric."""
+    """sacreBLEU's signature of each metric."""
 
 
 def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
-    """Return the scores that `evaluate` stored in a run for the mean of these checkpoints."""
+    """Return the scores of the mean of these checkpoints that `evaluate` stored in a run."""
     found: list[StoredScores] = []
     for path in sorted(run.glob("evaluations/*/scores.json"), reverse=True):
         try:
@@ -76,13 +76,13 @@ def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
             signatures = {"BLEU": result["bleu_signature"], "chrF": result["chrf_signature"]}
             found.append(StoredScores(row, {k: _code(v) for k, v in signatures.items()}))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            # Skip files that another program may have written.
+            # Another program may have written the file.
             continue
     return found
 
 
 def find_languages(data: DataConfig) -> tuple[str, str] | None:
-    """Return the source and target languages if the config or the file names contain them."""
+    """Return the languages of source and target, if the config or the file names contain them."""
     if data.corpus == "number_words":
         return "en", "de"
     if data.corpus == "tfds":
@@ -104,7 +104,7 @@ def write_card(
     license_id: str,
     languages: tuple[str, str] | None,
 ) -> str:
-    """Return the card of a model; `versions` is `RunDirectory.versions`."""
+    """Return the card of a model; `versions` are those of `RunDirectory.versions`."""
     data = config.data
     metadata: dict[str, object] = {
         "language": languages,
@@ -115,7 +115,7 @@ def write_card(
         and [data.dataset.split("/")[0].removesuffix("_translate")],
         "metrics": scores and ["bleu", "chrf", "perplexity"],
     }
-    # JSON is valid YAML, and it quotes words such as "no" that YAML would read as booleans.
+    # JSON is YAML. The JSON form quotes words such as "no", which YAML would read as a boolean.
     front_matter = "".join(f"{k}: {json.dumps(v)}\n" for k, v in metadata.items() if v)
     return CARD.format(
         front_matter=front_matter,
@@ -202,5 +202,5 @@ def _describe_limits(config: Config) -> str:
 
 
 def _code(text: object) -> str:
-    """Format text as inline code in Markdown."""
+    """Return text as code in Markdown, on one line."""
     return f"`{' '.join(str(text).replace('`', '').split())}`"

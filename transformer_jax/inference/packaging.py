@@ -1,8 +1,8 @@
-"""Package a trained model as a data-only folder, which can be loaded like a run but not trained.
+"""Package a trained model as a data-only folder that can be loaded like a run but not trained.
 
 The folder contains:
 
-    README.md            model card, with metadata for the Hugging Face Hub
+    README.md            model card, with the metadata of the Hugging Face Hub
     run.json             config, versions, and the steps of the averaged checkpoints
     tokenizer.model      the vocabulary
     checkpoints/120/     the parameters, without optimizer state
@@ -23,7 +23,7 @@ from transformer_jax.runs import checksums
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import Dtype, Package, RunDirectory
 
-# The form of license (SPDX) and language (BCP 47) identifiers on the Hugging Face Hub.
+# Identifiers of licenses (SPDX) and of languages (BCP 47), as on the Hugging Face Hub.
 LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]+)*")
 
@@ -36,12 +36,12 @@ def package_run(
     license_id: str = "unknown",
     languages: tuple[str, str] | None = None,
 ) -> RunDirectory:
-    """Write a loaded run's parameters and description, and a model card, to a new folder.
+    """Write the parameters and the description of a loaded run, and a model card, to a new folder.
 
-    If `languages` is None, `find_languages` chooses them.
+    The default of `languages` is `find_languages`.
 
     Raises:
-        UsageError: the folder exists, or `license_id` or a language is not a valid identifier.
+        UsageError: the folder exists, or the license or a language is not an identifier.
         StorageError: the folder cannot be written.
     """
     if not LICENSE.fullmatch(license_id):
@@ -51,7 +51,7 @@ def package_run(
         if not LANGUAGE.fullmatch(language):
             raise UsageError(f"a language is an identifier such as en, got {language!r}")
 
-    # Escape bytes of the name that are not UTF-8, because they cannot be written.
+    # A name may contain bytes that are not UTF-8, which cannot be written.
     name = path.resolve().name.encode(errors="backslashreplace").decode()
 
     def fill(folder: RunDirectory) -> None:
@@ -85,7 +85,7 @@ def package_run(
 
 
 def _without_folders(data: DataConfig) -> dict[str, Any]:
-    """Return the config fields that name files, without this machine's folders."""
+    """Return the fields that name files, without the folders of this machine."""
     fields: dict[str, Any] = {"folder": None}
     for split in ("train", "dev", "test"):
         if names := getattr(data, split):

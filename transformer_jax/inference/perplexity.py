@@ -1,4 +1,4 @@
-"""The perplexity of a corpus, and the likelihood of each sentence (section 6.1)."""
+"""Perplexity of a corpus and of each of its sentences (section 6.1)."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ SCORING_TOKENS = 4096
 
 
 class SentenceScore(NamedTuple):
-    """How well a model predicts one reference. Token counts include the end token."""
+    """How well a model predicts one reference. Lengths include the end token."""
 
     source_tokens: int
     target_tokens: int
@@ -36,7 +36,7 @@ def _losses(params: Params, batch: Batch, *, model: Transformer) -> Loss:
 def score_sentences(
     model: Transformer, params: Params, source: Ragged, target: Ragged
 ) -> list[SentenceScore]:
-    """Return the scores of all pairs, in order."""
+    """Return the score of each pair, in the order of the pairs."""
     batches = Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
     # Dispatch all batches before waiting for the first result.
     losses = [_losses(params, batches[i], model=model).nll for i in range(batches.per_epoch)]
@@ -50,6 +50,6 @@ def score_sentences(
 
 
 def perplexity(sentences: Sequence[SentenceScore]) -> float:
-    """Return the perplexity per token, including end tokens, without label smoothing (Table 3)."""
+    """Return the perplexity per token, end tokens included, without label smoothing (Table 3)."""
     nll = math.fsum(sentence.nll for sentence in sentences)
     return math.exp(min(nll / sum(sentence.target_tokens for sentence in sentences), 700.0))

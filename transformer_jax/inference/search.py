@@ -1,6 +1,6 @@
 """Greedy and beam search over any step function (section 6.1).
 
-A step function reads the latest token of each hypothesis and returns the logits of the next token.
+A step function reads the latest token of each hypothesis and returns the logits of the next one.
 The search space is all sequences of at most `limit` tokens that end in `eos`: at the last position,
 only `eos` is allowed.
 
@@ -104,9 +104,8 @@ def beam_search(
     `alpha` is at least 0, and `length_penalty` is a name in `PENALTIES`.
 
     `beam_end` decides which live hypotheses can finish at each step. "tensor2tensor" is the rule of
-    the authors' code: a hypothesis can finish if its end token is one of the sentence's 2 J
-    likeliest continuations, or if none has finished at the limit. "any" differs from the paper: all
-    can.
+    the authors' code: a hypothesis can finish if its end is one of the sentence's 2 J likeliest
+    continuations, or if none has finished at the limit. "any" differs from the paper: all can.
 
     A sentence is done when no live hypothesis can still become one of its `num_best` results.
     Log-probabilities never increase, and the penalty that divides them is largest at `limit`, so
@@ -193,7 +192,7 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
 def greedy_search(
     step: Step, state: State, limit: Int[Array, " B"], *, max_length: int, bos: int, eos: int
 ) -> Translations:
-    """Take the likeliest token at each step, up to `eos`; the score is the log-probability."""
+    """Take the likeliest token at each step until it is `eos`; the score is the log-probability."""
 
     def extend(greedy: _Greedy) -> _Greedy:
         logits, state = step(greedy.newest[:, None], greedy.position, ancestors, greedy.state)

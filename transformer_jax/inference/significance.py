@@ -26,19 +26,19 @@ SEED = 12345
 
 @dataclass(frozen=True)
 class Comparison:
-    """The scores of a run and a baseline on the same sentences, according to one metric."""
+    """The scores of a run and of a baseline on the same sentences, by one metric."""
 
     metric: str
     score: float
     mean: float
-    """The run's mean score over bootstrap samples."""
+    """Mean score of the run over resampled splits."""
     interval: float
-    """Half the width of the 95 % confidence interval."""
+    """Half the width of the run's 95 % confidence interval."""
     baseline: float
     baseline_mean: float
     baseline_interval: float
     p: float
-    """The probability of a difference at least this large if the runs are equally good."""
+    """Probability of a difference at least this large if the runs are equally good."""
     signature: str
     """sacreBLEU's signature of the metric and the test."""
 
@@ -46,7 +46,7 @@ class Comparison:
 def check_comparable(
     run: Run, baseline: Run, split: Split, progress: Progress = ignore_progress
 ) -> None:
-    """Check that two runs have the same references, before anything is translated.
+    """Check, before anything is translated, that two runs have the same references.
 
     Raises:
         UsageError: a run has no such split.
@@ -66,7 +66,7 @@ def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> lis
     """
     _check_same_references(evaluation.references, baseline.references, evaluation.result["split"])
     systems = [("baseline", baseline.hypotheses), ("run", evaluation.hypotheses)]
-    # Do not warn, because BLEU has already warned when each evaluation was scored.
+    # BLEU already issued its warnings when each evaluation was scored.
     metrics = dict(zip(("BLEU", "chrF2"), sacrebleu_metrics(tokenizer, warn=False), strict=True))
     signatures, results = bootstrap(systems, metrics, evaluation.references)
     return [
@@ -86,9 +86,9 @@ def bootstrap(
     metrics: Mapping[str, Metric],
     references: Sequence[str],
 ) -> tuple[dict[str, Signature], dict[str, list[Result]]]:
-    """Compare each system (a name and its translations) with the first, by paired bootstrap.
+    """Compare each system (a name and its translations) with the first by paired bootstrap.
 
-    Returns each metric's signature, and each metric's results for all systems.
+    Returns the signature of each metric, and for each metric the results of all systems.
     """
     options = {"test_type": "bs", "n_samples": SAMPLES, "n_jobs": 1}
     before = dict(os.environ)
@@ -105,15 +105,15 @@ def bootstrap(
 
 
 def p_value(ours: Result, baseline: Result) -> float:
-    """Return the p-value of the difference between a system and the baseline."""
-    # For equal scores, sacreBLEU reports the smallest possible p-value instead of 1.
+    """Return the probability of such a large difference if the systems are equally good."""
+    # For equal scores, sacreBLEU reports the smallest possible p instead of 1.
     return 1.0 if ours.score == baseline.score else float(ours.p_value or 0)
 
 
 def describe(
     baseline: Run, evaluation: Evaluation, comparisons: Sequence[Comparison]
 ) -> dict[str, Any]:
-    """Return a comparison as JSON data, without paths; `evaluation` is the baseline's."""
+    """Return a comparison as plain data, without paths; `evaluation` is that of the baseline."""
     keys = ("split", "step", "steps", "average_checkpoints", "decode", "sentences")
     return {
         "run": baseline.folder.path.resolve().name,
@@ -130,9 +130,9 @@ def describe(
 def save_comparison(
     folder: Path, description: Mapping[str, Any], hypotheses: Sequence[str]
 ) -> None:
-    """Write a baseline's translations and the comparison to an evaluation's directory.
+    """Write a baseline's translations and then the comparison to the directory of an evaluation.
 
-    The file names contain a digest of the translations, because many runs are named seed-0.
+    A digest of the translations is part of the file name, because many runs are named seed-0.
 
     Raises:
         StorageError: the files cannot be written.
@@ -140,8 +140,7 @@ def save_comparison(
     text = encode_lines(hypotheses)
     name = f"baseline-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"
     try:
-        # Delete the old comparison first, so that no comparison is ever next to different
-        # translations.
+        # Delete the old comparison first, so that a comparison never exists without translations.
         (folder / f"{name}.json").unlink(missing_ok=True)
         (folder / f"{name}.txt").write_bytes(text)
         write_json(folder / f"{name}.json", description)
@@ -165,5 +164,5 @@ def _check_same_references(ours: list[str], theirs: list[str], split: str) -> No
 
 
 def _score_mean_interval(result: Result) -> tuple[float, float, float]:
-    # sacreBLEU declares these NumPy numbers as optional.
+    # sacreBLEU's types declare these NumPy numbers optional.
     return result.score, float(result.mean or 0), float(result.ci or 0)

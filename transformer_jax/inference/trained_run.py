@@ -77,7 +77,7 @@ class Run:
     def translate(
         self, lines: Sequence[str], *, truncate: bool = False, **decode: Any
     ) -> list[str]:
-        """Return the best translation of each line, in order. A blank line translates to "".
+        """Return the best translation of each line, in order; for a blank line, it is "".
 
         `truncate` shortens a line that is too long instead of raising DataError. `decode` changes
         fields of `DecodeConfig`, such as `beam_size=1`; an invalid value raises ConfigError.

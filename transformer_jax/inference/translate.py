@@ -1,8 +1,8 @@
-"""Translate lines independently of each other (section 6.1).
+"""Translate lines; each translation depends only on its own source sentence (section 6.1).
 
 Each sentence is padded to a width that depends only on its own length, and each batch has a fixed
-number of rows. The other sentences in a batch therefore cannot affect a translation, and the search
-is compiled once for each width.
+number of rows. The other sentences of a batch therefore have no influence on a translation, and the
+search is compiled once for each width.
 """
 
 import functools
@@ -43,7 +43,7 @@ def search(
     source: Int[Array, "B S"],
     limit: Int[Array, " B"],
 ) -> Translations:
-    """Translate a batch. All checkpoints of a model use the same compiled program."""
+    """Translate a batch. All checkpoints of a model share the compiled program."""
     num_hypotheses, max_length = config.beam_size, source.shape[1] + config.max_extra_length
     state = init_decoding(
         model, params, source, num_hypotheses=num_hypotheses, max_length=max_length
@@ -66,17 +66,17 @@ def search(
 
 
 class Translator:
-    """Translates with one model and one decode config, and compiles each width at first use."""
+    """Translator with one model and one search, which compiles each width at its first use."""
 
     def __init__(self, model: Transformer, vocabulary: Vocabulary, config: DecodeConfig) -> None:
         self.model, self.vocabulary, self.config = model, vocabulary, config
         self.longest_source, self.longest_target = model.config.max_lengths
 
     def encode(self, lines: Sequence[str], *, truncate: bool = False) -> list[list[int]]:
-        """Return the tokens of each line, including `eos`. A blank line has no tokens.
+        """Return the tokens of each line, including `eos`; a blank line has no tokens.
 
         Raises:
-            DataError: a line is too long for the model, and `truncate` is false.
+            DataError: a line is too long for the model, and `truncate` is not set.
         """
         longest, field = self.longest_source, "model.max_length"
         if longest < self.model.config.max_length:
@@ -106,13 +106,13 @@ class Translator:
         truncate: bool = False,
         progress: Callable[[int], None] = lambda _: None,
     ) -> list[list[Hypothesis]]:
-        """Return the best translations of each line, at most `num_best` and the beam size.
+        """Return the best translations of each line: `num_best`, but at most the beam size.
 
-        A blank line has one empty translation. `progress` is called with the number of lines in
-        each finished batch.
+        A blank line has one empty translation. `progress` receives the number of lines of each
+        finished batch.
 
         Raises:
-            DataError: a line is too long for the model, and `truncate` is false.
+            DataError: a line is too long for the model, and `truncate` is not set.
             OutOfMemoryError: the device does not have enough memory for a batch.
         """
         sources = self.encode(lines, truncate=truncate)
@@ -159,7 +159,7 @@ class Translator:
     def _decode(
         self, tokens: Int[np.ndarray, "J L"], scores: Float[np.ndarray, " J"]
     ) -> list[Hypothesis]:
-        """Return the hypotheses of one sentence: at least one, and none from empty slots."""
+        """Return the hypotheses of one sentence: at least one, and none from unused slots."""
         texts = self.vocabulary.target.decode(tokens.tolist())
         return [
             Hypothesis(text, float(score))

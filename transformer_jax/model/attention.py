@@ -1,7 +1,7 @@
 """Scaled dot-product attention and multi-head attention (section 3.2).
 
-Shapes: B batch, T queries, S keys, D d_model, H heads, K d_k, V d_v. Masks are boolean and True
-    where attention is allowed.
+Shapes: B batch, T queries, S keys, D d_model, H heads, K d_k, V d_v.
+Masks are boolean, and True where attention is allowed.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array
 """A function that scores how well each query matches each key, in float32."""
 
 MakeScore = Callable[[ModelConfig], Score]
-"""Builds the attention-score function for a config. A score with parameters is a Flax module."""
+"""Builds the attention-score function that a config specifies; with parameters, a Flax module."""
 
 
 class Positions(NamedTuple):
@@ -45,8 +45,8 @@ def dot_product(
 ) -> Float[Array, "B H T S"]:
     """Score each query against each key by their dot product.
 
-    Differs from the paper, which scales the dot product: its variance grows with d_k, and large
-    values push the softmax into regions with small gradients.
+    Differs from the paper, which scales the dot product because a variance that grows with d_k
+    would push the softmax into regions with small gradients.
     """
     # Sum in float32 regardless of the compute dtype, because bfloat16 would round large scores.
     return jnp.einsum("bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32)
@@ -55,7 +55,7 @@ def dot_product(
 def scaled_dot_product(
     query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
 ) -> Float[Array, "B H T S"]:
-    """Score each query against each key by q k / sqrt(d_k), which keeps the variance near one."""
+    """Score each query against each key by q k / sqrt(d_k), to keep the variance near one."""
     return dot_product(query, key) * query.shape[-1] ** -0.5
 
 
@@ -81,14 +81,14 @@ def weighted_sum(
 class MultiHeadAttention(nn.Module):
     """Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
-    Variants override `attend_heads`. The weights are recorded in Flax's "intermediates" collection.
+    A variant overrides `attend_heads`. Flax's collection "intermediates" records the weights.
     """
 
     config: ModelConfig
     make_score: MakeScore
 
     def setup(self) -> None:
-        """Create the four projections, the score function, and the dropout of the weights."""
+        """Make the four projections, the score, and dropout on the weights."""
         c = self.config
         dtype, use_bias = c.dtype, c.attention_bias
         self.query = Dense((c.num_heads, c.d_k), dtype, use_bias=use_bias)
@@ -125,23 +125,23 @@ class MultiHeadAttention(nn.Module):
         *,
         train: bool = False,
     ) -> Float[Array, "B T D"]:
-        """Attend from x to projected keys and values, as in cached decoding.
+        """Attend from x to keys and values that are already projected, as in cached decoding.
 
-        By default, query and key positions count up from 0.
+        By default, the positions of queries and keys count up from 0.
         """
         positions = positions or Positions(jnp.arange(x.shape[1]), jnp.arange(key.shape[1]))
         heads = Heads(self.query(x), key, value, mask, positions)
         return self.output(self.attend_heads(heads, train))
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Return Attention(Q, K, V) for each head (equation 1). This ignores positions."""
+        """Return Attention(Q, K, V) for each head (equation 1), which ignores positions."""
         scores = self.score(heads.query, heads.key)
         return weighted_sum(self.to_weights(scores, heads.mask, train=train), heads.value)
 
     def to_weights(
         self, scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T S"], *, train: bool
     ) -> Float[Array, "B H T S"]:
-        """Record the softmax of the scores, apply dropout to it, and return the result."""
+        """Record the softmax of the scores, and return it after dropout."""
         weights = masked_softmax(scores, mask)
         self.sow("intermediates", "weights", weights)
         return self.dropout(weights, train=train)

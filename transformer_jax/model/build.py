@@ -11,7 +11,7 @@ from transformer_jax.model.variants.fused_attention import BlockwiseAttention, C
 from transformer_jax.model.variants.pre_norm import NormAndAdd
 
 POSITION_SCHEMES: dict[str, tuple[type[AddPositions], type[MultiHeadAttention] | None]] = {
-    # None selects the class for `model.attention_implementation`, which ignores positions.
+    # None selects the class of `model.attention_implementation`, which ignores positions.
     "sinusoidal": (AddPositions, None),
     "concatenated_sinusoidal": (positional_encodings.AddConcatenatedSinusoids, None),
     "learned": (AddLearnedPositions, None),
@@ -56,8 +56,8 @@ def choose_components(config: ModelConfig) -> Components:
 def build_transformer(
     config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None
 ) -> Transformer:
-    """Build the model that the config describes. `Transformer` explains the vocabulary sizes.
+    """Make the model that the config describes; see `Transformer` for the vocabulary sizes.
 
-    Equal arguments give equal models, so `jax.jit` compiles functions of the model only once.
+    Equal arguments give equal models, for which `jax.jit` compiles a function only once.
     """
     return Transformer(config, choose_components(config), vocab_size, source_vocab_size)

@@ -1,6 +1,6 @@
 """Cached decoding, which computes `Transformer.decode` one position at a time.
 
-A search keeps J hypotheses per sentence in J beam slots. Keys and values stay in the slot that
+A search keeps J hypotheses of each sentence in J beam slots. Keys and values stay in the slot that
 computed them. When hypotheses move between slots, only `ancestors` changes: ancestors[b, j, l] is
 the slot that read token l of the hypothesis now in slot j.
 
@@ -20,7 +20,7 @@ from transformer_jax.model.transformer import Params, Transformer, source_mask
 
 
 class KeyValueCache(NamedTuple):
-    """Keys and values in a layout that lets a decoding step read them as matrices."""
+    """Keys and values, laid out so that a decoding step can read them as matrices."""
 
     keys: Float[Array, "B H K _"]
     values: Float[Array, "B H _ V"]
@@ -30,25 +30,25 @@ class DecodingState(NamedTuple):
     """The arrays that decoding carries from step to step."""
 
     caches: list[KeyValueCache]
-    """For each layer, the keys [B, H, K, LJ] and values [B, H, LJ, V] of self-attention."""
+    """Self-attention's keys [B, H, K, LJ] and values [B, H, LJ, V] in each layer."""
     memories: list[KeyValueCache]
-    """For each layer, the projected memory: keys [B, H, K, S] and values [B, H, S, V]."""
+    """The projected memory in each layer: keys [B, H, K, S], values [B, H, S, V]."""
     memory_mask: Bool[Array, "B 1 1 S"]
 
 
 class CacheView(NamedTuple):
-    """The cache entries that hypotheses read and write at one position."""
+    """The cache entries that the hypotheses at one position read and write."""
 
     start: Int[Array, ""]
-    """The first of the J entries to write at this position."""
+    """The first of the J entries that this position writes."""
     mask: Bool[Array, "B 1 J LJ"]
-    """True for entries that contain the hypothesis's own tokens up to this position."""
+    """True for the entries of the hypothesis's own tokens up to this position."""
     positions: Positions
     """The current position, repeated for J hypotheses, and the position of each entry."""
 
     @classmethod
     def at(cls, position: Int[Array, ""], ancestors: Int[Array, "B J L"]) -> "CacheView":
-        """Return the view at a position, given the ancestors of each hypothesis."""
+        """Return the cache entries for the given ancestors of hypotheses and the given position."""
         sentences, num_hypotheses, length = ancestors.shape
         is_past = jnp.arange(length)[None, None, :, None] <= position
         mask = jax.nn.one_hot(ancestors, num_hypotheses, dtype=bool) & is_past
@@ -66,7 +66,7 @@ def init_decoding(
     num_hypotheses: int,
     max_length: int,
 ) -> DecodingState:
-    """Encode the source, and allocate caches for `max_length` tokens per hypothesis."""
+    """Encode the source, and allocate caches for `max_length` tokens of each hypothesis."""
     c, model = model.config, model.bind({"params": params})
     memory = model.encode(source)
     shape, num_entries = (len(source), c.num_heads), num_hypotheses * max_length
@@ -91,7 +91,7 @@ def decode_step(
     Each hypothesis reads its latest token, and `ancestors` includes this position.
     """
     model = model.bind({"params": params})
-    # Reshape to T = 1, so that this position's vector broadcasts to all hypotheses.
+    # Reshape to T = 1 so that the vector of this position broadcasts to all hypotheses.
     x = model.embedding.embed(tokens.reshape(-1, 1))
     x = model.target_positions(x, position[None]).reshape(*tokens.shape, -1)
     view = CacheView.at(position, ancestors)
@@ -111,9 +111,9 @@ def decode_layer(
     memory: KeyValueCache,
     memory_mask: Bool[Array, "#B 1 1 S"],
 ) -> tuple[Float[Array, "B J D"], KeyValueCache]:
-    """Compute `DecoderLayer.__call__` at one position, and cache the new key and value.
+    """Compute `DecoderLayer.__call__` at one position, and write its key and value to the cache.
 
-    The layer must be bound to its parameters. `memory` contains projected keys and values.
+    The layer is bound to its parameters, and `memory` holds projected keys and values.
     """
     h = layer.self_attention_residual.enter(x)
     new = project(layer.self_attention, h)

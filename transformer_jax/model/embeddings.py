@@ -1,4 +1,4 @@
-"""The embeddings and the linear layer before the softmax, which share one matrix (section 3.4).
+"""Embeddings and the linear layer before the softmax, which share one matrix (section 3.4).
 
 Shapes: B batch, T positions, D d_model, N vocab_size.
 """
@@ -14,15 +14,15 @@ from transformer_jax.model.linear import flat_matmul
 class SharedEmbedding(nn.Module):
     """One matrix for source tokens, target tokens, and the linear layer before the softmax.
 
-    The paper does not specify the initializer. With N(0, 1/d_model), embeddings times sqrt(d_model)
-    are on the same scale as the sinusoids, and logits have variance one.
+    It starts as N(0, 1/d_model), which the paper does not specify. Embeddings times sqrt(d_model)
+    then have the scale of the sinusoids, and logits have variance one.
     """
 
     config: ModelConfig
     vocab_size: int
 
     def setup(self) -> None:
-        """Create the matrix [N, D]."""
+        """Make the matrix, [N, D]."""
         d_model = self.config.d_model
         init = nn.initializers.normal(d_model**-0.5)
         self.table = self.param("table", init, (self.vocab_size, d_model))

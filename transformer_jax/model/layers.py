@@ -1,4 +1,4 @@
-"""Encoder and decoder layers: sub-layers with residual connections (sections 3.1 and 3.3).
+"""Encoder and decoder layers: sub-layers, each with a residual connection (sections 3.1, 3.3).
 
 Shapes: B batch, T target positions, S source positions, D d_model.
 """
@@ -37,7 +37,7 @@ def layer_norm(config: ModelConfig, *, name: str | None = None) -> nn.LayerNorm:
 class AddAndNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), the residual connection of section 3.1 and figure 1.
 
-    A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. A variant overrides all methods.
+    A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. Variants override all methods.
     """
 
     config: ModelConfig
@@ -56,7 +56,7 @@ class AddAndNorm(nn.Module):
 
     @staticmethod
     def make_stack_norm(_config: ModelConfig, /) -> Callable[[Array], Array]:
-        """Return the function to apply after the last layer of each stack: the identity."""
+        """Return the function that is applied after the last layer of each stack: the identity."""
         return lambda x: x
 
 
@@ -78,11 +78,11 @@ class EncoderLayer(nn.Module):
     components: Components
 
     def setup(self) -> None:
-        """Create the sub-layers and their residual connections."""
+        """Make the sub-layers and their residual connections."""
         c, components = self.config, self.components
         self.self_attention = components.self_attention(c, components.score)
         self.feed_forward = FeedForward(c)
-        # Parameter names follow figure 1, which has "Add & Norm" after each sub-layer.
+        # The names of the parameters follow figure 1, which has "Add & Norm" after each sub-layer.
         self.attention_residual = components.residual(c, name="after_self_attention")
         self.feed_forward_residual = components.residual(c, name="after_feed_forward")
 
@@ -104,7 +104,7 @@ class DecoderLayer(nn.Module):
     components: Components
 
     def setup(self) -> None:
-        """Create the sub-layers and their residual connections."""
+        """Make the sub-layers and their residual connections."""
         c, components = self.config, self.components
         self.self_attention = components.self_attention(c, components.score)
         self.cross_attention = components.cross_attention(c, components.score)

@@ -18,11 +18,10 @@ def flat_matmul(
     num_input_axes: int = 1,
     preferred_element_type: jax.typing.DTypeLike | None = None,
 ) -> Float[Array, "..."]:
-    """Multiply x, [B, T, in] or [B, in], by a matrix [in, out] as one product of 2-D matrices.
+    """Multiply x [B, T, in] or [B, in] by a matrix [in, out], as one product of 2-D matrices.
 
     The gradient of `jax.lax.dot_general` with respect to the matrix sums over two axes, batch and
-    positions. XLA's CPU backend copies transposed operands for such sums; flattening avoids the
-    copies.
+    positions. XLA's CPU backend copies transposed operands for such a sum; flattening avoids this.
     """
     input_size = math.prod(matrix.shape[:num_input_axes])
     x, outer_shape = x.reshape(-1, input_size), x.shape[:-num_input_axes]
@@ -32,14 +31,13 @@ def flat_matmul(
 
 
 class Dense(nn.Module):
-    """Computes x W + b at each position. W has a Glorot-uniform initializer, and b starts at zero.
+    """Computes x W + b at each position. W is initialized Glorot-uniformly, and b to zero.
 
-    The paper does not specify an initializer. H heads of width K are initialized like one matrix
-    [D, H K].
+    The paper does not specify an initializer. H heads of width K are initialized like one [D, H K].
     """
 
     features: tuple[int, ...]
-    """The sizes of the output axes; `(H, K)` splits the result into heads."""
+    """The sizes of the output axes: `(H, K)` splits the result into heads."""
     dtype: str
     """The dtype of the computation. Parameters are float32."""
     num_input_axes: int = 1

@@ -17,11 +17,11 @@ class Loss(NamedTuple):
     """Sums over the tokens of a batch. To combine batches, add their losses field by field."""
 
     smoothed: Float[Array, ""]
-    """The cross-entropy with the smoothed target, in nats. Training minimizes this loss."""
+    """Cross-entropy with the smoothed target, in nats: what training minimizes."""
     nll: Float[Array, ""]
-    """The negative log-likelihood of the target itself. Perplexity is exp(nll / count)."""
+    """Negative log-likelihood of the target itself: perplexity is exp(nll / count)."""
     count: Float[Array, ""]
-    """The number of tokens, excluding padding."""
+    """The number of tokens, without padding."""
 
 
 def cross_entropy(
@@ -30,7 +30,7 @@ def cross_entropy(
     """Compare predictions with the target (section 5.4).
 
     The smoothed target spreads probability `smoothing` evenly over all N tokens, including the true
-    one. The paper does not specify this detail; Tensor2Tensor excludes the true token.
+    one. The paper does not specify this; Tensor2Tensor leaves the true token out.
     """
     logits = logits.astype(jnp.float32)
     is_real = target != PAD

@@ -1,4 +1,4 @@
-"""Positional encodings (section 3.5), which are added to the embeddings in each stack.
+"""Positional encodings (section 3.5), which are added to the embeddings of each stack.
 
 Shapes: B batch, T positions, P positions in a learned table, D d_model.
 """
@@ -12,7 +12,7 @@ from transformer_jax.model.dropout import Dropout
 
 
 def sinusoid(positions: Int[Array, " T"], d_model: int) -> Float[Array, "T D"]:
-    """Return interleaved sines and cosines with wavelengths from 2 pi to 10000 * 2 pi.
+    """Return interleaved sines and cosines of wavelengths from 2 pi to 10000 * 2 pi.
 
     PE(pos, 2i) = sin(pos / 10000^(2i / d_model)) and PE(pos, 2i + 1) is the cosine of the same
     angle, so PE(pos + k) is a linear function of PE(pos). `d_model` must be even.
@@ -25,7 +25,7 @@ def sinusoid(positions: Int[Array, " T"], d_model: int) -> Float[Array, "T D"]:
 class AddPositions(nn.Module):
     """Add sinusoids to embeddings, then apply dropout (sections 3.5 and 5.4).
 
-    Variants override `encode`.
+    A variant is a subclass that overrides `encode`.
     """
 
     config: ModelConfig
@@ -66,11 +66,10 @@ class AddLearnedPositions(AddPositions):
                 return sinusoid(jnp.arange(length), d_model)
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
-        """Return the table row of each position; raise ValueError if there are too many positions.
+        """Return the row of the table for each position; raise ValueError for too many positions.
 
         On a device, an index past the end of an array raises no error. Cached decoding passes one
-        position at a time, which this check cannot catch, so `Translator` limits the length of
-        translations.
+        position at a time, so `Translator` limits the length of translations.
         """
         if len(positions) > self.max_positions:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The Transformer: an encoder and a decoder (section 3.1).
+"""The Transformer: encoder, decoder, and both as one model (section 3.1).
 
 Shapes: B batch, S source positions, T target positions, D d_model, N vocab_size.
 Tokens are integers; 0 is padding, which occurs only after the end of a sentence.
@@ -27,7 +27,7 @@ def source_mask(source: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
 def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
     """Let each position attend to itself and to earlier positions (section 3.2.3).
 
-    Padding does not need a mask, because it follows all target tokens.
+    Padding needs no mask, because it follows all tokens of the target.
     """
     return jnp.tril(jnp.ones((1, 1, length, length), bool))
 
@@ -38,7 +38,7 @@ def shift_right(target: Int[Array, "B T"]) -> Int[Array, "B T"]:
 
 
 class Transformer(nn.Module):
-    """The complete model (figure 1). `build_transformer` creates it from a config."""
+    """The complete model (figure 1), which `build_transformer` makes."""
 
     config: ModelConfig
     components: Components
@@ -48,7 +48,7 @@ class Transformer(nn.Module):
     """The size of a separate source vocabulary. Differs from the paper when set."""
 
     def setup(self) -> None:
-        """Create the embeddings and both stacks of layers."""
+        """Make the embeddings and both stacks of layers."""
         c, components = self.config, self.components
         encoder_layer, decoder_layer = EncoderLayer, DecoderLayer
         if c.remat:
@@ -85,7 +85,7 @@ class Transformer(nn.Module):
         *,
         train: bool = False,
     ) -> Float[Array, "B T N"]:
-        """Return the logits of the next token at each position."""
+        """Return, for each position, the logits of the token that follows."""
         length = decoder_input.shape[1]
         x, mask = self.embedding.embed(decoder_input), causal_mask(length)
         x = self.target_positions(x, jnp.arange(length), train=train)
@@ -98,8 +98,8 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B T N"]:
         """Return the logits of each target token, given the source and the tokens before it.
 
-        Each row contains tokens, the end token, and then padding. This method shifts the target, so
-        the labels are the target itself. Training needs `rngs={"dropout": key}`.
+        Each sentence has tokens, then the end token, then padding. This method shifts the target,
+        so the labels are the target itself. Training needs `rngs={"dropout": key}`.
         """
         memory = self.encode(source, train=train)
         return self.decode(shift_right(target), memory, source_mask(source), train=train)

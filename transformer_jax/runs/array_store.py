@@ -1,7 +1,7 @@
 """Store trees of arrays on disk with Orbax; a restore returns the expected arrays or fails.
 
-Orbax logs long messages about errors that it also raises. Importing this module silences them,
-because callers report each error in one line.
+Orbax writes long log records about errors that it also raises. Importing this module silences
+those records, because callers report the error in one line.
 """
 
 import logging
@@ -31,15 +31,15 @@ REMOVAL_SECONDS = 10.0
 
 
 def save_async(folder: Path, trees: Trees) -> PendingWrite:
-    """Start writing each tree to a subdirectory. After this call, the arrays may be donated.
+    """Start writing trees, each to a subdirectory; afterward, their arrays may be donated.
 
-    This function, and `result()` of the pending write, may raise any Orbax error.
+    This function and `result()` of the pending write may raise any error of Orbax.
     """
     return ocp.save_checkpointables_async(str(folder.absolute()), dict(trees))
 
 
 def restore(folder: Path, targets: Trees) -> dict[str, PyTree]:
-    """Read some of a checkpoint's trees; raise StorageError if arrays differ from `targets`."""
+    """Read some of the trees in the directory of a checkpoint; unexpected arrays raise an error."""
     name = f"checkpoint {folder.name}"
     try:
         stored: Any = ocp.checkpointables_metadata(str(folder.absolute())).metadata
@@ -56,7 +56,7 @@ def restore(folder: Path, targets: Trees) -> dict[str, PyTree]:
 
 
 def on_device(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
-    """Return targets for `restore`: the arrays' shapes and dtypes, all with the same sharding."""
+    """Return what a restore needs: the shapes and dtypes of arrays, all with the same sharding."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
@@ -68,7 +68,7 @@ def summarize_error(error: BaseException) -> str:
 
 
 def remove_partial(folder: Path, pattern: str) -> None:
-    """Remove partial writes, and retry for a while because Orbax's threads may still be writing."""
+    """Remove partial writes; retry for a while, because Orbax's threads may still be writing."""
     deadline = time.monotonic() + REMOVAL_SECONDS
     while (paths := sorted(folder.glob(pattern))) and time.monotonic() < deadline:
         for path in paths:
@@ -80,7 +80,7 @@ def remove_partial(folder: Path, pattern: str) -> None:
 
 
 def _check_size(folder: Path, tree: str, target: PyTree) -> None:
-    """Reject arrays that are implausibly large for their files, before memory is allocated."""
+    """Before memory is allocated, reject arrays that are implausibly large for their files."""
     expected = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(target))
     stored = sum(path.stat().st_size for path in (folder / tree).rglob("*") if path.is_file())
     if expected > ALWAYS_ALLOWED_BYTES + MAX_COMPRESSION * stored:
@@ -98,7 +98,7 @@ def _types_by_path(tree: PyTree) -> dict[str, str]:
 
 
 def _check_same_types(name: str, stored: dict[str, str], expected: dict[str, str]) -> None:
-    """Reject arrays with a different shape or dtype, because Orbax silently casts dtypes."""
+    """Reject arrays of other types, because Orbax would silently cast one dtype to another."""
     differences = sorted(stored.items() ^ expected.items())
     if differences:
         path = differences[0][0]

@@ -11,7 +11,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file with text, atomically and durably. On failure, the old content remains."""
+    """Replace a file with text, atomically and durably; if it fails, the old content remains."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:

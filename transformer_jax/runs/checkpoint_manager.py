@@ -1,17 +1,17 @@
-"""Manage the checkpoints of a run. Each is complete or absent, even while Orbax is writing.
+"""Manage the checkpoints of a run: each is complete or absent, even while Orbax is writing.
 
     checkpoints/120/           after step 120
-        params/, optimizer/    Orbax arrays, which can be read separately (`array_store`)
-        checkpoint.json        score, counters, and identity of the run (`checkpoint_metadata`)
+        params/, optimizer/    Orbax arrays; each can be read without the other (`array_store`)
+        checkpoint.json        score, counters, identity of the run (`checkpoint_metadata`)
         SHA256SUMS             digests, verified before Orbax reads the files (`checksums`)
 
 A checkpoint is written to a hidden directory, `.120`. When all its files are on disk, a rename
 makes it visible; only then are superseded checkpoints deleted. A damaged checkpoint is renamed to
 `bad-120`, and the previous one is used.
 
-The checkpoint of a scheduled step has a development score. A checkpoint that is saved because of a
-signal, a timer, or the end of training has no score. Only scheduled checkpoints are averaged or
-chosen as the best, so neither signals nor the timer affect results.
+The checkpoint of a scheduled step has a development score. A checkpoint that is written because of
+an interruption, a timer, or the end of training has no score. Only scheduled checkpoints count
+toward averages and the best score, so neither an interruption nor the timer changes a result.
 """
 
 import contextlib
@@ -46,11 +46,10 @@ class CheckpointManager:
         keep: int | None = None,
         say: Callable[[str], object] = stderr.print,
     ) -> None:
-        """Open or create a directory of checkpoints. All of them must belong to this identity.
+        """Open or create a directory of checkpoints, which must all have this identity.
 
-        The manager keeps the latest checkpoint, the best one, and the last `keep` scheduled ones.
-        If `keep` is None, it opens the directory read-only. It calls `say` with one line for each
-        damaged checkpoint.
+        The latest checkpoint, the best one, and the last `keep` scheduled ones are kept. Without
+        `keep`, the directory is read-only. `say` receives one line for each damaged checkpoint.
         """
         self.folder, self.run = folder, folder.parent
         self.say = say
@@ -71,12 +70,12 @@ class CheckpointManager:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the checkpoints on disk, in ascending order."""
+        """Steps of the checkpoints on disk, in order."""
         return sorted(int(path.name) for path in self.folder.iterdir() if STEP.match(path.name))
 
     @property
     def scores(self) -> dict[int, float]:
-        """The development perplexity of each scheduled checkpoint, by step."""
+        """Development perplexity of each scheduled checkpoint, by step."""
         return {
             step: metadata.perplexity
             for step, metadata in sorted(self._metadata.items())
@@ -93,10 +92,10 @@ class CheckpointManager:
         return self._metadata[step].previous_step if step in self._metadata else None
 
     def latest_valid(self) -> int | None:
-        """Return the step of the latest intact checkpoint; None if there are no checkpoints.
+        """Return the latest step whose files are intact; None if there are no checkpoints.
 
-        Rename the later, damaged checkpoints unless the directory is read-only. Raise a
-        StorageError if all checkpoints are damaged.
+        Unless the directory is read-only, rename all later checkpoints, which are damaged. If all
+        checkpoints are damaged, raise a StorageError.
         """
         damage: dict[int, str] = {}
         for step in reversed(self.steps):
@@ -127,9 +126,9 @@ class CheckpointManager:
         return self._damage.get(step)
 
     def prepare_save(self, step: int, arrays: Trees) -> None:
-        """Wait for the previous write, and check that the disk has room for this checkpoint.
+        """Wait for the previous write, and check that the disk has room for the next one.
 
-        It must return in all processes before any process calls `save`.
+        This method must return in all processes before any of them calls `save`.
         """
         self.wait()
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(dict(arrays)))
@@ -143,11 +142,11 @@ class CheckpointManager:
     def save(
         self, step: int, arrays: Trees, perplexity: float | None, metadata: Mapping[str, Any]
     ) -> None:
-        """Start writing trees of arrays and JSON metadata. Call `prepare_save` first.
+        """Start writing trees of arrays and plain-data metadata; call `prepare_save` first.
 
-        When this method returns, the caller may donate the arrays. If the background write fails,
-        the next call to `wait`, `prepare_save`, or `restore` raises a StorageError. The development
-        perplexity is None if the step is not scheduled.
+        When this method returns, the caller may donate the arrays. If the write in the background
+        fails, the next call of `wait`, `prepare_save`, or `restore` raises a StorageError. The
+        development perplexity is None if the step is not scheduled.
         """
         content = CheckpointMetadata(perplexity, max(self.scores, default=None), dict(metadata))
         with self._as_storage_error(step):
@@ -171,7 +170,7 @@ class CheckpointManager:
         return pending is not None and pending.done() and pending.exception() is not None
 
     def wait(self) -> None:
-        """Wait until the pending write is on disk, or raise the StorageError if it failed."""
+        """Wait until the pending write is on disk, or raise its StorageError."""
         pending, self._pending = self._pending, None
         try:
             if pending is not None:
@@ -181,7 +180,7 @@ class CheckpointManager:
             raise
 
     def restore(self, step: int, targets: Trees) -> dict[str, PyTree]:
-        """Read some of a checkpoint's trees. See `array_store.restore`."""
+        """Read some of the trees of a checkpoint; see `array_store.restore`."""
         self.wait()
         self._check(step, self.find_damage(step))
         return array_store.restore(self.folder / str(step), targets)
@@ -216,8 +215,8 @@ class CheckpointManager:
             if not self._is_primary:
                 return
             temporary = self.folder / f".{step}"
-            # Orbax writes a path on this machine to this file, but needs only the file itself to
-            # exist.
+            # Orbax writes the path on this machine to this file, but it needs only the existence of
+            # the file.
             for marker in temporary.glob("commit_success.txt"):
                 marker.write_bytes(b"")
             content.write(temporary, step, self._identity)
@@ -231,7 +230,7 @@ class CheckpointManager:
 
     @contextlib.contextmanager
     def _as_storage_error(self, step: int) -> Iterator[None]:
-        """Convert any error to a one-line StorageError, and remove the partial checkpoint."""
+        """Convert any error of a write to a one-line error, and remove the partial checkpoint."""
         try:
             yield
         # Orbax and its libraries raise exceptions of many undocumented types.
@@ -244,7 +243,7 @@ class CheckpointManager:
             ) from error
 
     def _move_aside(self, step: int) -> str:
-        """Rename a damaged checkpoint; return a phrase with the new name for a message."""
+        """Rename a damaged checkpoint; return the words for the message that reports it."""
         if self._keep is None or not self._is_primary:
             return ""
         name, count = f"bad-{step}", 1

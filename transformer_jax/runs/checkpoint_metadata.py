@@ -1,4 +1,4 @@
-"""The metadata of a checkpoint: the score, counters, and the identity of the run."""
+"""The metadata of a checkpoint: its score, counters, and the identity of its run."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.checksums import CorruptionError
 
 NAME = "checkpoint.json"
-# If a config field did not exist when a checkpoint was written, its default value applies.
+# A config field that did not exist when a checkpoint was written has its default value.
 DEFAULTS = {
     f"{section}.{key}": value
     for section, fields in Config().to_dict().items()
@@ -21,23 +21,22 @@ DEFAULTS = {
 
 
 class CheckpointMetadata(NamedTuple):
-    """The metadata of one checkpoint, as JSON data."""
+    """Metadata of one checkpoint, as plain data."""
 
     perplexity: float | None
-    """The perplexity on the development set; None unless the step is scheduled."""
+    """Perplexity on the development set; None unless the step is scheduled."""
     previous_step: int | None
-    """The previous scheduled step, whether or not its checkpoint still exists."""
+    """The scheduled step before this one, whether or not its checkpoint still exists."""
     custom_metadata: dict[str, Any]
-    """What training needs to resume, in addition to the arrays."""
+    """State other than arrays that training needs to resume."""
 
     @classmethod
     def read(cls, checkpoint: Path, identity: Mapping[str, object]) -> Self:
-        """Read a checkpoint's metadata, and check that the checkpoint belongs to this run.
+        """Read a checkpoint's metadata, and check that it belongs to the run with this identity.
 
         Raises:
             CorruptionError: the file differs from what was written.
-            StorageError: the file cannot be read, has another format, or belongs to a run with a
-                different identity.
+            StorageError: the file cannot be read, has another format, or belongs to another run.
         """
         step = int(checkpoint.name)
         try:

@@ -1,8 +1,8 @@
 """Detect damage to the files in a directory by their SHA-256 digests.
 
-Orbax does not store digests of arrays, so a flipped bit would silently change the restored model.
-The digests are stored in the format of `sha256sum`, so that users can verify a directory with
-`sha256sum -c SHA256SUMS`.
+Orbax stores no digests of array data, so one flipped bit would change the restored model without an
+error. The digests are stored in the format of `sha256sum`, so that users can verify a directory
+with `sha256sum -c SHA256SUMS`.
 """
 
 import hashlib
@@ -14,15 +14,15 @@ from pathlib import Path
 from transformer_jax.runs.atomic_files import sync, write_text
 
 NAME = "SHA256SUMS"
-# Limits in bytes, so that oversized malicious files are rejected before they are read. `MAX_FILE`
-# has room for the pending metrics of 800,000 steps.
+# Limits in bytes, which reject malicious files before they are read. The second one allows the
+# pending metrics of 800,000 steps.
 MAX_BYTES = 16 << 20
 MAX_FILE = 64 << 20
 LINE = re.compile(r"([0-9a-f]{64})  ([\w./=-]+)", re.ASCII)
 
 
 class CorruptionError(Exception):
-    """A file differs from what was written. The message gives the file and the difference."""
+    """A file differs from what was written. The message names the file and the difference."""
 
 
 def write(folder: Path) -> None:
@@ -45,7 +45,7 @@ def check(folder: Path) -> None:
 
 
 def read(folder: Path, name: str) -> bytes:
-    """Return the contents of a file; raise a CorruptionError if the digest differs."""
+    """Return the content of one file; raise a CorruptionError if its digest differs."""
     digests = _read_digests(folder)
     path = folder / name
     if name not in digests or name not in set(_files(folder)):

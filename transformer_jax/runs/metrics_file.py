@@ -1,4 +1,4 @@
-"""The file metrics.jsonl, which contains one line of JSON per report of training metrics."""
+"""The file metrics.jsonl, which has one line of JSON for each report of training metrics."""
 
 import json
 from collections.abc import Collection
@@ -8,16 +8,16 @@ from typing import Literal
 from transformer_jax.errors import StorageError
 from transformer_jax.runs.atomic_files import write_text
 
-# The maximum length of a report, in bytes. Longer lines are invalid.
+# Maximum length of a report in bytes. A longer line is invalid.
 MAX_LINE = 1 << 20
 
 
 def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
-    """Remove reports that become outdated when a run resumes at `step`.
+    """Remove reports that are outdated when a run resumes at `step`, if the file exists.
 
-    Reports of later steps are outdated, because the run writes them again. Reports at `step` are
-    outdated unless they are for one of `splits`: an unscheduled report is valid only until the run
-    is extended. A damaged end of the file is removed too, because a power failure can leave half a
+    Outdated reports are those of later steps, which the run writes again, and those at `step`
+    except for the given splits. An unscheduled report at `step` is valid only until the run is
+    extended. A damaged end of the file is removed, too, because a power failure can leave half a
     line or zeros.
 
     Raises:

@@ -1,15 +1,15 @@
-"""A run's directory, which is self-contained, contains only data, and is never overwritten.
+"""The directory of a run, which is self-contained, holds only data, and is never overwritten.
 
 The directory contains:
 
-    run.json           format, resolved config, digests of the vocabulary and data, and versions
+    run.json           format, resolved config, digests of vocabulary and data, versions
     tokenizer.model    the vocabulary (and tokenizer.source.model for a separate source)
     checkpoints/       one directory for each checkpoint
-    lock               identifies the process that trains or last trained the run
+    lock               the process that trains the run or last trained it
     metrics.jsonl      one line of JSON for each report
     tensorboard/       the same reports as TensorBoard events
-    profile/           profiler traces of some steps, if train.profile is positive
-    samples/           translations of development sentences, one file per evaluation
+    profile/           traces of some steps, if train.profile is positive
+    samples/           translations of development sentences, one file per scored step
     evaluations/       hypotheses, references, and scores: one directory for each evaluation
 
 A packaged run has one checkpoint, without optimizer state, plus README.md and SHA256SUMS.
@@ -36,15 +36,15 @@ from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.versions import current_versions
 
-# Limits in bytes, so that oversized malicious files are rejected before they are read.
+# Limits in bytes, which reject malicious files before they are read.
 MAX_DESCRIPTION = 1 << 20
 MAX_TOKENIZER = 256 << 20
 TOKENIZERS = {"vocabulary": "tokenizer.model", "source_vocabulary": "tokenizer.source.model"}
-# Fields that may change when a run resumes. Other changes would create a different experiment.
+# Fields that may change when a run resumes. Any other change would make it a different experiment.
 # Gradient accumulation and parallelism may change dropout masks, but not the experiment.
 MUTABLE_ON_RESUME = {
     "model": {"remat"},
-    # The text files may move, but their fingerprint must not change.
+    # The text may move, but its fingerprint must not change.
     "data": {"train", "dev", "test", "folder", "bleu_tokenizer"},
     "train": {
         *("steps", "patience", "bleu_every", "gradient_accumulation_steps", "parallelism"),
@@ -58,15 +58,15 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class Package(NamedTuple):
-    """How the parameters of a packaged run were made: the mean of checkpoints at these steps."""
+    """The only parameters of a packaged run: the mean of the checkpoints of these steps."""
 
     steps: tuple[int, ...]
     dtype: Dtype
-    """The dtype of the stored parameters. Computations use float32."""
+    """The type of the stored parameters. Computations use float32."""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Convert the output of `_asdict` back to a package."""
+        """Return the package that `_asdict` returned as `data`."""
         steps = tuple(map(int, data["steps"]))
         if not steps or data["dtype"] not in get_args(Dtype):
             raise ValueError(f"invalid package: {data}")
@@ -82,16 +82,16 @@ class RunDirectory:
     vocabulary: Vocabulary
     fingerprint: str
     package: Package | None = None
-    """How the run was packaged, or None. A packaged run cannot be trained."""
+    """Not None if the run is packaged and therefore cannot be trained."""
 
     @property
     def checkpoints(self) -> Path:
-        """The path of the checkpoint directory."""
+        """Path of the directory of checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def metrics(self) -> Path:
-        """The path of the metrics file."""
+        """Path of the metrics file."""
         return self.path / "metrics.jsonl"
 
     @classmethod
@@ -106,10 +106,10 @@ class RunDirectory:
         package: Package | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> "RunDirectory":
-        """Create the directory atomically. `fill` can add files before it becomes visible.
+        """Create the directory atomically; before it becomes visible, `fill` can add files.
 
         Raises:
-            UsageError: the path already exists. Nothing is changed.
+            UsageError: the path already exists; nothing is changed.
             StorageError: the directory cannot be written.
         """
         check_available(path, is_package=package is not None)
@@ -118,7 +118,7 @@ class RunDirectory:
             with tempfile.TemporaryDirectory(
                 prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
             ) as private:
-                # A temporary directory is private, but this subdirectory is not.
+                # A temporary directory is private, but its subdirectory has ordinary permissions.
                 run = cls(Path(private) / "run", config, vocabulary, fingerprint, package)
                 run.path.mkdir()
                 for name, tokenizer in vocabulary.tokenizers.items():
@@ -134,7 +134,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """Read a run from disk. No code in the directory is executed.
+        """Read the description of a run. Nothing in the directory is executed.
 
         Raises:
             UsageError: the path is not a run directory, or the run has a different format version.
@@ -165,14 +165,14 @@ class RunDirectory:
 
     @property
     def steps_done(self) -> int:
-        """The step of the latest checkpoint; 0 if there is none."""
+        """Step of the latest checkpoint; 0 if there is none."""
         names = (entry.name for entry in self.checkpoints.glob("*"))
         # Use a pattern, because str.isdigit accepts characters such as "²".
         return max((int(name) for name in names if re.fullmatch("[0-9]+", name)), default=0)
 
     @property
     def versions(self) -> dict[str, str]:
-        """The run's software versions, and the digests of its vocabulary and data."""
+        """Versions that the run was created with, and digests of its vocabulary and data."""
         return {**self.software_versions, **self._digests}
 
     @property
@@ -184,7 +184,7 @@ class RunDirectory:
 
     @property
     def identity(self) -> dict[str, object]:
-        """The config fields and digests that a checkpoint must share with its run."""
+        """Config fields and digests that a checkpoint must share with its run."""
         fields = {
             f"{section}.{key}": value
             for section, fields in self.config.to_dict().items()
@@ -202,7 +202,7 @@ class RunDirectory:
         """Return the run with another config; `store` writes it to disk.
 
         Raises:
-            ConfigError: a changed field must not change, or the run is past `train.steps`.
+            ConfigError: a change would alter the experiment, or the run is past `train.steps`.
             UsageError: the run is packaged.
         """
         if self.package is not None:
@@ -255,14 +255,14 @@ def check_available(path: Path, *, is_package: bool = False) -> None:
             return
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error}") from error
-    # Paths such as "." and ".." have no name that a number can be appended to.
+    # "." and ".." have no name to append a number to.
     base = path if path.name not in ("", "..") else path.resolve()
     others = (base.with_name(f"{base.name}-{count}") for count in itertools.count(2))
     other = next(other for other in others if not other.exists())
     advice = ""
     if holder := describe_holder(path):
         advice = f"it is being trained {holder}; "
-    # Only packages have checksums in this directory, and packages cannot resume.
+    # Only packages, which cannot resume, have checksums in this directory.
     elif not is_package and (path / "run.json").exists() and not (path / checksums.NAME).exists():
         advice = f"resume it with `{shell_command('resume', path)}`, or "
     action = "choose another folder" if is_package else "start another run"
@@ -285,7 +285,7 @@ def _read(path: Path, max_bytes: int) -> bytes:
 
 
 def _check_no_links(folder: Path) -> None:
-    """Reject links and special files, which could redirect reads and writes to other places."""
+    """Reject links and special files, through which a run could redirect reads and writes."""
     folders = [str(folder)]
     while folders:
         # Ignore files that disappear during the check, because the run may be training.

@@ -1,4 +1,4 @@
-"""The versions of the software that created a run."""
+"""Versions of the software that created a run."""
 
 import importlib.metadata
 import platform
@@ -12,7 +12,7 @@ PACKAGES = (
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that can affect results."""
+    """Return the versions of Python and of the packages that can change a result."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {"python": platform.python_version(), **versions}
 

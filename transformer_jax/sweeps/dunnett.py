@@ -1,4 +1,4 @@
-"""The distribution of the largest magnitude among correlated t statistics (Dunnett, 1955)."""
+"""The distribution of the largest magnitude among correlated Student variables (Dunnett, 1955)."""
 
 import functools
 
@@ -6,12 +6,12 @@ import numpy as np
 from jaxtyping import Float
 from scipy import optimize, special, stats
 
-# A matrix as nested tuples, which are hashable, so that `lru_cache` accepts them.
+# A matrix as nested tuples, which are hashable, so that a function can cache its results.
 Correlation = tuple[tuple[float, ...], ...]
 
 
 def dunnett_probability(bound: float, correlation: Correlation, freedom: int) -> float:
-    """Return the probability that no component of a multivariate t exceeds `bound` in magnitude."""
+    """Return the probability that no statistic of a multivariate t exceeds a bound in magnitude."""
     if not bound:
         return 0.0
     maxima = _normal_maxima(correlation)
@@ -20,7 +20,7 @@ def dunnett_probability(bound: float, correlation: Correlation, freedom: int) ->
 
 @functools.lru_cache
 def dunnett_quantile(confidence: float, correlation: Correlation, freedom: int) -> float:
-    """Return the bound for which `dunnett_probability` equals `confidence`."""
+    """Return the bound such that, with this probability, no statistic exceeds it in magnitude."""
 
     def excess(bound: float) -> float:
         return dunnett_probability(bound, correlation, freedom) - confidence
@@ -30,14 +30,14 @@ def dunnett_quantile(confidence: float, correlation: Correlation, freedom: int) 
 
 @functools.lru_cache
 def _normal_maxima(correlation: Correlation) -> Float[np.ndarray, " N"]:
-    """Return quantiles of the largest magnitude among correlated normal variables.
+    """Return quantiles of the largest magnitude among correlated normal numbers.
 
-    The samples come from a Sobol sequence, so the result is accurate and deterministic. Averaging
-    groups of 64 neighboring quantiles saves time and loses almost no accuracy.
+    A Sobol sequence replaces random numbers, so the result is accurate and deterministic. The means
+    of 64 neighbors are as accurate as all magnitudes and need less time.
     """
     size = len(correlation)
     points = stats.qmc.Sobol(size, scramble=False).random_base2(16)
-    # Shift the points modulo 1 to avoid 0, which has an infinite normal quantile.
+    # A shift modulo 1 avoids 0, at which the normal quantile is infinite.
     points = (points + np.random.default_rng(0).random(size)) % 1
     normal = special.ndtri(points) @ np.linalg.cholesky(np.array(correlation)).T
     return np.sort(np.abs(normal).max(axis=1)).reshape(-1, 64).mean(axis=1)

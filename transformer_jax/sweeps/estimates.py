@@ -8,13 +8,13 @@ from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.training.flops import peak_flops, train_flops
 
-# The assumed fraction of a device's peak FLOP/s.
+# The fraction of a device's peak FLOP/s that the estimates assume.
 ASSUMED_UTILIZATION = 0.3
 
 
 def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
-    """Estimate the seconds per run for each row if `num_parallel` runs train at once."""
-    # Each run has its own accelerator, but all runs on a CPU share it.
+    """Return the estimated seconds of one run of each row, if `num_parallel` runs train at once."""
+    # Each run has a separate accelerator, but all runs on a CPU share the CPU.
     share = num_parallel if jax.default_backend() == "cpu" else jax.local_device_count()
     dtypes = {row.config.model.dtype for row in sweep.rows.values()}
     peaks = {dtype: peak_flops(dtype) / share for dtype in dtypes}
@@ -25,9 +25,9 @@ def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
 
 
 def estimate_bytes(config: Config) -> int:
-    """Estimate the total size of a run's checkpoints in bytes."""
+    """Return the estimated size of a run's checkpoints, in bytes."""
     model = build_transformer(config.model, config.data.vocab_size, config.data.source_vocab_size)
-    # A checkpoint contains the parameters and Adam's two moments in float32. The latest and the
-    # best checkpoint are stored in addition to `keep_checkpoints`.
+    # A checkpoint has the parameters and Adam's two moments, in float32. The latest and the best
+    # checkpoint are stored in addition to `keep_checkpoints`.
     checkpoint_bytes = 3 * 4 * parameter_counts(model)["total"]
     return checkpoint_bytes * (config.train.keep_checkpoints + 2)

@@ -151,11 +151,11 @@ def _to_svg(draw: Callable[[Axes], None], height: float) -> str:
 
 
 def _describe(row: RowResult) -> str:
-    """Return a row's name and changes, truncated to `MAX_LABEL` characters."""
+    """Return the name of a row and its changes, which may be shortened."""
     text = f"{row.name}  {row.change}"
     return _escape_formula(text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…")
 
 
 def _escape_formula(text: str) -> str:
-    """Escape dollar signs, because matplotlib treats text between them as a formula."""
+    """Escape dollar signs, between which matplotlib expects a formula."""
     return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""The notes of a report: how runs were trained, what columns mean, and which caveats apply."""
+"""The notes of a report: how its runs were made, what its columns mean, and what limits it."""
 
 import json
 from dataclasses import asdict
@@ -27,7 +27,7 @@ def list_footnotes(results: Results) -> list[str]:
 
 
 def _list_commits(results: Results) -> list[str]:
-    """Return a note on runs that were trained at a different commit than the sweep's commands."""
+    """List the commits of runs that are not the commits of the sweep's commands."""
     statuses = [status for row in results.rows.values() for status in row.statuses]
     versions = [read_json_object(s.run.path / "run.json").get("versions", {}) for s in statuses]
     commits = {str(x["commit"]) for x in versions if isinstance(x, dict) and "commit" in x}

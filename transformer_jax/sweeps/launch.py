@@ -1,7 +1,7 @@
 """Run a sweep on this machine, with one worker process for each accelerator or share of the CPU.
 
-A failed run does not affect the others. This module does not import JAX, because JAX would reserve
-device memory.
+A run that fails does not affect other runs. This module does not import JAX, which would reserve
+the memory of the devices.
 """
 
 import os
@@ -26,7 +26,7 @@ from transformer_jax.sweeps.status import (
 )
 
 POLL_SECONDS = 0.2
-# How many seconds a worker has to save and exit after SIGTERM.
+# The time, in seconds, in which a worker may save after SIGTERM.
 STOP_SECONDS = 120.0
 
 
@@ -40,7 +40,7 @@ def launch(
 ) -> list[RunStatus]:
     """Train and score the unfinished runs of a stored sweep; return the status of every run.
 
-    `report` is called with one line whenever a run starts or ends.
+    `report` receives a line when a run starts or ends.
 
     Raises:
         RunInterrupted: a signal ended the sweep. The runs in progress are saved.
@@ -77,7 +77,7 @@ class _Pool:
         self._sweep = sweep
         self._step_timeout = step_timeout
         self.workers: dict[SweepRun, tuple[Slot, subprocess.Popen[bytes]]] = {}
-        # The workers of a launcher that was killed keep their slots until they exit.
+        # If another launcher was killed, its workers keep their slots until they end.
         running = {s.slot: s.run for s in map(read_status, sweep.runs) if s.status == "running"}
         self._orphans = {running[slot.name]: slot for slot in slots if slot.name in running}
         self.free = [slot for slot in slots if slot.name not in running]
@@ -89,7 +89,7 @@ class _Pool:
         return slot
 
     def remove_ended(self) -> list[tuple[SweepRun, int]]:
-        """Free the slots of exited workers; return the runs and exit codes of this pool's own."""
+        """Free the slots of workers that have exited; return the runs and exit codes of our own."""
         ended = []
         for run, (slot, process) in list(self.workers.items()):
             if (code := process.poll()) is not None:
@@ -101,10 +101,10 @@ class _Pool:
         return ended
 
     def stop(self) -> None:
-        """Ask all workers to save and exit; kill those that take too long."""
+        """Ask all workers to save, and wait until they end; kill workers that take too long."""
         processes = [process for _, process in self.workers.values()]
         for process in processes:
-            # `terminate` does nothing if the process has already exited.
+            # This call does not send a signal to a process that has ended.
             process.terminate()
         deadline = time.monotonic() + STOP_SECONDS
         for process in processes:
@@ -116,7 +116,7 @@ class _Pool:
 
 
 def _settle_status(run: SweepRun, code: int, *, is_stopping: bool) -> RunStatus:
-    """Return the status of a run whose worker has exited; write it if the worker could not."""
+    """Return the status of a run whose worker has ended; write it if the worker could not do so."""
     status = read_status(run)
     is_final = status.status in ("done", "failed") or is_stopping or code == 0
     if is_final or (status.status == "stopped" and status.note != PROCESS_GONE):
@@ -136,9 +136,9 @@ def start_worker(
     """Start a worker process that runs the remaining phases of a run."""
     arguments = [str(sweep.path), run.name, str(step_timeout)]
     worker = train_command(arguments, "transformer_jax.sweeps.worker")
-    # Slurm announces the time limit by sending SIGUSR2 to all processes. Workers ignore the signal,
-    # because the launcher handles it. A shell sets this up: `preexec_fn` would run Python between
-    # fork and exec, which is unsafe while other threads run.
+    # Slurm announces the time limit by sending SIGUSR2 to all processes, but the launcher decides
+    # what to do, so workers ignore it. A shell sets this up, because `preexec_fn` would run Python
+    # between fork and exec, which is unsafe with the threads of JAX.
     command = ["/bin/sh", "-c", 'trap \'\' USR2; exec "$0" "$@"', *worker]
     environment = {**os.environ, **slot.environment, SLOT_VARIABLE: slot.name}
     if slot.cores is not None:
@@ -151,7 +151,7 @@ def start_worker(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # In its own session, the worker does not receive Ctrl-C; the launcher stops it.
+                # In a new session, Ctrl-C reaches only the launcher, which stops its workers.
                 start_new_session=True,
             )
     except OSError as error:
@@ -160,7 +160,7 @@ def start_worker(
 
 @contextmanager
 def _record_signals() -> Iterator[list[int]]:
-    """Yield a list that collects the termination signals that this process receives."""
+    """Yield a list that receives the signals that ask this process to end."""
     received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
     previous = {n: signal.signal(n, lambda number, _: received.append(number)) for n in numbers}

@@ -1,9 +1,9 @@
 """Plan a sweep: the rows of an ablation, each trained with several random seeds.
 
-A sweep's folder contains:
+The folder of a sweep contains:
 
     sweeps/table3/
-        sweep.json           the plan: seeds, row configs, and the paper's results
+        sweep.json           the plan: seeds, and rows with their configs and the paper's results
         base/seed-0/         a run folder
         base/seed-0.json     the run's config, which `train` reads
         base/seed-0.log      the output of the run's commands
@@ -22,9 +22,9 @@ from transformer_jax.config import Config, Paper, Row
 from transformer_jax.errors import ConfigError, Setting, StorageError, UsageError
 from transformer_jax.runs.atomic_files import write_json
 
-# Format 2 uses the config field names introduced on 2026-11-22.
+# Format 2 has the config fields that were renamed on 2026-11-22.
 FORMAT = 2
-# This package never writes a larger sweep.json, so larger files are not parsed.
+# This package does not write a larger sweep.json, so such a file is not parsed.
 MAX_PLAN_BYTES = 16 << 20
 # A row's name is also the name of its folder.
 ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -61,11 +61,11 @@ class SweepRun:
 
 
 class Origin(NamedTuple):
-    """A command that added rows or seeds to a sweep."""
+    """A command that planned rows or seeds of a sweep."""
 
     command: str
     commit: str
-    """The commit of this package, or "" if it was installed without its repository."""
+    """The commit of this package, or "" outside its repository."""
 
     def __str__(self) -> str:
         return f"{self.command} (commit {self.commit})" if self.commit else self.command
@@ -96,11 +96,11 @@ class Sweep:
         raise UsageError(f"{self.path} has no run {name!r}")
 
     def store(self) -> None:
-        """Write the plan, or merge it into the plan that the folder already contains.
+        """Write the plan, or add its rows and seeds to the plan in the folder.
 
         Raises:
-            UsageError: a stored row has a different config, or the folder exists but is not a
-                sweep.
+            UsageError: the stored plan has one of the rows with a different config, or the folder
+                exists but is not a sweep.
             StorageError: the folder cannot be read or written.
         """
         rows, seeds, origins = self.rows, self.seeds, self.origins
@@ -156,7 +156,7 @@ class Sweep:
 
 
 def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
-    """Return `path`, with a number appended if it contains a sweep with different configs."""
+    """Return the path, with a number appended if it has a sweep with different configs."""
     for candidate in (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 1000))):
         if not candidate.exists():
             return candidate
@@ -172,10 +172,10 @@ def plan_sweep(
 ) -> Sweep:
     """Plan a sweep of the first row and the rows in `only` (None for all), without writing files.
 
-    The seeds are consecutive and start at the first row's seed.
+    The seeds count up from the seed of the first row.
 
     Raises:
-        UsageError: a row in `only` does not exist, a row's name is not a valid folder name, or
+        UsageError: a row in `only` does not exist, a row's name cannot be a folder's name, or
             `seeds` is not positive.
     """
     if seeds < 1:
@@ -194,8 +194,8 @@ def plan_sweep(
 
 
 def _plan_runs(path: Path, rows: Mapping[str, Row], seeds: Iterable[int]) -> list[SweepRun]:
-    # Train all rows with one seed before the next seed, so that even an unfinished sweep has
-    # results for every row.
+    # All rows run with one seed before the next seed, so that an unfinished sweep has a result for
+    # every row.
     return [
         SweepRun(path / run, run, name, seed, row.config.change(train={"seed": seed}))
         for seed in seeds
@@ -205,7 +205,7 @@ def _plan_runs(path: Path, rows: Mapping[str, Row], seeds: Iterable[int]) -> lis
 
 
 def check_row_name(name: str) -> str:
-    """Return a row's name; raise UsageError if it is not a valid folder name."""
+    """Return the name of a row; raise UsageError if it cannot be the name of a folder."""
     if not ROW_NAME.fullmatch(name):
         raise UsageError(f"a row's name must consist of letters, digits, and ._+-, got {name!r}")
     return name

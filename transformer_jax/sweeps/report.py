@@ -1,9 +1,9 @@
 """Write the report of a sweep: its results next to the paper's, as in Table 3.
 
-A report's folder contains:
+The folder of a report contains:
 
     report/
-        table.md  table.tex    scores and comparisons with the first row, for reading or printing
+        table.md  table.tex    scores and comparisons with the first row, to read or to print
         table.csv              the scores, for a spreadsheet
         comparisons.csv        the unrounded differences from the first row, with their intervals
         runs.csv               the unrounded scores of every run, and how to reproduce them
@@ -36,13 +36,13 @@ CSS = (
     "th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}.wide{overflow-x:auto}"
     "figure{margin:1rem 0}svg{max-width:100%;height:auto}"
 )
-# The page that documents the analysis. It exists only in a clone of the repository.
+# The documentation of the analysis, if this package is in its repository.
 DOCUMENTATION = Path(__file__).parents[2] / STATISTICS
 Column = Callable[[Results, RowResult], str]
 
 
 def write_report(results: Results) -> Path:
-    """Write all files of the report and return the folder; raise StorageError on failure."""
+    """Write all files of the report; return their folder. Raise StorageError if that fails."""
     folder = results.sweep.path / "report"
     scores, comparisons = make_table(results, SCORES), make_table(results, COMPARISONS)
     figures = {"ratios.svg": draw_ratios(results), "curves.svg": draw_curves(results)}
@@ -73,7 +73,7 @@ def _format_interval(interval: Interval | None, spec: str) -> str:
 
 
 def _score(name: str, digits: int) -> Column:
-    """Return a column with the mean and standard deviation of a score."""
+    """Return the column of a score, which shows its mean and standard deviation."""
 
     def format_cell(_: Results, row: RowResult) -> str:
         statistics = row.statistics(name)
@@ -83,7 +83,7 @@ def _score(name: str, digits: int) -> Column:
 
 
 def _difference(score: PaperScore, spec: str) -> Column:
-    """Return a column with the differences from the first row and their intervals."""
+    """Return the column of the differences from the first row, with their intervals."""
 
     def format_cell(results: Results, row: RowResult) -> str:
         comparison = results.compare(row.name, score)
@@ -101,7 +101,7 @@ def _format_test_differences(results: Results, row: RowResult) -> str:
     return ", ".join(cells) if row.test_differences else MISSING
 
 
-# Each column's heading, and the function that formats a row's cell.
+# The heading of each column, and the function that returns a row's cell.
 SCORES: dict[str, Column] = {
     "row": lambda _, row: row.name,
     "change": lambda _, row: row.change or "base",
@@ -128,7 +128,7 @@ COMPARISONS: dict[str, Column] = {
     "verdict, BLEU": lambda r, row: r.verdict(row.name, "bleu") or MISSING,
     "test BLEU to base by seed (p)": _format_test_differences,
 }
-# The columns that the command prints, few enough to fit in a terminal.
+# The columns that the command prints, which fit on a terminal.
 SUMMARY: dict[str, Column] = {
     **{heading: SCORES[heading] for heading in ("row", "change", "dev perplexity")},
     **{heading: COMPARISONS[heading] for heading in ("ln perplexity to base", "verdict")},
@@ -136,7 +136,7 @@ SUMMARY: dict[str, Column] = {
 
 
 def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str]]:
-    """Return a table of rows, headings first, without optional columns that are empty."""
+    """Return a table of rows, headings first, without empty columns of the paper's scores."""
     table = [
         [heading, *(format_cell(results, row) for row in results.rows.values())]
         for heading, format_cell in columns.items()
@@ -162,7 +162,7 @@ def _list_comparisons(results: Results) -> Table:
 
 
 def make_run_table(results: Results, digits: int | None = None) -> list[list[str]]:
-    """Return the table of runs, headings first, with scores rounded to `digits` decimals."""
+    """Return the table of runs, headings first; `digits` rounds the scores."""
     dev_scores, test_scores = ("perplexity", "bleu"), ("perplexity", "bleu", "chrf")
     headings = ["run", "status", "step", *(f"dev_{name}" for name in dev_scores)]
     table = [[*headings, *(f"test_{name}" for name in test_scores), "signature", "command"]]
@@ -207,7 +207,7 @@ def _documentation_link(results: Results) -> str | None:
 
 
 def _make_page(results: Results, scores: Table, comparisons: Table, figures: Sequence[str]) -> str:
-    """Return the report as a self-contained HTML page with links to the runs."""
+    """Return the report as one HTML page, without external files and with links to the runs."""
 
     def link(status: RunStatus, tooltip: str) -> Link:
         path = os.path.relpath(status.run.path, results.sweep.path / "report")
@@ -215,7 +215,7 @@ def _make_page(results: Results, scores: Table, comparisons: Table, figures: Seq
 
     row_links = [link(row.statuses[0], "; ".join(row.missing)) for row in results.rows.values()]
     run_links = [link(status, status.note) for status in _all_statuses(results)]
-    # Omit the last two columns: the signature is in the notes, and the command is in runs.csv.
+    # The notes contain the signature, and runs.csv contains the command.
     runs = [row[:-2] for row in make_run_table(results, digits=2)]
     title = html.escape(results.sweep.path.resolve().name)
     notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in list_footnotes(results))

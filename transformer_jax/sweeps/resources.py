@@ -10,7 +10,7 @@ TIME = re.compile(r"(\d+)|(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 
 @dataclass(frozen=True)
 class Resources:
-    """Options of `--launcher slurm`. Slurm's defaults apply to unset options."""
+    """Options of `--launcher slurm`. Without a value, Slurm's default applies."""
 
     partition: str | None = None
     """Slurm partition."""

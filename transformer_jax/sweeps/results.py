@@ -36,7 +36,7 @@ from transformer_jax.sweeps.seed_statistics import (
 from transformer_jax.sweeps.status import RunStatus, read_json_object, read_metrics
 from transformer_jax.sweeps.translations import BleuDifference, compare_test_bleu, read_translations
 
-# A score in `Paper` to compare with ours.
+# A score of `Paper` that can be compared with ours.
 PaperScore = Literal["perplexity", "bleu"]
 MARGINS: dict[PaperScore, float] = {"perplexity": LOG_PERPLEXITY_MARGIN, "bleu": BLEU_MARGIN}
 
@@ -47,20 +47,20 @@ class RowResult:
 
     name: str
     change: str
-    """The row's differences from the first row: fields and values."""
+    """The fields in which the row differs from the first row, and their values."""
     config: Config
-    """The config of the trained runs. The vocabulary may be smaller than requested."""
+    """The config of the trained runs, whose vocabulary may be smaller than requested."""
     paper: Paper
     parameters: int
     flops: tuple[float, float] | None
-    """The FLOPs of one training run: the count, and the paper's estimate (training time multiplied
+    """The FLOPs of one training run: counted, and by the paper's method (training time multiplied
     by the peak FLOP/s of the devices). None if no run has finished."""
     statuses: Sequence[RunStatus]
     scores: Mapping[str, Mapping[int, float]]
     """The scores by name and seed: perplexity and bleu on the development set, test_bleu and
     compound_bleu on the test set. Runs that failed to train are excluded."""
     unigram: float | None
-    """The best unigram model's perplexity on the development set, if known."""
+    """The perplexity on the development set of the best unigram model, if that is known."""
     failed: Mapping[int, float]
     """The perplexities of runs that failed to train (no better than a unigram model), by seed."""
     test_differences: Mapping[int, BleuDifference] = field(default_factory=dict)
@@ -76,12 +76,12 @@ class RowResult:
 
     @property
     def trained(self) -> list[RunStatus]:
-        """The statuses of all runs except those that failed to train."""
+        """The status of each run, without runs that failed to train."""
         return [status for status in self.statuses if status.run.seed not in self.failed]
 
     @property
     def missing(self) -> list[str]:
-        """For each run without scores, one line with its name and the reason."""
+        """One line for each run without scores: the run and the reason."""
         return [
             f"{s.run.name}: {'has no scores' if s.status == 'done' else s.summary}"
             for s in self.statuses
@@ -89,19 +89,19 @@ class RowResult:
         ]
 
     def statistics(self, score: str) -> SeedStatistics | None:
-        """Return the statistics of a score over seeds; None if the row has no such score."""
+        """Return the statistics of a score over seeds; None if the row does not have it."""
         values = self.scores.get(score)
         return SeedStatistics(tuple(values.values())) if values else None
 
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a sweep. Every row is compared with the first row."""
+    """The results of a sweep. All other rows are compared with the first row."""
 
     sweep: Sweep
     rows: Mapping[str, RowResult]
     signature: str
-    """The sacreBLEU signature of the test BLEU comparison, or "" if there is none."""
+    """sacreBLEU's signature for the comparison of test BLEU, or "" if there is none."""
     command: str
     """The command that writes this report."""
 
@@ -112,7 +112,7 @@ class Results:
 
     @functools.cached_property
     def analyses(self) -> Mapping[PaperScore, Analysis]:
-        """The comparisons of all rows with the first, by log perplexity and by dev BLEU."""
+        """The comparison of all rows by the logarithm of perplexity, and by development BLEU."""
         rows = self.rows.items()
         comparable = {name: row for name, row in rows if not row.has_own_text}
         logarithms = {
@@ -123,27 +123,27 @@ class Results:
         return {"perplexity": analyze(logarithms), "bleu": analyze(bleu)}
 
     def compare(self, name: str, score: PaperScore) -> Comparison:
-        """Compare a row with the first row by log perplexity or by BLEU."""
+        """Compare a row with the first row by the logarithm of perplexity, or by BLEU."""
         difference = 0.0 if name == self.base.name else None
         nothing = Comparison({}, difference, None, None)
         return self.analyses[score].comparisons.get(name, nothing)
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
-        """Return the paper's difference from the first row; None if a score is missing."""
+        """Return the same difference in the paper; None if a score is missing."""
         ours, base = getattr(self.rows[name].paper, score), getattr(self.base.paper, score)
         if ours is None or base is None:
             return None
         return math.log(ours / base) if score == "perplexity" else ours - base
 
     def verdict(self, name: str, score: PaperScore) -> Verdict | None:
-        """Return whether a row's difference agrees with the paper's; None if either is missing."""
+        """Compare a row's difference with the paper's; None if there is nothing to compare."""
         paper, comparison = self.paper_difference(name, score), self.compare(name, score)
         if paper is None or comparison.difference is None or name == self.base.name:
             return None
         return verdict(comparison.interval, paper, MARGINS[score])
 
     def sign_agreement(self, score: PaperScore) -> SignAgreement:
-        """Count the rows whose difference from the first row has the paper's sign."""
+        """Count the rows that differ from the first row in the paper's direction."""
         compared = [
             (ours, paper)
             for name in self.rows
@@ -201,7 +201,7 @@ def _collect_row(name: str, row: Row, base: Row, statuses: Sequence[RunStatus]) 
 
 
 def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
-    """Return the best unigram model's perplexity on the development references."""
+    """Return the perplexity of the best unigram model on the references of the development set."""
     for status in statuses:
         # A run from a different version of this package may have a different format.
         with contextlib.suppress(TransformerJaxError, KeyError, OSError):
@@ -214,8 +214,8 @@ def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
 
 
 def _config_as_trained(statuses: Sequence[RunStatus]) -> Config:
-    """Return the config of the first run that has started, or the planned config if none has."""
-    # A learned vocabulary may be smaller than requested.
+    """Return the config of the first started run; if none has started, the planned config."""
+    # A trained vocabulary may be smaller than requested.
     for status in statuses:
         with contextlib.suppress(KeyError, TypeError, ConfigError):
             return Config.from_dict(read_json_object(status.run.path / "run.json")["config"])
@@ -241,14 +241,14 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]
             scores.setdefault("bleu", {})[seed] = float(dev["bleu"])
         if test := status.scores.get("test"):
             scores.setdefault("test_bleu", {})[seed] = float(test["bleu"])
-            # Character-level BLEU has no words to split.
+            # BLEU over characters has no words to split.
             if (compound := test.get("compound_bleu")) is not None:
                 scores.setdefault("compound_bleu", {})[seed] = float(compound)
     return scores
 
 
 def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
-    """Return the mean FLOPs of a training run: the count, and the paper's estimate."""
+    """Return the mean FLOPs of a training run, both counted and estimated by the paper's method."""
     all_reports = [read_metrics(status.run.path / "metrics.jsonl") for status in statuses]
     runs = [xs for reports in all_reports if (xs := [x for x in reports if x.get("flops")])]
     if not runs:

@@ -1,6 +1,6 @@
-"""Change all rows of an ablation in the same way, and keep the differences between rows.
+"""Change the rows of an ablation, except for the fields that define each row.
 
-This module imports only `config`, so the command line can import it quickly.
+This module imports only configs, so the command line can import it quickly.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 
 
 def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> dict[str, Row]:
-    """Replace config sections, such as "data", in all rows with the sections of other configs.
+    """Return the rows with config sections, such as "data", replaced by those of other configs.
 
-    Each row keeps the values that differ from the first row. Raise ConfigError if a resulting row
-    is invalid.
+    Each row keeps the fields in which it differs from the first row. Raise ConfigError if a row is
+    then invalid.
     """
     base = next(iter(rows.values())).config
 
@@ -38,7 +38,7 @@ def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> di
             for section, other in sections.items()
         }
         if "train" in fields:
-            # Keep the ratio of the row's steps to the first row's steps.
+            # A row keeps its number of steps relative to the first row.
             ratio = row.config.train.steps / base.train.steps
             fields["train"]["steps"] = max(1, round(ratio * sections["train"].train.steps))
         return dataclasses.replace(row, config=row.config.change(**fields))
@@ -47,7 +47,7 @@ def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> di
 
 
 def scale_rows(rows: Mapping[str, Row], scale: Scale) -> dict[str, Row]:
-    """Shrink the models of all rows, and keep the ratios between rows.
+    """Return the rows with smaller models; the ratios between rows stay the same.
 
     Widths and depth are divided and rounded up; the number of heads does not change.
     """

@@ -1,4 +1,4 @@
-"""Compare the rows of an ablation over random seeds, as docs/statistics.md describes.
+"""Compare the rows of an ablation over random seeds: the analysis of docs/statistics.md.
 
 Scores are plain numbers by row and seed, and the first row is the baseline. Perplexities are
 compared as logarithms, because a difference of 1 is large at perplexity 5 and small at 30.
@@ -16,11 +16,10 @@ from scipy import special, stats
 from transformer_jax.sweeps.dunnett import dunnett_probability, dunnett_quantile
 
 CONFIDENCE = 0.95
-# Smaller differences do not matter. These margins are half of the smallest differences that the
-# paper interprets.
+# Differences below this margin, half of the smallest one that the paper interprets, do not matter.
 LOG_PERPLEXITY_MARGIN = 0.01
 BLEU_MARGIN = 0.2
-# A row is wide if its standard deviation is more than this many times the typical one.
+# A row is wide if its standard deviation exceeds the typical one by more than this factor.
 WIDE_RATIO = 4.0
 
 Scores = Mapping[str, Mapping[int, float]]
@@ -44,7 +43,7 @@ class SeedStatistics:
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     def format(self, digits: int) -> str:
-        """Format the mean, and the deviation if there is one, with this many decimals."""
+        """Return the mean and the deviation, if there is one, with this number of decimals."""
         mean = f"{self.mean:.{digits}f}"
         return mean if self.deviation is None else f"{mean} ± {self.deviation:.{digits}f}"
 
@@ -68,14 +67,14 @@ class Comparison:
     by_seed: Mapping[int, float]
     """The difference for each seed with scores in both rows."""
     difference: float | None
-    """The estimate, at the center of `interval`; None if either row has no score."""
+    """The estimate, which is the middle of `interval`; None if one of the rows has no score."""
     interval: Interval | None
-    """The simultaneous interval: with 95 % probability, the intervals of all rows contain the true
-    differences. None if this row or the first row has fewer than two seeds."""
+    """The simultaneous interval: with probability 95 %, the intervals of all rows are correct. None
+    if this row or the first one has fewer than two seeds."""
     welch: Interval | None
-    """Welch's 95 % interval from these two rows alone, not corrected for multiple comparisons."""
+    """Welch's 95 % interval, from these two rows alone, without correction for the others."""
     p: float | None = None
-    """Dunnett's p-value. None if `interval` is a Welch interval with Bonferroni correction."""
+    """Dunnett's p-value. None if `interval` is Welch's interval with Bonferroni's correction."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +85,10 @@ class Analysis:
     comparisons: Mapping[str, Comparison]
     """All rows except the first, by name."""
     wide: Mapping[str, float]
-    """The rows that vary much more over seeds than the others, and the ratio of each row's standard
-    deviation to the typical one. These rows are not pooled with the others."""
+    """The rows that vary much more over seeds than the others, each with the ratio of its standard
+    deviation to the typical one. They are not pooled with the others."""
     deviation: float | None
-    """The residual standard deviation, pooled over rows. None if no row has a Dunnett interval."""
+    """The residual standard deviation, pooled over rows. None if no row has Dunnett's interval."""
     freedom: int
     """The residual degrees of freedom."""
 
@@ -109,8 +108,8 @@ def failed_runs(perplexity: Scores, unigram: float | None = None) -> list[tuple[
 
     Args:
         perplexity: perplexities, not their logarithms.
-        unigram: the perplexity of a unigram model on the same text. If it is None, only runs whose
-            perplexity is not finite count as failed.
+        unigram: the perplexity of a unigram model on the same text. If it is None, only runs
+            without a finite perplexity have failed.
     """
     limit = math.inf if unigram is None else unigram
     return [
@@ -157,8 +156,7 @@ def analyze(scores: Scores, failed: Collection[tuple[str, int]] = ()) -> Analysi
 
 def _find_wide(scores: Scores) -> dict[str, float]:
     """Return each wide row and the ratio of its standard deviation to the typical one."""
-    # Divide each variance by the median of its distribution, which makes the median over rows
-    # unbiased.
+    # Divide each variance by the median of its distribution, so that the median of all is unbiased.
     variances = [
         statistics.variance(by_seed.values()) / special.chdtri(n := len(by_seed) - 1, 0.5) * n
         for by_seed in scores.values()
@@ -179,12 +177,12 @@ def _compare_pooled(
 
     Args:
         scores: rows with at least two seeds and similar deviations.
-        base: the name of the first row, which `scores` may lack.
+        base: the first row, which may be absent.
         num_compared: the number of rows that share the error rate, including rows not in `scores`.
 
     Returns:
-        The estimate, interval, and p-value of each row that shares seeds with the first row,
-        directly or through other rows; the residual standard deviation; and its degrees of freedom.
+        The estimate, interval, and p-value of each row that shared seeds connect to the first row;
+        the residual standard deviation, and its degrees of freedom.
     """
     others = [row for row in scores if row != base]
     seeds = sorted({seed for by_seed in scores.values() for seed in by_seed})
@@ -201,7 +199,7 @@ def _compare_pooled(
     connected = np.flatnonzero(np.isclose(np.diag(inverse @ design)[: len(others)], 1.0))
     if not freedom or not connected.size:
         return {}, None, 0
-    # Round off floating-point noise, which matters if all differences are equal.
+    # Rounding removes the noise of floating-point numbers if all differences are equal.
     effects = (inverse @ values).round(12)
     deviation = round(math.sqrt(np.sum((values - design @ inverse @ values) ** 2) / freedom), 12)
     covariance = (inverse @ inverse.T)[np.ix_(connected, connected)]
@@ -222,7 +220,7 @@ def _compare_pooled(
 def welch_interval(
     ours: Sequence[float], theirs: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Return Welch's interval for a difference of means; None if either has only one score."""
+    """Return Welch's interval for a difference of means; None if one has fewer than two scores."""
     if min(len(ours), len(theirs)) < 2:
         return None
     difference = statistics.fmean(ours) - statistics.fmean(theirs)
@@ -257,12 +255,12 @@ def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
 
 
 def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) -> SignAgreement:
-    """Count the rows whose difference from the first row has the paper's sign.
+    """Count the rows that differ from the first row in the paper's direction.
 
     Args:
-        differences: for each row, our difference from the first row and the paper's difference.
-        margin: the largest difference that does not matter. Rows whose difference in the paper is
-            within the margin are excluded.
+        differences: by row, our difference from the first row and the paper's.
+        margin: the largest difference that does not matter. Rows for which the paper's difference
+            is within the margin are excluded.
     """
     agrees = [ours * paper > 0 for ours, paper in differences if abs(paper) > margin]
     p = float(stats.binom.sf(sum(agrees) - 1, len(agrees), 0.5))
@@ -270,12 +268,12 @@ def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) ->
 
 
 def format_p(p: float) -> str:
-    """Format a p-value with three decimals, the resolution of a bootstrap with 1,000 samples."""
+    """Return a p-value with three decimals, the resolution of a bootstrap with 1,000 samples."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def describe_limits(analysis: Analysis) -> list[str]:
-    """Return sentences that list the rows without an interval and the wide rows."""
+    """Return sentences that name rows without an interval, and wide rows."""
     without = [row for row, x in analysis.comparisons.items() if x.interval is None]
     notes = []
     if len(without) == len(analysis.comparisons):

@@ -1,4 +1,4 @@
-"""Divide this machine into slots that each train one run at a time."""
+"""Split this machine into slots, each of which takes one run at a time."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from transformer_jax.errors import StorageError, UsageError
 COUNT_DEVICES = (
     "import jax, json; print(json.dumps([jax.default_backend(), jax.local_device_count()]))"
 )
-# The assumed memory use of a run on the CPU, in bytes.
+# The memory, in bytes, that a run on a CPU is assumed to need.
 CPU_RUN_BYTES = 2 << 30
 
 
@@ -30,13 +30,13 @@ class Slot:
 
 
 def find_slots(limit: int | None = None) -> list[Slot]:
-    """Return one slot per accelerator, or as many CPU slots as its cores and memory allow.
+    """Return one slot per accelerator, or as many slots on the CPU as its cores and memory allow.
 
     Raises:
         UsageError: `limit` is not between 1 and the number of slots.
         StorageError: JAX finds no device.
     """
-    # A child process counts the devices, because JAX would reserve their memory in this process.
+    # A child process counts the devices, because JAX would reserve their memory in this one.
     command = [sys.executable, "-c", COUNT_DEVICES]
     child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if child.returncode:

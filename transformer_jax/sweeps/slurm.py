@@ -1,8 +1,8 @@
 """Submit a sweep to Slurm: one array job, with one task per unfinished run.
 
-submitit writes its scripts, logs, and pickles to the sweep's `slurm/` folder. The pickles contain
-only strings and numbers, and only submitit reads them. Each run's status and log are in the same
-files as with the local launcher.
+submitit writes its scripts, logs, and pickles to the folder `slurm/` of the sweep. The pickles
+contain only strings and numbers, and only submitit reads them. The status and the log of a run are
+in the same places as with the local launcher.
 """
 
 import contextlib
@@ -27,25 +27,24 @@ from transformer_jax.sweeps.status import RunStatus, current_slurm_job, read_sta
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
-# Slurm sends a signal this many seconds before the time limit, so that a trainer can save. If a
-# quarter of the limit is shorter, that is used instead.
+# Slurm signals this long before the time limit, or a quarter of the limit if that is less, so that
+# a trainer can save.
 SAVING_SECONDS = 120
 # How many seconds a task waits for the submitting process to record its job.
 SUBMISSION_SECONDS = 60.0
-# How many seconds a task waits after Slurm has ended its worker.
+# How many seconds a task stays alive after Slurm ends its worker.
 LINGER_SECONDS = 300.0
 # A run fails after this many consecutive allocations without progress.
 MAX_FRUITLESS_REQUEUES = 3
-# submitit limits the number of timeouts even if a run makes progress. This value disables that
-# limit.
+# submitit limits the number of timeouts, even if a run makes progress. This disables the limit.
 MAX_TIMEOUTS = 10_000
 
 
 @dataclass
 class Task:
-    """One task of the array job, which starts the worker of one run.
+    """One task of the array job: it starts the worker of one run.
 
-    submitit pickles the task and calls it on the compute node. The private attributes change only
+    submitit stores it as a pickle and calls it on the node. The private attributes change only
     there.
     """
 
@@ -79,15 +78,15 @@ class Task:
                 note = f"Slurm ended job {current_slurm_job()}, and may queue it again"
             write_status(run, "stopped", code=code, note=note)
             if self._is_ending:
-                # If the task exited now, Slurm would consider it complete. Wait instead: Slurm then
-                # kills the task and may requeue it, or sends the signal that makes submitit requeue
-                # it.
+                # If the task exited now, Slurm would consider it complete. Wait instead: Slurm
+                # kills the task and may queue it again, or sends the signal at which submitit
+                # queues it again.
                 time.sleep(LINGER_SECONDS)
         if code:
             sys.exit(code if code > 0 else RunInterrupted.exit_code)
 
     def checkpoint(self) -> "DelayedSubmission | None":
-        """Let the worker save; return the task to requeue, or None if the run has ended.
+        """Let the worker save; return the task to queue again, or None if the run has ended.
 
         submitit calls this method when Slurm signals that the time limit is near, or that another
         job needs the node.
@@ -119,15 +118,15 @@ class Task:
 
 
 def _await_exit(process: subprocess.Popen[bytes]) -> None:
-    """Wait until a process exits, but leave its exit code for `Popen.wait`."""
+    """Wait until a process ends, but leave its exit code to `Popen.wait`. A second call is safe."""
     if process.returncode is None:
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
 def _await_submission(run: SweepRun) -> None:
-    # Slurm may start a task before the submitting process has written the run's status. Wait for
-    # that write, because it would replace the worker's status.
+    # Slurm may start a task before the submitting process has written its status, which would then
+    # replace the worker's.
     deadline = time.monotonic() + SUBMISSION_SECONDS
     while (job := read_status(run).job) != current_slurm_job():
         if time.monotonic() > deadline:
@@ -165,7 +164,7 @@ def reconcile(sweep: Sweep) -> list[RunStatus]:
 
 
 def list_jobs() -> set[str]:
-    """Return the IDs of all pending and running jobs, in the format of `RunStatus.job`."""
+    """Return all pending and running jobs, named as in `RunStatus.job`."""
     # List all jobs, because squeue reports an error if a job in `--jobs` has ended.
     command = [_find_program("squeue"), "--noheader", "--array", "--format=%i"]
     squeue = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
@@ -177,14 +176,14 @@ def list_jobs() -> set[str]:
 def submit(
     sweep: Sweep, resources: Resources, *, retry_failed: bool = False, step_timeout: float = 60.0
 ) -> list[str]:
-    """Submit the unfinished runs of a stored sweep, except those already pending or running.
+    """Submit the unfinished runs of a stored sweep that are not pending or running anywhere.
 
-    Return the job IDs, as `squeue` prints them. Raise UsageError if Slurm rejects the jobs, and
+    Return the jobs, as `squeue` names them. Raise UsageError if Slurm rejects them, and
     ConnectionFailedError if it does not answer.
     """
     statuses, jobs = reconcile(sweep), list_jobs()
     wanted = {"queued", "stopped", *(["failed"] if retry_failed else [])}
-    # Slurm may have requeued the job of a stopped run.
+    # Slurm may have queued the job of a stopped run again.
     runs = [s.run for s in statuses if s.status in wanted and s.job not in jobs]
     if not runs:
         return []

@@ -1,6 +1,6 @@
 """Read and write the status of a sweep's runs.
 
-The status is stored in files, so any machine with access to the sweep's folder can read it.
+Files alone determine a run's status, so any machine that sees the sweep's folder can read it.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ from transformer_jax.errors import StorageError
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.sweeps.plan import SweepRun
 
-# A JSON object.
+# An object in a JSON file.
 JsonObject: TypeAlias = dict[str, Any]
 Status = Literal["queued", "submitted", "running", "stopped", "failed", "done"]
 # A process on another machine counts as lost if it writes nothing for this many seconds.
 SILENT_SECONDS = 1800.0
 PROCESS_GONE = "its process is gone"
-# Environment variables that pass a worker the name and the CPU cores of its slot.
+# Environment variables of a worker: the name of its slot, and its CPU cores.
 SLOT_VARIABLE = "TRANSFORMER_JAX_SLOT"
 CORES_VARIABLE = "TRANSFORMER_JAX_CORES"
-# How many bytes at the end of metrics.jsonl are read for the status of a run.
+# The status of a run needs only this number of bytes at the end of metrics.jsonl.
 TAIL_BYTES = 1 << 16
 MAX_METRICS_BYTES = 64 << 20
 
@@ -39,14 +39,14 @@ class RunStatus:
     run: SweepRun
     status: Status = "queued"
     phase: str = ""
-    """The current or last phase: "train", or the split that is being scored. For a submitted run,
-    the Slurm job."""
+    """The phase of a run that is running, stopped, or failed: "train" or the split that it scores.
+    For a submitted run, its Slurm job."""
     job: str = ""
-    """The ID of the run's last Slurm job, as `squeue` prints it."""
+    """The last Slurm job of the run, as `squeue` names it."""
     slot: str = ""
-    """The local launcher's slot for the run, if the run is on this machine."""
+    """The slot of the local launcher, if this machine runs it."""
     finished: tuple[str, ...] = ()
-    """The finished phases."""
+    """The phases that are finished."""
     code: int | None = None
     """The exit code of a run that failed or stopped."""
     note: str = ""
@@ -77,7 +77,7 @@ class RunStatus:
 
 
 def current_slurm_job() -> str:
-    """Return the ID of this process's Slurm job, as `squeue` prints it, or "" outside Slurm."""
+    """Return the Slurm job of this process, as `squeue` names it, or "" outside Slurm."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     if array:
         return f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
@@ -94,10 +94,9 @@ def write_status(
     code: int | None = None,
     note: str = "",
 ) -> None:
-    """Write the status of a run, with this process as the writer. `RunStatus` describes the fields.
+    """Write the status of a run, and record this process as its writer; see `RunStatus`.
 
-    If `phase` or `finished` is None, its stored value does not change. `job` defaults to this
-    process's Slurm job.
+    If they are None, `phase` and `finished` stay the same; `job` is then this process's Slurm job.
     """
     changes = {"phase": phase, "finished": finished}
     content = read_json_object(run.status_file) | {
@@ -119,7 +118,7 @@ def write_status(
 
 
 def read_status(run: SweepRun) -> RunStatus:
-    """Return a run's status, including its results so far."""
+    """Return the status of a run of a sweep, with its results so far."""
     stored = read_json_object(run.status_file)
     status: Status = stored.get("status", "queued")
     note = str(stored.get("note", ""))
@@ -141,7 +140,7 @@ def read_status(run: SweepRun) -> RunStatus:
 
 
 def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
-    """Add results from the run's metrics and latest evaluations to a status."""
+    """Return the status with the results in the run's metrics and latest evaluations."""
     run = status.run
     metrics = read_metrics(run.path / "metrics.jsonl", TAIL_BYTES)
     train, dev = ([x for x in metrics if x.get("split") == name] for name in ("train", "dev"))
@@ -166,8 +165,8 @@ def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
 def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) -> Path | None:
     """Return the folder of the latest evaluation on a split, by step and then by time.
 
-    Unless `any_search` is true, consider only evaluations with the search options and the number of
-    averaged checkpoints in the run's config.
+    Unless `any_search` is set, the search options and the number of averaged checkpoints must be
+    those of the run's config.
     """
     decode = run.config.decode
     own_search = (asdict(decode), decode.average_checkpoints)
@@ -182,7 +181,7 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
 
 
 def _reason_if_lost(run: SweepRun, stored: JsonObject) -> str:
-    """Return why a run's process counts as lost, or "" if it does not."""
+    """Return the reason why the process of a running run counts as lost, or "" if it does not."""
     if stored.get("host") == socket.gethostname():
         try:
             os.kill(int(stored["pid"]), 0)
@@ -190,7 +189,7 @@ def _reason_if_lost(run: SweepRun, stored: JsonObject) -> str:
             return PROCESS_GONE
         except PermissionError:
             pass
-        # After a reboot, another process may have the same ID.
+        # After a reboot, another process may have the same id.
         start = stored.get("process_start")
         is_same = not start or start == _process_start(int(stored["pid"]))
         return "" if is_same else PROCESS_GONE
@@ -221,7 +220,7 @@ def _seconds_left(train: list[JsonObject], steps: int) -> float | None:
 
 
 def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObject]:
-    """Return the reports in the last `max_bytes` of metrics.jsonl, without incomplete lines."""
+    """Return the reports in the last `max_bytes` of a metrics.jsonl, without incomplete lines."""
     reports = []
     with contextlib.suppress(OSError), path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - max_bytes))
@@ -234,7 +233,7 @@ def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObj
 
 
 def read_json_object(path: Path) -> JsonObject:
-    """Return the object in a JSON file, or {} if the file is missing or incomplete."""
+    """Return the object in a JSON file, or {} if there is none or it is incomplete."""
     with contextlib.suppress(OSError, ValueError):
         content = json.loads(path.read_text("utf-8"))
         if isinstance(content, dict):

@@ -1,6 +1,6 @@
-"""Format tables as Markdown, LaTeX, CSV, and HTML.
+"""Write tables as Markdown, LaTeX, CSV, and HTML.
 
-A table is a sequence of rows of text cells. The first row contains the headings.
+A table is a sequence of rows of text cells. The first row has the headings.
 """
 
 import csv
@@ -34,7 +34,7 @@ class Link(NamedTuple):
 
 
 def escape_markdown(text: str) -> str:
-    """Escape text so that Markdown renders it literally."""
+    """Return Markdown that is rendered as this text."""
     return text.translate(MARKDOWN_ESCAPES)
 
 
@@ -75,7 +75,7 @@ def _escape_formula(cell: str) -> str:
 
 
 def to_html(table: Table, links: Sequence[Link], caption: str = "") -> str:
-    """Return an HTML table. The first cell of each row, except the headings, is a link."""
+    """Return an HTML table in which the first cell of each row after the headings is a link."""
     head, *body = table
     lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
     for (first, *others), link in zip(body, links, strict=True):

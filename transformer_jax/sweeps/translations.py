@@ -1,4 +1,4 @@
-"""Compare the test translations of runs, as stored by `evaluate`."""
+"""Compare the translations of runs, which `evaluate` stores."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -10,12 +10,12 @@ from transformer_jax.sweeps.status import RunStatus
 
 
 class BleuDifference(NamedTuple):
-    """The difference in test BLEU between a run and the first row's run with the same seed."""
+    """The difference between the translations of a run and those of the first row's run."""
 
     bleu: float
     """The difference in test BLEU."""
     p: float
-    """The p-value of a paired bootstrap over sentences."""
+    """The p-value by paired bootstrap over sentences."""
 
 
 def read_translations(status: RunStatus, split: Split) -> tuple[list[str], list[str]]:
@@ -33,7 +33,7 @@ def compare_test_bleu(
 ) -> tuple[dict[str, dict[int, BleuDifference]], str]:
     """Compare each run with the first row's run of the same seed, if their references are equal.
 
-    Return the differences by row and seed, and sacreBLEU's signature, or "" without differences.
+    Return the differences by row and seed, and sacreBLEU's signature ("" without differences).
     """
     bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
     base = next(iter(by_row))

@@ -28,15 +28,15 @@ from transformer_jax.sweeps.status import (
 
 PHASE_TIMEOUT = 1800.0
 SCORING_TIMEOUT = 4 * 3600.0
-# The maximum length, in characters, of a note copied from the log.
+# The maximum length of a note that is taken from the log, in characters.
 MAX_NOTE_LENGTH = 300
 
 
 def run_worker(run: SweepRun, step_timeout: float) -> int:
     """Run the remaining phases of a run; return the exit code of the phase that failed, or 0."""
     status = read_status(run)
-    # A requeued Slurm job takes over its own run, even if the status still says that the run is
-    # running on the previous node.
+    # A Slurm job that was queued again takes over its own run, even if the status still says that
+    # the run is running on the previous node.
     is_own_job = bool(status.job) and status.job == current_slurm_job()
     if status.status == "running" and not is_own_job:
         # Another launcher has already started a worker for this run.
@@ -75,7 +75,7 @@ def list_phases(run: SweepRun) -> list[Split]:
 
 
 def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int, str]:
-    """Train under a supervisor and append signals to `signals`; return the exit code and a note."""
+    """Train under a supervisor; return the exit code and a note; record signals in `signals`."""
     if (run.path / "run.json").exists():
         arguments = ["resume", str(run.path), "--train.steps", str(run.config.train.steps)]
     else:
@@ -89,7 +89,7 @@ def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int,
             forwarded_signals=signals,
         )
     except LostProcessError as error:
-        # Standard output goes to the run's log.
+        # Standard output is the run's log.
         print(error, flush=True)  # noqa: T201
         return error.exit_code, str(error)
     if code == RunInterrupted.exit_code and not signals:
@@ -99,7 +99,7 @@ def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int,
 
 
 def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str]:
-    """Score a split and append signals to `signals`; return the exit code and a note."""
+    """Score a split; return the exit code and a note; record signals in `signals`."""
     command = train_command(["evaluate", str(run.path), "--split", split])
     with subprocess.Popen(command) as process:  # noqa: S603 - runs this package
 
@@ -120,14 +120,14 @@ def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str
     if code < 0:
         return RunInterrupted.exit_code, f"{signal.Signals(-code).name} ended it"
     if code == 0 and newest_evaluation(run, split) is None:
-        # `evaluate` succeeds even if it can print the scores but not store them. A report needs the
-        # stored scores, so treat this case as a failure.
+        # `evaluate` also succeeds if it can print the scores but not store them. A report reads the
+        # stored scores, so this is a failure.
         code = StorageError.exit_code
     return code, ""
 
 
 def main(sweep_path: str, run_name: str, step_timeout: str) -> int:
-    """Run the worker with these command-line arguments; return the exit code."""
+    """Run the worker with these command-line arguments; return its exit code."""
     if cores := os.environ.pop(CORES_VARIABLE, ""):
         # Child processes inherit the CPU affinity.
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})

@@ -1,4 +1,4 @@
-"""Save and restore checkpoints during training."""
+"""Save training states in checkpoints, on schedule or for recovery, and restore them."""
 
 import contextlib
 import re
@@ -16,24 +16,24 @@ from transformer_jax.training.components import RunComponents
 from transformer_jax.training.step import TrainState, init_state
 from transformer_jax.training.throughput import Sums
 
-# The `TrainState` counters that checkpoints store as metadata.
+# The counters of a train state, which checkpoints store as metadata.
 COUNTS = ("skipped", "skipped_in_a_row")
 
 
 def checkpoint_arrays(state: TrainState) -> dict[str, object]:
-    """Return the arrays to store in a checkpoint, by name."""
+    """Return the arrays of a state that a checkpoint stores, by name."""
     return {"params": state.params, "optimizer": state.optimizer}
 
 
 def checkpoint_metadata(state: TrainState, pending_metrics: Sums) -> dict[str, object]:
-    """Return the JSON metadata to store in a checkpoint next to the arrays."""
+    """Return the plain data that a checkpoint stores in addition to the arrays of a state."""
     counts = {name: int(getattr(state, name)) for name in COUNTS}
     environment = {"versions": installed_versions(), "devices": describe_devices()}
     return {**environment, "pending_metrics": pending_metrics, **counts}
 
 
 def describe_devices() -> str:
-    """Return the number and kind of devices; for a CPU, the kind is its model, if known."""
+    """Return the number and kind of all devices; the kind of a CPU is its model, if known."""
     devices = jax.devices()
     kind = devices[0].device_kind
     if devices[0].platform == "cpu":
@@ -44,13 +44,13 @@ def describe_devices() -> str:
 
 
 class Checkpointer:
-    """Saves and restores a run's state, and decides when a recovery checkpoint is due.
+    """Restores and saves the states of a run, and decides when a recovery checkpoint is due.
 
     All processes call `restore`, `save`, and `wait` at the same steps.
     """
 
     def __init__(self, run: RunComponents, console: Console) -> None:
-        """Open the run's checkpoints, and print a line for each damaged one.
+        """Open the checkpoints; the console prints a line for each damaged one.
 
         The primary process cleans up and validates the folder before the other processes open it.
 
@@ -71,7 +71,7 @@ class Checkpointer:
         """The step of the latest checkpoint; 0 if there is none."""
 
     def restore(self) -> tuple[TrainState, Sums]:
-        """Return the latest (or initial) state, and the metrics that are not reported yet.
+        """Return the latest or initial state, and the metrics that have not been reported yet.
 
         Raises:
             StorageError: the checkpoint is damaged.
@@ -92,23 +92,23 @@ class Checkpointer:
 
     @property
     def scores(self) -> dict[int, float]:
-        """The perplexity of each scheduled checkpoint on disk, by step."""
+        """The perplexity of each scheduled checkpoint that is kept, by step."""
         return self._manager.scores
 
     def is_due(self) -> bool:
-        """Return whether to save a recovery checkpoint now; only the primary process decides."""
+        """Return whether this process asks for a checkpoint now; only the primary process does."""
         if not self._run.group.is_primary:
             return False
-        # If a save has failed, the next save raises the error, so request one.
+        # A failed save raises its error when the next save begins, so request a save.
         is_idle = not self._manager.is_writing()
         return self._manager.has_failed() or (is_idle and self._timer.is_due())
 
     def save(
         self, step: int, state: TrainState, pending_metrics: Sums, perplexity: float | None
     ) -> None:
-        """Start writing a checkpoint. After this call, the state may be donated.
+        """Begin to write a checkpoint; after this call, the state may be donated.
 
-        `perplexity` is None unless the checkpoint is scheduled.
+        Only a scheduled checkpoint has a perplexity.
 
         Raises:
             StorageError: this checkpoint or the previous one cannot be written.
@@ -124,7 +124,7 @@ class Checkpointer:
         """Wait until the checkpoints of all processes are on disk.
 
         Raises:
-            StorageError: this process could not write its share of a checkpoint.
+            StorageError: this process could not write its part.
         """
         self._manager.wait()
         self._run.group.barrier()

@@ -20,7 +20,7 @@ from transformer_jax.training.sharding import SHARDINGS, DataParallel
 
 @dataclass(frozen=True)
 class RunComponents:
-    """The parts of a run that do not change during training."""
+    """The parts of a run that stay the same while it trains."""
 
     folder: RunDirectory
     group: ProcessGroup
@@ -31,12 +31,12 @@ class RunComponents:
     sharding: DataParallel
 
     def step_flops(self, step: int) -> float:
-        """Return the FLOPs of a step on all devices of all processes. Steps count from 1."""
+        """Return the FLOPs of a step, which counts from 1, on all devices of all processes."""
         lengths = self.batches.lengths(step - 1)
         return flops_of_lengths(self.model.config, self.model.vocab_size, *lengths)
 
     def summary(self) -> list[str]:
-        """Return lines that describe the devices, the model, and the data."""
+        """Return lines about the devices, the model, and the data."""
         devices, config, report = self.sharding.devices, self.model.config, self.prepared.report
         processes = f" in {self.group.count} processes" if self.group.count > 1 else ""
         layers = f"{config.num_layers}+{config.num_layers} layers, d_model {config.d_model}"
@@ -57,7 +57,7 @@ def build_run_components(
     """Prepare the text of a run, and build its model, batches, schedule, and sharding.
 
     Raises:
-        DataError: the text differs from the text that the run started with.
+        DataError: the text differs from the one that the run began with.
     """
     config = folder.config
     prepared = find_prepared(

@@ -1,4 +1,4 @@
-"""Create a run: prepare the text and create the run folder."""
+"""Create a run: prepare its text and make its folder."""
 
 from pathlib import Path
 
@@ -28,11 +28,11 @@ def create_run(
     init_from: Path | None = None,
     progress: Progress = ignore_progress,
 ) -> RunDirectory:
-    """Prepare the text and create a run folder, which appears only once it is complete.
+    """Prepare the text and make the folder of a new run; the path exists only once it is complete.
 
-    If `init_from` is given, the new run starts with that run's vocabulary and latest parameters.
-    The stored config contains the actual vocabulary sizes; the console prints a note if they differ
-    from the requested sizes.
+    The run starts with the latest parameters and the vocabulary of the run `init_from`, if given.
+    Its config has the actual vocabulary sizes. The console prints a note if they differ from the
+    requested sizes.
 
     Raises:
         UsageError: the folder exists, or the parameters of `init_from` have different shapes.

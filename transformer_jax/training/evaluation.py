@@ -1,4 +1,4 @@
-"""Score the development set during training: perplexity, and BLEU with greedy search."""
+"""Scores on the development set during training: perplexity, and BLEU by greedy search."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ NUM_SAMPLES = 20
 
 
 class DevEvaluator:
-    """Scores parameters on the development set, and writes the scores."""
+    """Scores parameters on the development set, by greedy search, and writes the scores."""
 
     def __init__(self, run: RunComponents, writer: MetricWriter) -> None:
         self._run, self._writer = run, writer
@@ -31,7 +31,7 @@ class DevEvaluator:
         """Return the perplexity of a state; with `translate`, also write BLEU and translations.
 
         All processes call this method. Only the primary process computes the perplexity, so that
-        all processes use exactly the same value.
+        all of them use exactly the same value.
 
         Raises:
             DivergedError: the perplexity is not finite.

@@ -1,6 +1,6 @@
 """FLOPs of a training step and peak FLOP/s of the devices, for model FLOPs utilization.
 
-Shapes: B sentence pairs in a batch.
+Shapes: B sentence pairs of a batch.
 """
 
 import timeit
@@ -14,7 +14,7 @@ from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.batches import Batch
 from transformer_jax.special_tokens import PAD
 
-# Peak dense bfloat16 FLOP/s of each device, from the vendors' data sheets. Keys are prefixes of
+# Peak dense bfloat16 FLOP/s of each device, from the vendors' data sheets. A key is a prefix of
 # JAX's `device_kind`; the longest matching key applies.
 PEAK_FLOPS = {
     "NVIDIA A100": 312e12,
@@ -28,7 +28,7 @@ PEAK_FLOPS = {
     "TPU v6 lite": 918e12,
 }
 
-# Tokens in a typical sentence, for estimates made before any text is read.
+# Tokens in a typical sentence, for estimates that do not read any text.
 TYPICAL_LENGTH = 32
 
 
@@ -44,10 +44,10 @@ def flops_of_lengths(
     source_lengths: Int[np.ndarray, " B"],
     target_lengths: Int[np.ndarray, " B"],
 ) -> float:
-    """Return the FLOPs of a training step on B pairs: three times the FLOPs of a forward pass.
+    """Return the FLOPs of a training step on B pairs: three times those of the forward pass.
 
-    Only matrix products count. The sum in an additive score counts as much as the dot product that
-    it replaces. Operations repeated by `model.remat` count once.
+    Only matrix products count. The sum in an additive score counts as the dot product that it
+    replaces. Operations that `model.remat` repeats count once.
     """
     source, target = source_lengths.astype(float), target_lengths.astype(float)
     d, heads = config.d_model, config.num_heads
@@ -71,14 +71,14 @@ def flops_of_lengths(
 
 
 def train_flops(config: Config) -> float:
-    """Estimate a run's FLOPs, as if each batch were full of `TYPICAL_LENGTH`-token sentences."""
+    """Estimate a whole run's FLOPs from full batches of sentences of `TYPICAL_LENGTH` tokens."""
     length = min(TYPICAL_LENGTH, config.data.max_length)
     side = np.ones((max(1, config.data.batch_tokens // length), length), np.int32)
     return config.train.steps * step_flops(config.model, config.data.vocab_size, Batch(side, side))
 
 
 def peak_flops(dtype: str) -> float:
-    """Return the total peak FLOP/s of all local devices.
+    """Return the peak FLOP/s of all local devices together.
 
     For bfloat16 on a device in `PEAK_FLOPS`, this is the vendor's figure; otherwise, it is the best
     rate among a few timed matrix products.

@@ -1,4 +1,4 @@
-"""The training loop: run steps, and report, evaluate, and save between them."""
+"""The training loop: steps, with reports, evaluations, and checkpoints between them."""
 
 import contextlib
 import signal
@@ -33,7 +33,7 @@ from transformer_jax.training.step import TrainState, make_train_step
 from transformer_jax.training.throughput import Meter
 from transformer_jax.training.tracing import StepTracer
 
-# A run ends after this many consecutive steps whose gradient is not finite.
+# A run ends after this many consecutive steps without a finite gradient.
 MAX_SKIPPED_STEPS = 10
 
 
@@ -42,15 +42,15 @@ def run_training(
 ) -> int:
     """Train from the latest checkpoint, or from the start, to the config's last step.
 
-    Returns the number of scheduled checkpoints on disk, which can be averaged. Progress goes to the
-    console, which must be quiet in all processes except the primary one.
+    Returns the number of scheduled checkpoints on disk, which can be averaged. The console prints
+    progress; the console of a process other than the primary one is quiet.
 
     Raises:
         RunInterrupted: a signal ended the run; the run's state is saved.
         DivergedError: the loss is not finite.
         OutOfMemoryError: the device does not have enough memory.
         StorageError: the run cannot be read or written.
-        UsageError: another process is already training the run.
+        UsageError: another process trains the run.
     """
     enable_compilation_cache()
     resume_hint = f"resume with `{shell_command('resume', folder.path)}`"
@@ -79,7 +79,7 @@ def run_training(
 def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> int:
     """Restore the state, train, and return the number of scheduled checkpoints on disk."""
     config, schedule = run.folder.config, run.schedule
-    # From here on, defer signals: an exception inside an Orbax call would corrupt Orbax's state.
+    # From here on, signals wait: an exception inside an Orbax call would corrupt Orbax's state.
     shutdown.can_wait = True
     with Checkpointer(run, console) as checkpointer:
         state, pending = checkpointer.restore()
@@ -89,12 +89,11 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
             console.print(f"{run.folder.path} is already at step {first}: nothing to do")
             return len(checkpointer.scores)
         if run.group.is_primary:
-            # The next report includes the pending metrics, so a report that already has them is
-            # outdated.
+            # The next report repeats pending metrics, so a report that contains them is outdated.
             splits = {"train": not pending, "dev": first in checkpointer.scores}
             truncate_metrics(run.folder.metrics, first, {x for x in splits if splits[x]})
         run.group.barrier()
-        # FLOPs are a function of the steps, so checkpoints do not store them.
+        # FLOPs are a function of the steps, so no checkpoint has to store them.
         pending_flops = sum(run.step_flops(first - n) for n in reversed(range(len(pending))))
         peak = run.group.count * peak_flops(config.model.dtype)
         meter = Meter(peak, pending, pending_flops)
@@ -113,7 +112,7 @@ def _run_steps(
     writer: MetricWriter,
     shutdown: GracefulShutdown,
 ) -> None:
-    """Train from the latest checkpoint until the schedule or a signal ends the run."""
+    """Train from the latest checkpoint's state until the schedule, or a signal, ends the run."""
     config, schedule, first = run.folder.config, run.schedule, checkpointer.last_step
     train_step = CompiledStep(make_train_step(run.model, config.train), run.sharding)
     schedule_rate = make_schedule(config.train, config.model.d_model)
@@ -130,8 +129,7 @@ def _run_steps(
                     heartbeat.busy("compiling")
                     writer.say(str(train_step.compile(state, batch)))
             state, metrics = train_step(state, batch)
-            # `Meter.add` waits for step n - 2, and returns how many steps in a row up to n - 2 were
-            # skipped.
+            # `Meter.add` waits for step n - 2 and returns its number of consecutive skipped steps.
             _check_divergence(run, step - 2, meter.add(metrics, run.step_flops(step)))
             heartbeat.beat(step)
             writer.advance(step)

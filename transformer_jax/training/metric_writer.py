@@ -1,6 +1,6 @@
 """Write the metrics of a run to the terminal, to metrics.jsonl, and to TensorBoard.
 
-Each line of metrics.jsonl is a JSON object with "step", "split" ("train" or "dev"), "time" (seconds
+A line of metrics.jsonl is a JSON object with "step", "split" ("train" or "dev"), "time" (seconds
 since 1970), and the reported values. Except for "time" and the rates, the values depend only on the
 config and the seed.
 """
@@ -18,7 +18,7 @@ from tensorboard.summary import Writer
 from transformer_jax.errors import StorageError
 from transformer_jax.runs.run_directory import RunDirectory
 
-# How the terminal formats values. Values not listed here are written only to files.
+# Formats of the values on the terminal. All other values are written only to the files.
 TERMINAL_FORMATS = {
     "loss": "loss {:.3f}",
     "perplexity": "ppl {:.3f}",
@@ -31,10 +31,10 @@ TERMINAL_FORMATS = {
 
 
 class MetricWriter:
-    """A context manager that appends metrics to a run's existing metrics."""
+    """A context manager that appends metrics to those that earlier processes of the run wrote."""
 
     def __init__(self, folder: RunDirectory, console: Console, *, step: int) -> None:
-        """Set up a progress bar that starts at `step`."""
+        """Set up a progress bar that begins after `step` steps."""
         self._folder, self._console = folder, console
         self._progress = Progress(
             TextColumn("step"),
@@ -111,7 +111,7 @@ class MetricWriter:
                         self._add_events(json.loads(line))
             except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise StorageError(f"{self._folder.metrics} cannot be read: {error!r}") from error
-            # With line buffering, metrics survive if the process is killed.
+            # Line buffering keeps the metrics of a process that is killed.
             self._metrics = self._folder.metrics.open("a", buffering=1, encoding="utf-8")
         self._progress.start()
         return self
@@ -129,7 +129,7 @@ class MetricWriter:
 
 
 class NullWriter(MetricWriter):
-    """A writer that writes no files, for processes other than the primary one."""
+    """A writer without files, for processes other than the primary one; their console is quiet."""
 
     def report(self, step: int, split: str, values: dict[str, float]) -> None:
         """Do nothing."""

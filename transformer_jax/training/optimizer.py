@@ -1,4 +1,4 @@
-"""Adam, and a learning rate that rises linearly and then decays (section 5.3)."""
+"""Adam and the learning rate that rises linearly, then decays (section 5.3)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +30,7 @@ def make_schedule(config: TrainConfig, d_model: int) -> Callable[[ArrayLike], Fl
 
 
 def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
-    """Return a variant of `optax.clip_by_global_norm` that takes the norm as an argument."""
+    """Return a variant of `optax.clip_by_global_norm` that receives the norm as keyword `norm`."""
 
     def update(
         updates: optax.Updates,

@@ -1,8 +1,8 @@
 """Decide what is due after each training step, as a pure function of the step and the votes.
 
-Steps count from 1. A scheduled checkpoint is saved at a fixed step and has a score, the perplexity
-on the development set. All other checkpoints (for recovery, after a signal, or at an unscheduled
-last step) have no score, so clocks and signals do not affect which checkpoints are averaged.
+Steps count from 1. A scheduled checkpoint belongs to a fixed step and carries the perplexity on the
+development set. All other checkpoints (recovery, interruption, end of training off schedule) carry
+no score, so clocks and signals do not affect which checkpoints are averaged.
 """
 
 from collections.abc import Mapping
@@ -19,28 +19,28 @@ class DueActions(NamedTuple):
     report: bool
     evaluate: bool
     translate: bool
-    """Whether the evaluation also translates the development set to compute BLEU."""
+    """Whether the evaluation also translates the development set, to compute its BLEU."""
     save: bool
     is_scheduled: bool
-    """Whether the checkpoint is scheduled and therefore has a score."""
+    """Whether the checkpoint is a scheduled one, which carries its score."""
     keep_pending_metrics: bool
     """Whether the checkpoint contains the metrics since the last scheduled report.
 
-    The report after the last step may be unscheduled. If the run is extended later, it reports the
-    same metrics again at the scheduled step, as if it had never stopped.
+    The last step may report off schedule. If the run is extended later, it reports these metrics
+    again at the scheduled step, as if it had never ended.
     """
     interrupt: bool
     """Whether a signal ends training once the checkpoint is on disk."""
 
     @property
     def waits_for_step(self) -> bool:
-        """Whether an action waits for the step's result anyway, so checking the result is free."""
+        """Whether an action waits for the result of the step, so that checking it costs no time."""
         return self.report or self.evaluate or self.interrupt
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a run reports, evaluates, saves, and ends, in steps."""
+    """When a run reports, evaluates, saves, and ends: the fields of `TrainConfig`, in steps."""
 
     steps: int
     log_every: int
@@ -59,8 +59,7 @@ class Schedule:
 
     def after(self, step: int, vote: Vote, last_saved: int) -> DueActions:
         """Return what is due after a step; `last_saved` is the step of the latest checkpoint."""
-        # A vote may be a few steps old. Ignore its request if a checkpoint has been saved since
-        # then.
+        # A vote may be a few steps old; a checkpoint saved since then has fulfilled its request.
         needs_recovery = vote.is_due and vote.step > last_saved
         is_last = step == self.steps
         is_report_scheduled = step % self.log_every == 0
@@ -78,7 +77,7 @@ class Schedule:
         )
 
     def is_out_of_patience(self, step: int, scores: Mapping[int, float]) -> bool:
-        """Return whether the last `patience` perplexities did not improve on the best one."""
+        """Return whether the last `patience` scores, which are perplexities, did not improve."""
         if self.patience is None or step % self.checkpoint_every:
             return False
         best = min(scores, key=lambda step: scores[step], default=step)

@@ -2,7 +2,7 @@
 
     data    every device holds all parameters and an equal share of each batch's rows
     fsdp    like data, but parameters and optimizer state are also split over the devices
-    pmap    like data, but with `jax.pmap`: each device sums over its rows, and `psum` adds the sums
+    pmap    like data, but with `jax.pmap`: each device sums over its rows; `psum` adds the sums
 
 Under data and fsdp, the step is one program over global arrays: XLA adds the communication, and the
 dropout masks are the same on any number of devices. Under pmap, each device draws different masks.
@@ -29,7 +29,7 @@ class DataParallel:
     axis = "data"
 
     def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
-        """Build a one-dimensional mesh. `devices` defaults to all devices of all processes."""
+        """Build a one-dimensional mesh. The default is all devices of all processes."""
         devices = jax.devices() if devices is None else devices
         # Sort by process, so that each process has consecutive rows of a batch.
         self.devices = sorted(devices, key=lambda device: (device.process_index, device.id))
@@ -43,7 +43,7 @@ class DataParallel:
         """The rows of each batch that this process provides."""
 
     def sharding(self, _leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
-        """Return the sharding of an array in the state, which depends only on the array's shape."""
+        """Return the sharding of an array of the state, which depends only on its shape."""
         return self.replicated
 
     def abstract_state(self, tree: Tree) -> Tree:
@@ -53,7 +53,7 @@ class DataParallel:
         )
 
     def place_state(self, state: TrainState) -> TrainState:
-        """Place each array of the state with the sharding that a step expects."""
+        """Give each array of the state the sharding that a step expects."""
 
         def place(leaf: jax.Array) -> jax.Array:
             sharding = self.sharding(leaf)
@@ -65,13 +65,13 @@ class DataParallel:
         return jax.tree.map(place, state)
 
     def to_local_device(self, tree: Tree) -> Tree:
-        """Gather the state's arrays on one local device. Every process must call this method."""
+        """Gather arrays of the state on one local device; every process must call this method."""
         return jax.tree.map(
             lambda leaf: jax.device_put(leaf, self.replicated).addressable_data(0), tree
         )
 
     def place_batch(self, batch: Batch) -> Batch:
-        """Return the global batch, given the rows in this process's `shard`."""
+        """Return the global batch. `batch` has the rows of this process's `shard`."""
 
         def place(rows: np.ndarray) -> jax.Array:
             shape = (self.count_rows(len(rows)), *rows.shape[1:])
@@ -84,10 +84,10 @@ class DataParallel:
         return local_rows // (self.shard.last - self.shard.first) * self.shard.total
 
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
-        """Compile the step, which donates the state, for the shapes of this state and batch."""
+        """Compile the step for the shapes of a state, which it donates, and of a placed batch."""
         shardings = jax.tree.map(self.sharding, state)
 
-        # JAX uses this function's name in traces and error messages.
+        # In traces and messages, JAX names the program after this function.
         def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
             return step(state, batch)
 
@@ -97,17 +97,17 @@ class DataParallel:
             out_shardings=(shardings, self.replicated),
             donate_argnums=0,
         )
-        # JAX keys its cache of programs on the shardings of the inputs. The shardings of a new
-        # state and of a state returned by a step are equivalent but not equal. With abstract
-        # arrays, both states use the same cache entry.
+        # JAX keys its cache of programs on the shardings of the inputs. A fresh state and a state
+        # that a step returned have different, though equivalent, shardings. With abstract arrays,
+        # both use the same cache entry.
         return jitted.lower(self.abstract_state(state), batch).compile()
 
 
 class FSDP(DataParallel):
-    """Data parallelism that also splits the state's arrays along their largest divisible axes."""
+    """Data parallelism that also splits the state, each array along its largest divisible axis."""
 
     def sharding(self, leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
-        """Return the sharding of an array in the state: replicated if no axis is divisible."""
+        """Return the sharding of an array of the state: replicated if no axis is divisible."""
         divisible = [i for i, size in enumerate(leaf.shape) if size and size % self.mesh.size == 0]
         if not divisible:
             return self.replicated
@@ -116,15 +116,15 @@ class FSDP(DataParallel):
 
 
 class PmapDataParallel(DataParallel):
-    """Data parallelism with `jax.pmap`: each device sums over its rows; `psum` adds the sums."""
+    """Data parallelism with `jax.pmap`: each device sums its rows, then `psum` adds the sums."""
 
     def place_batch(self, batch: Batch) -> Batch:
-        """Return the global batch with shape [devices, rows per device, length]."""
+        """Return the global batch as [devices, rows of a device, length]."""
         devices = self.shard.last - self.shard.first
         return super().place_batch(Batch(*(x.reshape(devices, -1, x.shape[1]) for x in batch)))
 
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
-        """Compile the step. As in `DataParallel`, the step takes and returns global arrays."""
+        """Compile the step; as in `DataParallel`, it takes and returns global arrays."""
 
         def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
             # Add the devices' sums and counts exactly once. A mean of the devices' means would
@@ -144,7 +144,7 @@ SHARDINGS = {"data": DataParallel, "fsdp": FSDP, "pmap": PmapDataParallel}
 
 
 class Compilation(NamedTuple):
-    """The padded shape of the global batch, and how long compilation took."""
+    """The shape of the global batch, including padding, and the time that compilation took."""
 
     rows: int
     source_length: int
@@ -157,7 +157,7 @@ class Compilation(NamedTuple):
 
 
 class CompiledStep:
-    """A sharded training step, compiled ahead of time for each batch shape."""
+    """A training step with a sharding, compiled ahead of time for each batch shape."""
 
     def __init__(self, step: TrainStep, sharding: DataParallel) -> None:
         self._step, self._sharding = step, sharding
@@ -168,7 +168,7 @@ class CompiledStep:
         return _shape(batch) in self._compiled
 
     def compile(self, state: TrainState, batch: Batch) -> Compilation:
-        """Compile the step for this process's rows of a batch, without donating the arguments."""
+        """Compile the step for this process's rows of a batch. Both arguments remain valid."""
         placed = self._sharding.place_batch(batch)
         start = time.perf_counter()
         self._compiled[_shape(batch)] = self._sharding.compile(self._step, state, placed)
@@ -177,7 +177,7 @@ class CompiledStep:
         return Compilation(self._sharding.count_rows(rows), source_length, target_length, seconds)
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Run one step on this process's rows; compile it if necessary. It donates the state."""
+        """Run one step on this process's rows; compile it if necessary. The state is donated."""
         if not self.is_compiled_for(batch):
             self.compile(state, batch)
         return self._compiled[_shape(batch)](state, self._sharding.place_batch(batch))

@@ -1,6 +1,6 @@
 """One update of the parameters: a pure function of the state and a batch.
 
-Batches are global: this module does not depend on how many devices share a batch.
+The batch is global: this module does not depend on the number of devices that hold the batch.
 Shapes: B rows of the batch, T token positions, N micro-batches.
 """
 
@@ -22,7 +22,7 @@ from transformer_jax.training.optimizer import make_optimizer
 
 
 class TrainState(NamedTuple):
-    """The input and output of a step. The state, config, and data determine all later steps."""
+    """The input and output of a step. With the config and data, it determines all later steps."""
 
     step: Int[Array, ""]
     """Number of batches that training has processed, including skipped steps."""
@@ -31,7 +31,7 @@ class TrainState(NamedTuple):
     params: Params
     optimizer: optax.OptState
     skipped: Int[Array, ""]
-    """Number of steps skipped because the gradient or loss was not finite."""
+    """Number of steps skipped because of a gradient or loss that is not finite."""
     skipped_in_a_row: Int[Array, ""]
 
 
@@ -41,9 +41,9 @@ class StepMetrics(NamedTuple):
     loss: Loss
     """All fields are zero if the step was skipped."""
     gradient_norm: Float[Array, ""]
-    """The global norm before clipping."""
+    """Global norm before clipping."""
     skipped: Int[Array, ""]
-    """The same count as in the new `TrainState`."""
+    """The value in the `TrainState` after the step."""
     skipped_in_a_row: Int[Array, ""]
 
 
@@ -53,10 +53,10 @@ GradientSum = tuple[Params, Loss]
 
 @dataclass(frozen=True)
 class TrainStep:
-    """One update as two pure functions. Between the two, devices can add their sums."""
+    """One update as two pure functions. Several devices can add up their sums in between."""
 
     compute_gradients: Callable[[TrainState, Batch, Array], GradientSum]
-    """Computes the sums over a batch or a shard of a batch. The last argument, the shard's index,
+    """Computes the sums over a batch or over a shard of it. The shard's index, the last argument,
     gives each shard different dropout masks."""
     apply_gradients: Callable[[TrainState, GradientSum], tuple[TrainState, StepMetrics]]
     """Updates the state with the sums over the whole batch."""
@@ -73,12 +73,12 @@ def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
 
 
 def make_rng(seed: Int[Array, ""]) -> Array:
-    """Return a run's random key. The generator does not depend on JAX's configuration."""
+    """Return a run's random key. Its generator does not depend on JAX's settings."""
     return jax.random.key(seed, impl="threefry2x32")
 
 
 def init_state(model: Transformer, config: TrainConfig) -> TrainState:
-    """Return the state before the first step, which depends on the seed."""
+    """Return the state before the first step, a function of the seed."""
     seed = jnp.int32(config.seed)
     params = init_params(model, make_rng(seed))
     optimizer = make_optimizer(config, model.config.d_model).init(params)
@@ -90,8 +90,8 @@ def init_state(model: Transformer, config: TrainConfig) -> TrainState:
 def compute_gradients(
     model: Transformer, config: TrainConfig, state: TrainState, batch: Batch, shard_index: Array
 ) -> GradientSum:
-    """Sum gradients and losses over a batch in `gradient_accumulation_steps` micro-batches."""
-    # Derive dropout masks from the seed and the step, so that a resumed run draws the same masks.
+    """Sum gradient and loss over a batch, in `config.gradient_accumulation_steps` micro-batches."""
+    # Dropout is a function of seed and step, so that a resumed run draws the same masks.
     rng = jax.random.fold_in(jax.random.fold_in(make_rng(state.seed), state.step), shard_index)
     num_micro_batches = config.gradient_accumulation_steps
     sum_gradients = jax.grad(partial(_sum_loss, model, config.label_smoothing), has_aux=True)
@@ -119,8 +119,8 @@ def _sum_loss(
 def split_rows(batch: Batch, num_micro_batches: int) -> Batch:
     """Split a batch into micro-batches: [B, T] becomes [N, ceil(B / N), T].
 
-    Row i goes to micro-batch i % N, so that rows stay on the device that holds them. If B is not
-    divisible by N, empty rows fill the micro-batches. Empty rows add nothing to any sum.
+    Row i goes to micro-batch i % N, so that rows stay on the device that holds them. If N does
+    not divide B, empty rows fill the micro-batches; they add nothing to any sum.
     """
 
     def split(tokens: Int[Array, "B T"]) -> Int[Array, "N rows T"]:

@@ -18,10 +18,10 @@ class Meter:
     """Accumulates the metrics of steps until the next report."""
 
     def __init__(self, peak: float, earlier: Sums, earlier_flops: float = 0.0) -> None:
-        """Start the clock. `peak` is the peak FLOP/s of all devices.
+        """Start the clock, for devices whose peak FLOP/s is `peak`.
 
-        `earlier` contains the `pending_metrics` of an interrupted process, for the next report, and
-        `earlier_flops` the FLOPs of the same steps.
+        For the next report, `earlier` has the `pending_metrics` of an interrupted process, and
+        `earlier_flops` has the FLOPs of the same steps.
         """
         self._peak = peak
         self._reset(earlier, earlier_flops)
@@ -35,10 +35,9 @@ class Meter:
     def add(self, metrics: StepMetrics, flops: float) -> int:
         """Count step n, and wait until the devices have finished step n - 2.
 
-        The wait limits how far the host runs ahead of the devices, and allows `heartbeat.beat` to
-        report progress. For the first two steps after a report, this method returns 0 without
-        waiting. For later steps, it returns how many steps in a row, up to step n - 2, were
-        skipped.
+        The wait limits how far the host runs ahead of the devices, and it lets `heartbeat.beat`
+        report progress. For the first two steps after a report, this method returns 0 at once. For
+        later steps, it returns the length of the streak of skipped steps that ends at step n - 2.
         """
         self._metrics.append(metrics)
         self._flops += flops
@@ -69,9 +68,8 @@ class Meter:
     def read(self) -> dict[str, float]:
         """Return means and rates since the last report, and reset.
 
-        The means and FLOPs include the steps of an interrupted process; the rates do not. The means
-        are omitted if all steps were skipped, `gradient_norm` if it is not finite, and `skipped` if
-        it is 0.
+        The means and FLOPs include the steps of an interrupted process; the rates do not. If all
+        steps were skipped, means are omitted. So is a norm that is not finite, and a count of 0.
 
         Returns:
             loss: mean smoothed cross-entropy per token, in nats.

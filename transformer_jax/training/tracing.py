@@ -11,12 +11,12 @@ class StepTracer:
     """A context manager that traces consecutive steps of a run."""
 
     def __init__(self, folder: Path, *, after: int, steps: int) -> None:
-        """Trace `steps` steps after step `after`, when most batch shapes are compiled."""
+        """Trace this number of steps after step `after`, by which most shapes are compiled."""
         self._folder, self._first, self._last = folder, after, after + steps
         self._is_tracing = False
 
     def after(self, step: int, state: object) -> None:
-        """Start or stop the trace if that is due after this step, which returned `state`.
+        """Start or stop the trace if it is due after this step, which returned `state`.
 
         Raises:
             StorageError: the trace cannot be written.
@@ -51,7 +51,7 @@ class StepTracer:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        # Write the trace even if the run ends before the last traced step.
+        # Write the trace if the run ends before the last step to trace.
         try:
             self._stop()
         except StorageError:

@@ -1,7 +1,7 @@
 """Attention scores with learned parameters, as alternatives to the dot product.
 
-Both differ from the paper, which uses a scaled dot product. They score projected queries and keys,
-so cached decoding projects the memory only once.
+Both differ from the paper, whose score is a scaled dot product. They score projected queries and
+keys, so cached decoding projects the memory only once.
 Shapes: B batch, T queries, S keys, H heads, K d_k.
 """
 
@@ -14,7 +14,7 @@ from transformer_jax.config import ModelConfig
 
 
 class General(nn.Module):
-    """Computes q^T W k ("general" in Luong et al. 2015), with a Glorot-initialized W per head."""
+    """Computes q^T W k ("general" of Luong et al. 2015); each head's W is Glorot-initialized."""
 
     config: ModelConfig
 
@@ -33,7 +33,7 @@ class General(nn.Module):
 class Additive(nn.Module):
     """Computes v^T tanh(q + k) with one v for each head (Bahdanau et al. 2015).
 
-    The query and key projections play the role of the authors' W and U. v starts as N(0, 1/d_k).
+    The authors' W and U are the query and key projections here. v starts as N(0, 1/d_k).
     """
 
     config: ModelConfig

@@ -1,10 +1,10 @@
-"""Blockwise attention: equation 1 without storing all weights at once.
+"""Blockwise attention: equation 1 without storing all of its weights at once.
 
-For long sequences, reading and writing [B, H, T, S] scores takes longer than the matrix products.
-Here, each block of queries visits the keys block by block, and a running maximum and sum accumulate
-the softmax ("online softmax": Milakov and Gimelshein 2018; Rabe and Staats 2021; FlashAttention,
-Dao et al. 2022). The backward pass recomputes the weights, so memory grows linearly, not
-quadratically, with the length.
+If sequences are long, reading and writing [B, H, T, S] scores takes more time than the matrix
+products. Here each block of queries visits the keys block by block, and a running maximum and sum
+accumulate the softmax ("online softmax": Milakov and Gimelshein 2018; Rabe and Staats 2021;
+FlashAttention, Dao et al. 2022). The backward pass recomputes the weights, so memory grows linearly
+with the length, not quadratically.
 
 On two CPU cores, a training step on 2,048 tokens takes 0.50 times as long as with full attention at
 length 2,048, and 0.89 times as long at length 1,024.
@@ -24,12 +24,11 @@ from transformer_jax.model.dropout import keep_mask
 
 Index = int | Int[Array, ""]
 
-# The maximum numbers of queries and keys in a block. On a CPU, other sizes between 256 and 1024
-# take 1.02 to 1.07 times as long.
+# The maximum numbers of queries and keys in a block. On a CPU, other sizes from 256 to 1024 take
+# 1.02 to 1.07 times as long.
 MAX_QUERIES, MAX_KEYS = 256, 512
 
-# The score of a masked key. It is finite, so a query that may not attend to any key gets equal
-# weights.
+# The score of a masked key. It is finite, so a query that may not attend to any key attends evenly.
 MASKED = jnp.finfo(jnp.float32).min
 
 
@@ -47,13 +46,13 @@ def blockwise_attention(
 ) -> Float[Array, "B T H V"]:
     """Average the values by softmax(scale q k), as `MultiHeadAttention` does, but block by block.
 
-    Dropout drops the same weights as in full attention. If `rng` is None, there is no dropout.
+    Dropout drops the same weights as in full attention. Without `rng`, no weights are dropped.
     """
     return forward(inputs, mask, rng, scale, rate)[0]
 
 
 def block_size(length: int, max_size: int) -> int:
-    """Return the smallest block size that needs as few blocks as `max_size`."""
+    """Return the smallest block size that needs no more blocks than `max_size` does."""
     return -(-length // -(-length // max_size))
 
 
@@ -79,7 +78,7 @@ def block_mask(
     """
     batch, heads, rows, keys = mask.shape
     last = jnp.max(jnp.where(mask, jnp.arange(1, keys + 1), 0), axis=-1)
-    # A query that may not attend to any key must visit all keys.
+    # A query that may not attend to any key visits all keys.
     last = jnp.max(jnp.where(last == 0, keys, last), axis=(0, 1))
     last = jnp.pad(jnp.broadcast_to(last, num_queries), (0, -num_queries % query_size))
     num_key_blocks = -(-jnp.max(last.reshape(-1, query_size), axis=1) // key_size)
@@ -103,7 +102,7 @@ def add_at(x: Float[Array, "m ..."], j: Index, y: Float[Array, "..."]) -> Float[
 
 
 def float32_einsum(equation: str, *arrays: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Compute `jnp.einsum` with float32 sums regardless of the compute dtype."""
+    """Return `jnp.einsum` with float32 sums regardless of the compute dtype."""
     return jnp.einsum(equation, *arrays, preferred_element_type=jnp.float32)
 
 
@@ -125,8 +124,7 @@ class Blocks:
         self.mask, self.num_key_blocks = block_mask(
             mask, self.num_queries, self.query_size, self.key_size
         )
-        # Padding keys in the last block never get any weight, even for a query that may not attend
-        # to any key.
+        # Padding keys in the last block get no weight, even if a query may not attend to any key.
         exists = jnp.arange(self.key.shape[1] * self.key_size) < self.num_keys
         self.masked_score = jnp.where(exists, MASKED, -jnp.inf).reshape(-1, self.key_size)
 
@@ -141,7 +139,7 @@ class Blocks:
     def drop(
         self, x: Float[Array, "B t s"], head: Index, i: Index, j: Index
     ) -> Float[Array, "B t s"]:
-        """Zero the weights that full attention would drop, without scaling the others.
+        """Set to zero the weights that full attention would drop, without scaling the rest.
 
         The dropout mask is a function of the row-major index in the whole [B, H, T, S] array.
         """
@@ -176,7 +174,7 @@ Triple = tuple[Array, Array, Array]
 def forward(
     inputs: Inputs, mask: Bool[Array, "#B #H #T S"], rng: Array | None, scale: float, rate: float
 ) -> tuple[Float[Array, "B T H V"], Residuals]:
-    """Compute attention, visiting the keys once for each block of queries."""
+    """Compute attention and visit the keys once for each block of queries."""
     blocks, dtype = Blocks(inputs, mask, rng, scale, rate), inputs.value.dtype
 
     def visit_queries(head: Index, i: Index) -> Triple:
@@ -213,10 +211,10 @@ def forward(
 def backward(
     scale: float, rate: float, residuals: Residuals, gradient: Float[Array, "B T H V"]
 ) -> tuple[Inputs, None, None]:
-    """Visit the keys again, and sum the gradient contributions of all pairs of blocks.
+    """Visit the keys once more, and sum the contributions of all pairs of blocks to the gradients.
 
     For weights w with gradients dw, the gradient of a score is w (dw - sum of w dw over the keys).
-    That sum equals the dot product of the output and its gradient, even with dropout.
+    That sum equals the dot product of the output and its gradient, also with dropout.
     """
     inputs, mask, rng, output, row_max, log_sum = residuals
     blocks, dtype = Blocks(inputs, mask, rng, scale, rate), gradient.dtype
@@ -236,8 +234,8 @@ def backward(
             d_query, d_key, d_value = carry
             keys, values = (dynamic_index(x, head, j) for x in (blocks.key, blocks.value))
             scores, mask = blocks.scores(queries, head, i, j)
-            # Subtract the maximum and the logarithm separately. In a fully masked row, rounding
-            # would lose the logarithm in their float32 sum.
+            # Subtract the maximum and the logarithm separately: in a fully masked row, the
+            # logarithm would vanish in their float32 sum.
             weights = jnp.exp(scores - block_max - block_log_sum)
             d_weights = blocks.drop(float32_einsum("btv,bvs->bts", d_output, values), head, i, j)
             d_scores = jnp.where(mask, weights * (d_weights - block_sums) * scale, 0).astype(dtype)

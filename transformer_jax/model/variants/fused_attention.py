@@ -1,7 +1,6 @@
-"""Attention without storing all weights, which saves memory and time on long sequences.
+"""Attention without storing all of its weights, which saves memory and time on long sequences.
 
-Both classes compute equation 1 with the parameters of `MultiHeadAttention`, but do not record the
-weights.
+Both classes compute equation 1 with the parameters of `MultiHeadAttention`, but record no weights.
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v.
 """
 
@@ -15,15 +14,15 @@ from transformer_jax.model.variants.blockwise_attention import Inputs, blockwise
 
 
 def score_scale(config: ModelConfig) -> float:
-    """Return the factor that the configured score applies to the dot product."""
+    """Return the factor by which the config's score multiplies the dot product."""
     return config.d_k**-0.5 if config.attention_score == "scaled_dot_product" else 1.0
 
 
 class BlockwiseAttention(MultiHeadAttention):
-    """Computes attention block by block on any device, with dropout (see `blockwise_attention`)."""
+    """Computes attention block by block, on any device, with dropout: see `blockwise_attention`."""
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Return Attention(Q, K, V) for each head, up to rounding."""
+        """Return Attention(Q, K, V) of each head, up to rounding."""
         query, key, value, mask, _ = heads
         rng, scale = self.dropout.draw_key(train=train), score_scale(self.config)
         return blockwise_attention(Inputs(query, key, value), mask, rng, scale, self.dropout.rate)
@@ -36,7 +35,7 @@ class CudnnAttention(MultiHeadAttention):
     """
 
     def attend_heads(self, heads: Heads, _train: bool, /) -> Float[Array, "B T H V"]:
-        """Return Attention(Q, K, V) for each head, up to rounding."""
+        """Return Attention(Q, K, V) of each head, up to rounding."""
         # cuDNN's backward pass accepts only even numbers of masked queries and keys.
         query, key, value, mask, _ = heads
         num_queries, num_keys = query.shape[1], key.shape[1]

@@ -20,7 +20,7 @@ class AddConcatenatedSinusoids(AddPositions):
 
 
 class AddNothing(AddPositions):
-    """Apply only dropout, for schemes that work inside self-attention and for the scheme "none"."""
+    """Apply only dropout, for schemes that act in self-attention and for the ablation "none"."""
 
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
         """Return zeros."""
@@ -28,7 +28,7 @@ class AddNothing(AddPositions):
 
 
 class AddClampedPositions(AddLearnedPositions):
-    """Add rows of a learned table. Positions past the end of the table use the last row."""
+    """Add rows of a learned table, and its last row at every position past its end."""
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
         """Return the row of the table for each position."""

@@ -17,7 +17,7 @@ class NormAndAdd(AddAndNorm):
     """x + Dropout(Sublayer(LayerNorm(x)))."""
 
     def setup(self) -> None:
-        """Create the layer normalization and the dropout."""
+        """Make the layer normalization and the dropout."""
         self.norm = layer_norm(self.config)
         self.dropout = Dropout(self.config.dropout)
 

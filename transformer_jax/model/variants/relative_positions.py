@@ -1,8 +1,8 @@
-"""Self-attention that depends on the distance between the query and the key.
+"""Self-attention that depends on the distance between query and key.
 
-These schemes differ from the paper: they do not add anything to the embeddings. Attention to the
-encoder's output is the same as in the paper, because a distance between positions in different
-sentences is meaningless.
+These schemes differ from the paper: they add nothing to embeddings. Attention to the encoder's
+output stays as in the paper, because a distance between positions in different sentences has no
+meaning.
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v, R max_relative_position.
 """
 
@@ -21,7 +21,7 @@ def relative_positions(positions: Positions) -> Int[Array, "T S"]:
 def alibi_slopes(num_heads: int) -> list[float]:
     """Return ALiBi's slope for each head: 2^(-8/n), 2^(-16/n), ... 2^-8 for n heads.
 
-    If n is not a power of two, return the slopes for the next lower power of two, followed by every
+    If n is not a power of two, the slopes are those for the next lower power of two, then every
     second slope for twice that power.
     """
     power = 1 << (num_heads.bit_length() - 1)
@@ -32,7 +32,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 class AlibiAttention(MultiHeadAttention):
     """Lowers each score by the head's slope times the distance (ALiBi, Press et al. 2022).
 
-    The authors give no formula for the encoder; here, both directions have the same slope.
+    In the encoder, for which the authors give no formula, the slopes of both directions are equal.
     """
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
@@ -46,7 +46,7 @@ class AlibiAttention(MultiHeadAttention):
 def rotate(x: Float[Array, "B T H K"], positions: Int[Array, " T"]) -> Float[Array, "B T H K"]:
     """Rotate components 2i and 2i + 1 of a vector at position pos by pos / 10000^(2i / d_k).
 
-    The angles are the same as in the paper's sinusoids. `d_k` must be even.
+    These are the angles of the paper's sinusoids. `d_k` must be even.
     """
     d_k = x.shape[-1]
     wavelength = 10000.0 ** (jnp.arange(0, d_k, 2, dtype=jnp.float32) / d_k)
@@ -60,7 +60,7 @@ def rotate(x: Float[Array, "B T H K"], positions: Int[Array, " T"]) -> Float[Arr
 class RotaryAttention(MultiHeadAttention):
     """Rotates queries and keys by their positions (RoFormer, Su et al. 2021, equation 34).
 
-    The dot product then depends on positions only through the distance.
+    Their dot product then depends on positions only through the distance.
     """
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
@@ -74,11 +74,11 @@ class RelativeAttention(MultiHeadAttention):
     """Adds learned vectors for each distance to the keys and the values (Shaw et al. 2018).
 
     These are equations 3 to 5 of Shaw et al. Heads share the vectors. Tensor2Tensor's later
-    `dot_product_relative_v2` omits the vectors for the values by default.
+    `dot_product_relative_v2` leaves out the vectors for the values by default.
     """
 
     def setup(self) -> None:
-        """Create the projections, and the vectors for 2 R + 1 distances."""
+        """Make the projections, and the vectors for 2 R + 1 distances."""
         super().setup()
         c = self.config
         init, rows = nn.initializers.xavier_uniform(), 2 * c.max_relative_position + 1
@@ -86,7 +86,7 @@ class RelativeAttention(MultiHeadAttention):
         self.relative_value = self.param("relative_value", init, (rows, c.d_v))
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Compute scores q (k + a) and averages of v + b, where a and b are the distance's vectors.
+        """Compute scores q (k + a) and averages of v + b; a and b are vectors for each distance.
 
         Because q (k + a) = q k + q a, this method computes q a only once for each distance.
         """
