@@ -33,6 +33,13 @@ WINGS = ("model", "training", "inference", "distributed")
 install_import_hook([f"transformer_jax.{wing}" for wing in WINGS], "shape_checks.check")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Use one more worker than cores, because some tests wait for other processes."""
+    is_linux = hasattr(os, "sched_getaffinity")
+    return (len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the slowest tests first, so that they run in parallel with others."""
     items.sort(key=lambda item: item.path.stem != "test_commands")

@@ -20,6 +20,10 @@ from transformer_jax.training.loop import run_training
 from transformer_jax.training.step import init_state
 
 QUIET = Console(quiet=True)
+# Runs that tests share are trained with this secret in environment variables.
+PRIVATE = "hunter2-and-more"
+# A jitted function is traced once for each model and config.
+INIT_STATE = jax.jit(init_state, static_argnums=(0, 1))
 
 
 def train(config: Config, path: Path, **options: Any) -> Path:
@@ -39,7 +43,7 @@ def state_of(path: Path) -> tuple[int, Any]:
     """Return the step of the latest checkpoint, and its parameters and optimizer state."""
     run = transformer_jax.load(path, average_checkpoints=1)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = jax.eval_shape(lambda: init_state(run.model, run.config.train))
+    shapes = jax.eval_shape(INIT_STATE, run.model, run.config.train)
     arrays = on_device({"params": shapes.params, "optimizer": shapes.optimizer}, device)
     with CheckpointManager(path / "checkpoints", run.folder.identity) as checkpoints:
         return run.step, checkpoints.restore(run.step, arrays)

@@ -2,12 +2,14 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forks import Forks
 from pages import GUIDES, ROOT, Command, commands, name
 
 from transformer_jax.data.number_words import NumberWords
@@ -17,6 +19,9 @@ LABELS = re.compile(r"\d+ (s|min)\b|needs (a GPU|a TPU|hours|Slurm|the network|m
 # These commands would run the tests again, or they need a different environment.
 RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
 CHEAP = sorted({c.text for page in GUIDES for c in commands(page) if c.is_cheap} - {*RECURSIVE})
+# These commands import JAX. They run in forks of a process that has already imported it. The other
+# commands show that the shell finds `transformer-jax` in an activated environment.
+SLOW_TO_IMPORT = tuple(f"transformer-jax {name} " for name in ("params", "prepare", "sweep"))
 
 
 def make_clone(folder: Path) -> Path:
@@ -86,8 +91,16 @@ needs_environment = pytest.mark.skipif(
 
 @needs_environment
 @pytest.mark.parametrize("text", CHEAP)
-def test_a_cheap_command_works_in_a_fresh_clone(text: str, clone: Path) -> None:
-    run(Command(text, ""), clone)
+def test_a_cheap_command_works_in_a_fresh_clone(
+    text: str, clone: Path, request: pytest.FixtureRequest
+) -> None:
+    if not text.startswith(SLOW_TO_IMPORT):
+        run(Command(text, ""), clone)
+        return
+    forks: Forks = request.getfixturevalue("forks")
+    log = clone / "log"
+    pid = forks.start(*shlex.split(text)[1:], log=log, folder=str(clone))
+    assert forks.wait(pid) == 0, log.read_text("utf-8")
 
 
 def remaining(page: Path) -> list[Command]:

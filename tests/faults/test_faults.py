@@ -6,16 +6,19 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forks import Forks
+from shared_steps import share_compiled_steps
 from small import SMALL, metrics_of
 from training_runs import assert_same, state_of, train
 from zygote import MOMENTS
 
 import transformer_jax
+from transformer_jax.cli import main
 from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.run_directory import RunDirectory
 
@@ -68,16 +71,18 @@ class Trainer:
         return text
 
     def finish(self, path: Path) -> None:
-        """Start or resume a run and check that it ends successfully."""
-        self.read_log()
-        exit_code = self.wait(self.train(path))
-        assert exit_code == 0, self.read_log()
+        """Start or resume a run in this process, and check that it ends successfully."""
+        if (path / "run.json").exists():
+            assert main(["resume", str(path)]) == 0
+        else:
+            assert main(["train", str(self.folder / "config.py"), "--out", str(path)]) == 0
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of a run that trains without faults."""
-    return train(CONFIG, tmp_path_factory.mktemp("faults") / "undisturbed")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The path of a run that trains without faults. Later runs of this process share its steps."""
+    with share_compiled_steps():
+        yield train(CONFIG, tmp_path_factory.mktemp("faults") / "undisturbed")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +90,9 @@ def trainer(forks: Forks, undisturbed: Path) -> Trainer:
     folder = undisturbed.parent
     (folder / "config.py").write_text("from test_faults import CONFIG\n")
     # The other runs use the programs that the undisturbed run has compiled.
-    shutil.copytree(os.environ["JAX_COMPILATION_CACHE_DIR"], folder / "programs")
+    (folder / "programs").mkdir()
+    for program in Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).iterdir():
+        (folder / "programs" / program.name).symlink_to(program)
     return Trainer(forks, folder)
 
 
@@ -245,17 +252,16 @@ def test_if_several_processes_start_at_once_one_trains_and_the_others_report_it(
 
 
 def test_a_damaged_checkpoint_costs_one_interval_and_one_line(
-    trainer: Trainer, undisturbed: Path
+    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = trainer.folder / "damaged"
+    path = tmp_path / "damaged"
     shutil.copytree(undisturbed, path)
     array = max((path / "checkpoints" / "60").rglob("*"), key=lambda p: p.stat().st_size)
     content = bytearray(array.read_bytes())
     content[100] ^= 1
     array.write_bytes(content)
-    trainer.read_log()
-    assert trainer.wait(trainer.train(path)) == 0
-    log = trainer.read_log()
+    assert main(["resume", str(path)]) == 0
+    log = "".join(capsys.readouterr())
     assert "checkpoint 60 is damaged" in log
     assert "bad-60" in log
     assert "40 is used instead" in log
@@ -264,6 +270,6 @@ def test_a_damaged_checkpoint_costs_one_interval_and_one_line(
     for step in (path / "checkpoints").iterdir():
         (step / "SHA256SUMS").unlink()
     before = sorted(path.rglob("*"))
-    assert trainer.wait(trainer.train(path)) == 74
-    assert "every checkpoint of " in trainer.read_log()
+    assert main(["resume", str(path)]) == 74
+    assert "every checkpoint of " in capsys.readouterr().err
     assert sorted(path.rglob("*")) == before

@@ -2,11 +2,13 @@
 
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from shared_steps import share_compiled_steps
 from small import SMALL
-from training_runs import train
+from training_runs import PRIVATE, train
 
 from transformer_jax.config import Config
 
@@ -20,8 +22,18 @@ def train_once(config: Config, name: str, factory: pytest.TempPathFactory) -> Pa
     with (folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
-            train(config, folder / f"{name}-unfinished").rename(path)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("EXAMPLE_API_KEY", PRIVATE)
+                patch.setenv("https_proxy", f"http://user:{PRIVATE}@localhost:1")
+                train(config, folder / f"{name}-unfinished").rename(path)
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_steps() -> Iterator[None]:
+    """Trace and compile the training steps of equal runs only once in each worker."""
+    with share_compiled_steps():
+        yield
 
 
 @pytest.fixture(scope="session")

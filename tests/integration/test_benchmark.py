@@ -32,6 +32,7 @@ from experiments.benchmark.workloads import (
 )
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError, SweepFailedError, UsageError
+from transformer_jax.training import loop
 from transformer_jax.training.flops import step_flops
 
 
@@ -281,7 +282,11 @@ def test_external_benchmarks_can_call_train_step_and_decode() -> None:
     assert adapter.decode(sizes, batch.source, 2, 9)() == 9
 
 
-def test_pipeline_batches_are_those_of_a_run_and_preloaded_batches_have_the_same_shapes() -> None:
+def test_pipeline_batches_are_those_of_a_run_and_preloaded_batches_have_the_same_shapes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The compiled steps are those of the runs that other tests train; see `shared_steps.py`.
+    monkeypatch.setattr(adapter, "make_train_step", loop.make_train_step)
     batches = prepare(SMALL.data).batches(SMALL.data.batch_tokens, SMALL.train.seed)
     task = {"config": SMALL.to_dict(), "steps": batches.per_epoch + 2}
     real = adapter.pipeline({**task, "is_preloaded": False})

@@ -27,11 +27,19 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     "options",
     [
-        {"log_every": 1, "checkpoint_every": 1, "bleu_every": 100},
-        {"max_minutes_between_checkpoints": 1e-9},
+        # A report follows each step. Steps 3, 6, and 8 save scheduled checkpoints, and all other
+        # steps save unscheduled ones.
+        {
+            "log_every": 1,
+            "checkpoint_every": 3,
+            "bleu_every": 100,
+            "max_minutes_between_checkpoints": 1e-9,
+        },
         *(
             pytest.param(options, marks=pytest.mark.slow)
             for options in (
+                {"log_every": 1, "checkpoint_every": 1, "bleu_every": 100},
+                {"max_minutes_between_checkpoints": 1e-9},
                 {"log_every": 1},
                 {"log_every": 100},
                 {"checkpoint_every": 1},

@@ -1,6 +1,7 @@
 """Test that a resumed run computes the same bits, and that training ends when it should."""
 
 import dataclasses
+import functools
 import json
 import shlex
 import shutil
@@ -56,10 +57,16 @@ def test_the_same_command_gives_the_same_bits(whole_run: Path, tmp_path: Path) -
     assert metrics_of(path) == metrics_of(whole_run)
 
 
+@pytest.fixture(scope="module")
+def run_of_five(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The path of a run that ended at step 5, off schedule."""
+    return train(SMALL.change(train={"steps": 5}), tmp_path_factory.mktemp("five") / "run")
+
+
 def test_a_run_that_ended_off_schedule_and_is_extended_equals_one_long_run(
-    whole_run: Path, tmp_path: Path
+    whole_run: Path, run_of_five: Path, tmp_path: Path
 ) -> None:
-    path = train(SMALL.change(train={"steps": 5}), tmp_path / "run")
+    path = Path(shutil.copytree(run_of_five, tmp_path / "run"))
     assert state_of(path)[0] == metrics_of(path)[-1]["step"] == 5
     resume(path, train={"steps": 8})
     assert_same(state_of(path), state_of(whole_run))
@@ -74,9 +81,9 @@ def read_reports(run: Path) -> list[dict[str, Any]]:
 
 
 def test_flops_count_each_step_once_even_if_the_report_interval_changes(
-    whole_run: Path, tmp_path: Path
+    whole_run: Path, run_of_five: Path, tmp_path: Path
 ) -> None:
-    path = train(SMALL.change(train={"steps": 5}), tmp_path / "run")
+    path = Path(shutil.copytree(run_of_five, tmp_path / "run"))
     # The report of step 5 is scheduled only in the second part of the run. The report of step 8
     # includes the metrics of step 5.
     resume(path, train={"steps": 8, "log_every": 5})
@@ -148,6 +155,7 @@ def make_gradients_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the gradients with NaN at step 3 and at every step from step 6 on."""
     make_train_step = loop.make_train_step
 
+    @functools.cache
     def make_nan_step(*arguments: Any) -> TrainStep:
         step = make_train_step(*arguments)
 

@@ -18,6 +18,8 @@ from small import metrics_of
 from transformer_jax import commands
 from transformer_jax.cli import main
 from transformer_jax.config import Row
+from transformer_jax.data.number_words import NumberWords
+from transformer_jax.data.splits import SPLITS
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import RunStatus, read_status
 
@@ -103,8 +105,15 @@ def test_a_sweep_trains_scores_and_reports_a_run(
 ) -> None:
     (tmp_path / "mine.py").write_text("from small import SMALL\nSWEEP = {'base': SMALL}\n")
     monkeypatch.chdir(tmp_path)
+    # The text is short, so all batches have one shape, and scoring takes little time.
+    pairs = list(NumberWords(60).read("train"))
+    for language, side in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+        Path(f"text.{language}").write_text("".join(f"{line}\n" for line in side), "utf-8")
+    options = ["--data.corpus", "text"]
+    for split in SPLITS:
+        options += [f"--data.{split}", "text.en", "text.de"]
     # Training also translates by greedy search, so scoring does not compile another search.
-    options = ["--train.steps", "4", "--decode.beam-size", "1"]
+    options += ["--train.steps", "4", "--decode.beam-size", "1"]
     assert main(["sweep", "mine.py", "--seeds", "1", *options]) == 0
     assert "1 done" in capsys.readouterr().out
     [status] = [read_status(run) for run in Sweep.open(Path("sweeps/mine")).runs]
@@ -289,12 +298,17 @@ def test_a_dry_run_prints_what_a_sweep_needs_and_creates_nothing(
     assert not any(tmp_path.iterdir())
 
 
-def test_a_sweep_warns_before_it_reads_its_text_more_than_100_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def _folder_with_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a temporary folder with the config file mine.py the working directory."""
     (tmp_path / "mine.py").write_text("from small import SMALL as CONFIG\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+
+
+@pytest.mark.usefixtures("_folder_with_config")
+def test_a_sweep_warns_before_it_reads_its_text_more_than_100_times(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     # A stub replaces training and ends the sweep.
     monkeypatch.setattr("transformer_jax.sweeps.launch.launch", lambda *_, **__: [])
     for steps, is_warned in (("400", False), ("405", True)):
@@ -303,12 +317,10 @@ def test_a_sweep_warns_before_it_reads_its_text_more_than_100_times(
         assert ("warning: 405 steps are 101 passes over the training set" in err) is is_warned
 
 
+@pytest.mark.usefixtures("_folder_with_config")
 def test_a_dry_run_warns_if_the_disk_is_too_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "mine.py").write_text("from small import SMALL as CONFIG\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     for free, is_warned in ((10**12, False), (10**5, True)):
         usage = shutil._ntuple_diskusage(10**12, 10**12 - free, free)
         monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from shutil import rmtree
+from shutil import copytree, rmtree
 
 import jax
 import pytest
 from small import SMALL
-from training_runs import QUIET, assert_same, state_of, train
+from training_runs import QUIET, assert_same, state_of
 
 from transformer_jax.cli import main
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
@@ -52,10 +52,13 @@ def test_train_and_resume_name_the_next_commands_and_these_commands_work(
 
 
 def test_reproduce_trains_the_same_parameters_or_names_what_differs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    whole_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    train(SMALL, Path("original"))
+    copytree(whole_run, "original")
     files = {path: path.read_bytes() for path in Path("original").rglob("*") if path.is_file()}
     assert main(["reproduce", "original"]) == 0
     out = capsys.readouterr().out
@@ -89,7 +92,10 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
 
 
 def test_reproduce_needs_a_trained_run_and_a_free_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    half_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce", "nowhere"]) == 2
@@ -97,7 +103,7 @@ def test_reproduce_needs_a_trained_run_and_a_free_folder(
     create_run(SMALL, Path("new"), QUIET)
     assert main(["reproduce", "new"]) == 2
     assert "new has no checkpoint" in capsys.readouterr().err
-    train(SMALL.change(train={"steps": 1}), Path("done"))
+    copytree(half_run, "done")
     assert main(["package", "done", "--average-checkpoints", "1", "--out", "packaged"]) == 0
     capsys.readouterr()
     assert main(["reproduce", "packaged"]) == 2

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from small import SMALL
+from training_runs import PRIVATE, QUIET
 
 import transformer_jax
 from transformer_jax import console
@@ -24,30 +23,15 @@ from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import DataError, StorageError, TransformerJaxError
 from transformer_jax.runs.metrics_file import truncate_metrics
 from transformer_jax.runs.run_directory import MAX_DESCRIPTION, RunDirectory
-from transformer_jax.training import loop
-from transformer_jax.training.create_run import create_run
 from transformer_jax.training.metric_writer import MetricWriter
 
 PACKAGE = Path(transformer_jax.__file__).parent
-QUIET = Console(quiet=True)
-PRIVATE = "hunter2-and-more"
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of a run that was trained with secrets in the environment variables."""
-    path = tmp_path_factory.mktemp("runs") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EXAMPLE_API_KEY", PRIVATE)
-        patch.setenv("https_proxy", f"http://user:{PRIVATE}@localhost:1")
-        loop.run_training(create_run(SMALL, path, QUIET), QUIET)
-    return path
 
 
 @pytest.fixture
-def copy(run: Path, tmp_path: Path) -> Path:
+def copy(whole_run: Path, tmp_path: Path) -> Path:
     """The path of a copy of the run, which a test may change."""
-    subprocess.run(["cp", "-r", str(run), str(tmp_path / "copy")], check=True)
+    subprocess.run(["cp", "-r", str(whole_run), str(tmp_path / "copy")], check=True)
     return tmp_path / "copy"
 
 
@@ -66,9 +50,9 @@ def test_nothing_in_the_package_executes_data() -> None:
     assert not offenders
 
 
-def test_a_run_contains_neither_secrets_nor_machine_paths(run: Path) -> None:
+def test_a_run_contains_neither_secrets_nor_machine_paths(whole_run: Path) -> None:
     forbidden = {PRIVATE.encode(), str(Path.home()).encode() + b"/", str(Path.cwd()).encode()}
-    files = [path for path in run.rglob("*") if path.is_file()]
+    files = [path for path in whole_run.rglob("*") if path.is_file()]
     assert len(files) > 20
     for path in files:
         content = path.read_bytes()

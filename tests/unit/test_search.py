@@ -131,6 +131,15 @@ def all_translations(table: Floats, limit: int, kind: tuple[str, float]) -> list
     return sorted(translations, reverse=True)
 
 
+def continuations(table: Floats, live: list[Scored]) -> list[Scored]:
+    """Return the log-probability and tokens of each hypothesis followed by each token."""
+    return [
+        (prefix_log_prob + float(token_log_prob), (*tokens, token))
+        for prefix_log_prob, tokens in live
+        for token, token_log_prob in enumerate(log_probs_after(table, tokens))
+    ]
+
+
 def exhaustive_beam(
     table: Floats, limit: int, kind: tuple[str, float], beam_size: int
 ) -> list[Scored]:
@@ -138,11 +147,7 @@ def exhaustive_beam(
     live: list[Scored] = [(0.0, ())]
     finished: list[Scored] = []
     for length in range(1, limit + 1):
-        longer: list[Scored] = [
-            (prefix_log_prob + float(token_log_prob), (*tokens, token))
-            for prefix_log_prob, tokens in live
-            for token, token_log_prob in enumerate(log_probs_after(table, tokens))
-        ]
+        longer = continuations(table, live)
         finished += [
             (p / divisor(length, kind), tokens) for p, tokens in longer if tokens[-1] == EOS
         ]
@@ -162,11 +167,7 @@ def tensor2tensor_beam(
     live: list[Scored] = [(0.0, ())]
     finished: list[Scored] = []
     for length in range(1, limit + 1):
-        longer: list[Scored] = [
-            (prefix_log_prob + float(token_log_prob), (*tokens, token))
-            for prefix_log_prob, tokens in live
-            for token, token_log_prob in enumerate(log_probs_after(table, tokens))
-        ]
+        longer = continuations(table, live)
         kept = sorted(longer, reverse=True)[: 2 * beam_size]
         if length == limit and not finished and not any(x[1][-1] == EOS for x in kept):
             kept = longer

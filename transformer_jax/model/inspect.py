@@ -3,6 +3,7 @@
 Shapes: B batch, S source positions, T target positions, H heads.
 """
 
+import functools
 import hashlib
 import math
 from collections import Counter
@@ -20,7 +21,13 @@ from transformer_jax.model.transformer import Params, Transformer, init_params
 
 def abstract_params(model: Transformer) -> Params:
     """Return the shapes and dtypes of the parameters, without allocating them."""
-    return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+    return jax.eval_shape(_init_params, model)
+
+
+# A jitted function is traced once for each model.
+@functools.partial(jax.jit, static_argnums=0)
+def _init_params(model: Transformer) -> Params:
+    return init_params(model, jax.random.key(0))
 
 
 def parameter_counts(model: Transformer) -> dict[str, int]:

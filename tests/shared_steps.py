@@ -1,0 +1,65 @@
+"""Share compiled training steps between the runs of a test process.
+
+Tracing and loading the training step takes most of the time of a small run. Runs whose configs
+differ only in `UNRELATED` fields train with the same step, so in tests they share one program.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import pytest
+
+from transformer_jax.config import TrainConfig
+from transformer_jax.data.batches import Batch
+from transformer_jax.model.transformer import Transformer
+from transformer_jax.training import loop
+from transformer_jax.training.sharding import DataParallel, PmapDataParallel
+from transformer_jax.training.step import TrainState, TrainStep
+
+# A training step does not depend on these fields; `test_compilation` checks it.
+UNRELATED: dict[str, Any] = {
+    "steps": 8,
+    "seed": 0,
+    "log_every": 2,
+    "checkpoint_every": 4,
+    "checkpoint_unit": "step",
+    "bleu_every": 1,
+    "patience": None,
+    "keep_checkpoints": 1,
+    "max_minutes_between_checkpoints": 10.0,
+    "profile": 0,
+}
+Compile = Callable[[Any, TrainStep, TrainState, Batch], jax.stages.Compiled]
+
+
+@contextmanager
+def share_compiled_steps() -> Iterator[None]:
+    """Make the runs of this process reuse each other's steps until the context ends."""
+    make_train_step = loop.make_train_step
+    steps: dict[object, TrainStep] = {}
+    programs: dict[object, jax.stages.Compiled] = {}
+
+    def make_shared_step(model: Transformer, config: TrainConfig) -> TrainStep:
+        config = dataclasses.replace(config, **UNRELATED)
+        return steps.setdefault((model, config), make_train_step(model, config))
+
+    def share(compile_step: Compile) -> Compile:
+        def compile_once(
+            sharding: DataParallel, step: TrainStep, state: TrainState, batch: Batch
+        ) -> jax.stages.Compiled:
+            shapes = tuple(tokens.shape for tokens in batch)
+            key = type(sharding), tuple(sharding.devices), step, shapes
+            if key not in programs:
+                programs[key] = compile_step(sharding, step, state, batch)
+            return programs[key]
+
+        return compile_once
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "make_train_step", make_shared_step)
+        for kind in (DataParallel, PmapDataParallel):
+            patch.setattr(kind, "compile", share(kind.compile))
+        yield
