@@ -8,7 +8,7 @@ import pytest
 from small import SMALL
 from untrained import write_untrained_run
 
-from transformer_jax import load, plot_losses, plot_positions
+from transformer_jax import load, plot_positions
 from transformer_jax.cli import main
 from transformer_jax.errors import UsageError
 from transformer_jax.inference.evaluate import prepare_split
@@ -79,15 +79,12 @@ def test_invalid_options_of_the_importance_are_errors(run: Run) -> None:
 
 
 def test_the_losses_of_tokens_add_up_to_those_of_sentences(run: Run) -> None:
-    tokens = prepare_split("dev", of=run).tokens("dev")
-    sentences = score_sentences(run.model, run.params, *tokens)
-    losses = score_tokens(run.model, run.params, *tokens)
+    sides = prepare_split("dev", of=run).tokens("dev")
+    source, target = (side._replace(offsets=side.offsets[:31]) for side in sides)
+    sentences = score_sentences(run.model, run.params, source, target)
+    losses = score_tokens(run.model, run.params, source, target)
     assert [len(x) for x in losses] == [x.target_tokens for x in sentences]
     np.testing.assert_allclose([x.sum() for x in losses], [x.nll for x in sentences], rtol=1e-5)
-    by_position, by_length = (axes.lines[0] for axes in plot_losses(run).figure.axes)
-    first = float(np.mean([x[0] for x in losses]))
-    assert float(by_position.get_ydata()[0]) == pytest.approx(first, rel=1e-5)
-    assert len(by_length.get_ydata()) > 3
 
 
 def test_means_by_position_and_length_are_those_of_the_sentences() -> None:

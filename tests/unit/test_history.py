@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from finished_runs import HOSTILE
+from oracles import floats
 from small import SMALL
 from untrained import write_untrained_run
 
@@ -61,7 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     write_scores(folder, "1", SCORES | {"step": 4, "bleu": 10.0})
     write_scores(folder, "2", SCORES)
     write_scores(folder, "3", SCORES | {"split": HOSTILE, "bleu": "much"})
-    for number, invalid in enumerate(([], {}, SCORES | {"step": "x"}), start=4):
+    for number, invalid in enumerate((None, 7, SCORES | {"step": "x"}), start=4):
         write_scores(folder, str(number), invalid)
     return folder
 
@@ -128,7 +129,7 @@ def test_runs_that_differ_only_in_their_seed_are_one_line_with_a_band(
     assert labels == ["<b>run (2 seeds)", "other"]
     expected = [[math.sqrt(9 * 4), math.sqrt(8 * 4)], [9.0, 8.0]]
     for line, values in zip(axes.lines, expected, strict=True):
-        assert list(map(float, line.get_ydata())) == pytest.approx(values)
+        assert floats(line.get_ydata()).tolist() == pytest.approx(values)
     assert [axes.get_ylabel() for axes in comparison.plot().figure.axes] == [
         *("train/loss", "dev/perplexity", "dev/bleu")
     ]
@@ -182,4 +183,4 @@ def test_the_schedule_shows_the_config_and_its_peak() -> None:
     for axes in (widths, warmups):
         own = axes.lines[0]
         # Equation 3 at its peak.
-        assert max(map(float, own.get_ydata())) == pytest.approx(16**-0.5 * 20**-0.5)
+        assert floats(own.get_ydata()).max() == pytest.approx(16**-0.5 * 20**-0.5)

@@ -64,7 +64,7 @@ def test_curves_show_means_bands_and_labels(picture: Picture) -> None:
     assert list(lines_of(axes).values()) == [[3.0, 1.0], [3.0, 2.0]]
     # Only the first curve has a spread.
     [band] = axes.collections
-    assert band.get_paths()[0].vertices[:, 1].max() == 4.0
+    assert floats(band.get_paths()[0].vertices)[:, 1].max() == 4.0
     legend = axes.get_legend()
     assert legend is not None
     assert len(legend.get_texts()) == 2

@@ -148,7 +148,7 @@ class Plot(PathCommand):
         num_heads = importance.masked_losses.size
         stdout.print(
             f"loss {importance.loss:.3f} nats per token; {importance.num_prunable} of {num_heads} "
-            f"heads can be masked, the least important first, until it rises by more than "
+            f"heads can be masked, the least important first, without raising it by more than "
             f"{importance.margin:g}"
         )
         return importance.plot()

@@ -133,5 +133,6 @@ def _group_lengths(lengths: Int[np.ndarray, " S"]) -> list[Int[np.ndarray, " gro
             groups.append([])
         groups[-1].append(int(index))
     if len(groups) > 1 and len(groups[-1]) < MIN_SENTENCES:
-        groups[-2] += groups.pop()
+        last = groups.pop()
+        groups[-1] += last
     return [np.array(group) for group in groups]

@@ -114,7 +114,7 @@ def draw_losses(by_position: Sequence[Curve], by_length: Sequence[Curve]) -> Pic
 
 
 def inline_curve(
-    x: Sequence[float], y: Sequence[float], *, width: int = 280, height: int = 60
+    x: Sequence[float], y: Sequence[float], *, width: int = 240, height: int = 60
 ) -> str:
     """Return a small SVG of a curve for HTML, in the color of the text, or "" without two points.
 
