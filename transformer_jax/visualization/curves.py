@@ -48,7 +48,9 @@ def average_runs(
     """
     shared = sorted(set.intersection(*map(set, runs))) if runs else []
     values = [[run[step] for run in runs] for step in shared]
-    is_geometric = geometric and all(0 < x < math.inf for row in values for x in row)
+    # The geometric mean of a single value can differ from it in the last bit.
+    is_geometric = geometric and len(runs) > 1
+    is_geometric = is_geometric and all(0 < x < math.inf for row in values for x in row)
     mean = statistics.geometric_mean if is_geometric else statistics.fmean
     y, low, high = ([f(row) for row in values] for f in (mean, min, max))
     return Curve(label, np.array(shared, int), *(np.array(z, float) for z in (y, low, high)))
