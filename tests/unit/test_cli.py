@@ -43,6 +43,9 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("prepare", "--data.vocab-size", "9"): "prepare begins with a config",
     ("resume",): "resume begins with a run",
     ("evaluate",): "evaluate begins with a run: transformer-jax evaluate RUN [OPTIONS]",
+    ("plot",): "plot begins with a run: transformer-jax plot RUN... [OPTIONS]",
+    ("plot", "nowhere", "--out", "x.svg"): "nowhere is not a run",
+    ("plot", "runs/x", "--kind", "head"): "got 'head'; did you mean 'heads'?",
     ("diff", "tiny"): "diff begins with two configs or runs",
     ("sweep", "--seeds", "2"): "sweep begins with",
     ("train", "tinny"): "no config file tinny; did you mean 'tiny'?",
@@ -202,7 +205,7 @@ def test_train_does_not_write_to_a_path_that_exists(
     assert [path.name for path in tmp_path.rglob("*")] == ["mine", "notes.txt"]
 
 
-@pytest.mark.parametrize("command", ["resume", "evaluate", "translate"])
+@pytest.mark.parametrize("command", ["resume", "evaluate", "translate", "plot"])
 def test_a_path_without_a_run_is_reported(
     command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -212,7 +215,7 @@ def test_a_path_without_a_run_is_reported(
         assert f"{tmp_path / name} is not a run" in mistake(capsys, [command, str(tmp_path / name)])
 
 
-@pytest.mark.parametrize("command", ["resume", "evaluate", "translate"])
+@pytest.mark.parametrize("command", ["resume", "evaluate", "translate", "plot"])
 def test_a_run_with_an_invalid_description_is_reported(
     command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

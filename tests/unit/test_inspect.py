@@ -11,9 +11,15 @@ from jaxtyping import Array
 from models import SOURCE, TARGET, VOCABULARY, make_model
 from oracles import SMALL, floats, multi_head_weights, sinusoid
 
-from transformer_jax.config import ModelConfig
+from transformer_jax.config import ModelConfig, TrainConfig
 from transformer_jax.model.build import build_transformer
-from transformer_jax.model.inspect import abstract_params, attention_weights, parameter_counts
+from transformer_jax.model.inspect import (
+    abstract_params,
+    attention_weights,
+    initial_position_table,
+    parameter_counts,
+    position_table,
+)
 from transformer_jax.model.transformer import (
     Transformer,
     causal_mask,
@@ -21,6 +27,7 @@ from transformer_jax.model.transformer import (
     shift_right,
     source_mask,
 )
+from transformer_jax.training.step import init_state
 
 
 def all_weights(model: Transformer, params: dict[str, Any]) -> dict[str, Array]:
@@ -116,3 +123,21 @@ def test_parameter_counts_list_each_kind_and_add_up(positions: str, layer_norm: 
     total = counts.pop("total")
     assert counts == expected
     assert total == sum(counts.values()) == sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
+def test_the_table_of_positions_is_what_the_encoder_adds(positions: str) -> None:
+    model, params = make_model(positions=positions)
+    expected = {
+        "sinusoidal": sinusoid(5, SMALL.d_model),
+        "learned": floats(params.get("source_positions", {}).get("positions", []))[:5],
+        "rotary": np.zeros((5, SMALL.d_model)),
+    }
+    np.testing.assert_allclose(position_table(model, params, 5), expected[positions], atol=1e-6)
+
+
+def test_the_initial_table_is_that_of_a_run_with_the_same_seed() -> None:
+    model, _ = make_model(positions="learned")
+    initial = init_state(model, TrainConfig(seed=3)).params["source_positions"]["positions"]
+    np.testing.assert_array_equal(initial_position_table(model, 3, 5), initial[:5])
+    assert not np.array_equal(initial_position_table(model, 4, 5), initial[:5])

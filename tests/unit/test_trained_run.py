@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import pytest
+from oracles import floats
 from untrained import write_untrained_run
 
 import transformer_jax
@@ -15,6 +16,7 @@ from transformer_jax.inference.trained_run import Run, load, read_params
 from transformer_jax.runs import checksums
 from transformer_jax.runs.checkpoint_averaging import select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
+from transformer_jax.runs.run_directory import RunDirectory
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,20 @@ def test_loading_a_copy_gives_the_same_run_and_changes_no_file(run: Run, copy: P
 def test_the_repr_is_short(run: Run) -> None:
     count = sum(x.size for x in jax.tree.leaves(run.params))
     assert repr(run) == f"Run({str(run.folder.path)!r}, step=8, {count:,} parameters)"
+
+
+def test_a_run_shows_its_metrics_as_a_table_a_picture_and_a_summary(run: Run, copy: Path) -> None:
+    reports = [{"step": s, "split": "dev", "perplexity": 8.0 / s} for s in (1, 2)]
+    (copy / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in reports))
+    copied = dataclasses.replace(run, folder=RunDirectory.open(copy))
+    expected = [{"step": 1, "dev/perplexity": 8.0}, {"step": 2, "dev/perplexity": 4.0}]
+    assert copied.metrics == expected
+    [axes] = copied.plot_curves().figure.axes
+    assert floats(axes.lines[0].get_ydata()).tolist() == [8.0, 4.0]
+    page = copied._repr_html_()
+    assert f"step 8, {run.num_parameters:,} parameters" in page
+    assert "dev/perplexity 4.000 at step 2" in page
+    assert run.metrics == []
 
 
 def test_an_average_is_loaded_on_request(run: Run) -> None:

@@ -1,0 +1,1 @@
+"""Pictures of attention, positions, training, and head importance, drawn from arrays."""
