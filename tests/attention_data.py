@@ -26,7 +26,7 @@ def make_maps(
 
     def draw(*lengths: int) -> np.ndarray:
         weights = np.exp(rng.normal(0.0, 2.0, (layers, heads, *lengths)))
-        return np.float32(weights / weights.sum(-1, keepdims=True))
+        return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
 
     def name(prefix: str, count: int) -> tuple[str, ...]:
         if hostile:

@@ -54,7 +54,7 @@ class View:
     def token(self, side: str, position: int) -> Any:
         return self.page.locator(f".{side} .token").nth(position)
 
-    def lines(self) -> dict[tuple[int, ...], float]:
+    def lines(self) -> dict[tuple[int, int, int], float]:
         """Return the opacity of each line by head, query, and key."""
         shown = self.page.eval_on_selector_all(".lines line", LINES)
         return {(int(h), int(q), int(k)): opacity for h, q, k, opacity in shown}

@@ -28,7 +28,7 @@ def test_by_default_the_last_layer_and_all_heads_are_selected() -> None:
         ({"heads": [0, 3]}, "head 3 does not exist: choose one from 0 to 2"),
         ({"heads": []}, "no head is selected: name at least one"),
         ({"position": 4}, "position 4 does not exist: choose one from 0 to 3"),
-        ({"kind": "corss"}, "got 'corss'; did you mean 'cross'?"),
+        ({"kind": "crosss"}, "got 'crosss'; did you mean 'cross'?"),
         ({"view": "heat"}, "view must be one of heads, grid, alignment, got 'heat'"),
     ],
 )

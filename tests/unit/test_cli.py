@@ -46,7 +46,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("attention",): "begins with a run and a source sentence: transformer-jax attention RUN SOURCE",
     ("attention", "runs/x"): "attention RUN SOURCE [TARGET] [OPTIONS]",
     ("attention", "runs/x", "a", "b", "c"): "attention got an unexpected argument 'c'",
-    ("attention", "runs/x", "a", "--kind", "corss"): "got 'corss'; did you mean 'cross'?",
+    ("attention", "runs/x", "a", "--kind", "crosss"): "got 'crosss'; did you mean 'cross'?",
     ("attention", "runs/x", "a", "--layer", "last"): "--layer must be an integer, got 'last'",
     ("attention", "runs/x", "a", "--out", "x.pdf"): "must end in .html, .svg, .png, got x.pdf",
     ("attention", "nowhere", "a"): "nowhere is not a run",

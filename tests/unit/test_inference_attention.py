@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -43,7 +44,8 @@ def test_the_weights_are_those_of_the_sentence_without_padding(
     assert attention.encoder.shape == (1, 2, len(source), len(source))
     assert attention.cross.shape == (1, 2, len(target), len(source))
     batches = jnp.asarray([source]), jnp.asarray([target])
-    for kind, expected in attention_weights(run.model, run.params, *batches).items():
+    compute = jax.jit(attention_weights, static_argnums=0)
+    for kind, expected in compute(run.model, run.params, *batches).items():
         weights = getattr(attention, kind)
         np.testing.assert_allclose(weights, np.asarray(expected)[:, 0], atol=1e-6)
         np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
@@ -122,7 +124,7 @@ def test_a_picture_is_written_in_the_format_of_its_name(
     [
         ("x.pdf", {}, "the name of the file must end in .html, .svg, .png"),
         ("x.html", {"layer": 1}, "layer 1 does not exist: choose one from 0 to 0"),
-        ("x.svg", {"kind": "corss"}, "did you mean 'cross'?"),
+        ("x.svg", {"kind": "crosss"}, "did you mean 'cross'?"),
         ("x.png", {"heads": [2]}, "head 2 does not exist"),
     ],
 )
