@@ -168,6 +168,8 @@ def test_the_alignment_shows_the_mean_over_the_selected_heads(view: View) -> Non
     view.open(MAPS, view="alignment", layer=0)
     opacities = "cells => cells.map(cell => +cell.style.opacity)"
     shown = view.page.eval_on_selector_all(".alignment td i", opacities)
+    caption = view.page.locator("#caption")
+    assert caption.text_content() == "cross, layer 1 of 3, mean over all heads"
     mean = MAPS["cross"].weights[0].mean(0)
     np.testing.assert_allclose(shown, mean.ravel(), atol=TOLERANCE)
     view.page.locator(".alignment td[data-query='2'][data-key='1']").hover()
@@ -177,6 +179,7 @@ def test_the_alignment_shows_the_mean_over_the_selected_heads(view: View) -> Non
     view.page.get_by_role("button", name="head 2").click()
     shown = view.page.eval_on_selector_all(".alignment td i", opacities)
     np.testing.assert_allclose(shown, MAPS["cross"].weights[0, 0].ravel(), atol=TOLERANCE)
+    assert caption.text_content() == "cross, layer 1 of 3, head 1"
 
 
 @pytest.mark.parametrize("width", [1000, 390])

@@ -57,6 +57,7 @@ def test_the_alignment_is_the_mean_over_the_selected_heads() -> None:
     np.testing.assert_allclose(np.asarray(axes.get_images()[0].get_array()), expected)
     assert [x.get_text() for x in axes.get_xticklabels()] == list(MAPS["cross"].keys)
     assert [x.get_text() for x in axes.get_yticklabels()] == list(MAPS["cross"].queries)
+    assert figure.get_suptitle() == "Cross, layer 2 of 2, heads 1, 3, mean over heads"
 
 
 def test_layers_and_heads_are_numbered_from_one() -> None:

@@ -140,12 +140,12 @@ def _draw_grid(chosen: AttentionMap) -> Figure:
 
 def _draw_alignment(chosen: AttentionMap, indices: Resolved) -> Figure:
     """Draw the mean over the selected heads of a layer, with a token at each row and column."""
-    mean = chosen.weights[indices.layer, list(indices.heads)].mean(axis=0)
+    weights = chosen.weights[indices.layer, list(indices.heads)].mean(axis=0)
     width, height = (ROW * len(tokens) for tokens in (chosen.keys, chosen.queries))
     size = (width + _width(chosen.queries) + 1.4, height + _width(chosen.keys) + 1.0)
     figure = Figure(figsize=(max(4.0, size[0]), size[1]), layout="constrained")
     axes = figure.subplots()
-    _draw_heat_map(axes, mean)
+    _draw_heat_map(axes, weights)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     axes.set_xticks(range(len(chosen.keys)), map(_shorten, chosen.keys), rotation=90, size=SIZE)
@@ -157,7 +157,8 @@ def _draw_alignment(chosen: AttentionMap, indices: Resolved) -> Figure:
     axes.tick_params(length=0)
     axes.set(xlabel=chosen.key_label, ylabel=chosen.query_label)
     _add_color_bar(figure)
-    figure.suptitle(_title(chosen, indices), size="medium")
+    mean = ", mean over heads" if len(indices.heads) > 1 else ""
+    figure.suptitle(f"{_title(chosen, indices)}{mean}", size="medium")
     return figure
 
 

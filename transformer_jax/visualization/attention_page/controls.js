@@ -50,7 +50,8 @@ function caption() {
   } else if (numbers.length === 0) {
     heads = "no head is selected";
   }
-  return `${label}, layer ${state.layer + 1} of ${numLayers}, ${heads}`;
+  const mean = state.view === "alignment" && numbers.length > 1 ? "mean over " : "";
+  return `${label}, layer ${state.layer + 1} of ${numLayers}, ${mean}${heads}`;
 }
 
 function drawPicture() {
