@@ -38,6 +38,7 @@ from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig
 from transformer_jax.errors import ConfigError, TransformerJaxError
 
 if TYPE_CHECKING:
+    from transformer_jax.inference.attention import Attention
     from transformer_jax.inference.comparison import compare
     from transformer_jax.inference.head_importance import head_importance
     from transformer_jax.inference.plots import plot_losses, plot_positions
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from transformer_jax.training.schedule_picture import plot_schedule
 
 __all__ = [
+    "Attention",
     "Config",
     "ConfigError",
     "DataConfig",
@@ -71,6 +73,7 @@ __all__ = [
 
 # The module of each name that needs JAX. The first use of a name imports its module.
 _MODULES = {
+    "Attention": "inference.attention",
     "Run": "inference.trained_run",
     "Transformer": "model.transformer",
     "Translator": "inference.translate",
