@@ -3,8 +3,8 @@
     transformer-jax params configs/positions.py
     transformer-jax train configs/positions.py:E
 
-Paper: learned positions give "nearly identical results" to sinusoids. The paper does not try the
-other encodings.
+Paper: learned positions give "nearly identical results" to sinusoids. The paper does not evaluate
+the other encodings.
 """
 
 from configs.base import CONFIG as BASE

@@ -3,8 +3,8 @@
     transformer-jax params table3
     transformer-jax train table3:A1
 
-The results are per-token perplexity and tokenized BLEU on newstest2013, without checkpoint
-averaging, and the number of parameters in millions.
+The results are the number of parameters in millions, and per-token perplexity and tokenized BLEU on
+newstest2013 without checkpoint averaging.
 """
 
 from configs.base import CONFIG as BASE
