@@ -1,4 +1,4 @@
-"""Table 3, row (E), and position encodings from work before and after the paper.
+"""Row (E) of Table 3, and position encodings from earlier and later work.
 
     transformer-jax params configs/positions.py
     transformer-jax train configs/positions.py:E

@@ -1,4 +1,4 @@
-"""Table 3, all rows in the paper's order: the changes from base, and the paper's results.
+"""All rows of Table 3 in the paper's order: their changes from base, and the paper's results.
 
     transformer-jax params table3
     transformer-jax train table3:A1
