@@ -3,20 +3,21 @@
     transformer-jax train base
     transformer-jax train base --data-from tiny
 
-Paper: 100,000 steps in 12 hours on 8 P100 GPUs; 25.8 BLEU on newstest2013 without averaging. For
-Table 2, which averages checkpoints, see wmt14.
+Paper: 100,000 steps in 12 hours on 8 P100 GPUs; 25.8 BLEU on newstest2013 without checkpoint
+averaging. For Table 2, which averages checkpoints, see wmt14.
 
-The first command downloads 1.7 GB with TensorFlow Datasets: Europarl v7, Common Crawl, and News
-Commentary v9, with 4.5 million pairs in total. The development set is newstest2013, and the test
-set is newstest2014. With --data-from, training uses another config's text, such as number words.
+The first command downloads 1.7 GB through TensorFlow Datasets: Europarl v7, Common Crawl, and News
+Commentary v9, which have 4.5 million pairs in total. The development set is newstest2013, and the
+test set is newstest2014. With --data-from, training uses another config's text, such as number
+words.
 
-This config has not been trained with this code yet.
+No model has been trained with this config yet.
 """
 
 from transformer_jax.config import Config
 
 CONFIG = Config().change(
     data={"corpus": "tfds", "dataset": "wmt14_translate/de-en", "languages": ("en", "de")},
-    # Table 3 does not average checkpoints, so the latest and the best one are enough.
+    # Table 3 does not average checkpoints, so the latest and best checkpoints are enough.
     train={"keep_checkpoints": 1},
 )

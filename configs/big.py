@@ -2,10 +2,10 @@
 
     transformer-jax train big
 
-Paper: 300,000 steps in 3.5 days on 8 P100 GPUs; 26.4 BLEU on newstest2013 without averaging. For
-Table 2, which averages checkpoints, see wmt14_big.
+Paper: 300,000 steps in 3.5 days on 8 P100 GPUs; 26.4 BLEU on newstest2013 without checkpoint
+averaging. For Table 2, which averages checkpoints, see wmt14_big.
 
-This config has not been trained with this code yet.
+No model has been trained with this config yet.
 """
 
 from configs.base import CONFIG as BASE

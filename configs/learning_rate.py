@@ -1,10 +1,11 @@
-"""Which peak learning rate and warmup train the base model of configs/table3_multi30k.py best?
+"""Which peak learning rate and warmup suit the base model of configs/table3_multi30k.py best?
 
     transformer-jax sweep learning_rate --seeds 1
 
 The name p3_w500 means a peak learning rate of 0.003 after 500 warmup steps.
 
-Differs from the paper: the peak is chosen here instead of 1 / sqrt(d_model warmup_steps).
+Differs from the paper: each row sets the peak directly instead of using 1 / sqrt(d_model
+warmup_steps).
 """
 
 from configs.table3_multi30k import with_peak

@@ -2,7 +2,7 @@
 
     transformer-jax train configs/multi30k.py --data.folder FOLDER
 
-FOLDER (or $TRANSFORMER_JAX_DATA) must contain multi30k/tok/ with the files of data/task1/tok in
+FOLDER (or $TRANSFORMER_JAX_DATA) must contain multi30k/tok/ with the files from data/task1/tok in
 github.com/multi30k/dataset.
 
 Published (Wu et al., ACL 2021, Transformer-Tiny, text only): 41.02 tokenized lowercased BLEU on
@@ -39,7 +39,7 @@ CONFIG = Config().change(
             "multi30k/tok/test_2016_flickr.lc.norm.tok.en.gz",
             "multi30k/tok/test_2016_flickr.lc.norm.tok.de.gz",
         ),
-        # The published vocabulary has this size, the result of 10,000 BPE merges.
+        # The published vocabulary has this size, which results from 10,000 BPE merges.
         "vocab_size": 9712,
         "bleu_tokenizer": "none",
         "batch_tokens": 8192,

@@ -1,11 +1,11 @@
-"""A small experiment on Multi30k, for sweeps with runs that take minutes on one CPU core.
+"""A small experiment on Multi30k, for sweeps whose runs take minutes on one CPU core.
 
     M=multi30k_small
     transformer-jax sweep table3 --data-from $M --train-from $M --decode-from $M --scale tiny
 
 Differs from the published recipe (multi30k): a smaller vocabulary, far fewer steps, and the paper's
 optimizer. Search is greedy. After so little training, models assign a high probability to the end
-of a sentence, so beam search returns translations with only a third of the words.
+token, so beam search returns translations with only a third of the words.
 """
 
 from configs.multi30k import CONFIG as MULTI30K

@@ -6,33 +6,33 @@
 The `t2t` rows describe Tensor2Tensor, the authors' code, at the time of the paper and with its
 later defaults. The last row describes Flax's WMT example. Every row uses the data of `base`. In
 these recipes, label smoothing excludes the true token, but all rows here include it. The comment on
-each row lists the recipe's features that are not available here.
+each row lists the features of the recipe that this package does not support.
 """
 
 from configs.base import CONFIG as PAPER
 
-# transformer_base in mid-2017: 4,096 tokens on each of 8 devices; projections with biases. Not
-# available: an all-zero embedding for BOS; a target language embedding that is added to the source;
-# a variant of Adam that skips tokens absent from the batch; and a joint initialization of query,
-# key, and value as one matrix.
+# transformer_base in mid-2017 uses 4,096 tokens on each of 8 devices and projections with biases.
+# Not supported: an all-zero embedding for BOS; a target language embedding that is added to the
+# source; a variant of Adam that skips tokens absent from the batch; and a joint initialization of
+# query, key, and value as one matrix.
 T2T_2017 = PAPER.change(
     model={"positions": "concatenated_sinusoidal", "attention_bias": True},
     data={"batch_tokens": 8 * 4096},
 )
-# transformer_base_v1: no biases; translations up to 100 tokens longer than the source. Not
-# available in v1, v2, and v3: the features listed for the 2017 row, except the joint
+# transformer_base_v1 has no biases and allows translations up to 100 tokens longer than the source.
+# Not supported in v1, v2, and v3: the features listed for the 2017 row, except the joint
 # initialization. Like this package, these recipes initialize query, key, and value separately.
 T2T_V1 = T2T_2017.change(model={"attention_bias": False}, decode={"max_extra_length": 100})
-# transformer_base_v2: pre-norm, more dropout, a higher learning rate, and a longer warmup.
+# transformer_base_v2 uses pre-norm, more dropout, a higher learning rate, and a longer warmup.
 T2T_V2 = T2T_V1.change(
     model={"layer_norm": "pre", "attention_dropout": 0.1, "activation_dropout": 0.1},
     train={"learning_rate_scale": 2.0, "warmup_steps": 8000},
 )
-# transformer_base_v3, which is the current transformer_base.
+# transformer_base_v3 is the current transformer_base.
 T2T_V3 = T2T_V2.change(train={"adam_beta2": 0.997})
-# The widths of the big model with the dropout of base; 32 packed rows of 256 tokens on each of 8
-# devices. Not available: unscaled embeddings from N(0, 1), with logits divided by sqrt(d_model);
-# and an all-zero embedding for BOS.
+# Flax's WMT example combines the widths of the big model with the dropout of base, and uses 32
+# packed rows of 256 tokens on each of 8 devices. Not supported: unscaled embeddings from N(0, 1),
+# with logits divided by sqrt(d_model); and an all-zero embedding for BOS.
 FLAX_WMT = PAPER.change(
     model={
         "d_model": 1024,

@@ -1,10 +1,10 @@
-"""All rows of Table 3 on a small scale, on number words: a quick test of sweeps and reports.
+"""All rows of Table 3 on number words, at a small scale: a quick test of sweeps and reports.
 
     transformer-jax sweep table3 --data-from smoke --train-from smoke --scale tiny --seeds 2
     transformer-jax report sweeps/table3
 
 Time: 19 minutes on two CPU cores, including the report. The models are too small and train for too
-    few steps to reproduce the paper's differences.
+few steps to reproduce the paper's differences.
 """
 
 from configs.tiny import CONFIG as TINY

@@ -1,10 +1,10 @@
-"""Table 3, all rows in the paper's order: the changes from base, and the paper's results.
+"""All rows of Table 3 in the paper's order: their changes from base, and the paper's results.
 
     transformer-jax params table3
     transformer-jax train table3:A1
 
-The results are per-token perplexity and tokenized BLEU on newstest2013, without checkpoint
-averaging, and the number of parameters in millions.
+The results are the number of parameters in millions, and per-token perplexity and tokenized BLEU on
+newstest2013 without checkpoint averaging.
 """
 
 from configs.base import CONFIG as BASE

@@ -1,13 +1,13 @@
-"""Table 2, the base model from English to German on WMT 2014 (sections 5 and 6.1).
+"""Table 2: the base model for English to German on WMT 2014 (sections 5 and 6.1).
 
     transformer-jax prepare wmt14
     transformer-jax train wmt14
     transformer-jax evaluate runs/wmt14
 
-Paper: 100,000 steps in 12 hours on 8 P100 GPUs; 27.3 BLEU on newstest2014 with an average of the
+Paper: 100,000 steps in 12 hours on 8 P100 GPUs; 27.3 BLEU on newstest2014 with the average of the
 last 5 checkpoints, which are ten minutes apart.
 
-The first command downloads the text; see base. This config has not been trained with this code yet.
+The first command downloads the text; see base. No model has been trained with this config yet.
 """
 
 from configs.base import CONFIG as BASE

@@ -1,12 +1,12 @@
-"""Table 2, the big model from English to German on WMT 2014 (sections 5 and 6.1).
+"""Table 2: the big model for English to German on WMT 2014 (sections 5 and 6.1).
 
     transformer-jax train wmt14_big
     transformer-jax evaluate runs/wmt14_big
 
-Paper: 300,000 steps in 3.5 days on 8 P100 GPUs; 28.4 BLEU on newstest2014 with an average of the
+Paper: 300,000 steps in 3.5 days on 8 P100 GPUs; 28.4 BLEU on newstest2014 with the average of the
 last 20 checkpoints, which are ten minutes apart.
 
-This config has not been trained with this code yet.
+No model has been trained with this config yet.
 """
 
 from configs.big import CONFIG as BIG

@@ -1,15 +1,15 @@
-"""Table 2, both models from English to French on WMT 2014 (sections 5 and 6.1).
+"""Table 2: both models for English to French on WMT 2014 (sections 5 and 6.1).
 
     transformer-jax train wmt14_fr:base
     transformer-jax train wmt14_fr:big
     transformer-jax evaluate runs/wmt14_fr-big
 
-Paper: 38.1 BLEU (base) and 41.8 BLEU (big) on newstest2014, with averages of the last 5 and 20
-checkpoints, a vocabulary of 32,000 tokens, and 36 million pairs.
+Paper: 38.1 BLEU (base) and 41.8 BLEU (big) on newstest2014, with the averages of the last 5 and 20
+checkpoints. The paper uses a vocabulary of 32,000 tokens and 36 million pairs.
 
 Differs from the paper: the dataset in TensorFlow Datasets has 41 million pairs (15 GB of text).
 
-This config has not been trained with this code yet.
+No model has been trained with this config yet.
 """
 
 from configs.wmt14 import CONFIG as BASE
@@ -19,6 +19,6 @@ DATA = {"dataset": "wmt14_translate/fr-en", "languages": ("en", "fr"), "vocab_si
 
 SWEEP = {
     "base": BASE.change(data=DATA),
-    # In section 6.1, the big model for English to French has a dropout of 0.1 instead of 0.3.
+    # In section 6.1, the big model for English to French uses a dropout rate of 0.1 instead of 0.3.
     "big": BIG.change(model={"dropout": 0.1}, data=DATA),
 }

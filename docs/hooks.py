@@ -1,9 +1,8 @@
 """Hooks that MkDocs calls when it builds the documentation site.
 
-Pages link to files of the repository by relative paths, which work on GitHub
-(`../experiments/results/...`). The site contains copies of these files. The API reference has one
-page for each subpackage, and the site serves mermaid.js itself, so that the site does not load
-anything from other hosts.
+Pages link to repository files by relative paths (`../experiments/results/...`), which work on
+GitHub. The site contains copies of these files. The API reference has one page for each subpackage.
+The site serves mermaid.js itself so that it does not load anything from other hosts.
 """
 
 import re
@@ -31,7 +30,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Let links to files of the repository point to the site's copies."""
+    """Rewrite links to repository files so that they point to the site's copies."""
     return OUTSIDE.sub(r"\1repository/\2", markdown)
 
 

@@ -1,4 +1,4 @@
-"""Compare the speed of this project with other libraries and with earlier results.
+"""Compare this project's speed with that of other libraries and with earlier results.
 
 Each command documents its options with --help:
 
@@ -34,7 +34,7 @@ Changes = Annotated[
 
 @dataclass(frozen=True)
 class MeasureCommand:
-    """Base class of commands that run benchmarks."""
+    """Base class for commands that run benchmarks."""
 
     out: Path = Path("benchmarks")
     """Folder for the results: a JSON file with all samples, and a table."""
@@ -47,7 +47,7 @@ class MeasureCommand:
 
     @property
     def settings(self) -> benchmarks.Settings:
-        """The settings selected by the options."""
+        """The settings from the command-line options."""
         for name in ("rounds", "steps"):
             if (value := getattr(self, name)) < 1:
                 raise UsageError(f"--{name} must be positive, got {value}")
@@ -71,7 +71,7 @@ class Train(MeasureCommand):
     sizes: SizesName = "base"
     changes: Changes = ()
     only: str | None = None
-    """Workers, separated by commas: ours, torch, torch-compiled."""
+    """Comma-separated list of workers: ours, torch, torch-compiled."""
 
     def run(self) -> None:
         sizes = load_sizes(self.sizes, self.changes)
@@ -81,12 +81,12 @@ class Train(MeasureCommand):
 
 @dataclass(frozen=True)
 class Decode(MeasureCommand):
-    """Compare translating 64 sentences of 20 tokens into 40 tokens, greedily and by beam search."""
+    """Compare greedy and beam search on 64 sentences of 20 tokens, translated into 40 tokens."""
 
     sizes: SizesName = "base"
     changes: Changes = ()
     only: str | None = None
-    """Workers, separated by commas: ours, ctranslate2, hf."""
+    """Comma-separated list of workers: ours, ctranslate2, hf."""
     beam: tuple[int, ...] = (1, 4)
     """Beam sizes; 1 is greedy search."""
     rounds: int = 5
@@ -124,7 +124,7 @@ class Input(MeasureCommand):
 
 @dataclass(frozen=True)
 class Scaling(MeasureCommand):
-    """Compare steps with the same number of tokens in sentences of increasing length."""
+    """Compare steps on the same number of tokens, split into sentences of increasing length."""
 
     sizes: SizesName = "base"
     changes: Changes = ("layers=2", "vocab=8000")
@@ -153,7 +153,7 @@ class Gpu(MeasureCommand):
     minutes: float = 7.5
     """Time limit for the whole command."""
     toy: bool = False
-    """Try the command at toy size on any device."""
+    """Try the command with toy models, on any device."""
 
     def run(self) -> None:
         if not self.minutes > 0:

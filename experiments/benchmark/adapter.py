@@ -1,7 +1,7 @@
-"""Benchmarks of this project's training step and search, with the same code that users run.
+"""Benchmarks of this project's training step and search, using the same code that users run.
 
 External benchmarks call `train_step` and `decode`. This project's benchmark calls the functions
-that follow them.
+defined after these two.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from transformer_jax.training.throughput import Meter
 
 
 def make_config(sizes: Mapping[str, Any]) -> Config:
-    """Return a config of the paper's model with other sizes.
+    """Return a config of the paper's model with the given sizes.
 
     Args:
         sizes: d_model, layers, heads, d_ff, and optionally dtype (default float32) and src
@@ -46,7 +46,7 @@ def make_config(sizes: Mapping[str, Any]) -> Config:
             "num_heads": sizes["heads"],
             "d_k": width,
             "d_v": width,
-            # The other libraries apply dropout to attention weights.
+            # Match the other libraries, which apply dropout to attention weights.
             "attention_dropout": 0.1,
             "dtype": sizes.get("dtype", "float32"),
             "max_length": max(Config().model.max_length, sizes.get("src", 0)),
@@ -112,7 +112,7 @@ def train_step(
 def decode(
     sizes: Mapping[str, Any], source: np.ndarray, beam_size: int, steps: int
 ) -> Callable[[], float]:
-    """Return a function that translates and returns the mean number of tokens per translation.
+    """Return a function that translates the source and returns the mean translation length.
 
     Args:
         sizes: the sizes that `make_config` takes, and vocab.
@@ -139,10 +139,10 @@ def decode(
 
 
 def suppress_eos(params: Params, layers: int) -> Params:
-    """Return parameters with which no translation ends early.
+    """Return a copy of the parameters, changed so that no translation ends early.
 
-    If all scales of a layer normalization are one, the elements of its output add up to the sum of
-    its biases. With biases of one and an end-token embedding whose elements are all -100, the logit
+    If all scales of a layer normalization are 1, the elements of its output add up to the sum of
+    its biases. With biases of 1 and an end-token embedding whose elements are all -100, the logit
     of the end token is therefore always -100 d_model.
     """
     changed: Any = jax.tree.map(jnp.asarray, params)
@@ -190,7 +190,7 @@ def load_batches(task: Mapping[str, Any]) -> list[Batch]:
 
 
 def train(task: Mapping[str, Any]) -> Workload:
-    """Train on preloaded batches, which are repeated.
+    """Train on preloaded batches, cycling through them.
 
     Args:
         task: the sizes of the model, and the path of the saved batches.
@@ -222,7 +222,7 @@ class NumberVocabulary:
         return self._size
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each line with the end token, like a tokenizer."""
+        """Return the tokens of each line, including the end token, as a tokenizer does."""
         return [[*map(int, line.split()), EOS] for line in lines]
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
@@ -231,11 +231,11 @@ class NumberVocabulary:
 
 
 def translate(task: Mapping[str, Any]) -> Workload:
-    """Translate all sentences like `transformer-jax translate`.
+    """Translate all sentences in the same way as `transformer-jax translate`.
 
     Args:
-        task: sizes, sources (lists of tokens with end tokens), beam_size, and extra (how many more
-            tokens a translation has than its source).
+        task: sizes, sources (lists of tokens with end tokens), beam_size, and extra (how many
+            tokens longer a translation is than its source).
     """
     enable_compilation_cache()
     sizes = task["sizes"]

@@ -1,4 +1,4 @@
-"""The benchmarks: training, decoding, the input pipeline, and cost by length."""
+"""The benchmarks: training, decoding, the input pipeline, and the cost of longer sentences."""
 
 import dataclasses
 import sys
@@ -27,7 +27,7 @@ from transformer_jax.training.flops import step_flops
 
 TRAINERS = ("ours", "torch", "torch-compiled")
 DECODERS = ("ours", "ctranslate2", "hf")
-# Sentence lengths that are compared at the same number of tokens.
+# Sentence lengths to compare, with the same number of tokens per step.
 LENGTHS = (128, 256, 512, 1024, 2048)
 
 
@@ -41,7 +41,7 @@ class Settings:
     torch_python: str = sys.executable
     """The Python interpreter that has the other libraries."""
     until: float = float("inf")
-    """Time limit on the clock of `time.monotonic`."""
+    """Deadline, as a `time.monotonic()` value."""
     at_once: bool = False
     """Whether workers may start at the same time."""
     environment: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
@@ -110,8 +110,8 @@ def train(
         references: candidates for the reference worker, in order of preference. The first one that
             ran is used.
         batches: real batches; each round uses `settings.steps` of them.
-        again: start this project's worker a second time at the end, to measure how much time the
-            compilation cache saves.
+        again: whether to start this project's worker a second time at the end, to measure how much
+            time the compilation cache saves.
         work: a description of the batches.
     """
     batches = batches or [full_batch(sizes)]
@@ -167,15 +167,15 @@ def decode(
     usual: Sequence[str] = DECODERS,
     references: Sequence[str] = ("ctranslate2", "hf"),
 ) -> Benchmark:
-    """Compare decoding with random parameters, chosen so that no translation ends early.
+    """Compare decoding with random parameters that never end a translation early.
 
     Args:
         name: the name of the benchmark.
         sizes: the sizes of the model.
         settings: the settings of the measurement.
         beam_size: the size of the beam; 1 means greedy search.
-        sources: tokens of sentences with their end tokens. Default: random.
-        extra: how many more tokens a translation has than its source.
+        sources: the tokens of each source, including its end token. Default: random.
+        extra: how many tokens longer a translation is than its source.
         count: the number of random sentences.
         length: the number of tokens per random sentence, without the end token.
         only: workers, separated by commas.
@@ -223,8 +223,9 @@ def decode(
 def pipeline(config: Config, settings: Settings) -> Benchmark:
     """Compare training on a config's text with training on preloaded full batches.
 
-    Both run the same compiled steps on the same shapes in the same order. The ratio shows the cost
-    of padding, gathering, and metering together. Divide it by the density to exclude padding.
+    Both workers run the same compiled steps on the same shapes in the same order. The ratio shows
+    the combined cost of padding, gathering, and metering. To exclude padding, divide the ratio by
+    the density.
     """
     with isolated_cache(settings) as (inside, _):
         steps = settings.rounds * settings.steps
@@ -260,7 +261,7 @@ def pipeline(config: Config, settings: Settings) -> Benchmark:
 
 
 def scaling(sizes: Sizes, settings: Settings, lengths: Sequence[int], tokens: int) -> Benchmark:
-    """Compare steps with the same number of tokens in sentences of increasing length."""
+    """Compare steps on the same number of tokens, split into sentences of increasing length."""
     with isolated_cache(settings) as (inside, folder):
         specs, flops = list[WorkerSpec](), dict[int, float]()
         for length in lengths:

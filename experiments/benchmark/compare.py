@@ -35,7 +35,8 @@ def compare(before: Results, after: Results) -> str:
     """Return a table of the workers in both results, and notes about workers in only one of them.
 
     If both results have the same reference, the table compares speeds relative to this reference,
-    because ratios do not depend on other load. Otherwise, it compares absolute speeds.
+    because ratios do not depend on other load on the machine. Otherwise, it compares absolute
+    speeds.
 
     Raises:
         UsageError: the results have no worker in common.
@@ -100,7 +101,7 @@ def _compare_benchmark(earlier: Benchmark, later: Benchmark) -> list[list[str]]:
 def _compare_single_values(
     part: str, name: str, earlier: Measurement, later: Measurement
 ) -> list[list[str]]:
-    """Compare values that were measured once and have no spread."""
+    """Compare values that were measured only once and therefore have no spread."""
     kinds = {
         "first call, s": [one.first_seconds for one in (earlier, later)],
         "second start, s": [one.second_start_seconds for one in (earlier, later)],

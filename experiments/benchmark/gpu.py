@@ -35,7 +35,7 @@ class Amount:
     base: Sizes
     big: Sizes
     tokens: int
-    """Minimum average number of target tokens per train step."""
+    """Minimum average number of target tokens per training step."""
     batches: int
     """Batches per round."""
     shapes: int
@@ -70,7 +70,7 @@ TOY = Amount(
 
 
 def number_words_config(*, is_toy: bool) -> Config:
-    """Return a config with generated text: lines of one to three numbers in words."""
+    """Return a config that uses synthetic text: each line is one to three spelled-out numbers."""
     pairs, vocab = (300, 200) if is_toy else (60_000, 1000)
     return Config().change(
         data={"num_pairs": pairs, "max_numbers_per_line": 3, "vocab_size": vocab}
@@ -85,7 +85,7 @@ def gpu(
     seconds: float,
     say: Callable[[str], None],
 ) -> tuple[list[Benchmark], list[str]]:
-    """Measure training and decoding; return the results, and the benchmarks that were skipped.
+    """Measure training and decoding, and return the results and the skipped benchmarks.
 
     Args:
         config: the config that specifies the text.
@@ -129,7 +129,7 @@ def gpu(
             work=work,
         )
 
-    # Each benchmark may take this share of the remaining time.
+    # The number is the share of the remaining time that the benchmark may take.
     plan: dict[str, tuple[float, Callable[[str, Settings], Benchmark]]] = {
         "train base": (0.38, training(amount.base)),
         "train big": (0.55, training(amount.big)),

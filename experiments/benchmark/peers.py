@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments.benchmark.worker import RunResult, Workload, resident_bytes
 
-# These are the values of `transformer_jax.special_tokens`, which not every environment can import.
+# These values match `transformer_jax.special_tokens`, which some environments cannot import.
 PAD, BOS, EOS = 0, 1, 2
 DROPOUT = 0.1
 SMOOTHING = 0.1
@@ -28,7 +28,7 @@ def torch_and_device() -> tuple[Any, str]:
     torch: Any = importlib.import_module("torch")
     torch.manual_seed(0)
     if torch.cuda.is_available():
-        # JAX uses TensorFloat-32 for float32 products on the same device.
+        # Match JAX, which uses TensorFloat-32 for float32 matrix products on this device.
         torch.set_float32_matmul_precision("high")
         return torch, "cuda"
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -97,7 +97,7 @@ def transformer(torch: Any, sizes: Mapping[str, Any], longest: int) -> tuple[Any
 
 
 def train(task: Mapping[str, Any]) -> Workload:
-    """Train `torch.nn.Transformer` on preloaded batches, which are repeated.
+    """Train `torch.nn.Transformer` on preloaded batches, cycling through them.
 
     Args:
         task: the sizes, the path of the saved batches, and is_compiled (use `torch.compile`).
@@ -157,8 +157,8 @@ def train(task: Mapping[str, Any]) -> Workload:
 def marian(sizes: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return Hugging Face's library and its Marian model of these sizes, with random weights."""
     library: Any = importlib.import_module("transformers")
-    # CTranslate2's converter requires the last token of the vocabulary to be the padding token and
-    # also the first token of each translation.
+    # CTranslate2's converter requires the padding token to be both the last token of the vocabulary
+    # and the first token of each translation.
     last = sizes["vocab"] - 1
     config = library.MarianConfig(
         vocab_size=sizes["vocab"],
@@ -197,7 +197,7 @@ def sorted_batches(sources: Sequence[Sequence[int]], rows: int) -> Iterator[list
 
 
 def generate(task: Mapping[str, Any]) -> Workload:
-    """Translate all sentences with `generate` of Hugging Face Transformers.
+    """Translate all sentences with Hugging Face's `generate`.
 
     Args:
         task: the same as for `adapter.translate`. The longest source in a batch determines the

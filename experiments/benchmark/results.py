@@ -40,7 +40,7 @@ class Measurement:
     samples: list[Sample]
     """One sample per round."""
     second_start_seconds: float | None = None
-    """Duration of the first call in a second process, with a filled compilation cache."""
+    """Duration of the first call in a second process, with a warm compilation cache."""
 
     @property
     def speeds(self) -> list[float]:
@@ -58,13 +58,13 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Workers that ran the same work in the same rounds."""
+    """Workers that ran the same workload in the same rounds."""
 
     name: str
     unit: str
     """The unit of speed: target tokens or sentences."""
     work: dict[str, Any]
-    """A description of the work."""
+    """A description of the workload."""
     measurements: dict[str, Measurement]
     reference: str | None = None
     """The worker that the others are compared with; None if only one worker ran."""
@@ -80,7 +80,7 @@ class Benchmark:
         return [a / b for a, b in zip(self.measurements[name].speeds, others, strict=True)]
 
     def cpu_ratios(self, name: str) -> list[float]:
-        """Return the same ratio in terms of CPU time, which excludes waiting."""
+        """Return the same ratios in terms of CPU time, which excludes waiting."""
         if self.reference is None:
             return []
         mine, others = (self.measurements[n].samples for n in (name, self.reference))
@@ -109,7 +109,7 @@ class Results:
     def collect(
         cls, command: str, benchmarks: list[Benchmark], left_out: Sequence[str] = ()
     ) -> "Results":
-        """Return results with the current machine, versions, commit, and time."""
+        """Return results that record the current machine, versions, commit, and time."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(
             command,
@@ -232,7 +232,8 @@ def summarize(
         for key, worker in rounds.workers.items()
         if worker.process.samples
     }
-    # Only the JAX worker measures the peak FLOP/s, and all workers use the same device.
+    # Only the JAX worker measures the peak FLOP/s. Its value applies to all workers, which use the
+    # same device.
     peaks = [one.facts["peak_flops"] for one in measurements.values() if "peak_flops" in one.facts]
     for one in measurements.values():
         if flops and peaks:
@@ -346,7 +347,7 @@ def to_markdown(results: Results) -> str:
 
 
 def _describe(name: str, measured: Measurement, unit: str) -> str:
-    """Return the library, device, and values of a worker in two sentences."""
+    """Describe the library, device, and values of a worker in two sentences."""
     facts = measured.facts
     library = str(facts.get("library")).replace(", ", " with ")
     for package, title in LIBRARIES.items():

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 
 from experiments.benchmark.worker import PACKAGE, Sample, Startup
 
-# How many seconds a run may exceed the time limit by.
+# How many seconds a run may continue past the deadline.
 GRACE = 20.0
 ROOT = Path(__file__).parents[2]
 
@@ -62,7 +62,7 @@ class WorkerProcess:
                 text=True,
                 encoding="utf-8",
                 env={k: v for k, v in environment.items() if v is not None},
-                # Start a new session, so that `close` also ends processes that compilers start.
+                # Start a new session, so that `close` also kills processes that compilers start.
                 start_new_session=True,
             )
         except OSError as error:
@@ -113,16 +113,16 @@ class WorkerProcess:
         return Startup(**self._receive(min(seconds, threading.TIMEOUT_MAX)))
 
     def run(self, steps: int, seconds: float = float("inf")) -> Sample:
-        """Run some steps and wait for their sample.
+        """Run the given number of steps and wait for the sample.
 
         Raises:
-            WorkerFailedError: the worker failed, or exceeded the time limit.
+            WorkerFailedError: the worker failed, or did not answer in time.
         """
         self._send(str(steps))
         return Sample(**self._receive(min(seconds, threading.TIMEOUT_MAX)))
 
     def close(self) -> None:
-        """End the process and its child processes."""
+        """Kill the process and its child processes."""
         if self._stderr.closed:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -173,10 +173,10 @@ def run_rounds(
         specs: the workers.
         rounds: the number of rounds.
         steps: the number of steps per round.
-        until: time limit on the clock of `time.monotonic`. A round does not start if it would
-            exceed the limit. A worker that is not ready after two thirds of the time is skipped.
-        at_once: start all workers at the same time, which is faster. Otherwise, they compile one
-            after another.
+        until: the deadline, as a `time.monotonic()` value. A round does not start if it would
+            exceed the deadline. A worker that is not ready after two thirds of the time is skipped.
+        at_once: whether to start all workers at the same time, which is faster. Otherwise, they
+            compile one after another.
         say: receives one line per worker.
     """
     skipped: dict[str, str] = {}
@@ -221,7 +221,7 @@ def _start_workers(
     *,
     at_once: bool,
 ) -> Iterator[WorkerProcess]:
-    """Start workers and yield them. Closing the exit stack ends them."""
+    """Start workers and yield them. Closing the exit stack kills them."""
 
     def start(spec: WorkerSpec) -> Iterator[WorkerProcess]:
         try:

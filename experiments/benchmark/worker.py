@@ -1,9 +1,9 @@
-"""A worker process that prepares one workload and runs it on request.
+"""A worker process that prepares one workload and runs it on demand.
 
 The worker reads its task as one line of JSON from standard input and writes one line to standard
 output when it is ready. After that, each input line contains a number of steps to run, and each
 output line contains their `Sample`. This module imports only the standard library, because a worker
-may run in another environment.
+may run in a different environment.
 """
 
 import importlib
@@ -22,12 +22,12 @@ PACKAGE = "experiments.benchmark"
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of some steps."""
+    """The result of running some steps."""
 
     units: float
     """Number of target tokens or sentences."""
     value: float
-    """A check of the work: the loss, or the mean length of the translations."""
+    """A value to check the work: the loss, or the mean length of the translations."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Workload:
     cycle: int = 1
     """Number of steps that cover every batch shape once. The first call runs these steps."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Facts to report next to the times. They are read after the first call."""
+    """Facts to report along with the times. The worker reads them after the first call."""
     peak_bytes: Callable[[], int] = lambda: resident_bytes()
     """Returns the peak memory so far."""
 
@@ -79,7 +79,7 @@ def resident_bytes() -> int:
 
 
 def take_sample(workload: Workload, steps: int) -> Sample:
-    """Run some steps and measure their time."""
+    """Run some steps and measure what they cost."""
     cpu, wall = time.process_time(), time.perf_counter()
     result = workload.run(steps)
     seconds, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -87,7 +87,7 @@ def take_sample(workload: Workload, steps: int) -> Sample:
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:
-    """Prepare the workload in the first request, and then serve the other requests."""
+    """Prepare the workload that the first request describes, and then answer the other requests."""
 
     def answer(content: Mapping[str, Any]) -> None:
         answers.write(json.dumps(content) + "\n")

@@ -53,7 +53,7 @@ class Sizes:
         return dataclasses.replace(self, **changed)
 
 
-# "base" and "tiny" are the standard sizes of the comparison on a CPU.
+# "base" and "tiny" are the standard sizes for comparisons on a CPU.
 SIZES = {
     "base": Sizes(),
     "tiny": Sizes(d_model=256, layers=3, heads=4, d_ff=1024, vocab=8000, batch=64, src=24, tgt=24),
@@ -100,12 +100,12 @@ def save_batches(path: Path, batches: Sequence[Batch]) -> str:
 
 
 def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> list[Batch]:
-    """Return real batches of the shapes that contain most of the tokens of a text.
+    """Return real batches that have the shapes with most of a text's tokens.
 
     Args:
         config: the config that specifies the text.
         tokens: the minimum average number of target tokens per batch, if the text has that many.
-        shapes: the maximum number of shapes. Each shape takes one compilation.
+        shapes: the maximum number of shapes. Each shape requires one compilation.
         count: the maximum number of batches.
     """
     from transformer_jax.data.prepare import prepare

@@ -25,7 +25,7 @@ SLOW_TO_IMPORT = tuple(f"transformer-jax {name} " for name in ("params", "prepar
 
 
 def make_clone(folder: Path) -> Path:
-    """Copy the files under version control and link this environment into the copy."""
+    """Copy the tracked and new files, and link this environment into the copy."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
