@@ -20,7 +20,7 @@ LABELS = re.compile(r"\d+ (s|min)\b|needs (a GPU|a TPU|hours|Slurm|the network|m
 RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
 CHEAP = sorted({c.text for page in GUIDES for c in commands(page) if c.is_cheap} - {*RECURSIVE})
 # These commands import JAX. They run in forks of a process that has already imported it. The other
-# commands show that the shell finds `transformer-jax` in an activated environment.
+# commands test that the shell finds `transformer-jax` in an activated environment.
 SLOW_TO_IMPORT = tuple(f"transformer-jax {name} " for name in ("params", "prepare", "sweep"))
 
 
