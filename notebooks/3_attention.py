@@ -96,10 +96,10 @@ config = Config().change(
         "bleu_tokenizer": "char",
     },
     train={
-        "steps": 240,
-        "warmup_steps": 80,
+        "steps": 210,
+        "warmup_steps": 70,
         "learning_rate_scale": 0.5,
-        "checkpoint_every": 80,
+        "checkpoint_every": 70,
         "bleu_every": 3,
         "log_every": 10,
     },
@@ -155,59 +155,77 @@ attention.show(kind="encoder", layer=-1)
 
 # %% [markdown]
 # The paper's figure 3 follows one word, "making", in layer 5 of 6. We follow the token "thirty" in
-# the last layer of the encoder. `draw_figure` makes the static picture that
+# the last layer of the encoder. The function `picture` makes the static picture that
 # `attention.save("x.svg")` writes.
 
 # %%
 from transformer_jax.visualization.attention_figures import draw_figure
 from transformer_jax.visualization.attention_views import Selection
+from transformer_jax.visualization.style import Picture
+
+
+def picture(**selection):
+    """Draw a selection of the attention weights, with the arguments of `attention.show`."""
+    return Picture(draw_figure(attention.maps, Selection(**selection)))
+
 
 tokens = list(attention.source_tokens)
-thirty, one = tokens.index("▁thirty"), tokens.index("one")
-draw_figure(attention.maps, Selection(kind="encoder", layer=-1, position=thirty))
+picture(kind="encoder", layer=-1, position=tokens.index("▁thirty"))
 
 # %% [markdown]
-# Each color is a head. The heads of one layer look at different places, as in the paper: some
-# collect the neighbors of the word, and others look elsewhere.
+# Each color is a head. The heads of one layer look at different places, as in the paper: the word
+# receives several averages at once, one from each head.
 #
-# ## Figure 4: one head at a time
+# ## Figure 4: one relation
 #
-# Figure 4 shows two heads that resolve the word "its". Our sentence has no pronouns, but it has a
-# comparable relation: to translate "thirty-one" as "einunddreißig", the model must connect the tens
-# with the ones. We look for the head of the encoder that attends most strongly from "thirty" to
-# "one".
+# Figure 4 shows two heads that resolve the pronoun "its". Our sentence has no pronouns, but it has
+# a comparable relation. To translate "thirty-one" as "einunddreißig", the decoder must skip
+# "thirty", find "one", and then return. We look at cross-attention in the last layer while the
+# decoder predicts "ein", the German "one".
 
 # %%
-weights = attention.encoder[:, :, thirty, one]  # (layers, heads)
-layer, head = map(int, np.unravel_index(weights.argmax(), weights.shape))
-print(f"layer {layer + 1}, head {head + 1}: weight {weights.max():.2f} (mean {weights.mean():.2f})")
-draw_figure(attention.maps, Selection(kind="encoder", layer=layer, heads=[head]))
+ein = attention.target_tokens.index("ein")
+picture(kind="cross", layer=-1, position=ein)
 
 # %% [markdown]
-# If the head is a general rule and not an accident of this sentence, it must do the same for the
-# second pair, "sixty-five", and in other sentences. We measure its weight from the tens to the ones
-# in 20 sentences of the test set, next to the same weight of all other heads.
+# Is this a general rule, or an accident of this sentence? We measure the same weight in 20
+# sentences of the test set: from each predicted ones digit, which is the token before "und...", to
+# the word after the hyphen in the source.
 
 # %%
-tens_to_ones = []
+found = []
 for line in Path("test.en").read_text("utf-8").splitlines()[:20]:
     example = run.attention(line)
-    hyphens = [i for i, piece in enumerate(example.source_tokens) if piece == "-"]
-    tens_to_ones.append([example.encoder[:, :, i - 1, i + 1] for i in hyphens])
-mean_weights = np.mean(tens_to_ones, axis=(0, 1))  # (layers, heads)
+    ones = [i + 1 for i, piece in enumerate(example.source_tokens) if piece == "-"]
+    predicted = [i - 1 for i, piece in enumerate(example.target_tokens) if piece[:3] == "und"]
+    if len(ones) == len(predicted):
+        found += [example.cross[:, :, t, s] for t, s in zip(predicted, ones)]
+mean_weights = np.mean(found, axis=0)  # (layers, heads)
 
-figure, axes = plt.subplots(figsize=(4.4, 2.2))
-image = axes.imshow(mean_weights, cmap="Blues", vmin=0, vmax=1)
-for (i, j), value in np.ndenumerate(mean_weights):
-    axes.text(j, i, f"{value:.2f}", ha="center", color="white" if value > 0.6 else "black")
-axes.set(xlabel="head", ylabel="layer", title="mean weight from tens to ones")
-axes.set_xticks(range(4), range(1, 5))
-axes.set_yticks(range(2), range(1, 3))
+
+def draw_heads(axes, values, title, *, digits, largest=None):
+    """Draw one number for each layer and head."""
+    largest = largest or values.max()
+    axes.imshow(values, cmap="Blues", vmin=0, vmax=largest)
+    for (i, j), value in np.ndenumerate(values):
+        color = "white" if value > 0.6 * largest else "black"
+        axes.text(j, i, f"{value:.{digits}f}", ha="center", va="center", color=color)
+    axes.set(xlabel="head", ylabel="layer", title=title)
+    axes.set_xticks(range(4), range(1, 5))
+    axes.set_yticks(range(2), range(1, 3))
+
+
+figure, axes = plt.subplots(figsize=(4.4, 2.3))
+draw_heads(
+    axes, mean_weights, f"mean weight on the ones ({len(found)} digits)", digits=2, largest=1
+)
 plt.show()
 
 # %% [markdown]
-# The map shows whether one head has specialized in this relation or several share it. Which head
-# does it depends on the random seed: the heads of a layer are interchangeable before training.
+# A number near 1 is a head that nearly always reads the right word. In the stored output, the
+# second layer reads it, and the first layer does not: the decoder first has to compute which digit
+# comes next. Which heads and layers do it depends on the random seed, because the heads of a layer
+# are interchangeable before training.
 #
 # ## Figure 5: heads with different structure
 #
@@ -222,15 +240,9 @@ look = {
     "mean distance, in tokens": (attention.encoder * distance).sum(-1).mean(-1),
     "entropy, in bits": -(attention.encoder * np.log2(attention.encoder + 1e-9)).sum(-1).mean(-1),
 }
-figure, panels = plt.subplots(1, 2, figsize=(8, 2.2))
+figure, panels = plt.subplots(1, 2, figsize=(8, 2.3))
 for axes, (title, values) in zip(panels, look.items()):
-    axes.imshow(values, cmap="Blues", vmin=0)
-    for (i, j), value in np.ndenumerate(values):
-        color = "white" if value > 0.6 * values.max() else "black"
-        axes.text(j, i, f"{value:.1f}", ha="center", color=color)
-    axes.set(xlabel="head", ylabel="layer", title=title)
-    axes.set_xticks(range(4), range(1, 5))
-    axes.set_yticks(range(2), range(1, 3))
+    draw_heads(axes, values, title, digits=1)
 plt.show()
 
 # %%
@@ -245,9 +257,10 @@ for axes, index in zip(panels, (entropy.argmin(), entropy.argmax())):
 plt.show()
 
 # %% [markdown]
-# *Left:* the most focused head. Look for diagonals: a diagonal next to the main one is a head that
-# looks a fixed number of positions back or ahead, which sinusoids make easy (notebook 2). *Right:*
-# the least focused head, which averages over many tokens.
+# *Left:* the most focused head. Most rows have one or two dark cells. If they formed a line
+# parallel to the diagonal, the head would look a fixed number of positions back or ahead, which
+# sinusoids make easy (notebook 2). Columns instead of diagonals mean that the head looks for a
+# certain word. *Right:* the least focused head, which averages over many tokens.
 #
 # ## Cross-attention aligns the two languages
 #
@@ -256,34 +269,38 @@ plt.show()
 # is the mean over the heads of one layer.
 
 # %%
-draw_figure(attention.maps, Selection(kind="cross", layer=-1, view="alignment"))
+picture(kind="cross", layer=-1, view="alignment")
 
 # %% [markdown]
 # Read the rows from top to bottom. If the languages had the same word order, the dark cells would
-# lie on a diagonal. Look at the rows of "ein", "und", and "dreißig", and at the columns of "thirty"
-# and "one": where the German order is reversed, the path goes back. The rows need not be sharp, for
-# two reasons. The encoder has already mixed neighboring words, so the information about "one" is
-# not only at "one". And the first layer may have found the word already.
+# lie on a line from the top left to the bottom right. They nearly do, with two exceptions: the row
+# of "ein" is dark at "one", and the row of "unddreißig" at "thirty", which comes earlier. The
+# second pair, "fünf" and "undsechzig", repeats the pattern. The other rows need not be sharp,
+# because the encoder has already mixed neighboring words: the information about "thousand" is not
+# only at "thousand".
 #
 # The grid shows all heads of both layers.
 
 # %%
-draw_figure(attention.maps, Selection(kind="cross", view="grid"))
+picture(kind="cross", view="grid")
 
 # %% [markdown]
 # ## Which heads matter?
 #
 # A head adds $\mathrm{head}_i W_i^O$ to the output of its sub-layer (notebook 1). If we set the
 # rows $W_i^O$ to zero, the head has no effect, and everything else stays as it was. `mask_heads`
-# does this for a mask of shape (3 kinds, layers, heads), in which False removes a head. Here we
-# remove the head with the largest weight from "thirty" to "one".
+# does this for a mask of shape (3 kinds, layers, heads), in which False removes a head. We first
+# remove the head of cross-attention that reads the ones best, and then all heads of its layer.
 
 # %%
-mask = np.ones((3, 2, 4), bool)  # encoder, decoder, cross-attention
-mask[(0, *np.unravel_index(weights.argmax(), weights.shape))] = False
-[[masked]] = run.translator().translate(transformer_jax.mask_heads(run.params, mask), [source])
-print("with all heads:  ", run.translate([source])[0])
-print("without the head:", masked.text)
+layer, head = map(int, np.unravel_index(mean_weights.argmax(), mean_weights.shape))
+one_head, whole_layer = np.ones((2, 3, 2, 4), bool)  # encoder, decoder, cross-attention
+one_head[2, layer, head] = False
+whole_layer[2, layer] = False
+print("with all heads:   ", run.translate([source])[0])
+for name, mask in (("without one head: ", one_head), ("without the layer:", whole_layer)):
+    [[masked]] = run.translator().translate(transformer_jax.mask_heads(run.params, mask), [source])
+    print(name, masked.text)
 
 # %% [markdown]
 # One sentence does not say much. `head_importance` masks each head in turn and computes the loss on
@@ -292,18 +309,21 @@ print("without the head:", masked.text)
 
 # %%
 importance = transformer_jax.head_importance(run, num_sentences=64)
-print(f"{importance.num_prunable} of {mask.size} heads can be removed")
+print(f"{importance.num_prunable} of {one_head.size} heads can be removed")
 importance.plot()
 
 # %% [markdown]
-# *Top:* the increase in loss without each head. Red heads matter; for white heads, the model has a
-# substitute. *Bottom:* the loss as more and more heads are removed. Michel et al. (2019), *Are
-# Sixteen Heads Really Better than One?*, found the same in large models: many heads can be removed
-# after training, although the paper's Table 3 shows that training with several heads is better than
-# with one.
+# *Top:* the increase in loss without each head. Without a red head, the model is worse; for a white
+# head, it has a substitute. *Bottom:* the loss as more and more heads are removed. In the stored
+# output, the heads of cross-attention in the second layer and those of the decoder matter, and the
+# heads of the encoder hardly do: this text needs almost no context in the source.
 #
-# Compare the two views of this notebook. A head with a clear pattern is not always an important
-# head, and an important head need not have a clear pattern.
+# Michel et al. (2019), *Are Sixteen Heads Really Better than One?*, measured the same in large
+# models: many heads can be removed *after* training. Table 3 of the paper, in contrast, shows that
+# *training* with one head is worse than with eight.
+#
+# Compare this map with the pictures above. The encoder has heads with clear patterns, but they
+# hardly matter. A clear pattern does not make a head important.
 #
 # ## What attention weights do not say
 #
@@ -319,7 +339,7 @@ importance.plot()
 #
 # ## Exercises
 #
-# 1. Train with another `seed`. Does a head for tens and ones appear again? In the same place?
+# 1. Train with another `seed`. Which heads read the ones now?
 # 2. Draw `kind="decoder"`. Why is one half of every map empty?
 # 3. Train with `num_heads=1, d_k=64, d_v=64`, row (A) of Table 3. What does its only head do?
 # 4. Pass a wrong translation as the second argument of `run.attention`. How do the rows change?

@@ -148,7 +148,8 @@ plt.show()
 #   count.
 # - **C3, with more layers, is far worse** for the same reason.
 # - **E, the learned table, is better here.** Its vectors start with norm 1, and sinusoids have norm
-#   $\sqrt{d_{model} / 2}$. This can change how fast a model learns (`docs/positions.md` has controls).
+#   $\sqrt{d_{model} / 2}$. This can change how fast a model learns (`docs/positions.md` has
+#   controls).
 #
 # The same table from a longer run would look different. A sweep answers the question "which row is
 # better *with this budget*?", and that is the wrong question if the budget is too small. Always
@@ -243,9 +244,9 @@ config = Config().change(
         "bleu_tokenizer": "char",
     },
     train={
-        "steps": 80,
-        "warmup_steps": 40,
-        "checkpoint_every": 16,
+        "steps": 60,
+        "warmup_steps": 30,
+        "checkpoint_every": 12,
         "bleu_every": 100,
         "keep_checkpoints": 1,
     },

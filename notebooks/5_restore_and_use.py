@@ -98,10 +98,10 @@ config = Config().change(
         "bleu_tokenizer": "char",
     },
     train={
-        "steps": 160,
-        "warmup_steps": 60,
+        "steps": 120,
+        "warmup_steps": 50,
         "learning_rate_scale": 0.5,
-        "checkpoint_every": 40,
+        "checkpoint_every": 30,
         "bleu_every": 4,
         "log_every": 10,
     },
@@ -138,7 +138,7 @@ run.plot_curves("train/loss", "dev/perplexity")
 # yourself. Here we copy the parameters to all four devices. The translations are the same.
 
 # %%
-mesh = jax.make_mesh((4,), ("data",))
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
 everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 replicated = jax.device_put(run.params, everywhere)
 lines = Path("test.en").read_text("utf-8").splitlines()
@@ -157,13 +157,17 @@ for line, german in zip(lines[:3], run.translate(lines[:3])):
     print(f"{line}\n  -> {german}")
 
 # %%
-for hypothesis in run.translate_best(["two hundred and thirty-one thousand"], 3, beam_size=4)[0]:
-    print(f"{hypothesis.score:8.3f}  {hypothesis.text}")
+for line in (lines[0], "two hundred and thirty-one thousand"):
+    print(line)
+    for hypothesis in run.translate_best([line], 2, beam_size=4)[0]:
+        print(f"{hypothesis.score:8.3f}  {hypothesis.text}")
 
 # %% [markdown]
-# The score is the log-probability divided by the length penalty (section 6.1). The input differs
-# from all training lines, which have six digits and end in three more words. A large difference
-# between the first and the second score means that the model is certain.
+# The score is the log-probability divided by the length penalty (section 6.1). For the first line,
+# the best translation is far better than the second best: the model is certain. The second line is
+# shorter than all training lines. The model cannot stop early, because it has never seen a short
+# line, and it invents the last three digits. The low scores, which are close to each other, reveal
+# that it guesses.
 #
 # ## Parameters
 #
@@ -204,16 +208,17 @@ plt.show()
 # %% [markdown]
 # Source and target share one matrix (section 3.4), but nothing forces "two" and "zwei" to have
 # similar vectors: the encoder and the decoder can translate one into the other. A dark diagonal
-# would mean that training has aligned the languages already in the embedding.
+# would mean that the embedding has aligned the languages. In the stored output, there is none.
 #
 # ## Attention
 
 # %%
 from transformer_jax.visualization.attention_figures import draw_figure
 from transformer_jax.visualization.attention_views import Selection
+from transformer_jax.visualization.style import Picture
 
 attention = run.attention(lines[0])
-draw_figure(attention.maps, Selection(kind="cross", layer=0, view="alignment"))
+Picture(draw_figure(attention.maps, Selection(kind="cross", view="alignment")))
 
 # %% [markdown]
 # Notebook 3 explains this picture. `attention.show()` displays the interactive view.
@@ -282,12 +287,12 @@ plt.show()
 
 # %% [markdown]
 # - *Shifted*: all positions move by the same offset, in both languages. If the model used only
-#   relative positions, the loss would not change. A small increase for 1 and a larger one for 5
-#   mean that it also relies on absolute positions, which is natural: all lines have the same
+#   relative positions, the loss would not change. It grows a little for 1 and much for 5, so the
+#   model also relies on absolute positions. This is natural, because all lines have the same
 #   structure.
 # - *Half as large*: the vectors keep their direction, but count less next to the embeddings.
-# - *Reversed* and *no positions* show the value of word order: the model knows which
-#   words occur, but not which digit is where.
+# - *Reversed* and *no positions* show the value of word order: without positions, the model knows
+#   which words occur, but not which digit is where. Wrong positions are worse than none.
 #
 # ## Probe an intermediate state
 #
@@ -346,11 +351,11 @@ plt.show()
 
 # %% [markdown]
 # *Before the layer*, only the position of the last digit itself can know it (the token before the
-# end token), and the probe is at chance everywhere else. *After the layer*, other positions can
-# know it too: attention has carried the information there. Look at the tens of the same number (the
-# words "twenty" to "ninety" before the last hyphen): the German word order needs the last digit
-# before the tens. (The labels below the axis are the tokens of the first sentence. In the other
-# sentences, other digits are at the same places.)
+# end token). The probe is at chance everywhere else. *After the layer*, other positions know it
+# too: attention has carried the information there. In the stored output, both hyphens know the last
+# digit exactly. A hyphen is the same token in every line, so its vector has room for other
+# information, such as the digit that German needs before the tens. (The labels below the axis are
+# the tokens of the first sentence. The other sentences have other digits at the same places.)
 #
 # A probe shows that information is *present*, not that the model uses it. To show use, edit it, as
 # above.

@@ -40,9 +40,14 @@ def execute(notebook: nbformat.NotebookNode) -> None:
         CellExecutionError: a cell raises an error.
     """
     notebook.metadata = METADATA
-    # Without `record_timing`, the outputs depend only on the code.
-    resources = {"metadata": {"path": str(FOLDER)}}
-    NotebookClient(notebook, timeout=TIMEOUT, record_timing=False, resources=resources).execute()
+    NotebookClient(
+        notebook,
+        timeout=TIMEOUT,
+        resources={"metadata": {"path": str(FOLDER)}},
+        # Store neither when a cell ran nor how its output was split into messages.
+        record_timing=False,
+        coalesce_streams=True,
+    ).execute()
     # The kernel adds its version.
     notebook.metadata = METADATA
     for cell in notebook.cells:
