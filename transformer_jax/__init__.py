@@ -32,12 +32,14 @@ from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig
 from transformer_jax.errors import ConfigError, TransformerJaxError
 
 if TYPE_CHECKING:
+    from transformer_jax.inference.attention import Attention
     from transformer_jax.inference.trained_run import Run, load
     from transformer_jax.inference.translate import Translator
     from transformer_jax.model.build import build_transformer
     from transformer_jax.model.transformer import Transformer
 
 __all__ = [
+    "Attention",
     "Config",
     "ConfigError",
     "DataConfig",
@@ -54,6 +56,7 @@ __all__ = [
 
 # The module of each name that needs JAX. The first use of a name imports its module.
 _MODULES = {
+    "Attention": "inference.attention",
     "Run": "inference.trained_run",
     "Transformer": "model.transformer",
     "Translator": "inference.translate",

@@ -12,7 +12,7 @@ from models import SOURCE, TARGET, VOCABULARY, make_model
 from oracles import SMALL, floats, multi_head_weights, sinusoid
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.build import build_transformer
+from transformer_jax.model.build import ATTENTION_SCORES, POSITION_SCHEMES, build_transformer
 from transformer_jax.model.inspect import abstract_params, attention_weights, parameter_counts
 from transformer_jax.model.transformer import (
     Transformer,
@@ -60,6 +60,27 @@ def test_the_first_layers_attend_to_embeddings_plus_positions() -> None:
         x += sinusoid(tokens.shape[1], SMALL.d_model)
         expected = multi_head_weights(params[f"{stack}_0"]["self_attention"], x, x, mask)
         np.testing.assert_allclose(weights[stack][0], expected, atol=1e-5)
+
+
+VARIANTS = [
+    *({"positions": positions} for positions in POSITION_SCHEMES),
+    *({"attention_score": score} for score in ATTENTION_SCORES if score != "scaled_dot_product"),
+    {"attention_score": "additive", "positions": "alibi"},
+    {"attention_score": "dot_product", "positions": "relative"},
+]
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_capturing_weights_changes_no_bit_of_the_logits(changes: dict[str, Any]) -> None:
+    model, params = make_model(**changes)
+    logits = model.apply({"params": params}, SOURCE, TARGET)
+    captured, variables = model.apply({"params": params}, SOURCE, TARGET, mutable=["intermediates"])
+    np.testing.assert_array_equal(captured, logits)
+    sown = jax.tree.leaves(variables["intermediates"])
+    # One array for each attention: in the encoder, in the decoder, and between them.
+    assert len(sown) == 3
+    for weights in sown:
+        np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{"remat": True}, {"attention_implementation": "blockwise"}])

@@ -96,8 +96,12 @@ def check_positional(name: str, command: type, argument_name: str, words: Sequen
     Raises:
         UsageError: there are too few or too many positional arguments.
     """
-    positional = [pair for pair in annotations(command).values() if Positional in pair[1]]
-    if len(words) < len(positional):
+    defaults = {field.name: field.default for field in dataclasses.fields(command)}
+    found = {key: pair for key, pair in annotations(command).items() if Positional in pair[1]}
+    positional = list(found.values())
+    # An optional argument has the default None.
+    required = [pair for key, pair in found.items() if defaults[key] is not None]
+    if len(words) < len(required):
         metavars = [getattr(m, "metavar", None) for _, metadata in positional for m in metadata]
         usage = " ".join(filter(None, (name, *metavars, "[OPTIONS]")))
         raise UsageError(f"{name} begins with {argument_name}: transformer-jax {usage}")

@@ -38,6 +38,8 @@ p = sentencepiece.SentencePieceProcessor(model_proto=sys.stdin.buffer.read())
 p.encode("Two words, ½ and \u2581 \U0001f600.")
 p.decode(list(range(len(p))))
 """
+# What the special tokens are called where tokens are shown.
+NAMES = {PAD: "<PAD>", BOS: "<BOS>", EOS: "<EOS>", UNKNOWN: "<UNK>"}
 # Digests of the tokenizer models that a separate process has already loaded safely.
 TRIED: set[str] = set()
 
@@ -157,6 +159,10 @@ class Tokenizer:
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """Return the line of each sequence, without padding, BOS, and EOS."""
         return self._processor.decode([list(sequence) for sequence in tokens])
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text of each token, in which "▁" begins a word; `EOS` is "<EOS>"."""
+        return [NAMES.get(token) or self._processor.id_to_piece(token) for token in tokens]
 
 
 class Vocabulary(NamedTuple):

@@ -14,6 +14,7 @@ from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import Setting, StorageError, UsageError
+from transformer_jax.inference.attention import Attention, compute_attention
 from transformer_jax.inference.translate import Hypothesis, Translator
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
@@ -101,6 +102,20 @@ class Run:
                 Setting("beam_size", num_best),
             )
         return translator.translate(self.params, lines, num_best=num_best, truncate=truncate)
+
+    def attention(
+        self, source: str, target: str | None = None, *, truncate: bool = False, **decode: Any
+    ) -> Attention:
+        """Return the attention weights of a source and a target, by default its best translation.
+
+        `truncate` shortens a sentence that is too long instead of raising DataError. `decode`
+        changes fields of `DecodeConfig`, which determine the best translation.
+
+        Raises:
+            DataError: a sentence is blank or too long for the model.
+        """
+        translator = self.translator(**decode)
+        return compute_attention(translator, self.params, source, target, truncate=truncate)
 
 
 def load(

@@ -19,7 +19,7 @@ from transformer_jax.errors import DataError, OutOfMemoryError, Setting, is_out_
 from transformer_jax.inference.search import NEG_INF, Translations, beam_search, greedy_search
 from transformer_jax.model.decoding import decode_step, init_decoding
 from transformer_jax.model.transformer import Params, Transformer
-from transformer_jax.special_tokens import BOS, EOS
+from transformer_jax.special_tokens import BOS, EOS, PAD
 
 # Number of sentences in a batch.
 ROWS = 32
@@ -32,6 +32,12 @@ class Hypothesis(NamedTuple):
     text: str
     score: float
     """Log-probability divided by the length penalty; for greedy search, the log-probability."""
+
+
+def padded_length(length: int, longest: int | None) -> int:
+    """Return the padded length of a sentence: a power of two, at most `longest`."""
+    padded = max(MIN_WIDTH, 1 << (length - 1).bit_length())
+    return padded if longest is None else min(padded, longest)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -93,9 +99,29 @@ class Translator:
         fitting = [t if len(t) <= longest else [*t[: longest - 1], EOS] for t in encoded]
         return [tokens if len(tokens) > 1 else [] for tokens in fitting]
 
+    def encode_target(self, line: str, *, truncate: bool = False) -> list[int]:
+        """Return the tokens of a translation, including `eos`.
+
+        Raises:
+            DataError: the line is blank, or it is too long for the model and `truncate` is not set.
+        """
+        [tokens] = self.vocabulary.target.encode([line])
+        longest = self.longest_target
+        if len(tokens) == 1:
+            raise DataError("the target sentence is blank: it needs at least one token")
+        if longest is None or len(tokens) <= longest:
+            return tokens
+        if not truncate:
+            raise DataError(
+                f"the target sentence has {len(tokens)} tokens, and the model reads at most "
+                f"{longest} (model.max_positions): shorten the sentence, or pass ",
+                Setting("truncate", True),
+            )
+        return [*tokens[: longest - 1], EOS]
+
     def width(self, length: int) -> int:
-        """Return the padded length of a sentence: a power of two, at most the longest source."""
-        return min(max(MIN_WIDTH, 1 << (length - 1).bit_length()), self.longest_source)
+        """Return the padded length of a source."""
+        return padded_length(length, self.longest_source)
 
     def translate(
         self,
@@ -131,10 +157,29 @@ class Translator:
                 progress(len(batch))
         return translations
 
+    def find_tokens(self, params: Params, source: list[int]) -> list[int]:
+        """Return the tokens of the best translation of a source, given as tokens.
+
+        They end in `eos`. The search is that of `translate`.
+        """
+        width = self.width(len(source))
+        tokens = self._search_batch(params, [source], width, 1).tokens[0, 0]
+        return [int(token) for token in tokens if token != PAD]
+
     def _translate_batch(
         self, params: Params, sources: list[list[int]], width: int, num_best: int
     ) -> list[list[Hypothesis]]:
-        """Translate at most `ROWS` sentences; unused rows have a limit of 0."""
+        """Return the best translations of at most `ROWS` sentences."""
+        best = self._search_batch(params, sources, width, num_best)
+        return [
+            self._decode(tokens[:num_best], scores[:num_best])
+            for tokens, scores in list(zip(best.tokens, best.scores, strict=True))[: len(sources)]
+        ]
+
+    def _search_batch(
+        self, params: Params, sources: list[list[int]], width: int, num_best: int
+    ) -> Translations:
+        """Search for translations of at most `ROWS` sentences; unused rows have a limit of 0."""
         source, limit = np.zeros((ROWS, width), np.int32), np.zeros(ROWS, np.int32)
         for row, tokens in enumerate(sources):
             source[row, : len(tokens)] = tokens
@@ -142,7 +187,7 @@ class Translator:
         if self.longest_target is not None:
             limit = np.minimum(limit, self.longest_target)
         try:
-            best = jax.device_get(search(self.model, self.config, num_best, params, source, limit))
+            return jax.device_get(search(self.model, self.config, num_best, params, source, limit))
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -151,10 +196,6 @@ class Translator:
                 f"beam of {self.config.beam_size}: try a smaller beam, such as ",
                 Setting("beam_size", 1),
             ) from error
-        return [
-            self._decode(tokens[:num_best], scores[:num_best])
-            for tokens, scores in list(zip(best.tokens, best.scores, strict=True))[: len(sources)]
-        ]
 
     def _decode(
         self, tokens: Int[np.ndarray, "J L"], scores: Float[np.ndarray, " J"]

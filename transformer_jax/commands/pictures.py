@@ -1,0 +1,84 @@
+"""The command that draws attention weights: `attention`."""
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from transformer_jax.commands.inference import RunCommand
+from transformer_jax.console import stdout
+from transformer_jax.errors import Setting, StorageError, UsageError
+from transformer_jax.visualization.attention_views import Kind, Selection, View, check_suffix
+
+DEFAULT = Path("attention.html")
+
+
+@dataclass(frozen=True)
+class Attention(RunCommand):
+    """Write a page or a figure that shows what each attention head attends to."""
+
+    source: Positional[Annotated[str, arg(metavar="SOURCE", help_behavior_hint="(required)")]] = ""
+    """The source sentence, in quotes."""
+    target: Positional[Annotated[str | None, arg(metavar="[TARGET]")]] = None
+    """A translation, in quotes. Default: the run's best translation."""
+    out: Path | None = None
+    """The new file. .html is an interactive page with all layers, heads,
+    and views; .svg and .png are figures. Default: attention.html, or
+    attention-2.html and so on if it exists."""
+    layer: int = -1
+    """The layer to show, counted from 0 as in Python; -1 is the last."""
+    kind: Kind = "cross"
+    """Self-attention of the encoder or of the decoder, or attention from
+    the decoder to the encoder."""
+    view: View = "heads"
+    """heads: two columns of tokens joined by lines, as in figures 3 to 5
+    of the paper. grid: a heat map for each layer and head. alignment: one
+    heat map, the mean over the heads of the layer."""
+    heads: tuple[int, ...] = ()
+    """The heads to show, counted from 0. Default: all."""
+    position: int | None = None
+    """Show only what the token at this position of the left column attends to, counted from 0."""
+    truncate: FlagCreatePairsOff[bool] = False
+    """Truncate a sentence that is too long instead of raising an error."""
+
+    argument_name = "a run and a source sentence"
+
+    def run(self) -> None:
+        """Compute the attention weights and write them to the file."""
+        # Check the options and the file before the import of JAX, so that an error appears soon.
+        selection: dict[str, Any] = {
+            "layer": self.layer,
+            "kind": self.kind,
+            "view": self.view,
+            "heads": self.heads or None,
+            "position": self.position,
+        }
+        Selection(**selection)
+        out = _find_free_name(DEFAULT) if self.out is None else self.out
+        check_suffix(out)
+        _check_new(out)
+        run = self.load()
+        attention = run.attention(
+            self.source, self.target, truncate=self.truncate, **self.decode_changes
+        )
+        attention.save(out, **selection)
+        stdout.print(f"{attention.source}\n  -> {attention.target}\nwrote {out}")
+
+
+def _check_new(path: Path) -> None:
+    """Raise an error if a file exists at this path, or if its folder does not exist."""
+    if path.exists():
+        free = _find_free_name(path)
+        raise UsageError(
+            f"{path} already exists: write another file with `", Setting("out", str(free)), "`"
+        )
+    if not path.parent.is_dir():
+        raise StorageError(f"{path} cannot be written: {path.parent} is not a folder")
+
+
+def _find_free_name(path: Path) -> Path:
+    """Return the path, or the first path with a number that does not exist."""
+    others = (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2))
+    return next(other for other in itertools.chain([path], others) if not other.exists())

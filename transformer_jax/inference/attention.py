@@ -1,0 +1,174 @@
+"""The attention weights of one sentence pair, to compute with and to look at (figures 3 to 5).
+
+Shapes: S source positions, T target positions. Both include the end token, and there is no padding.
+"""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from transformer_jax.errors import DataError, StorageError
+from transformer_jax.inference.translate import Translator, padded_length
+from transformer_jax.model.inspect import attention_weights
+from transformer_jax.model.transformer import Params
+from transformer_jax.visualization.attention_html import AttentionPage, render_page
+from transformer_jax.visualization.attention_maps import AttentionMap
+from transformer_jax.visualization.attention_views import Selection, check_suffix
+
+_jitted_weights = jax.jit(attention_weights, static_argnums=0)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Attention:
+    """All attention weights of a source sentence and its translation, and their tokens.
+
+    Index i of a layer, a head, or a position is Python's: it begins at 0, and negative ones count
+    from the end. Pictures number layers and heads from 1, as the paper does: `layer=4` is "layer 5
+    of 6".
+    """
+
+    encoder: Float[np.ndarray, "layer head S S"]
+    """Self-attention of the encoder. Each row sums to 1 over its last axis."""
+    decoder: Float[np.ndarray, "layer head T T"]
+    """Self-attention of the decoder, from each of `decoder_input_tokens` to itself and to earlier
+    ones; all other weights are 0."""
+    cross: Float[np.ndarray, "layer head T S"]
+    """Attention from the decoder to the encoder, while the decoder predicts each of
+    `target_tokens`."""
+    source_tokens: tuple[str, ...]
+    """The source, ending in `<EOS>`. "▁" begins a word, as in SentencePiece."""
+    target_tokens: tuple[str, ...]
+    """The tokens that the decoder predicts. A translation that reached its maximum length has no
+    `<EOS>`."""
+    source: str
+    """The source as text."""
+    target: str
+    """The target as text."""
+
+    def __repr__(self) -> str:
+        layers, heads, *lengths = self.cross.shape
+        return f"Attention({layers} layers, {heads} heads, {lengths[1]} -> {lengths[0]} tokens)"
+
+    @property
+    def decoder_input_tokens(self) -> tuple[str, ...]:
+        """The tokens that the decoder reads: `<BOS>`, then all target tokens except the last."""
+        return ("<BOS>", *self.target_tokens[:-1])
+
+    @functools.cached_property
+    def maps(self) -> dict[str, AttentionMap]:
+        """The weights of each kind, with the tokens and labels of both axes."""
+        source, inputs = self.source_tokens, self.decoder_input_tokens
+        encoder, decoder = ("encoder self-attention", "decoder self-attention")
+        predicted, read = ("predicted token", "decoder input token")
+        return {
+            "encoder": AttentionMap(
+                encoder, self.encoder, source, source, "source token", "source token"
+            ),
+            "decoder": AttentionMap(decoder, self.decoder, inputs, inputs, read, read),
+            "cross": AttentionMap(
+                "cross-attention",
+                self.cross,
+                self.target_tokens,
+                source,
+                predicted,
+                "source token",
+            ),
+        }
+
+    def show(self, **selection: Any) -> AttentionPage:
+        """Return a page that a notebook displays, with controls for everything that it shows.
+
+        `selection` contains fields of `Selection`: `kind`, `layer`, `view`, `heads`, and
+        `position`. Without them, the page first shows the last layer of cross-attention.
+
+        Raises:
+            UsageError: the selection does not exist.
+        """
+        chosen = Selection(**selection)
+        return render_page(self.maps, chosen, source=self.source, target=self.target)
+
+    def save(self, path: str | Path, **selection: Any) -> None:
+        """Write the page (.html) or a figure of the selection (.svg, .png); replace an older file.
+
+        The selection is that of `show`. A page contains all weights, and a figure only the selected
+        ones.
+
+        Raises:
+            UsageError: the name has another suffix, or the selection does not exist.
+            StorageError: the file cannot be written.
+        """
+        path = Path(path)
+        suffix = check_suffix(path)
+        if suffix == ".html":
+            content = self.show(**selection).html.encode()
+        else:
+            # Import matplotlib only here, because the page does not need it.
+            from transformer_jax.visualization.attention_figures import render_figure
+
+            content = render_figure(self.maps, Selection(**selection), suffix.removeprefix("."))
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def compute_attention(
+    translator: Translator,
+    params: Params,
+    source: str,
+    target: str | None = None,
+    *,
+    truncate: bool = False,
+) -> Attention:
+    """Return the attention weights of a sentence pair.
+
+    If `target` is None, it is the best translation of the source: exactly the tokens that the
+    search found, which may differ from those of its text. `truncate` shortens a sentence that is
+    too long instead of raising DataError.
+
+    Raises:
+        DataError: a sentence is blank or too long for the model.
+    """
+    [source_ids] = translator.encode([source], truncate=truncate)
+    if not source_ids:
+        raise DataError("the source sentence is blank: attention needs at least one token")
+    if target is None:
+        target_ids = translator.find_tokens(params, source_ids)
+    else:
+        target_ids = translator.encode_target(target, truncate=truncate)
+    vocabulary = translator.vocabulary
+    weights = _compute_weights(translator, params, source_ids, target_ids)
+    return Attention(
+        **weights,
+        source_tokens=tuple(vocabulary.source.pieces(source_ids)),
+        target_tokens=tuple(vocabulary.target.pieces(target_ids)),
+        source=vocabulary.source.decode([source_ids])[0],
+        target=vocabulary.target.decode([target_ids])[0],
+    )
+
+
+def _compute_weights(
+    translator: Translator, params: Params, source: list[int], target: list[int]
+) -> dict[str, np.ndarray]:
+    """Return the weights of a batch of one, without the padding that limits compilations."""
+    rows = []
+    for tokens, longest in (
+        (source, translator.longest_source),
+        (target, translator.longest_target),
+    ):
+        row = np.zeros((1, padded_length(len(tokens), longest)), np.int32)
+        row[0, : len(tokens)] = tokens
+        rows.append(jnp.asarray(row))
+    weights = jax.device_get(_jitted_weights(translator.model, params, *rows))
+    lengths = {"encoder": (len(source),) * 2, "decoder": (len(target),) * 2}
+    lengths["cross"] = (len(target), len(source))
+    return {
+        kind: np.asarray(weights[kind][:, 0, :, :queries, :keys], np.float32)
+        for kind, (queries, keys) in lengths.items()
+    }

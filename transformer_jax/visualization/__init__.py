@@ -1,0 +1,1 @@
+"""Pages and figures, drawn from arrays, tokens, and labels alone."""

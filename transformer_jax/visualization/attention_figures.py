@@ -1,0 +1,194 @@
+"""Static figures of attention weights, with matplotlib, for papers and pages.
+
+Shapes: Q queries, K keys.
+"""
+
+import io
+import warnings
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.colors import Normalize, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from transformer_jax.visualization.attention_maps import AttentionMap, AttentionMaps, select
+from transformer_jax.visualization.attention_views import Resolved, Selection
+
+# The colors of heads, which repeat after eight heads. Color-blind readers can distinguish them.
+HEAD_COLORS = (
+    *("#0072b2", "#d55e00", "#009e73", "#c0559a"),
+    *("#b07d00", "#2d9fe0", "#882255", "#6b6b6b"),
+)
+HEAT, SCALE = "Blues", Normalize(0.0, 1.0)
+# Omit dates and versions, so that a file depends only on the weights.
+METADATA: dict[str, dict[str, None]] = {"svg": {"Date": None}, "png": {"Software": None}}
+# A line below this weight would be invisible, but it would enlarge the file.
+MIN_WEIGHT = 0.01
+# Longer tokens are shortened, in characters.
+MAX_TOKEN = 24
+# Sizes in inches. A row is the height of one token, and a cell is a heat map of the grid.
+ROW, CELL, CHARACTER, PIXELS_PER_INCH = 0.22, 1.1, 0.085, 150
+SIZE = "small"
+
+
+def render_figure(maps: AttentionMaps, selection: Selection, file_format: str) -> bytes:
+    """Return a figure of the selected weights as "svg" or "png". The same weights yield same bytes.
+
+    Raises:
+        UsageError: the selection does not exist.
+    """
+    figure = draw_figure(maps, selection)
+    out = io.BytesIO()
+    with (
+        mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}),
+        warnings.catch_warnings(),
+    ):
+        # A program that displays the SVG has more fonts than matplotlib, so it shows the character.
+        # A PNG shows a box.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(out, format=file_format, metadata=METADATA[file_format], dpi=PIXELS_PER_INCH)
+    return out.getvalue()
+
+
+def draw_figure(maps: AttentionMaps, selection: Selection) -> Figure:
+    """Return the figure of a view.
+
+    Raises:
+        UsageError: the selection does not exist.
+    """
+    chosen, indices = select(maps, selection)
+    if selection.view == "grid":
+        return _draw_grid(chosen)
+    if selection.view == "alignment":
+        return _draw_alignment(chosen, indices)
+    return _draw_heads(chosen, indices)
+
+
+def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
+    """Draw both sentences as columns, joined by lines in the colors of their heads."""
+    widths = [_width(tokens) for tokens in (chosen.queries, chosen.keys)]
+    rows = max(len(chosen.queries), len(chosen.keys))
+    lines_width = 2.4
+    figure = Figure(figsize=(sum(widths) + lines_width, (rows + 1.5) * ROW + 1.0))
+    left, right = widths[0] / figure.get_figwidth(), 1 - widths[1] / figure.get_figwidth()
+    bottom = 0.5 / figure.get_figheight()
+    axes = figure.add_axes((left, bottom, right - left, 1 - bottom - 0.5 / figure.get_figheight()))
+    axes.set(xlim=(0, 1), ylim=(rows - 0.5, -1.5))
+    axes.set_axis_off()
+    for number, head in enumerate(indices.heads):
+        shift = ((number + 0.5) / len(indices.heads) - 0.5) * 0.4
+        axes.add_collection(_head_lines(chosen.weights[indices.layer, head], head, shift, indices))
+    for x, align, tokens, label in (
+        (-0.03, "right", chosen.queries, chosen.query_label),
+        (1.03, "left", chosen.keys, chosen.key_label),
+    ):
+        axes.text(x, -1.2, label, ha=align, va="center", size=SIZE, color="#595959")
+        for row, token in enumerate(tokens):
+            weight = "bold" if x < 0 and row == indices.position else "normal"
+            # Dollar signs do not begin a formula.
+            style = {"size": SIZE, "weight": weight, "parse_math": False}
+            axes.text(x, row, _shorten(token), ha=align, va="center", **style)
+    figure.suptitle(_title(chosen, indices), size="medium", y=1 - 0.12 / figure.get_figheight())
+    patches = [Patch(color=HEAD_COLORS[h % 8], label=f"head {h + 1}") for h in indices.heads]
+    columns = max(1, int(figure.get_figwidth() / 0.9))
+    figure.legend(handles=patches, loc="lower center", ncols=columns, frameon=False, fontsize=SIZE)
+    return figure
+
+
+def _head_lines(
+    weights: Float[np.ndarray, "Q K"], head: int, shift: float, indices: Resolved
+) -> LineCollection:
+    """Return a line for each weight of a head, whose opacity is the weight."""
+    is_shown = weights >= MIN_WEIGHT
+    if indices.position is not None:
+        is_shown &= (np.arange(len(weights)) == indices.position)[:, None]
+    pairs = np.argwhere(is_shown)
+    color = to_rgb(HEAD_COLORS[head % len(HEAD_COLORS)])
+    return LineCollection(
+        [[(0.0, query + shift), (1.0, key + shift)] for query, key in pairs],
+        colors=[(*color, min(1.0, float(weights[query, key]))) for query, key in pairs],
+        linewidths=1.4,
+        capstyle="butt",
+    )
+
+
+def _draw_grid(chosen: AttentionMap) -> Figure:
+    """Draw a heat map for each layer and head, with one scale from 0 to 1."""
+    layers, heads = chosen.num_layers, chosen.num_heads
+    size = (heads * CELL + 0.9, layers * CELL + 1.1)
+    figure = Figure(figsize=size, layout="constrained")
+    for row, all_axes in enumerate(figure.subplots(layers, heads, squeeze=False)):
+        for head, axes in enumerate(all_axes):
+            _draw_heat_map(axes, chosen.weights[row, head])
+            axes.set(xticks=[], yticks=[])
+            if row == 0:
+                axes.set_title(f"head {head + 1}", size=SIZE)
+            if head == 0:
+                axes.set_ylabel(f"layer {row + 1}", size=SIZE)
+    _add_color_bar(figure)
+    figure.suptitle(_capitalize(chosen.label), size="medium")
+    label = f"rows: {chosen.query_label}s; columns: {chosen.key_label}s"
+    figure.supxlabel(label, size=SIZE, color="#595959")
+    return figure
+
+
+def _draw_alignment(chosen: AttentionMap, indices: Resolved) -> Figure:
+    """Draw the mean over the selected heads of a layer, with a token at each row and column."""
+    mean = chosen.weights[indices.layer, list(indices.heads)].mean(axis=0)
+    width, height = (ROW * len(tokens) for tokens in (chosen.keys, chosen.queries))
+    size = (width + _width(chosen.queries) + 1.4, height + _width(chosen.keys) + 1.0)
+    figure = Figure(figsize=(max(4.0, size[0]), size[1]), layout="constrained")
+    axes = figure.subplots()
+    _draw_heat_map(axes, mean)
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    axes.set_xticks(range(len(chosen.keys)), map(_shorten, chosen.keys), rotation=90, size=SIZE)
+    axes.set_yticks(range(len(chosen.queries)), map(_shorten, chosen.queries), size=SIZE)
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        label.set_parse_math(False)
+    if indices.position is not None:
+        axes.get_yticklabels()[indices.position].set_fontweight("bold")
+    axes.tick_params(length=0)
+    axes.set(xlabel=chosen.key_label, ylabel=chosen.query_label)
+    _add_color_bar(figure)
+    figure.suptitle(_title(chosen, indices), size="medium")
+    return figure
+
+
+def _draw_heat_map(axes: Axes, weights: Float[np.ndarray, "Q K"]) -> None:
+    # Without interpolation, an SVG contains one pixel for each weight.
+    axes.imshow(weights, norm=SCALE, cmap=HEAT, aspect="auto", interpolation="none")
+
+
+def _add_color_bar(figure: Figure) -> None:
+    """Add the scale of all heat maps of a figure, from 0 to 1."""
+    bar = figure.colorbar(ScalarMappable(SCALE, HEAT), ax=figure.axes, shrink=0.8, aspect=30)
+    bar.set_label("weight", size=SIZE)
+    bar.ax.tick_params(labelsize=SIZE)
+
+
+def _title(chosen: AttentionMap, indices: Resolved) -> str:
+    title = f"{_capitalize(chosen.label)}, layer {indices.layer + 1} of {chosen.num_layers}"
+    if len(indices.heads) == chosen.num_heads:
+        return title
+    numbers = ", ".join(str(head + 1) for head in indices.heads)
+    return f"{title}, head{'s' if len(indices.heads) > 1 else ''} {numbers}"
+
+
+def _capitalize(label: str) -> str:
+    return label[:1].upper() + label[1:]
+
+
+def _shorten(token: str) -> str:
+    return token if len(token) <= MAX_TOKEN else f"{token[: MAX_TOKEN - 1]}…"
+
+
+def _width(tokens: Sequence[str]) -> float:
+    """Return the width of a column of tokens, in inches."""
+    return max(1.2, 0.2 + CHARACTER * max(len(_shorten(token)) for token in tokens))

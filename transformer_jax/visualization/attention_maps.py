@@ -1,0 +1,76 @@
+"""Attention weights with the tokens and labels of both axes.
+
+Shapes: Q queries, K keys.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from transformer_jax.errors import UsageError
+from transformer_jax.visualization.attention_views import Resolved, Selection
+
+# Control characters, overrides of the writing direction, and surrogates, which XML does not allow
+# or which would change the text around them.
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+
+
+def printable(token: str) -> str:
+    r"""Return a token with unprintable characters as escape sequences, such as `\x1b`."""
+    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), token)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """The weights of one kind of attention in all layers and heads."""
+
+    label: str
+    """For example "cross-attention"."""
+    weights: Float[np.ndarray, "layer head Q K"]
+    queries: tuple[str, ...]
+    """The token at each query position."""
+    keys: tuple[str, ...]
+    """The token at each key position."""
+    query_label: str
+    """What the query tokens are, for example "predicted token"."""
+    key_label: str
+    """What the key tokens are."""
+
+    def __post_init__(self) -> None:
+        expected = (len(self.queries), len(self.keys))
+        if self.weights.shape[2:] != expected:
+            raise ValueError(
+                f"weights of {expected[0]} queries and {expected[1]} keys expected, "
+                f"got {self.weights.shape}"
+            )
+        object.__setattr__(self, "queries", tuple(map(printable, self.queries)))
+        object.__setattr__(self, "keys", tuple(map(printable, self.keys)))
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return self.weights.shape[0]
+
+    @property
+    def num_heads(self) -> int:
+        """Number of heads in each layer."""
+        return self.weights.shape[1]
+
+
+AttentionMaps = Mapping[str, AttentionMap]
+"""The weights by `Kind`."""
+
+
+def select(maps: AttentionMaps, selection: Selection) -> tuple[AttentionMap, Resolved]:
+    """Return the selected kind of attention and the indices in it.
+
+    Raises:
+        UsageError: the kind, the layer, a head, or the position does not exist.
+    """
+    if selection.kind not in maps:
+        raise UsageError(f"kind must be one of {', '.join(maps)}, got {selection.kind!r}")
+    chosen = maps[selection.kind]
+    return chosen, selection.resolve(chosen.num_layers, chosen.num_heads, len(chosen.queries))

@@ -1,0 +1,90 @@
+"""What a picture of attention shows: the kind of attention, the layer, the heads, and the view."""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, SupportsIndex, get_args
+
+from transformer_jax.config.validation import did_you_mean
+from transformer_jax.errors import UsageError
+
+Kind = Literal["encoder", "decoder", "cross"]
+"""Self-attention of the encoder or of the decoder, or attention from decoder to encoder."""
+
+View = Literal["heads", "grid", "alignment"]
+"""heads: the sentence twice, joined by lines, as in figures 3 to 5 of the paper. grid: a small heat
+map for each layer and head. alignment: one heat map, the mean over the heads of a layer."""
+
+SUFFIXES = (".html", ".svg", ".png")
+
+
+def check_suffix(path: Path) -> str:
+    """Return the suffix of a picture's file in lower case; raise UsageError if it is unknown."""
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UsageError(f"the name of the file must end in {', '.join(SUFFIXES)}, got {path}")
+    return suffix
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The part of the attention weights that a picture shows.
+
+    Layers, heads, and positions are Python indices: they begin at 0, and negative ones count from
+    the end. Pictures number layers and heads from 1, as the paper does.
+    """
+
+    kind: str = "cross"
+    """A `Kind`."""
+    layer: SupportsIndex = -1
+    view: str = "heads"
+    """A `View`. The grid shows all layers."""
+    heads: Sequence[SupportsIndex] | None = None
+    """The heads to show; None for all."""
+    position: SupportsIndex | None = None
+    """The position of a query in its sentence, to show only what this token attends to."""
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (
+            ("kind", self.kind, get_args(Kind)),
+            ("view", self.view, get_args(View)),
+        ):
+            if value not in choices:
+                hint = did_you_mean(value, choices)
+                raise UsageError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
+
+    def resolve(self, num_layers: int, num_heads: int, num_queries: int) -> "Resolved":
+        """Return the selection with indices that are not negative.
+
+        Raises:
+            UsageError: a layer, a head, or a position does not exist, or `heads` is empty.
+        """
+        if self.heads is not None and not self.heads:
+            raise UsageError("no head is selected: name at least one")
+        heads = range(num_heads) if self.heads is None else self.heads
+        position = self.position
+        return Resolved(
+            _resolve_index("layer", self.layer, num_layers),
+            tuple(sorted({_resolve_index("head", head, num_heads) for head in heads})),
+            None if position is None else _resolve_index("position", position, num_queries),
+        )
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The indices of a selection, which are not negative."""
+
+    layer: int
+    heads: tuple[int, ...]
+    position: int | None
+
+
+def _resolve_index(name: str, index: SupportsIndex, size: int) -> int:
+    number = operator.index(index)
+    if not -size <= number < size:
+        raise UsageError(
+            f"{name} {number} does not exist: choose one from 0 to {size - 1}, "
+            f"or from -{size} to -1 to count from the end"
+        )
+    return number % size
