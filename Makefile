@@ -31,7 +31,7 @@ check: $(VENV)/installed-lint  ## Check format, lint, spelling, import layers, a
 	$(BIN)/lint-imports
 	$(BIN)/pyrefly check
 
-notebooks: $(VENV)/installed-notebook  ## Convert the scripts of notebooks/ and execute them.
+notebooks: $(VENV)/installed-notebooks  ## Convert the scripts of notebooks/ and execute them.
 	$(BIN)/python notebooks/build.py
 
 docs: $(DOCS_VENV)/installed  ## Build the documentation in site/; warnings are errors.
@@ -56,8 +56,8 @@ $(VENV)/installed-lint: $(VENV)/installed-test
 	@$(PIP) install --constraint $(CONSTRAINTS) --group lint
 	@touch $@
 
-$(VENV)/installed-notebook: $(VENV)/installed
-	@$(PIP) install --constraint $(CONSTRAINTS) --group notebook
+$(VENV)/installed-notebooks: $(VENV)/installed
+	@$(PIP) install --constraint $(CONSTRAINTS) --group notebooks
 	@touch $@
 
 # This environment is separate because the site does not need the package's dependencies.

@@ -4,7 +4,7 @@
     python notebooks/build.py 1_the_model
 
 The scripts are the source: edit them, not the notebooks. Arguments select scripts by name. The
-packages are those of the dependency group `notebook`.
+packages are those of the dependency group `notebooks`.
 """
 
 import sys

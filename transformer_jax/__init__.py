@@ -18,6 +18,12 @@ Build the Flax module of a config for a shared vocabulary of 37,000 tokens:
     >>> from transformer_jax import build_transformer
     >>> model = build_transformer(config.model, vocab_size=37_000)
 
+Compare runs by their metrics, without loading their parameters:
+
+    >>> from transformer_jax import compare
+    >>> compare(["runs/sinusoidal", "runs/learned"]).plot("dev/perplexity").save("curves.svg")
+    PosixPath('curves.svg')
+
 The command `transformer-jax` trains, evaluates, and compares runs.
 
 The subpackages follow the paper: `model` (section 3), `data` (5.1), `training` (5.2 to 5.4), and
@@ -33,10 +39,15 @@ from transformer_jax.errors import ConfigError, TransformerJaxError
 
 if TYPE_CHECKING:
     from transformer_jax.inference.attention import Attention
+    from transformer_jax.inference.comparison import compare
+    from transformer_jax.inference.head_importance import head_importance
+    from transformer_jax.inference.plots import plot_losses, plot_positions
     from transformer_jax.inference.trained_run import Run, load
     from transformer_jax.inference.translate import Translator
     from transformer_jax.model.build import build_transformer
+    from transformer_jax.model.head_mask import mask_heads
     from transformer_jax.model.transformer import Transformer
+    from transformer_jax.training.schedule_picture import plot_schedule
 
 __all__ = [
     "Attention",
@@ -51,7 +62,13 @@ __all__ = [
     "TransformerJaxError",
     "Translator",
     "build_transformer",
+    "compare",
+    "head_importance",
     "load",
+    "mask_heads",
+    "plot_losses",
+    "plot_positions",
+    "plot_schedule",
 ]
 
 # The module of each name that needs JAX. The first use of a name imports its module.
@@ -61,7 +78,13 @@ _MODULES = {
     "Transformer": "model.transformer",
     "Translator": "inference.translate",
     "build_transformer": "model.build",
+    "compare": "inference.comparison",
+    "head_importance": "inference.head_importance",
     "load": "inference.trained_run",
+    "mask_heads": "model.head_mask",
+    "plot_losses": "inference.plots",
+    "plot_positions": "inference.plots",
+    "plot_schedule": "training.schedule_picture",
 }
 
 

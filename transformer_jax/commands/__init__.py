@@ -4,6 +4,7 @@ from transformer_jax.commands.base import ConfigCommand, PathCommand
 from transformer_jax.commands.configs import Diff, Params
 from transformer_jax.commands.inference import Evaluate, Package, Translate
 from transformer_jax.commands.pictures import Attention
+from transformer_jax.commands.plot import Plot
 from transformer_jax.commands.sweeps import Report, Status, Sweep
 from transformer_jax.commands.training import Prepare, Reproduce, Resume, Train
 
@@ -15,6 +16,7 @@ COMMANDS: dict[str, type[ConfigCommand] | type[PathCommand]] = {
     "evaluate": Evaluate,
     "translate": Translate,
     "attention": Attention,
+    "plot": Plot,
     "package": Package,
     "params": Params,
     "diff": Diff,

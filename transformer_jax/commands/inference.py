@@ -30,6 +30,20 @@ if TYPE_CHECKING:
 CHUNK_LINES = 1024
 
 
+def load_run(path: Path, average_checkpoints: int | None, step: int | None) -> "Run":
+    """Load a run from the checkpoints that options select."""
+    if average_checkpoints is not None and average_checkpoints < 1:
+        raise UsageError(f"--average-checkpoints must be positive, got {average_checkpoints}")
+    # Open the run before the import of JAX, so that a wrong path is reported without delay.
+    run = RunDirectory.open(path)
+    from transformer_jax.inference.trained_run import load
+
+    if run.package is None:
+        # A command fails if checkpoints are missing, whereas `load` in a notebook warns.
+        average_checkpoints = average_checkpoints or run.config.decode.average_checkpoints
+    return load(run.path, average_checkpoints=average_checkpoints, step=step)
+
+
 @dataclass(frozen=True)
 class CheckpointCommand(PathCommand):
     """Base class of the commands that load checkpoints of a run."""
@@ -45,17 +59,7 @@ class CheckpointCommand(PathCommand):
 
     def load(self, path: Path | None = None) -> "Run":
         """Load this run, or the run at `path`, from the checkpoints that the options select."""
-        count = self.average_checkpoints
-        if count is not None and count < 1:
-            raise UsageError(f"--average-checkpoints must be positive, got {count}")
-        # Open the run before the import of JAX, so that a wrong path is reported without delay.
-        run = RunDirectory.open(path or Path(self.run_folder))
-        from transformer_jax.inference.trained_run import load
-
-        if run.package is None:
-            # A command fails if checkpoints are missing, whereas `load` in a notebook warns.
-            count = count or run.config.decode.average_checkpoints
-        return load(run.path, average_checkpoints=count, step=self.step)
+        return load_run(path or Path(self.run_folder), self.average_checkpoints, self.step)
 
     @property
     def checkpoint_options(self) -> str:

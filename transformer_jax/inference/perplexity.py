@@ -1,4 +1,7 @@
-"""Perplexity of a corpus and of each of its sentences (section 6.1)."""
+"""Perplexity of a corpus, of its sentences, and of their tokens (section 6.1).
+
+Shapes: B batch, T target positions.
+"""
 
 import functools
 import math
@@ -7,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Array, Float
 
 from transformer_jax.data.batches import Batch, Batches, Ragged
 from transformer_jax.model.losses import Loss, cross_entropy
@@ -47,6 +51,31 @@ def score_sentences(
         nll[pairs] = batch_nll[: len(pairs)]
     columns = source.lengths.tolist(), target.lengths.tolist(), nll.tolist()
     return [SentenceScore(*values) for values in zip(*columns, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _token_losses(params: Params, batch: Batch, *, model: Transformer) -> Float[Array, "B T"]:
+    """Return the negative log-likelihood of each target token; that of padding is 0."""
+    logits: Any = model.apply({"params": params}, *batch)
+    token_loss = functools.partial(cross_entropy, smoothing=0.0)
+    one_token = (slice(None), slice(None), None, None)
+    return jax.vmap(jax.vmap(token_loss))(logits[one_token], batch.target[one_token]).nll
+
+
+def score_tokens(
+    model: Transformer, params: Params, source: Ragged, target: Ragged
+) -> list[Float[np.ndarray, " _"]]:
+    """Return the negative log-likelihood of each target token in nats, in the order of the pairs.
+
+    The last token of a sentence is the end token.
+    """
+    batches = Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
+    losses = [_token_losses(params, batches[i], model=model) for i in range(batches.per_epoch)]
+    sentences = [np.zeros(0)] * len(target.lengths)
+    for step, batch_losses in enumerate(jax.device_get(losses)):
+        for row, pair in enumerate(batches.pairs(step)):
+            sentences[pair] = batch_losses[row, : target.lengths[pair]]
+    return sentences
 
 
 def perplexity(sentences: Sequence[SentenceScore]) -> float:

@@ -15,6 +15,8 @@ from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import Setting, StorageError, UsageError
 from transformer_jax.inference.attention import Attention, compute_attention
+from transformer_jax.inference.history import MetricsTable, metrics_table, plot_metrics
+from transformer_jax.inference.summary import summarize
 from transformer_jax.inference.translate import Hypothesis, Translator
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
@@ -23,6 +25,7 @@ from transformer_jax.runs.array_store import PyTree, on_device
 from transformer_jax.runs.checkpoint_averaging import average_params, select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import Package, RunDirectory
+from transformer_jax.visualization.style import Picture
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,8 +39,16 @@ class Run:
     """Steps of the averaged checkpoints, or the step of a single checkpoint."""
 
     def __repr__(self) -> str:
-        count = sum(x.size for x in jax.tree.leaves(self.params))
-        return f"Run({str(self.folder.path)!r}, step={self.step}, {count:,} parameters)"
+        count = f"{self.num_parameters:,} parameters"
+        return f"Run({str(self.folder.path)!r}, step={self.step}, {count})"
+
+    def _repr_html_(self) -> str:
+        return summarize(self.folder, self.steps, self.num_parameters)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters."""
+        return sum(x.size for x in jax.tree.leaves(self.params))
 
     @property
     def step(self) -> int:
@@ -58,6 +69,19 @@ class Run:
     def vocabulary(self) -> Vocabulary:
         """Tokenizers of source and target."""
         return self.folder.vocabulary
+
+    @property
+    def metrics(self) -> MetricsTable:
+        """Metrics by step, which `pandas.DataFrame` accepts: one dictionary for each step.
+
+        The keys are "step" and names such as "train/loss" and "dev/perplexity". A row has only the
+        metrics that the step reported. A package has none.
+        """
+        return metrics_table(self.folder)
+
+    def plot_curves(self, *names: str) -> Picture:
+        """Draw metrics by step; the default and the errors are those of `Comparison.plot`."""
+        return plot_metrics({self.folder.path.resolve().name: [self.metrics]}, *names)
 
     @functools.cached_property
     def model(self) -> Transformer:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.model.build import build_transformer
-from transformer_jax.model.transformer import Params, Transformer, init_params
+from transformer_jax.model.transformer import Params, Transformer, init_params, make_rng
 
 
 def abstract_params(model: Transformer) -> Params:
@@ -42,6 +42,35 @@ def digest_params(params: Params) -> str:
         digest.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
         digest.update(np.asarray(leaf).tobytes())
     return digest.hexdigest()
+
+
+def position_table(
+    model: Transformer, params: Params, num_positions: int
+) -> Float[Array, "num_positions d_model"]:
+    """Return what the encoder adds to the embeddings at the first positions (section 3.5).
+
+    The table is zero if the model encodes no positions, or if its scheme acts in self-attention.
+    """
+    zeros = jnp.zeros((1, num_positions, model.config.d_model))
+
+    def add(module: Transformer) -> Float[Array, "1 num_positions d_model"]:
+        return module.source_positions(zeros, jnp.arange(num_positions))
+
+    return jnp.asarray(model.apply({"params": params}, method=add))[0]
+
+
+def initial_position_table(
+    model: Transformer, seed: int, num_positions: int
+) -> Float[Array, "num_positions d_model"]:
+    """Return the `position_table` of a run with this seed before its first step."""
+
+    @jax.jit
+    def initialize() -> Params:
+        # XLA removes the other parameters.
+        params = init_params(model, make_rng(seed))
+        return {"source_positions": params.get("source_positions", {})}
+
+    return position_table(model, initialize(), num_positions)
 
 
 def attention_weights(

@@ -6,6 +6,7 @@ Tokens are integers; 0 is padding, which occurs only after the end of a sentence
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
@@ -103,6 +104,11 @@ class Transformer(nn.Module):
         """
         memory = self.encode(source, train=train)
         return self.decode(shift_right(target), memory, source_mask(source), train=train)
+
+
+def make_rng(seed: int | Int[Array, ""]) -> Array:
+    """Return a run's random key. Its generator does not depend on JAX's settings."""
+    return jax.random.key(seed, impl="threefry2x32")
 
 
 def init_params(model: Transformer, rng: Array) -> Params:

@@ -1,15 +1,35 @@
 """The file metrics.jsonl, which has one line of JSON for each report of training metrics."""
 
+import contextlib
 import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 from transformer_jax.errors import StorageError
 from transformer_jax.runs.atomic_files import write_text
 
 # Maximum length of a report in bytes. A longer line is invalid.
 MAX_LINE = 1 << 20
+MAX_METRICS_BYTES = 64 << 20
+# An object in a JSON file.
+JsonObject: TypeAlias = dict[str, Any]
+
+
+def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObject]:
+    """Return the reports in the last `max_bytes` of a metrics.jsonl, without incomplete lines.
+
+    The list is empty if the file does not exist.
+    """
+    reports = []
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - max_bytes))
+        for line in file.read(max_bytes).splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                report = json.loads(line)
+                if isinstance(report, dict) and "step" in report:
+                    reports.append(report)
+    return reports
 
 
 def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:

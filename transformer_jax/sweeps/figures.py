@@ -1,26 +1,21 @@
 """Draw the figures of a report as SVG. The same runs yield the same bytes."""
 
-import io
 import math
 import statistics
 from collections.abc import Callable, Sequence
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from transformer_jax.runs.metrics_file import read_metrics
 from transformer_jax.sweeps.results import Results, RowResult
-from transformer_jax.sweeps.status import read_metrics
+from transformer_jax.visualization.style import PALETTE, Picture, escape_formula, line_style
 
-# This is Okabe and Ito's palette, which color-blind readers can distinguish, with Tol's wine in
-# place of yellow.
-PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 # Larger perplexities and NaN are drawn at this value, which is worse than any uniform prediction.
 MAX_PERPLEXITY = 1e6
 # The maximum length of a row's label, in characters.
 MAX_LABEL = 44
-LINE_STYLES = ("-", "--", "-.", ":")
 CURVES_CAPTION = (
     "Perplexity on the development set by step. A line is the geometric mean over seeds, and its "
     "band extends from the lowest to the highest seed."
@@ -49,7 +44,7 @@ def draw_curves(results: Results) -> str:
             axes.plot(steps, means, color="#BBBBBB", linewidth=1.0, label=label)
         for number, name in enumerate(highlighted):
             steps, means, lows, highs = zip(*curves[name], strict=True)
-            color, style = PALETTE[number], LINE_STYLES[number % len(LINE_STYLES)]
+            color, style = line_style(number)
             axes.fill_between(steps, lows, highs, color=color, alpha=0.15, linewidth=0)
             label = _describe(results.rows[name])
             axes.plot(steps, means, color=color, linestyle=style, linewidth=1.6, label=label)
@@ -129,33 +124,24 @@ def draw_ratios(results: Results) -> str:
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.4, -0.6)
         axes.margins(x=0.08)
-        axes.set_xlabel(_escape_formula(f"ln perplexity - ln perplexity of {results.base.name}"))
+        axes.set_xlabel(escape_formula(f"ln perplexity - ln perplexity of {results.base.name}"))
 
     return _to_svg(draw, height=1.4 + 0.28 * len(results.rows))
 
 
 def _to_svg(draw: Callable[[Axes], None], height: float) -> str:
-    with mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(9, height), layout="constrained")
-        axes = figure.subplots()
-        draw(axes)
-        axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
-        handles, labels = axes.get_legend_handles_labels()
-        if handles:
-            figure.legend(handles, labels, loc="outside right upper", fontsize="small")
-        out = io.StringIO()
-        # Omit the date, so that the file depends only on the runs.
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
+    figure = Figure(figsize=(9, height), layout="constrained")
+    axes = figure.subplots()
+    draw(axes)
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside right upper", fontsize="small")
+    return Picture(figure).svg
 
 
 def _describe(row: RowResult) -> str:
     """Return the name of a row and its changes, which may be shortened."""
     text = f"{row.name}  {row.change}"
-    return _escape_formula(text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…")
-
-
-def _escape_formula(text: str) -> str:
-    """Escape dollar signs, between which matplotlib expects a formula."""
-    return text.replace("$", r"\$")
+    return escape_formula(text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…")

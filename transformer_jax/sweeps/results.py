@@ -18,6 +18,7 @@ from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import ConfigError, TransformerJaxError, UsageError
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import parameter_counts
+from transformer_jax.runs.metrics_file import read_metrics
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.seed_statistics import (
@@ -33,7 +34,7 @@ from transformer_jax.sweeps.seed_statistics import (
     sign_agreement,
     verdict,
 )
-from transformer_jax.sweeps.status import RunStatus, read_json_object, read_metrics
+from transformer_jax.sweeps.status import RunStatus, read_json_object
 from transformer_jax.sweeps.translations import BleuDifference, compare_test_bleu, read_translations
 
 # A score of `Paper` that can be compared with ours.

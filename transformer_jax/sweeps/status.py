@@ -11,15 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal
 
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import StorageError
 from transformer_jax.runs.atomic_files import write_json
+from transformer_jax.runs.metrics_file import JsonObject, read_metrics
 from transformer_jax.sweeps.plan import SweepRun
 
-# An object in a JSON file.
-JsonObject: TypeAlias = dict[str, Any]
 Status = Literal["queued", "submitted", "running", "stopped", "failed", "done"]
 # A process on another machine counts as lost if it writes nothing for this many seconds.
 SILENT_SECONDS = 1800.0
@@ -29,7 +28,6 @@ SLOT_VARIABLE = "TRANSFORMER_JAX_SLOT"
 CORES_VARIABLE = "TRANSFORMER_JAX_CORES"
 # The status of a run needs only this number of bytes at the end of metrics.jsonl.
 TAIL_BYTES = 1 << 16
-MAX_METRICS_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -217,19 +215,6 @@ def _seconds_left(train: list[JsonObject], steps: int) -> float | None:
         return None
     seconds_per_step = (last["time"] - first["time"]) / (last["step"] - first["step"])
     return max(0.0, seconds_per_step * (steps - last["step"]))
-
-
-def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObject]:
-    """Return the reports in the last `max_bytes` of a metrics.jsonl, without incomplete lines."""
-    reports = []
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - max_bytes))
-        for line in file.read(max_bytes).splitlines():
-            with contextlib.suppress(ValueError):
-                report = json.loads(line)
-                if isinstance(report, dict) and "step" in report:
-                    reports.append(report)
-    return reports
 
 
 def read_json_object(path: Path) -> JsonObject:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.losses import Loss, cross_entropy
-from transformer_jax.model.transformer import Params, Transformer, init_params
+from transformer_jax.model.transformer import Params, Transformer, init_params, make_rng
 from transformer_jax.training.optimizer import make_optimizer
 
 
@@ -70,11 +70,6 @@ def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
     """Return the step: the gradient of the mean loss per token, then Adam (sections 5.3, 5.4)."""
     optimizer = make_optimizer(config, model.config.d_model)
     return TrainStep(partial(compute_gradients, model, config), partial(apply_gradients, optimizer))
-
-
-def make_rng(seed: Int[Array, ""]) -> Array:
-    """Return a run's random key. Its generator does not depend on JAX's settings."""
-    return jax.random.key(seed, impl="threefry2x32")
 
 
 def init_state(model: Transformer, config: TrainConfig) -> TrainState:

@@ -1,1 +1,1 @@
-"""Pages and figures, drawn from arrays, tokens, and labels alone."""
+"""Pictures of attention, positions, training, and head importance, drawn from arrays."""

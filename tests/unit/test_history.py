@@ -1,0 +1,185 @@
+"""Test the metrics, summary, and comparison of runs, which are read without their parameters."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finished_runs import HOSTILE
+from small import SMALL
+from untrained import write_untrained_run
+
+import transformer_jax
+from transformer_jax.cli import main
+from transformer_jax.errors import UsageError
+from transformer_jax.inference.history import metrics_table, stored_evaluations
+from transformer_jax.inference.summary import summarize
+from transformer_jax.runs.run_directory import RunDirectory
+
+REPORTS: list[Any] = [
+    {"step": 2, "split": "train", "loss": 4.0, "time": 1.0},
+    {"step": 4, "split": "train", "loss": 3.0, "time": 2.0},
+    {"step": 4, "split": "dev", "perplexity": 9.0, "bleu": 1.5},
+    {"step": 8, "split": "dev", "perplexity": 8.0},
+]
+# Each of these reports or values has an unexpected type.
+INVALID: list[Any] = [
+    {"step": "8", "split": "dev", "perplexity": 1.0},
+    {"step": 8, "split": "dev", "bleu": "<b>", "exact": None, "flag": True},
+    [1],
+    7,
+]
+SCORES = {
+    "split": "test",
+    "step": 8,
+    "average_checkpoints": 1,
+    "decode": {"beam_size": 4, "length_penalty_alpha": 0.6},
+    "perplexity": 7.0,
+    "bleu": 20.25,
+    "chrf": 40.5,
+}
+
+
+def write_metrics(folder: RunDirectory, reports: list[Any]) -> None:
+    folder.metrics.write_text("".join(f"{json.dumps(x)}\n" for x in reports) + '{"step": 9')
+
+
+def write_scores(folder: RunDirectory, name: str, content: object) -> None:
+    path = folder.path / "evaluations" / name / "scores.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(content))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run without checkpoints. Its metrics and scores contain invalid values."""
+    path = tmp_path_factory.mktemp("runs") / "<b>run"
+    folder = write_untrained_run(path, steps=())
+    write_metrics(folder, [*REPORTS, *INVALID])
+    write_scores(folder, "1", SCORES | {"step": 4, "bleu": 10.0})
+    write_scores(folder, "2", SCORES)
+    write_scores(folder, "3", SCORES | {"split": HOSTILE, "bleu": "much"})
+    for number, invalid in enumerate(([], {}, SCORES | {"step": "x"}), start=4):
+        write_scores(folder, str(number), invalid)
+    return folder
+
+
+def copy_run(run: RunDirectory, path: Path, reports: list[Any], **changes: Any) -> RunDirectory:
+    """Copy a run, and change its metrics and its config."""
+    shutil.copytree(run.path, path)
+    description = json.loads((path / "run.json").read_text())
+    for section, fields in changes.items():
+        description["config"][section] |= fields
+    (path / "run.json").write_text(json.dumps(description))
+    folder = RunDirectory.open(path)
+    write_metrics(folder, reports)
+    return folder
+
+
+def test_metrics_are_rows_of_numbers_by_step(run: RunDirectory) -> None:
+    assert metrics_table(run) == [
+        {"step": 2, "train/loss": 4.0, "train/time": 1.0},
+        {"step": 4, "train/loss": 3.0, "train/time": 2.0, "dev/perplexity": 9.0, "dev/bleu": 1.5},
+        {"step": 8, "dev/perplexity": 8.0},
+    ]
+
+
+def test_a_run_without_metrics_has_an_empty_table(run: RunDirectory, tmp_path: Path) -> None:
+    folder = copy_run(run, tmp_path / "run", [])
+    folder.metrics.unlink()
+    assert metrics_table(folder) == []
+    assert "no metrics" in summarize(folder, (4, 8), 10)
+    with pytest.raises(UsageError, match=r"there are no metrics of run$"):
+        transformer_jax.compare(folder.path).plot()
+
+
+def test_stored_evaluations_are_ordered_and_invalid_ones_are_left_out(run: RunDirectory) -> None:
+    found = [(row["split"], row["step"], row.get("bleu")) for row in stored_evaluations(run)]
+    assert found == [(HOSTILE, 8, None), ("test", 4, 10.0), ("test", 8, 20.25)]
+
+
+def test_the_summary_shows_differences_scores_and_curves_as_escaped_text(
+    run: RunDirectory,
+) -> None:
+    page = summarize(run, (8,), 12_345)
+    for part in ("step 8, 12,345 parameters", "model.d_model", ">512<", ">16<", "20.25", "40.50"):
+        assert part in page
+    assert page.count("<polyline") == 2
+    assert "dev/perplexity 8.000 at step 8" in page
+    assert "/<b>run" not in page
+    assert "&lt;b&gt;&amp;%_$#" in page
+    # The colors are those of the page.
+    assert "#" not in page.replace("&#", "").replace("%_$#", "")
+    assert "mean of 2 checkpoints" in summarize(run, (4, 8), 10)
+
+
+def test_runs_that_differ_only_in_their_seed_are_one_line_with_a_band(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    faster = [x | {"perplexity": 4.0} if "perplexity" in x else x for x in REPORTS]
+    seeds = copy_run(run, tmp_path / "row" / "seed-1", faster, train={"seed": 1})
+    other = copy_run(run, tmp_path / "other", REPORTS, model={"num_heads": 1})
+    comparison = transformer_jax.compare([run.path, seeds.path, str(other.path)])
+    assert list(comparison.groups) == ["<b>run", "other"]
+    [axes] = comparison.plot("dev/perplexity").figure.axes
+    labels = [str(line.get_label()) for line in axes.lines]
+    assert labels == ["<b>run (2 seeds)", "other"]
+    expected = [[math.sqrt(9 * 4), math.sqrt(8 * 4)], [9.0, 8.0]]
+    for line, values in zip(axes.lines, expected, strict=True):
+        assert list(map(float, line.get_ydata())) == pytest.approx(values)
+    assert [axes.get_ylabel() for axes in comparison.plot().figure.axes] == [
+        *("train/loss", "dev/perplexity", "dev/bleu")
+    ]
+    first, _, third = comparison.table
+    assert first["group"] == "<b>run"
+    assert (first["model.num_heads"], third["model.num_heads"]) == (2, 1)
+    assert first["dev/bleu"] == 1.5
+    assert first["evaluation/test/bleu"] == 20.25
+    assert "train.seed" not in first
+    assert "<b>run" not in comparison._repr_html_()
+    named = transformer_jax.compare([seeds.path])
+    assert list(named.groups) == ["row"]
+
+
+def test_runs_that_cannot_be_compared_are_errors(run: RunDirectory, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no run to compare"):
+        transformer_jax.compare([])
+    with pytest.raises(UsageError, match="a run is listed twice"):
+        transformer_jax.compare([run.path, str(run.path)])
+    with pytest.raises(UsageError, match="nowhere is not a run"):
+        transformer_jax.compare([run.path, tmp_path / "nowhere"])
+    other = copy_run(run, tmp_path / "other", REPORTS)
+    description = json.loads((other.path / "run.json").read_text())
+    description["data"]["fingerprint"] = "0" * 64
+    (other.path / "run.json").write_text(json.dumps(description))
+    with pytest.raises(UsageError, match="trained on different text or with different vocabul"):
+        transformer_jax.compare([run.path, other.path])
+    hint = r"no metric 'dev/blue'; did you mean 'dev/bleu'\? \(there are dev/bleu, dev/perplexity"
+    with pytest.raises(UsageError, match=hint):
+        transformer_jax.compare([run.path]).plot("dev/blue")
+
+
+@pytest.mark.parametrize("kind", ["curves", "schedule"])
+def test_the_command_draws_what_needs_no_parameters(
+    run: RunDirectory, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x.svg"
+    assert main(["plot", str(run.path), "--kind", kind, "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"written to {out}\n"
+    assert all(text in out.read_text() for text in ("train/loss",) * (kind == "curves"))
+    assert out.read_text().count("<svg") == 1
+
+
+def test_the_schedule_shows_the_config_and_its_peak() -> None:
+    picture = transformer_jax.plot_schedule(SMALL.change(train={"steps": 100, "warmup_steps": 20}))
+    widths, warmups = picture.figure.axes
+    assert str(widths.lines[0].get_label()) == "d_model 16"
+    assert [str(line.get_label()) for line in warmups.lines] == [
+        *("warmup 20", "warmup 5", "warmup 10", "warmup 40")
+    ]
+    for axes in (widths, warmups):
+        own = axes.lines[0]
+        # Equation 3 at its peak.
+        assert max(map(float, own.get_ydata())) == pytest.approx(16**-0.5 * 20**-0.5)

@@ -1,0 +1,160 @@
+"""The command `plot`, which draws pictures of runs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from transformer_jax.commands.base import PathCommand
+from transformer_jax.commands.inference import load_run
+from transformer_jax.console import progress_bar, stdout
+from transformer_jax.errors import UsageError
+from transformer_jax.runs.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from transformer_jax.inference.trained_run import Run
+    from transformer_jax.visualization.style import Picture
+
+Kind = Literal["curves", "schedule", "positions", "loss", "heads"]
+# The options that each kind of picture uses. The other options are errors.
+OPTIONS: Mapping[Kind, tuple[str, ...]] = {
+    "curves": ("metrics",),
+    "schedule": (),
+    "positions": ("num_positions", "offset", "average_checkpoints", "step"),
+    "loss": ("split", "average_checkpoints", "step"),
+    "heads": ("split", "num_sentences", "margin", "average_checkpoints", "step"),
+}
+
+
+@dataclass(frozen=True)
+class Plot(PathCommand):
+    """Draw a picture of a run: curves, learning rates, positions, losses, or attention heads.
+
+    curves: the metrics of one run, or of several. Runs that differ only in
+    their seed form one line with a band.
+    schedule: the learning rate, next to other widths and warmups.
+    positions: the encoder's positional encodings. A learned table appears
+    next to sinusoids, before and after training.
+    loss: the loss by position and by sentence length.
+    heads: the increase in loss if each attention head is masked, and the
+    number of heads that can be masked.
+    """
+
+    folders: Positional[Annotated[tuple[str, ...], arg(metavar="RUN...")]] = ()
+    """The folder of a run. curves accepts several runs."""
+    kind: Kind = "curves"
+    """What to draw."""
+    out: Annotated[Path | None, arg(help_behavior_hint="(required)")] = None
+    """The file to write, which ends in .svg or .png."""
+    metrics: tuple[str, ...] = ()
+    """For curves: names of metrics, such as dev/perplexity. Default:
+    train/loss, dev/perplexity, and dev/bleu."""
+    num_positions: int | None = None
+    """For positions: the number of positions. Default: at most 128."""
+    offset: int | None = None
+    """For positions: the offset k of the linear map from PE(pos) to
+    PE(pos + k) that is drawn. Default: 1."""
+    split: Literal["dev", "test"] | None = None
+    """For loss and heads: the set to score. Default: dev."""
+    num_sentences: int | None = None
+    """For heads: the number of sentences to score, which are the first ones
+    of the set. Default: 256."""
+    margin: float | None = None
+    """For heads: the acceptable increase in loss, in nats per token. Default: 0.05."""
+    average_checkpoints: int | None = None
+    """For positions, loss, and heads: average the last N scheduled
+    checkpoints. Default: the run's decode.average_checkpoints."""
+    step: int | None = None
+    """For positions, loss, and heads: the step of the checkpoint. Default: the latest."""
+    argument_name = "a run"
+
+    def run(self) -> None:
+        """Draw the picture, and write it to the file.
+
+        Raises:
+            UsageError: the arguments do not suit the kind of picture, or the run has no such
+                picture.
+        """
+        folders = self._open_runs()
+        out = self._check_options()
+        draw: Mapping[Kind, Callable[[], Picture]] = {
+            "curves": lambda: self._draw_curves(folders),
+            "schedule": lambda: _draw_schedule(folders[0]),
+            "positions": self._draw_positions,
+            "loss": self._draw_losses,
+            "heads": self._draw_heads,
+        }
+        picture = draw[self.kind]()
+        stdout.print(f"written to {picture.save(out)}")
+
+    def _open_runs(self) -> Sequence[RunDirectory]:
+        if not self.folders:
+            raise UsageError("plot begins with a run: transformer-jax plot RUN... [OPTIONS]")
+        if len(self.folders) > 1 and self.kind != "curves":
+            raise UsageError(
+                f"--kind {self.kind} draws one run, got {len(self.folders)}; only --kind curves "
+                f"draws several"
+            )
+        # Report a wrong path before the import of JAX.
+        return [RunDirectory.open(Path(folder)) for folder in self.folders]
+
+    def _check_options(self) -> Path:
+        """Return the file to write, after a check of all options."""
+        used = OPTIONS[self.kind]
+        for name in dict.fromkeys(name for names in OPTIONS.values() for name in names):
+            if getattr(self, name) not in (None, ()) and name not in used:
+                kinds = [kind for kind, names in OPTIONS.items() if name in names]
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} is for --kind {' or '.join(kinds)}, not {self.kind}")
+        if self.out is None:
+            raise UsageError(f"plot needs a file for the picture: --out {self.kind}.svg")
+        from transformer_jax.visualization.style import check_suffix
+
+        check_suffix(self.out)
+        return self.out
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        """Return those of these options that were given."""
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _load(self) -> "Run":
+        return load_run(Path(self.folders[0]), self.average_checkpoints, self.step)
+
+    def _draw_curves(self, folders: Sequence[RunDirectory]) -> "Picture":
+        from transformer_jax.inference.comparison import compare
+
+        return compare(folder.path for folder in folders).plot(*self.metrics)
+
+    def _draw_positions(self) -> "Picture":
+        from transformer_jax.inference.plots import plot_positions
+
+        return plot_positions(self._load(), **self._given("num_positions", "offset"))
+
+    def _draw_losses(self) -> "Picture":
+        from transformer_jax.inference.plots import plot_losses
+
+        with progress_bar() as progress:
+            return plot_losses(self._load(), progress=progress, **self._given("split"))
+
+    def _draw_heads(self) -> "Picture":
+        from transformer_jax.inference.head_importance import head_importance
+
+        options = self._given("split", "num_sentences", "margin")
+        with progress_bar() as progress:
+            importance = head_importance(self._load(), progress=progress, **options)
+        num_heads = importance.masked_losses.size
+        stdout.print(
+            f"loss {importance.loss:.3f} nats per token; {importance.num_prunable} of {num_heads} "
+            f"heads can be masked, the least important first, until it rises by more than "
+            f"{importance.margin:g}"
+        )
+        return importance.plot()
+
+
+def _draw_schedule(folder: RunDirectory) -> "Picture":
+    from transformer_jax.training.schedule_picture import plot_schedule
+
+    return plot_schedule(folder.config)

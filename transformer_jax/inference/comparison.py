@@ -1,0 +1,139 @@
+"""Compare runs by their configs, metrics, and scores: `transformer_jax.compare(["a", "b"])`.
+
+The parameters are not loaded.
+"""
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformer_jax.config import Config
+from transformer_jax.errors import UsageError
+from transformer_jax.inference.history import (
+    SCORE_NAMES,
+    MetricsTable,
+    metric_by_step,
+    metric_names,
+    metrics_table,
+    plot_metrics,
+    stored_evaluations,
+)
+from transformer_jax.inference.summary import html_table
+from transformer_jax.inference.trained_run import Run
+from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.visualization.style import Picture
+
+# Names of run folders that a sweep gives, such as sweeps/table3/base/seed-0.
+SEED_FOLDER = re.compile(r"seed-\d+")
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Several runs, grouped by their configs without the seed."""
+
+    groups: dict[str, tuple[RunDirectory, ...]]
+    """The runs of each group by the group's label. Runs of a group differ only in their seed."""
+    metrics: dict[Path, MetricsTable]
+    """The metrics of each run by its path."""
+
+    def __repr__(self) -> str:
+        labels = ", ".join(f"{label}: {len(runs)}" for label, runs in self.groups.items())
+        return f"Comparison({labels})"
+
+    def _repr_html_(self) -> str:
+        names = list(dict.fromkeys(name for row in self.table for name in row))
+        rows = [[_format(row.get(name)) for name in names] for row in self.table]
+        return f"<div>{html.escape(repr(self))}</div>{html_table([names, *rows])}"
+
+    @property
+    def table(self) -> list[dict[str, Any]]:
+        """One row for each run, which `pandas.DataFrame` accepts.
+
+        The keys are "group", "run", "seed", the config fields in which the runs differ, "step", the
+        last value of each metric on the development set, such as "dev/perplexity", and the newest
+        scores of `evaluate` on each set, such as "evaluation/test/bleu".
+        """
+        runs = [(label, run) for label, runs in self.groups.items() for run in runs]
+        fields = _differing_fields([run.config for _, run in runs])
+        return [self._row(label, run, fields) for label, run in runs]
+
+    def _row(
+        self, label: str, run: RunDirectory, fields: Sequence[tuple[str, str]]
+    ) -> dict[str, Any]:
+        config, metrics = run.config.to_dict(), self.metrics[run.path]
+        row: dict[str, Any] = {"group": label, "run": str(run.path), "seed": run.config.train.seed}
+        row |= {f"{section}.{key}": config[section][key] for section, key in fields}
+        row["step"] = metrics[-1]["step"] if metrics else 0
+        for name in metric_names(metrics):
+            if name.startswith("dev/") and name != "dev/time":
+                row[name] = list(metric_by_step(metrics, name).values())[-1]
+        for scores in stored_evaluations(run):
+            prefix = f"evaluation/{scores['split']}"
+            row |= {f"{prefix}/{key}": scores[key] for key in SCORE_NAMES if key in scores}
+        return row
+
+    def plot(self, *names: str) -> Picture:
+        """Draw metrics such as "dev/perplexity" by step, with one line for each group.
+
+        The line of several runs is their mean, which is geometric for perplexities, and its band
+        extends from the lowest to the highest run. Without names, the picture shows the training
+        loss, and the perplexity and BLEU on the development set.
+
+        Raises:
+            UsageError: no run has a metric with this name.
+        """
+        metrics = {
+            label: [self.metrics[run.path] for run in runs] for label, runs in self.groups.items()
+        }
+        return plot_metrics(metrics, *names)
+
+
+def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
+    """Compare runs, each given by its path or already loaded.
+
+    Raises:
+        UsageError: there is no run, a path is not a run or is listed twice, or the runs have
+            different text or vocabularies, so that their metrics cannot be compared.
+        StorageError: a run cannot be read.
+    """
+    if isinstance(runs, str | Path | Run):
+        runs = [runs]
+    folders = [x.folder if isinstance(x, Run) else RunDirectory.open(Path(x)) for x in runs]
+    if not folders:
+        raise UsageError("there is no run to compare")
+    if len({folder.path.resolve() for folder in folders}) < len(folders):
+        raise UsageError("a run is listed twice")
+    groups: dict[Config, list[RunDirectory]] = {}
+    for folder in folders:
+        if folder.fingerprint != folders[0].fingerprint:
+            raise UsageError(
+                f"{folder.path} and {folders[0].path} were trained on different text or with "
+                f"different vocabularies: their metrics cannot be compared"
+            )
+        groups.setdefault(folder.config.change(train={"seed": 0}), []).append(folder)
+    return Comparison(_label(list(groups.values())), {f.path: metrics_table(f) for f in folders})
+
+
+def _label(groups: Sequence[Sequence[RunDirectory]]) -> dict[str, tuple[RunDirectory, ...]]:
+    """Label each group by the name of its first run, or by its path if names are not unique."""
+    labeled: dict[str, tuple[RunDirectory, ...]] = {}
+    for runs in groups:
+        path = runs[0].path.resolve()
+        name = path.parent.name if SEED_FOLDER.fullmatch(path.name) else path.name
+        labeled[str(runs[0].path) if name in labeled else name] = tuple(runs)
+    return labeled
+
+
+def _differing_fields(configs: Sequence[Config]) -> list[tuple[str, str]]:
+    """Return the fields in which a config differs from the first one, except for the seed."""
+    fields = [key for config in configs for key in configs[0].differences(config)]
+    return [key for key in dict.fromkeys(fields) if key != ("train", "seed")]
+
+
+def _format(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,134 @@
+"""Which attention heads matter: the loss with each head masked, and with many heads masked.
+
+Michel et al. (2019) measured that many heads of a trained model can be removed. Heads are masked by
+`model.head_mask`, so all masks share one compiled program.
+
+Shapes: L layers, H heads, P numbers of masked heads.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from transformer_jax.data.encode import Progress, ignore_progress
+from transformer_jax.data.splits import Split
+from transformer_jax.errors import Setting, UsageError
+from transformer_jax.inference.evaluate import prepare_split
+from transformer_jax.inference.perplexity import score_sentences
+from transformer_jax.inference.trained_run import Run
+from transformer_jax.model.head_mask import KINDS, mask_heads
+from transformer_jax.visualization.heads import draw_heads
+from transformer_jax.visualization.style import Picture
+
+NUM_SENTENCES = 256
+MARGIN = 0.05
+
+
+class Head(NamedTuple):
+    """A head of a model. Layers and heads count from 0."""
+
+    kind: str
+    """One of `KINDS`."""
+    layer: int
+    head: int
+
+
+@dataclass(frozen=True)
+class HeadImportance:
+    """The losses of a run with masked heads, in nats per target token."""
+
+    loss: float
+    """The loss with all heads."""
+    masked_losses: Float[np.ndarray, "3 L H"]
+    """The loss with one head masked, by kind (in the order of `KINDS`), layer, and head."""
+    pruned_losses: Float[np.ndarray, " P"]
+    """The loss with the 0, 1, 2, ... first heads of `order` masked. It ends with the first loss
+    above `loss` + `margin`, or with all heads masked."""
+    margin: float
+    """The acceptable increase in loss."""
+
+    @property
+    def order(self) -> list[Head]:
+        """All heads, beginning with the one whose mask increases the loss least."""
+        flat = np.argsort(self.masked_losses, axis=None, kind="stable")
+        indices = zip(*np.unravel_index(flat, self.masked_losses.shape), strict=True)
+        return [Head(KINDS[kind], int(layer), int(head)) for kind, layer, head in indices]
+
+    @property
+    def num_prunable(self) -> int:
+        """The number of heads that can be masked in this order within the margin."""
+        is_acceptable = self.pruned_losses <= self.loss + self.margin
+        return len(is_acceptable) - 1 if is_acceptable.all() else int(np.argmin(is_acceptable)) - 1
+
+    def mask(self, num_masked: int) -> Bool[np.ndarray, "3 L H"]:
+        """Return the mask of the first heads of `order`, for `mask_heads`."""
+        return mask_of(self.order[:num_masked], self.masked_losses.shape)
+
+    def plot(self) -> Picture:
+        """Draw a map of the heads of each kind, and the loss while heads are masked in order."""
+        increases = dict(zip(KINDS, self.masked_losses - self.loss, strict=True))
+        return draw_heads(increases, self.pruned_losses, self.loss + self.margin)
+
+
+def mask_of(heads: list[Head], shape: tuple[int, ...]) -> Bool[np.ndarray, "3 L H"]:
+    """Return a mask of this shape that is False for these heads."""
+    mask = np.ones(shape, bool)
+    for kind, layer, head in heads:
+        mask[KINDS.index(kind), layer, head] = False
+    return mask
+
+
+def head_importance(
+    run: Run,
+    *,
+    split: Split = "dev",
+    num_sentences: int = NUM_SENTENCES,
+    margin: float = MARGIN,
+    progress: Progress = ignore_progress,
+) -> HeadImportance:
+    """Compute the loss on the first sentences of a split with heads masked.
+
+    First, each head is masked alone. Then the heads are masked one after the other, the least
+    important first, until the loss is more than `margin` nats per token above that of the whole
+    model. `progress` receives a description, the number of finished losses, and the largest
+    possible total.
+
+    Raises:
+        UsageError: `num_sentences` is not positive, or the margin is negative or not a number.
+        DataError: the text of the run has changed.
+    """
+    if num_sentences < 1:
+        setting = Setting("num_sentences", NUM_SENTENCES)
+        raise UsageError(f"there must be sentences to score, got {num_sentences}; pass ", setting)
+    # This comparison also rejects NaN.
+    if not margin >= 0:
+        raise UsageError(
+            f"the margin must be at least 0, got {margin}; pass ", Setting("margin", MARGIN)
+        )
+    tokens = [
+        side._replace(offsets=side.offsets[: num_sentences + 1])
+        for side in prepare_split(split, of=run, progress=progress).tokens(split)
+    ]
+    config = run.config.model
+    shape = (len(KINDS), config.num_layers, config.num_heads)
+    num_heads = math.prod(shape)
+    num_done = 0
+
+    def loss_of(mask: Bool[np.ndarray, "3 L H"]) -> float:
+        nonlocal num_done
+        scores = score_sentences(run.model, mask_heads(run.params, mask), *tokens)
+        num_done += 1
+        progress("masking heads", num_done, 2 * num_heads)
+        return math.fsum(x.nll for x in scores) / sum(x.target_tokens for x in scores)
+
+    whole = loss_of(np.ones(shape, bool))
+    masks = ~np.eye(num_heads, dtype=bool).reshape(num_heads, *shape)
+    masked = np.array([loss_of(mask) for mask in masks]).reshape(shape)
+    importance = HeadImportance(whole, masked, np.array([whole]), margin)
+    losses = [whole]
+    while losses[-1] <= whole + margin and len(losses) <= num_heads:
+        losses.append(loss_of(importance.mask(len(losses))))
+    return HeadImportance(whole, masked, np.array(losses), margin)

@@ -1,0 +1,112 @@
+"""Metrics and scores of a run, read from its files without its parameters.
+
+The files may come from others, so values of unexpected types are left out.
+"""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformer_jax.config.validation import did_you_mean
+from transformer_jax.errors import UsageError
+from transformer_jax.runs.metrics_file import read_metrics
+from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.visualization.curves import Curve, average_runs, draw_curves
+from transformer_jax.visualization.style import Picture
+
+MAX_SCORES_BYTES = 16 << 20
+# A picture shows these metrics by default.
+DEFAULT_METRICS = ("train/loss", "dev/perplexity", "dev/bleu")
+SCORE_NAMES = ("perplexity", "bleu", "chrf")
+MetricsTable = list[dict[str, float]]
+"""One row for each step. Its keys are "step" and names such as "train/loss" and "dev/bleu"."""
+
+
+def metrics_table(folder: RunDirectory) -> MetricsTable:
+    """Return the metrics of a run by step; a row has only the metrics that the step reported."""
+    rows: dict[int, dict[str, float]] = {}
+    for report in read_metrics(folder.metrics):
+        step = report["step"]
+        if not _is_number(step):
+            continue
+        row = rows.setdefault(int(step), {"step": int(step)})
+        split = str(report.get("split"))
+        row |= {f"{split}/{k}": v for k, v in report.items() if k != "step" and _is_number(v)}
+    return [rows[step] for step in sorted(rows)]
+
+
+def metric_by_step(table: MetricsTable, name: str) -> dict[int, float]:
+    """Return the values of one metric by step."""
+    return {int(row["step"]): row[name] for row in table if name in row}
+
+
+def metric_names(table: MetricsTable) -> list[str]:
+    """Return the names of all metrics, in alphabetical order."""
+    return sorted({name for row in table for name in row} - {"step"})
+
+
+def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> Picture:
+    """Draw metrics by step, with one line for each group of runs.
+
+    The line of several runs is their mean, which is geometric for perplexities, and its band
+    extends from the lowest to the highest run. Without names, draw those of `DEFAULT_METRICS` that
+    exist.
+
+    Raises:
+        UsageError: no run has a metric with one of these names, or there are no metrics.
+    """
+    tables = [table for tables in groups.values() for table in tables]
+    available = sorted({name for table in tables for name in metric_names(table)})
+    chosen = names or tuple(name for name in DEFAULT_METRICS if name in available)
+    if not chosen:
+        raise UsageError(f"there are no metrics of {', '.join(groups)}")
+    for name in chosen:
+        if name not in available:
+            hint = did_you_mean(name, available)
+            raise UsageError(f"no metric {name!r}{hint} (there are {', '.join(available)})")
+    return draw_curves({name: _mean_curves(name, groups) for name in chosen})
+
+
+def _mean_curves(name: str, groups: Mapping[str, Sequence[MetricsTable]]) -> list[Curve]:
+    curves: list[Curve] = []
+    for label, tables in groups.items():
+        runs = [values for table in tables if (values := metric_by_step(table, name))]
+        seeds = f" ({len(runs)} seeds)" if len(runs) > 1 else ""
+        curve = average_runs(f"{label}{seeds}", runs, geometric="perplexity" in name)
+        if len(curve.x):
+            curves.append(curve)
+    return curves
+
+
+def stored_evaluations(folder: RunDirectory) -> list[dict[str, Any]]:
+    """Return the evaluations that `evaluate` has stored in a run, ordered by set and step.
+
+    Each has the keys "split", "step", "average_checkpoints", "beam_size", "alpha", and the scores
+    that `SCORE_NAMES` lists. Those with the run's own search come last within a step.
+    """
+    found: list[dict[str, Any]] = []
+    decode = dataclasses.asdict(folder.config.decode)
+    for path in sorted(folder.path.glob("evaluations/*/scores.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            if path.stat().st_size <= MAX_SCORES_BYTES:
+                result = json.loads(path.read_bytes())
+                found.append(_to_row(result) | {"is_own": result["decode"] == decode})
+    found.sort(key=lambda row: (row["split"], row["step"], row["is_own"]))
+    return [{k: v for k, v in row.items() if k != "is_own"} for row in found]
+
+
+def _to_row(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "split": str(result["split"]),
+        "step": int(result["step"]),
+        "average_checkpoints": int(result["average_checkpoints"]),
+        "beam_size": int(result["decode"]["beam_size"]),
+        "alpha": float(result["decode"]["length_penalty_alpha"]),
+        **{name: result[name] for name in SCORE_NAMES if _is_number(result.get(name))},
+    }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,137 @@
+"""Pictures of a run's positional encodings, and of its loss by position and sentence length.
+
+Shapes: S sentences.
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from transformer_jax.data.encode import Progress, ignore_progress
+from transformer_jax.data.splits import Split
+from transformer_jax.errors import UsageError
+from transformer_jax.inference.evaluate import prepare_split
+from transformer_jax.inference.perplexity import score_tokens
+from transformer_jax.inference.trained_run import Run
+from transformer_jax.model.inspect import initial_position_table, position_table
+from transformer_jax.model.positions import sinusoid
+from transformer_jax.visualization.curves import Curve, draw_losses
+from transformer_jax.visualization.positions import draw_positions
+from transformer_jax.visualization.style import Picture
+
+NUM_POSITIONS = 128
+MIN_POSITIONS = 4
+# A mean of fewer sentences is not drawn.
+MIN_SENTENCES = 10
+NUM_LENGTHS = 10
+# The quantile of the normal distribution for intervals of 95 %.
+QUANTILE = 1.96
+
+
+def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 1) -> Picture:
+    """Draw the encoder's positional encodings, and the map from PE(pos) to PE(pos + offset).
+
+    A learned table appears next to the paper's sinusoids and to the table with which a run of this
+    seed begins. `num_positions` is the number of positions, by default at most 128.
+
+    Raises:
+        UsageError: the run has no table of positions, or the number of positions or the offset does
+            not suit its table.
+    """
+    config = run.config.model
+    if config.positions in ("none", "alibi", "rotary", "relative"):
+        where = "does not encode positions" if config.positions == "none" else "has no table"
+        reason = "" if config.positions == "none" else ", because they act within self-attention"
+        raise UsageError(
+            f"{run.folder.path} {where}: its model.positions is {config.positions}{reason}"
+        )
+    is_bounded = config.positions == "learned"
+    longest = config.max_positions_per_stack[0] if is_bounded else config.max_length
+    count = min(longest, NUM_POSITIONS) if num_positions is None else num_positions
+    if not MIN_POSITIONS <= count <= longest:
+        raise UsageError(
+            f"the number of positions must be from {MIN_POSITIONS} to {longest} for "
+            f"{run.folder.path}, got {count}"
+        )
+    if not 1 <= offset <= count // 2:
+        raise UsageError(
+            f"the offset must be from 1 to {count // 2}, half the number of positions, got {offset}"
+        )
+    trained = np.asarray(position_table(run.model, run.params, count))
+    if not is_bounded:
+        return draw_positions({config.positions.replace("_", " "): trained}, offset=offset)
+    seed = run.config.train.seed
+    tables = {
+        "learned, before training": np.asarray(initial_position_table(run.model, seed, count)),
+        "learned, after training": trained,
+    }
+    if config.d_model % 2 == 0:
+        sinusoids = np.asarray(sinusoid(jnp.arange(count), config.d_model))
+        tables = {"sinusoids": sinusoids, **tables}
+    return draw_positions(tables, offset=offset)
+
+
+def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_progress) -> Picture:
+    """Draw the loss on a split by position in the target and by length of the target.
+
+    Bands are intervals of 95 % over sentences. Positions that fewer than 10 sentences reach are
+    left out. Lengths form up to ten groups with about the same number of sentences.
+
+    Raises:
+        UsageError: the run has no such split, or it has fewer than 10 sentences.
+        DataError: the text of the run has changed.
+    """
+    prepared = prepare_split(split, of=run, progress=progress)
+    losses = score_tokens(run.model, run.params, *prepared.tokens(split))
+    if len(losses) < MIN_SENTENCES:
+        raise UsageError(
+            f"the {split} set of {run.folder.path} has {len(losses)} sentences, which is not "
+            f"enough for a mean"
+        )
+    return draw_losses([loss_by_position(split, losses)], [loss_by_length(split, losses)])
+
+
+def loss_by_position(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> Curve:
+    """Return the mean loss of the tokens at each position, which counts from 1."""
+    lengths = np.array([len(x) for x in losses])
+    points: list[tuple[float, ...]] = []
+    for position in range(lengths.max()):
+        values = np.array([x[position] for x in losses if len(x) > position], float)
+        if len(values) < MIN_SENTENCES:
+            break
+        half = QUANTILE * float(values.std(ddof=1)) / math.sqrt(len(values))
+        mean = float(values.mean())
+        points.append((position + 1, mean, mean - half, mean + half))
+    return Curve(label, *np.array(points).T)
+
+
+def loss_by_length(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> Curve:
+    """Return the loss per token in groups of sentences of similar length."""
+    lengths = np.array([len(x) for x in losses])
+    totals = np.array([x.sum(dtype=float) for x in losses])
+    points: list[tuple[float, ...]] = []
+    for group in _group_lengths(lengths):
+        n, total = lengths[group], totals[group]
+        mean = float(total.sum() / n.sum())
+        # The standard error of a ratio of sums.
+        errors = total - mean * n
+        half = QUANTILE * float(errors.std(ddof=1)) / (float(n.mean()) * math.sqrt(len(n)))
+        points.append((float(n.mean()), mean, mean - half, mean + half))
+    return Curve(label, *np.array(points).T)
+
+
+def _group_lengths(lengths: Int[np.ndarray, " S"]) -> list[Int[np.ndarray, " group"]]:
+    """Return the indices of the sentences of each group; equal lengths are in the same group."""
+    order = np.argsort(lengths, kind="stable")
+    size = max(MIN_SENTENCES, math.ceil(len(lengths) / NUM_LENGTHS))
+    groups: list[list[int]] = [[]]
+    for previous, index in zip([order[0], *order[:-1]], order, strict=True):
+        if len(groups[-1]) >= size and lengths[index] > lengths[previous]:
+            groups.append([])
+        groups[-1].append(int(index))
+    if len(groups) > 1 and len(groups[-1]) < MIN_SENTENCES:
+        groups[-2] += groups.pop()
+    return [np.array(group) for group in groups]

@@ -1,0 +1,91 @@
+"""The HTML summary that a notebook shows for a run: its config, scores, and training history.
+
+The colors are those of the surrounding page, so the summary is readable in light and dark mode.
+"""
+
+import html
+from collections.abc import Mapping, Sequence
+
+from transformer_jax.config import Config
+from transformer_jax.inference.history import (
+    SCORE_NAMES,
+    metric_by_step,
+    metrics_table,
+    stored_evaluations,
+)
+from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.visualization.curves import inline_curve
+
+# The metrics whose curves the summary shows, with their formats.
+CURVES = {"train/loss": ".3f", "dev/perplexity": ".3f", "dev/bleu": ".1f"}
+FORMATS: Mapping[str, str] = {"perplexity": ".3f", "bleu": ".2f", "chrf": ".2f", "alpha": "g"}
+MAX_EVALUATIONS = 12
+CELL = "padding:.15em .8em .15em 0;text-align:left;vertical-align:top"
+RULE = "border-bottom:1px solid rgba(128,128,128,.4)"
+
+
+def summarize(folder: RunDirectory, steps: Sequence[int], num_parameters: int) -> str:
+    """Return the summary as HTML, in which all text from the run is escaped."""
+    kind = "package" if folder.package is not None else "run"
+    at = f"step {steps[-1]:,}" if len(steps) == 1 else f"mean of {len(steps)} checkpoints"
+    vocabulary = " and ".join(f"{size:,}" for size in dict.fromkeys(_sizes(folder)))
+    facts = f"{at}, {num_parameters:,} parameters, vocabulary of {vocabulary} tokens"
+    parts = [
+        f"<b>{kind} {html.escape(str(folder.path))}</b><br>{facts}",
+        _section("Differences from the base model", _differences(folder.config)),
+        _section("Scores", _scores(folder)),
+        _section("Training", _history(folder)),
+    ]
+    return f'<div style="max-width:60em">{"".join(parts)}</div>'
+
+
+def _sizes(folder: RunDirectory) -> list[int]:
+    sizes = folder.vocabulary.sizes.values()
+    return [size for size in sizes if size is not None]
+
+
+def _section(title: str, content: str) -> str:
+    return f"<details open><summary>{title}</summary>{content}</details>"
+
+
+def html_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return an HTML table with escaped text, whose first row has the headings."""
+    head, *body = [[html.escape(cell) for cell in row] for row in rows]
+    cells = "".join(f'<th style="{CELL};{RULE}">{cell}</th>' for cell in head)
+    lines = [cells, *("".join(f'<td style="{CELL}">{x}</td>' for x in row) for row in body)]
+    content = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<table style="border-collapse:collapse;margin:.3em 0">{content}</table>'
+
+
+def _differences(config: Config) -> str:
+    differences = Config().differences(config).items()
+    rows = [[".".join(key), str(base), str(here)] for key, (base, here) in differences]
+    return html_table([["field", "base", "here"], *rows]) if rows else "<p>none</p>"
+
+
+def _scores(folder: RunDirectory) -> str:
+    evaluations = stored_evaluations(folder)[-MAX_EVALUATIONS:]
+    if not evaluations:
+        return "<p>none stored by the command evaluate</p>"
+    names = ["split", "step", "average_checkpoints", "beam_size", "alpha", *SCORE_NAMES]
+    headings = ["set", "step", "checkpoints", "beam", "alpha", "perplexity", "BLEU", "chrF2"]
+    rows = [
+        [format(row[key], FORMATS.get(key, "")) if key in row else "-" for key in names]
+        for row in evaluations
+    ]
+    return html_table([headings, *rows])
+
+
+def _history(folder: RunDirectory) -> str:
+    table = metrics_table(folder)
+    panels: list[str] = []
+    for name, spec in CURVES.items():
+        values = metric_by_step(table, name)
+        if curve := inline_curve(list(values), list(values.values())):
+            step, last = max(values.items())
+            title = f"{name} {last:{spec}} at step {step:,}"
+            label = f'<figcaption style="font-size:smaller">{title}</figcaption>'
+            panels.append(f'<figure style="margin:.3em 1em .3em 0">{curve}{label}</figure>')
+    if not panels:
+        return "<p>no metrics</p>"
+    return f'<div style="display:flex;flex-wrap:wrap">{"".join(panels)}</div>'

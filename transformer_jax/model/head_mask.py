@@ -1,0 +1,49 @@
+"""Mask attention heads, as in Michel et al. (2019), without a change to the model.
+
+Shapes: L layers, H heads. The first axis of a mask is the kind of attention, in the order of
+`KINDS`.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
+
+from transformer_jax.errors import UsageError
+from transformer_jax.model.transformer import Params
+
+KINDS = ("encoder", "decoder", "cross")
+"""Self-attention of the encoder, self-attention of the decoder, and attention to the source."""
+
+# The stack and the module of each kind in the parameters.
+MODULES = {
+    "encoder": ("encoder", "self_attention"),
+    "decoder": ("decoder", "self_attention"),
+    "cross": ("decoder", "cross_attention"),
+}
+
+
+def mask_heads(params: Params, mask: Bool[Array, "3 L H"] | Bool[np.ndarray, "3 L H"]) -> Params:
+    """Return parameters with which a head has no effect where the mask is False.
+
+    A head contributes head_i W_i^O to the output of its sub-layer (section 3.2.2), where W_i^O are
+    the rows of W^O that belong to head i. The function sets these rows to zero, which has exactly
+    the effect of setting the head's output to zero. The other parameters stay the same arrays.
+
+    Raises:
+        UsageError: the mask has another number of kinds, layers, or heads.
+    """
+    num_layers = sum(name.startswith("encoder_") and name[8:].isdigit() for name in params)
+    num_heads = params["encoder_0"]["self_attention"]["output"]["kernel"].shape[0]
+    expected = (len(KINDS), num_layers, num_heads)
+    if mask.shape != expected:
+        raise UsageError(f"the mask of this model's heads has shape {expected}, got {mask.shape}")
+    masked = dict(params)
+    for kind, of_layers in zip(KINDS, mask, strict=True):
+        stack, module = MODULES[kind]
+        for i, of_heads in enumerate(of_layers):
+            layer = masked[f"{stack}_{i}"]
+            output = layer[module]["output"]
+            kernel = jnp.where(of_heads[:, None, None], output["kernel"], 0.0)
+            attention = {**layer[module], "output": {**output, "kernel": kernel}}
+            masked[f"{stack}_{i}"] = {**layer, module: attention}
+    return masked

@@ -1,0 +1,47 @@
+"""A picture of the learning rate by step, next to other widths and warmups (section 5.3).
+
+Shapes: P points.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from transformer_jax.config import Config
+from transformer_jax.training.optimizer import learning_rate
+from transformer_jax.visualization.schedule import draw_schedules
+from transformer_jax.visualization.style import Picture
+
+# The picture shows the config's values multiplied by these factors.
+FACTORS = (1, 0.25, 0.5, 2)
+NUM_POINTS = 400
+
+
+def plot_schedule(config: Config) -> Picture:
+    """Draw the learning rate of a config by step, for several widths and for several warmups."""
+    d_model, train = config.model.d_model, config.train
+    steps = np.unique(np.linspace(1, max(train.steps, 2), NUM_POINTS).astype(int))
+    # Include the peaks.
+    steps = np.union1d(steps, [w for w in _scaled(train.warmup_steps) if w <= train.steps])
+
+    def rate(width: int, warmup: int) -> Float[np.ndarray, " P"]:
+        rates = partial(
+            learning_rate,
+            d_model=width,
+            warmup_steps=warmup,
+            scale=train.learning_rate_scale,
+        )
+        return np.asarray(jax.vmap(rates)(steps))
+
+    by_width = {f"d_model {n:,}": rate(n, train.warmup_steps) for n in _scaled(d_model)}
+    by_warmup = {f"warmup {n:,}": rate(d_model, n) for n in _scaled(train.warmup_steps)}
+    warmup = f"Warmup of {train.warmup_steps:,} steps"
+    return draw_schedules(steps, {warmup: by_width, f"d_model {d_model:,}": by_warmup})
+
+
+def _scaled(value: int) -> Iterable[int]:
+    """Return the value, then other values, without duplicates."""
+    return dict.fromkeys(max(1, round(value * factor)) for factor in FACTORS)

@@ -1,0 +1,140 @@
+"""Curves of training metrics, of one run or of several with their spread, and of losses.
+
+Shapes: P points.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Shaped
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from transformer_jax.visualization.style import (
+    GRID,
+    Picture,
+    add_legend,
+    escape_formula,
+    line_style,
+)
+
+MAX_COLUMNS = 3
+# A curve with fewer points has a marker at each point.
+MAX_MARKERS = 20
+
+
+class Curve(NamedTuple):
+    """A line with a band around it."""
+
+    label: str
+    x: Shaped[np.ndarray, " P"]
+    y: Float[np.ndarray, " P"]
+    low: Float[np.ndarray, " P"]
+    """The lower edge of the band; equal to `y` if there is no band."""
+    high: Float[np.ndarray, " P"]
+    """The upper edge of the band."""
+
+
+def average_runs(
+    label: str, runs: Sequence[Mapping[int, float]], *, geometric: bool = False
+) -> Curve:
+    """Return the mean over runs, which map a step to a value, at the steps that all runs have.
+
+    The band extends from the lowest to the highest run. The geometric mean suits perplexities.
+    """
+    shared = sorted(set.intersection(*map(set, runs))) if runs else []
+    values = [[run[step] for run in runs] for step in shared]
+    is_geometric = geometric and all(0 < x < math.inf for row in values for x in row)
+    mean = statistics.geometric_mean if is_geometric else statistics.fmean
+    y, low, high = ([f(row) for row in values] for f in (mean, min, max))
+    return Curve(label, np.array(shared, int), *(np.array(z, float) for z in (y, low, high)))
+
+
+def draw_curves(panels: Mapping[str, Sequence[Curve]], *, x_label: str = "step") -> Picture:
+    """Draw one panel of curves for each name; perplexities have a logarithmic axis."""
+    columns = min(len(panels), MAX_COLUMNS)
+    rows = math.ceil(len(panels) / MAX_COLUMNS)
+    figure = Figure(figsize=(7 if columns == 1 else 4 * columns, 3.6 * rows), layout="constrained")
+    all_axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, (name, curves) in zip(all_axes, panels.items(), strict=False):
+        for number, curve in enumerate(curves):
+            draw_curve(axes, curve, number)
+        axes.set(xlabel=x_label, ylabel=escape_formula(name))
+        axes.grid(**GRID)
+        if "perplexity" in name:
+            _use_log_axis(axes, [value for curve in curves for value in curve.y])
+        if len(curves) > 1:
+            add_legend(axes)
+    for axes in all_axes[len(panels) :]:
+        axes.remove()
+    return Picture(figure)
+
+
+def draw_curve(axes: Axes, curve: Curve, number: int) -> None:
+    """Draw one curve and its band; its number determines its color and style."""
+    color, style = line_style(number)
+    if not np.array_equal(curve.low, curve.high):
+        axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.15, linewidth=0)
+    label, marker = escape_formula(curve.label), "o" if len(curve.x) < MAX_MARKERS else ""
+    line = axes.plot(curve.x, curve.y, label=label, color=color, linestyle=style, linewidth=1.6)
+    line[0].set(marker=marker, markersize=3)
+
+
+def _use_log_axis(axes: Axes, values: Sequence[float]) -> None:
+    """Use a logarithmic axis if the values span a factor of four, and write plain numbers."""
+    positive = [value for value in values if 0 < value < math.inf]
+    if not positive or max(positive) < 4 * min(positive):
+        return
+    axes.set_yscale("log")
+    decades = math.log10(max(positive) / min(positive))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 3 else (1,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def draw_losses(by_position: Sequence[Curve], by_length: Sequence[Curve]) -> Picture:
+    """Draw the loss by position and by sentence length, in nats per token, with intervals."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    titles = ("Loss by position", "Loss by sentence length")
+    labels = ("position in the target, in tokens", "length of the target, in tokens")
+    panels = zip(figure.subplots(1, 2), (by_position, by_length), titles, labels, strict=True)
+    for axes, curves, title, label in panels:
+        for number, curve in enumerate(curves):
+            draw_curve(axes, curve, number)
+        axes.set(title=title, xlabel=label, ylabel="loss in nats per token")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(**GRID)
+        if len(curves) > 1:
+            add_legend(axes)
+    return Picture(figure)
+
+
+def inline_curve(
+    x: Sequence[float], y: Sequence[float], *, width: int = 280, height: int = 60
+) -> str:
+    """Return a small SVG of a curve for HTML, in the color of the text, or "" without two points.
+
+    The axes are linear and extend from the lowest to the highest value. Values that are not finite
+    are left out.
+    """
+    points = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    if len({a for a, _ in points}) < 2:
+        return ""
+    margin = 4
+    x_low, x_high = (f(a for a, _ in points) for f in (min, max))
+    y_low, y_high = (f(b for _, b in points) for f in (min, max))
+    x_scale = (width - 2 * margin) / (x_high - x_low)
+    y_scale = (height - 2 * margin) / ((y_high - y_low) or 1.0)
+    coordinates = " ".join(
+        f"{margin + (a - x_low) * x_scale:.1f},{height - margin - (b - y_low) * y_scale:.1f}"
+        for a, b in points
+    )
+    return (
+        f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">'
+        f'<polyline points="{coordinates}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
+        "</svg>"
+    )

@@ -1,0 +1,91 @@
+"""The common style of all pictures: colors, line styles, and files with stable bytes."""
+
+import io
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from transformer_jax.errors import StorageError, UsageError
+
+# This is Okabe and Ito's palette, which color-blind readers can distinguish, with Tol's wine in
+# place of yellow.
+PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
+LINE_STYLES = ("-", "--", "-.", ":")
+# The color map for values of both signs, which color-blind readers can distinguish.
+DIVERGING = "RdBu_r"
+GRID = {"alpha": 0.3, "linewidth": 0.6}
+# Omit dates and versions, so that a file depends only on the data.
+METADATA: dict[str, dict[str, None]] = {
+    "svg": {"Date": None},
+    "png": {"Software": None},
+}
+PIXELS_PER_INCH = 150
+
+
+class Picture:
+    """A static picture, which notebooks display and `save` writes to a file."""
+
+    def __init__(self, figure: Figure) -> None:
+        self.figure = figure
+        """The matplotlib figure, which can be changed before it is saved."""
+
+    def __repr__(self) -> str:
+        titles = [axes.get_title() or axes.get_ylabel() for axes in self.figure.axes]
+        return f"Picture({', '.join(filter(None, titles))})"
+
+    def _repr_png_(self) -> bytes:
+        return self._encode("png")
+
+    @property
+    def svg(self) -> str:
+        """The picture as SVG. The same data yields the same text."""
+        return self._encode("svg").decode()
+
+    def save(self, path: str | Path) -> Path:
+        """Write the picture to a file whose name ends in .svg or .png.
+
+        Raises:
+            UsageError: the name ends in something else.
+            StorageError: the file cannot be written.
+        """
+        path = Path(path)
+        check_suffix(path)
+        content = self._encode(path.suffix[1:])
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+        return path
+
+    def _encode(self, kind: str) -> bytes:
+        out = io.BytesIO()
+        with mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}):
+            options = {"format": kind, "metadata": METADATA[kind], "dpi": PIXELS_PER_INCH}
+            self.figure.savefig(out, **options)
+        return out.getvalue()
+
+
+def check_suffix(path: Path) -> None:
+    """Raise UsageError if a picture cannot be written in the format that the name ends in."""
+    if path.suffix[1:] not in METADATA:
+        endings = " or ".join(f".{kind}" for kind in METADATA)
+        raise UsageError(f"the name of a picture ends in {endings}, got {str(path)!r}")
+
+
+def add_legend(axes: Axes) -> None:
+    """Add a legend if the axes have labeled artists."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(handles, labels, fontsize="small", frameon=False)
+
+
+def escape_formula(text: str) -> str:
+    """Escape dollar signs, between which matplotlib expects a formula."""
+    return text.replace("$", r"\$")
+
+
+def line_style(number: int) -> tuple[str, str]:
+    """Return the color and the style of a line by its number, counted from 0."""
+    return PALETTE[number % len(PALETTE)], LINE_STYLES[number % len(LINE_STYLES)]
