@@ -106,7 +106,8 @@ config = Config().change(
     decode={"beam_size": 1, "max_extra_length": 10},
 )
 quiet = Console(quiet=True)
-run_training(create_run(config, Path("runs/numbers"), quiet), quiet)
+num_checkpoints = run_training(create_run(config, Path("runs/numbers"), quiet), quiet)
+print(num_checkpoints, "checkpoints")
 
 # %% [markdown]
 # The same training from the command line is `transformer-jax train CONFIG.py --out runs/numbers`.
@@ -303,6 +304,10 @@ for name, mask in (("without one head: ", one_head), ("without the layer:", whol
     print(name, masked.text)
 
 # %% [markdown]
+# In the stored output, the model does without the one head. Without the layer, the translation is
+# still a well-formed German number, but a wrong one: the decoder alone knows how numbers are built,
+# and this layer supplies the digits.
+#
 # One sentence does not say much. `head_importance` masks each head in turn and computes the loss on
 # sentences of the development set. Then it removes heads one after the other, the least important
 # first, until the loss exceeds an acceptable value.

@@ -108,7 +108,8 @@ config = Config().change(
     decode={"beam_size": 1, "max_extra_length": 10},
 )
 quiet = Console(quiet=True)
-run_training(create_run(config, Path("runs/numbers"), quiet), quiet)
+num_checkpoints = run_training(create_run(config, Path("runs/numbers"), quiet), quiet)
+print(num_checkpoints, "checkpoints")
 
 # %% [markdown]
 # ## Restore on one device
@@ -354,8 +355,10 @@ plt.show()
 # end token). The probe is at chance everywhere else. *After the layer*, other positions know it
 # too: attention has carried the information there. In the stored output, both hyphens know the last
 # digit exactly. A hyphen is the same token in every line, so its vector has room for other
-# information, such as the digit that German needs before the tens. (The labels below the axis are
-# the tokens of the first sentence. The other sentences have other digits at the same places.)
+# information, such as the digit that German needs before the tens. The decoder reads it there: in
+# the alignment above, the row of the last digit is dark at both hyphens, and not only at the digit
+# itself. (The labels below the axis are the tokens of the first sentence. The other sentences have
+# other digits at the same places.)
 #
 # A probe shows that information is *present*, not that the model uses it. To show use, edit it, as
 # above.
