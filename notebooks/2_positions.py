@@ -187,10 +187,10 @@ plt.show()
 #
 # ### A head that looks $k$ positions back
 #
-# "We hypothesized it would allow the model to easily learn to attend by relative positions." Here
-# is the construction that the authors had in mind. Let the key projection copy the encoding, and
-# let the query projection be $M_{-k}$, up to a factor $\beta$. The score of query position $p$ and
-# key position $j$ is then
+# The authors "hypothesized it would allow the model to easily learn to attend by relative
+# positions". Here is a construction that does so. Let the key projection copy the encoding, and let
+# the query projection be $M_{-k}$, up to a factor $\beta$. The score of query position $p$ and key
+# position $j$ is then
 #
 # $$\beta \; (M_{-k} PE(p)) \cdot PE(j) = \beta \; PE(p - k) \cdot PE(j)$$
 #

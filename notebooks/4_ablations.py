@@ -157,10 +157,10 @@ plt.show()
 #
 # ## Learned versus sinusoidal positions
 #
-# Row (E) is the paper's only test of its positional encoding: "We observe nearly identical results
-# to the base model" (4.92 and 4.92 perplexity). The positions study of this repository has three
-# seeds on each of three texts. We compare the two schemes on test sentences *within* the training
-# length and on those *just beyond* it.
+# Row (E) is the paper's only test of its positional encoding. The authors "observe nearly identical
+# results to the base model" (4.92 and 4.92 perplexity). The positions study of this repository has
+# three seeds on each of three texts. We compare the two schemes on test sentences *within* the
+# training length and on those *just beyond* it.
 
 # %%
 studies = {"number words": 30, "short numbers": 30, "multi30k": 14}
