@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-all check docs clean
+.PHONY: demo test test-all check notebooks docs clean
 
 demo: $(VENV)/installed  ## Train the tiny model on number words, translate, and score.
 	@if [ -e runs/demo/run.json ]; \
@@ -30,6 +30,9 @@ check: $(VENV)/installed-lint  ## Check format, lint, spelling, import layers, a
 	$(BIN)/codespell
 	$(BIN)/lint-imports
 	$(BIN)/pyrefly check
+
+notebooks: $(VENV)/installed-notebooks  ## Convert the scripts of notebooks/ and execute them.
+	$(BIN)/python notebooks/build.py
 
 docs: $(DOCS_VENV)/installed  ## Build the documentation in site/; warnings are errors.
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
@@ -51,6 +54,10 @@ $(VENV)/installed-test: $(VENV)/installed
 
 $(VENV)/installed-lint: $(VENV)/installed-test
 	@$(PIP) install --constraint $(CONSTRAINTS) --group lint
+	@touch $@
+
+$(VENV)/installed-notebooks: $(VENV)/installed
+	@$(PIP) install --constraint $(CONSTRAINTS) --group notebooks
 	@touch $@
 
 # This environment is separate because the site does not need the package's dependencies.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pages import PAGES, ROOT
 
-FOLDERS = ("transformer_jax", "configs", "experiments", "tests", "docs")
+FOLDERS = ("transformer_jax", "configs", "experiments", "notebooks", "tests", "docs")
 # The log is a historical record, test_prose.py contains the banned words, and commands wrote the
 # tables under experiments/results/.
 SKIPPED = {
@@ -80,14 +80,19 @@ def _is_literal_block(docstring: ast.Constant, offset: int) -> bool:
 
 
 def _comments(path: Path) -> Iterator[Passage]:
-    """Yield each comment. Consecutive lines form one comment."""
+    """Yield each comment. Consecutive lines form one comment.
+
+    The text of a notebook consists of comments too: an empty one ends a paragraph, and a list has
+    one passage for each item.
+    """
     block: list[tokenize.TokenInfo] = []
     for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
         if token.type != tokenize.COMMENT or re.match(
-            r"# (type|noqa|fmt|pyrefly|sketch)", token[1]
+            r"#$|# (type|noqa|fmt|pyrefly|sketch|%%)", token[1]
         ):
             continue
-        if block and token.start[0] != block[-1].start[0] + 1:
+        is_item = ITEM.match(token.string.removeprefix("# "))
+        if block and (token.start[0] != block[-1].start[0] + 1 or is_item):
             yield _joined(path, block)
             block.clear()
         block.append(token)
@@ -96,7 +101,7 @@ def _comments(path: Path) -> Iterator[Passage]:
 
 
 def _joined(path: Path, comments: list[tokenize.TokenInfo]) -> Passage:
-    text = " ".join(comment.string.lstrip("# ") for comment in comments)
+    text = " ".join(comment.string.removeprefix("#").strip() for comment in comments)
     return Passage(path, comments[0].start[0], text)
 
 

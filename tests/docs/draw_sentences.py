@@ -28,7 +28,7 @@ def main() -> None:
     sentences = [
         (passage.place, sentence)
         for passage in passages()
-        if not passage.is_message and not passage.text.startswith(("|", "#"))
+        if not passage.is_message and not passage.text.startswith(("|", "#", "$$"))
         if passage.place.startswith(arguments.under)
         for sentence in passage.sentences
         if len(sentence.split()) >= MIN_WORDS

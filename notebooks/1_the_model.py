@@ -1,0 +1,634 @@
+# %% [markdown]
+# # 1. The model
+#
+# This notebook follows sections 3 to 5 of *Attention Is All You Need* (Vaswani et al., 2017) in
+# order. Keep the paper next to it. Each part names its section, states the equation, and calls the
+# function of this package that computes it.
+#
+# **What you learn**
+#
+# - which module computes which equation, and the shape of each array between the modules;
+# - how attention works, in a 3 x 3 example that you can check with a pocket calculator;
+# - why the paper divides the scores by $\sqrt{d_k}$: the argument of its footnote 4, measured;
+# - why the feed-forward network is the same as two convolutions with kernel size 1;
+# - what a Transformer without positional encodings cannot distinguish.
+#
+# Nothing is trained here. All parameters are random, so the pictures show what the *architecture*
+# does. Notebook 3 shows what training adds.
+
+# %%
+# Install the package if it is missing, as in Colab, with the versions that the tests use.
+# Otherwise, this cell does nothing.
+import importlib.util
+import subprocess
+import sys
+
+REPOSITORY = ".."  # in Colab: the folder of your clone
+if importlib.util.find_spec("transformer_jax") is None:
+    pins = ["--constraint", f"{REPOSITORY}/constraints.txt"]
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *pins, REPOSITORY], check=True)
+
+# %%
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+
+from transformer_jax import ModelConfig, build_transformer
+
+plt.rcParams.update({"figure.dpi": 90, "figure.constrained_layout.use": True})
+rng = np.random.default_rng(0)
+
+
+def show(axes, matrix, title, *, rows=None, columns=None, numbers=None, **options):
+    """Draw a matrix as a heat map, with optional names and with numbers in its cells."""
+    axes.imshow(matrix, **{"cmap": "Blues", "aspect": "auto", **options})
+    axes.set_title(title, fontsize=10)
+    axes.set_xticks(range(len(columns or [])), columns or [])
+    axes.set_yticks(range(len(rows or [])), rows or [])
+    if numbers is not None:
+        top = np.abs(matrix).max()
+        for (i, j), value in np.ndenumerate(matrix):
+            color = "white" if value > 0.6 * top else "black"
+            axes.text(j, i, format(value, numbers), ha="center", va="center", color=color)
+
+
+# %% [markdown]
+# ## 3.1 Encoder and decoder stacks
+#
+# The paper's base model has $N = 6$ layers in each stack, vectors of width $d_{model} = 512$, and
+# $h = 8$ heads. These values are the defaults of `ModelConfig`, so an empty config is the base
+# model. Flax can compute the shape of every array in the model without allocating any of them. The
+# letters in the shapes are those of the code: `B` sentences, `S` source tokens, `T` target tokens.
+
+# %%
+base = ModelConfig()
+model = build_transformer(base, vocab_size=37_000)
+source, target = jnp.ones((1, 7), int), jnp.ones((1, 5), int)  # B = 1, S = 7, T = 5
+
+
+def run_and_record(rng, source, target):
+    """Return the outputs of all modules, by the names of the modules."""
+    _, variables = model.init_with_output(
+        rng,
+        source,
+        target,
+        mutable=True,
+        capture_intermediates=lambda _, method: method in {"__call__", "embed", "logits", "leave"},
+    )
+    return variables["intermediates"]
+
+
+shapes = jax.eval_shape(run_and_record, jax.random.key(0), source, target)
+for part in ("embedding", "source_positions", "encoder_0", "decoder_0"):
+    for path, array in jax.tree_util.tree_leaves_with_path(shapes[part]):
+        names = [entry.key for entry in path[:-1] if entry.key not in ("__call__", "leave")]
+        if not {"dropout", "Dropout_0", "norm"} & {*names}:
+            print(f"{'.'.join([part, *names]):38} {array.shape}")
+
+# %% [markdown]
+# The list shows the embeddings and the first layer of each stack. Most arrays are `(B, positions,
+# width)`. Inside attention, the arrays have one more axis for the heads, and the weights are `(B,
+# heads, queries, keys)`: in cross-attention, 5 target positions attend to 7 source positions. Every
+# sub-layer returns the shape of its input. This makes the residual connections possible, and it is
+# why layers can be stacked.
+#
+# The next picture is figure 1 of the paper with these shapes.
+
+# %%
+ENCODER = [
+    ("source tokens", "(B, S)"),
+    ("embedding x sqrt(d_model)", "(B, S, 512)"),
+    ("+ positions", "(B, S, 512)"),
+    ("self-attention", "(B, S, 512)"),
+    ("add & norm", "(B, S, 512)"),
+    ("feed-forward", "(B, S, 512)"),
+    ("add & norm", "memory (B, S, 512)"),
+]
+DECODER = [
+    ("target tokens, shifted right", "(B, T)"),
+    ("embedding x sqrt(d_model)", "(B, T, 512)"),
+    ("+ positions", "(B, T, 512)"),
+    ("masked self-attention", "(B, T, 512)"),
+    ("add & norm", "(B, T, 512)"),
+    ("cross-attention", "(B, T, 512)"),
+    ("add & norm", "(B, T, 512)"),
+    ("feed-forward", "(B, T, 512)"),
+    ("add & norm", "(B, T, 512)"),
+    ("same embedding, transposed", "logits (B, T, 37000)"),
+]
+COLORS = {"att": "#f6c89f", "feed": "#b9d7ea", "norm": "#f3eeb2", "embed": "#f4c9d6"}
+
+
+def draw_stack(axes, x, modules, layer):
+    """Draw modules from bottom to top; `layer` contains the first and last index of one layer."""
+    first, last = layer
+    frame = plt.Rectangle((x - 1.25, first - 0.32), 2.5, last - first + 0.64, fill=False, ls="--")
+    axes.add_patch(frame)
+    axes.text(x + 1.2, first - 0.25, "x N", ha="right", va="bottom")
+    for y, (name, shape) in enumerate(modules):
+        color = next((c for part, c in COLORS.items() if part in name), "white")
+        axes.text(x, y, name, ha="center", va="center", bbox={"fc": color, "boxstyle": "round"})
+        axes.text(x + 0.06, y + 0.5, shape, fontsize=7, va="center", color="0.35")
+        top = y + 0.78
+        axes.annotate("", (x, top), (x, y + 0.25), arrowprops={"arrowstyle": "-|>", "color": "0.5"})
+
+
+figure, axes = plt.subplots(figsize=(8, 7))
+draw_stack(axes, 0, ENCODER, (3, 6))
+draw_stack(axes, 4, DECODER, (3, 8))
+axes.plot([0, 0, 1.6, 1.6], [6.75, 7.2, 7.2, 5], color="0.5", lw=1)
+axes.annotate("", (3.45, 5), (1.6, 5), arrowprops={"arrowstyle": "-|>", "color": "0.5"})
+axes.text(1.66, 6.0, "keys and\nvalues for\neach layer", fontsize=8, va="center")
+axes.set(xlim=(-1.6, 5.6), ylim=(-0.6, 10), title="Figure 1 of the paper, with shapes")
+axes.axis("off")
+plt.show()
+
+# %% [markdown]
+# Each sub-layer has a residual connection and a layer normalization:
+#
+# $$\mathrm{LayerNorm}(x + \mathrm{Sublayer}(x))$$
+#
+# Layer normalization acts on each position separately. It subtracts the mean of the 512 components
+# and divides by their standard deviation. It does not mix positions and does not depend on the
+# other sentences of the batch. The next picture shows this for five positions with very different
+# scales.
+
+# %%
+from transformer_jax.model.layers import layer_norm
+
+x = rng.normal(size=(5, 64)) * [[0.2], [0.5], [1], [2], [3]] + [[0], [1], [0], [-2], [1]]
+norm = layer_norm(base)
+normalized, _ = jax.jit(norm.init_with_output)(jax.random.key(0), jnp.asarray(x, jnp.float32))
+figure, panels = plt.subplots(1, 2, figsize=(8, 2.2), sharey=True)
+for axes, matrix, title in zip(panels, (x, normalized), ("x + Sublayer(x)", "after LayerNorm")):
+    show(axes, matrix, title, cmap="RdBu", vmin=-6, vmax=6, rows=list("abcde"))
+    axes.set_xlabel("component")
+print("mean before:", x.mean(axis=1).round(1), " after:", np.abs(normalized.mean(axis=1)).round(1))
+print("std  before:", x.std(axis=1).round(1), " after:", normalized.std(axis=1).round(1))
+plt.show()
+
+# %% [markdown]
+# Before normalization, position *e* dominates. Afterwards, all positions have mean 0 and standard
+# deviation 1, and only the direction of each vector is left. Two learned vectors (a scale and a
+# bias) follow; they start at 1 and 0.
+
+# %% [markdown]
+# ## 3.2.1 Scaled dot-product attention, by hand
+#
+# Equation 1 of the paper is
+#
+# $$\mathrm{Attention}(Q, K, V) = \mathrm{softmax}\!\left(\frac{QK^\top}{\sqrt{d_k}}\right) V$$
+#
+# Row $i$ of $Q$ is a *query*: what position $i$ looks for. Row $j$ of $K$ is a *key*: what position
+# $j$ offers. Row $j$ of $V$ is the *value* that position $i$ receives if it attends to $j$. Here
+# are three words with $d_k = 4$ and $d_v = 2$. The numbers are chosen so that you can follow along
+# on paper.
+
+# %%
+words = ["I", "saw", "her"]
+Q = np.array([[1, -1, 3, 0], [-1, 3, 1, 0], [3, 1, -1, 0]])
+K = np.array([[1, 0, 1, 0], [0, 1, 1, 0], [1, 1, 0, 0]])
+V = np.array([[10, 0], [0, 10], [5, 5]])
+
+dot_products = Q @ K.T
+scores = dot_products / np.sqrt(4)
+exponentials = np.exp(scores)
+weights = exponentials / exponentials.sum(axis=1, keepdims=True)
+output = weights @ V
+
+# %%
+figure, panels = plt.subplots(1, 4, figsize=(9.5, 2.6), width_ratios=[3, 3, 3, 2])
+steps = {"Q K^T": dot_products, "divided by sqrt(4)": scores, "softmax": weights, "x V": output}
+for axes, (title, matrix) in zip(panels, steps.items()):
+    numbers = ".0f" if title.startswith(("Q", "div")) else ".3f"
+    columns = words if matrix.shape[1] == 3 else ["v1", "v2"]
+    show(axes, matrix, title, rows=words, columns=columns, numbers=numbers)
+panels[0].set_ylabel("queries")
+panels[0].set_xlabel("keys")
+plt.show()
+
+# %% [markdown]
+# Read the first row from left to right. The query of "I" is $(1, -1, 3, 0)$. Its dot products with
+# the three keys are $1 + 3 = 4$, $-1 + 3 = 2$, and $1 - 1 = 0$. Division by $\sqrt 4 = 2$ gives 2,
+# 1, and 0. The softmax needs $e^2 = 7.389$, $e^1 = 2.718$, and $e^0 = 1$, whose sum is 11.107, so
+# the weights are 0.665, 0.245, and 0.090. The output is the average of the values with these
+# weights: the first component is $0.665 \cdot 10 + 0.245 \cdot 0 + 0.090 \cdot 5 = 7.10$.
+#
+# The functions of the package do the same. Their arrays have two more axes, for the sentences of a
+# batch and for the heads.
+
+# %%
+from transformer_jax.model.attention import masked_softmax, scaled_dot_product, weighted_sum
+
+q, k, v = (jnp.asarray(m, jnp.float32)[None, :, None, :] for m in (Q, K, V))  # (B, T, H, d)
+everywhere = jnp.ones((1, 1, 3, 3), bool)
+ours = weighted_sum(masked_softmax(scaled_dot_product(q, k), everywhere), v)[0, :, 0]
+np.testing.assert_allclose(ours, output, rtol=1e-5)
+print(ours)
+
+# %% [markdown]
+# ## Why divide by $\sqrt{d_k}$?
+#
+# Footnote 4 of the paper gives the argument. Let the components of a query $q$ and of a key $k$ be
+# independent, with mean 0 and variance 1. Each product $q_i k_i$ then has mean 0 and variance
+# $\mathrm{E}[q_i^2]\,\mathrm{E}[k_i^2] = 1$. The dot product is a sum of $d_k$ such products, and
+# variances of independent terms add:
+#
+# $$\mathrm{Var}(q \cdot k) = \sum_{i=1}^{d_k} \mathrm{Var}(q_i k_i) = d_k$$
+#
+# Division by $\sqrt{d_k}$ divides the variance by $d_k$, so it becomes 1 for every width. We
+# measure both variances, and also what they do to the softmax.
+
+# %%
+widths = 2 ** np.arange(0, 11)
+num_queries, num_keys = 200, 32
+variances, gradients, largest = ({"unscaled": [], "scaled": []} for _ in range(3))
+for d_k in widths:
+    queries = rng.normal(size=(num_queries, d_k))
+    keys = rng.normal(size=(num_queries, num_keys, d_k))
+    products = np.einsum("qi,qki->qk", queries, keys)
+    for name, factor in (("unscaled", 1), ("scaled", d_k**-0.5)):
+        p = np.asarray(jax.nn.softmax(products * factor))
+        # The derivative of weight i with respect to score j is p_i (1[i = j] - p_j).
+        jacobian = p[:, :, None] * (np.eye(num_keys) - p[:, None, :])
+        variances[name].append((products * factor).var())
+        gradients[name].append(np.linalg.norm(jacobian, axis=(1, 2)).mean())
+        largest[name].append(p.max(axis=1).mean())
+
+# %%
+figure, panels = plt.subplots(1, 3, figsize=(10, 2.9))
+titles = "variance of the scores", "largest of 32 weights", "gradient of the softmax (norm)"
+for axes, values, title in zip(panels, (variances, largest, gradients), titles):
+    axes.plot(widths, values["unscaled"], "o-", color="#d55e00", label="q k")
+    axes.plot(widths, values["scaled"], "s-", color="#0072b2", label="q k / sqrt(d_k)")
+    axes.set(xscale="log", xlabel="d_k", title=title)
+panels[0].set_yscale("log")
+panels[0].plot(widths, widths, color="0.5", lw=1, ls=":", label="d_k")
+panels[0].legend()
+plt.show()
+
+# %% [markdown]
+# *Left:* without scaling, the variance follows the dotted line $d_k$; with scaling, it stays at 1.
+# *Middle:* large scores make the softmax nearly one-hot. At $d_k = 512$, one key receives almost
+# all of the weight before training has begun. *Right:* where the softmax is nearly one-hot, its
+# gradient is small. These are the "regions where it has extremely small gradients" of section
+# 3.2.1. With scaling, none of the three depends on the width, so heads of any width train alike.
+
+# %% [markdown]
+# ## 3.2.2 Multi-head attention
+#
+# $$\mathrm{MultiHead}(Q, K, V) = \mathrm{Concat}(\mathrm{head}_1, \ldots, \mathrm{head}_h) W^O,
+# \qquad \mathrm{head}_i = \mathrm{Attention}(Q W_i^Q, K W_i^K, V W_i^V)$$
+#
+# Each head has its own projections, so each head can look for something different. A softmax has
+# one set of weights, and one weighted average cannot show two positions separately. With $h$ heads,
+# a position receives $h$ averages.
+#
+# From here on, we use a small model and one sentence. Its tokens are whole words.
+
+# %%
+sentence = ["the", "dog", "that", "chased", "the", "cat", "runs"]
+vocabulary = ["<pad>", "<bos>", "<eos>", "<unk>", *sorted(set(sentence))]
+tokens = jnp.array([[vocabulary.index(word) for word in [*sentence, "<eos>"]]])
+labels = [*sentence, "<eos>"]
+small = ModelConfig(num_layers=2, d_model=64, d_ff=256, num_heads=4, d_k=16, d_v=16)
+model = build_transformer(small, vocab_size=len(vocabulary))
+params = jax.jit(model.init)(jax.random.key(1), tokens, tokens)["params"]
+
+# %%
+from transformer_jax.model.inspect import attention_weights
+
+compute_weights = jax.jit(attention_weights, static_argnums=0)
+encoder = compute_weights(model, params, tokens, tokens)["encoder"]
+print("(layers, B, heads, queries, keys):", encoder.shape)
+figure, panels = plt.subplots(1, 4, figsize=(10.5, 3.4), sharey=True)
+for head, axes in enumerate(panels):
+    show(axes, encoder[0, 0, head], f"head {head + 1}", rows=labels, columns=labels, vmin=0)
+    axes.tick_params(axis="x", rotation=90)
+panels[0].set_ylabel("queries")
+plt.show()
+
+# %% [markdown]
+# The four heads of the first layer, before training. A row shows where one word looks, and it sums
+# to 1. Random projections give each head a different pattern. The two rows of "the" differ only
+# because their positions differ: section 3.5 below removes the positions.
+#
+# "Concatenate, then multiply by $W^O$" has a second reading. If we cut $W^O$ into $h$ blocks of
+# rows, the result is the *sum* of the heads, each with its own output matrix:
+# $\sum_i \mathrm{head}_i W_i^O$. Heads therefore add their results to the residual stream
+# independently. This is why masking a head (notebook 3) is well defined.
+
+# %%
+from transformer_jax.model.attention import MultiHeadAttention
+
+attention = MultiHeadAttention(small, lambda _: scaled_dot_product)
+x = jnp.asarray(rng.normal(size=(1, 8, 64)), jnp.float32)
+mask = jnp.ones((1, 1, 8, 8), bool)
+
+
+@jax.jit
+def attend_and_record(rng, x):
+    """Return the output of attention, its parameters, and the outputs of its modules."""
+    return attention.init_with_output(rng, x, x, mask, capture_intermediates=True, mutable=True)
+
+
+result, variables = attend_and_record(jax.random.key(0), x)
+attention_params = {"params": variables["params"]}
+weight = variables["intermediates"]["weights"][0]  # (B, H, T, S)
+value = variables["intermediates"]["value"]["__call__"][0]  # (B, S, H, V)
+output_kernel = variables["params"]["output"]["kernel"]  # (H, V, D)
+heads = jnp.einsum("bhts,bshv->bhtv", weight, value)
+by_head = jnp.einsum("bhtv,hvd->bhtd", heads, output_kernel)
+print("one output per head:", by_head.shape, " their sum:", by_head.sum(axis=1).shape)
+print("largest difference from the module:", f"{jnp.abs(by_head.sum(axis=1) - result).max():.0e}")
+
+# %% [markdown]
+# More heads do not cost more. In rows (A) of Table 3, the width of a head shrinks as the number of
+# heads grows, and the number of parameters stays the same:
+
+# %%
+from transformer_jax.model.inspect import parameter_counts
+
+for h in (1, 8, 32):
+    config = ModelConfig(num_heads=h, d_k=512 // h, d_v=512 // h)
+    counts = parameter_counts(build_transformer(config, vocab_size=37_000))
+    print(f"h = {h:2}, d_k = d_v = {512 // h:3}: {counts['total'] / 1e6:.2f} M parameters")
+
+# %% [markdown]
+# ## 3.2.3 Masks
+#
+# Attention occurs in three places: in the encoder, in the decoder, and from the decoder to the
+# encoder. They differ in what supplies the queries and keys, and in the *mask*. Where the mask is
+# false, the score is set to $-\infty$ before the softmax, so the weight is 0.
+
+# %%
+from transformer_jax.model.transformer import causal_mask, source_mask
+
+padded = jnp.pad(tokens, ((0, 0), (0, 3)))  # <pad> is token 0
+figure, panels = plt.subplots(1, 2, figsize=(8, 3.2))
+encoder_mask = jnp.broadcast_to(source_mask(padded)[0, 0], (11, 11))
+show(panels[0], encoder_mask, "encoder, and cross-attention:\npadding is hidden", vmin=0)
+show(panels[1], causal_mask(11)[0, 0], "decoder self-attention:\nthe future is hidden", vmin=0)
+for axes in panels:
+    axes.set(xlabel="key position", ylabel="query position")
+plt.show()
+
+# %% [markdown]
+# Blue means that attention is allowed. The left mask hides the three columns of padding from every
+# query. The right mask is a triangle: position $i$ sees the positions up to and including $i$.
+#
+# Section 3.1 claims that, with the mask and with the target shifted right by one position, "the
+# predictions for position $i$ can depend only on the known outputs at positions less than $i$". We
+# test the claim on the complete decoder. We replace each target token in turn, and record which
+# predictions change.
+
+# %%
+length = tokens.shape[1]
+changed = jnp.tile(tokens, (length, 1))
+changed = changed.at[jnp.arange(length), jnp.arange(length)].set(vocabulary.index("<unk>"))
+sources = jnp.tile(tokens, (length + 1, 1))
+logits = jax.jit(model.apply)({"params": params}, sources, jnp.concatenate([tokens, changed]))
+influence = jnp.abs(logits[1:] - logits[:1]).max(axis=-1).T  # (prediction, replaced token)
+
+figure, axes = plt.subplots(figsize=(4.6, 3.9))
+show(axes, influence, "change of each prediction", rows=labels, columns=labels)
+axes.tick_params(axis="x", rotation=90)
+axes.set(xlabel="replaced target token", ylabel="predicted token")
+print("largest change on or above the diagonal:", np.triu(influence).max())
+plt.show()
+
+# %% [markdown]
+# The diagonal and everything above it are exactly zero: a prediction depends neither on the token
+# that it predicts nor on later tokens. Training can therefore predict all positions of a sentence
+# at the same time without showing the model its answers.
+
+# %% [markdown]
+# ## 3.3 The feed-forward network is two convolutions with kernel size 1
+#
+# $$\mathrm{FFN}(x) = \max(0, x W_1 + b_1) W_2 + b_2$$
+#
+# The same two matrices are applied at each position. The paper adds: "Another way of describing
+# this is as two convolutions with kernel size 1." We build these convolutions and give them the
+# same parameters.
+
+# %%
+from flax import linen as nn
+
+from transformer_jax.model.layers import FeedForward
+
+ffn = FeedForward(small)
+result, variables = jax.jit(ffn.init_with_output)(jax.random.key(0), x)
+inner, outer = variables["params"]["inner"], variables["params"]["outer"]
+
+
+def convolution(x, layer):
+    """Apply the kernel (in, out) as a convolution whose window contains one position."""
+    conv = nn.Conv(features=layer["kernel"].shape[1], kernel_size=(1,))
+    return conv.apply({"params": {"kernel": layer["kernel"][None], "bias": layer["bias"]}}, x)
+
+
+convolved = convolution(nn.relu(convolution(x, inner)), outer)
+print("shapes:", x.shape, "->", (x @ inner["kernel"]).shape, "->", result.shape)
+print("largest difference:", f"{jnp.abs(convolved - result).max():.0e}")
+
+# %% [markdown]
+# A window of one position means that the network cannot look at the neighbors of a word. Only
+# attention moves information between positions. To see this, we change one position of the input
+# and record which positions of the output change.
+
+# %%
+both = jnp.concatenate([x, x.at[0, 3].add(1.0)])
+outputs = {
+    "feed-forward": jax.jit(ffn.apply)(variables, both),
+    "self-attention": jax.jit(attention.apply)(attention_params, both, both, mask),
+}
+figure, panels = plt.subplots(1, 2, figsize=(8, 2.2))
+for axes, (name, (before, after)) in zip(panels, outputs.items()):
+    change = np.abs(np.asarray(after - before)).mean(axis=-1)
+    axes.bar(range(8), change, color="#0072b2")
+    axes.set(title=name, xlabel="position of the output", ylabel="mean change")
+plt.show()
+
+# %% [markdown]
+# The input changes at position 3 only. The feed-forward network changes its output there and
+# nowhere else. Self-attention changes its output everywhere.
+
+# %% [markdown]
+# ## 3.4 Embeddings
+#
+# One matrix of shape (vocabulary, $d_{model}$) has three uses: it embeds the source, it embeds the
+# target, and, transposed, it turns the decoder's output into logits. "In the embedding layers, we
+# multiply those weights by $\sqrt{d_{model}}$." Here is what this factor does at initialization,
+# where the components have the variance $1 / d_{model}$.
+
+# %%
+from transformer_jax.model.positions import sinusoid
+
+table = rng.normal(size=(2000, 512)) * 512**-0.5
+positions = sinusoid(jnp.arange(50), 512)
+print("norm of a row of the matrix      ", np.linalg.norm(table, axis=1).mean().round(2))
+print(
+    "norm of an embedding (x sqrt 512)", (np.linalg.norm(table, axis=1) * 512**0.5).mean().round(2)
+)
+print("norm of a positional encoding    ", np.linalg.norm(positions, axis=1).mean().round(2))
+x = rng.normal(size=(100, 512))  # the output of a LayerNorm
+print("variance of the logits           ", (x @ table.T).var().round(2))
+
+# %% [markdown]
+# With the factor, an embedding and a positional encoding have norms of the same size, so neither
+# hides the other. Without it, the positions would be 16 times as large as the words. The logits use
+# the matrix *without* the factor, so they start with variance 1. A fresh model therefore predicts
+# no token with much confidence, and its cross-entropy is less than 1 above $\ln N$, that of a
+# uniform prediction over $N$ tokens:
+
+# %%
+from transformer_jax.model.losses import cross_entropy
+
+logits = jax.jit(model.apply)({"params": params}, tokens, tokens)
+loss = cross_entropy(logits, tokens, smoothing=0.0)
+print(f"cross-entropy {loss.nll / loss.count:.2f}, ln N = {np.log(len(vocabulary)):.2f}")
+
+# %% [markdown]
+# ## 3.5 Without positions, word order does not exist
+#
+# Nothing described so far depends on the order of the words. Let $P$ be a permutation of the
+# positions. Attention compares every query with every key, and the feed-forward network treats all
+# positions alike, so an encoder without positional encodings satisfies
+#
+# $$\mathrm{Encoder}(P x) = P\,\mathrm{Encoder}(x)$$
+#
+# This property is called *permutation equivariance*. We reverse the sentence, encode it, and
+# compare each vector with each vector of the original sentence.
+
+# %%
+figure, panels = plt.subplots(1, 2, figsize=(8.6, 3.7))
+for axes, scheme in zip(panels, ("none", "sinusoidal")):
+    variant = build_transformer(replace(small, positions=scheme), len(vocabulary))
+    both = jnp.concatenate([tokens, tokens[:, ::-1]])
+    encode = jax.jit(partial(variant.apply, method=variant.encode))
+    memory, reversed_memory = np.asarray(encode({"params": params}, both))
+    distance = np.linalg.norm(reversed_memory[:, None] - memory[None], axis=-1)
+    title = f"distance, positions: {scheme}"
+    show(axes, distance, title, rows=labels[::-1], columns=labels, vmin=0)
+    axes.tick_params(axis="x", rotation=90)
+    print(f"{scheme:10} largest distance of a word from itself:", distance[::-1].diagonal().max())
+plt.show()
+
+# %% [markdown]
+# *Left:* without positions, the distance is zero on the antidiagonal: each word gets exactly the
+# same vector in the reversed sentence. There are two more zeros, because the two occurrences of
+# "the" cannot be distinguished. *Right:* with sinusoids, no vector is the same. A word is still
+# more similar to itself than to other words, because its embedding is the same.
+#
+# Cross-attention then *sums* over the source positions. A sum does not depend on the order of its
+# terms, so a decoder without positions in the encoder cannot distinguish "dog bites man" from "man
+# bites dog" at all:
+
+# %%
+dog, chased, cat = (vocabulary.index(word) for word in ("dog", "chased", "cat"))
+pair = jnp.array([[dog, chased, cat, 2], [cat, chased, dog, 2]])
+for scheme in ("none", "sinusoidal"):
+    variant = build_transformer(replace(small, positions=scheme), len(vocabulary))
+    logits = jax.jit(variant.apply)({"params": params}, pair, jnp.tile(tokens, (2, 1)))
+    print(f"{scheme:10} difference of the predictions: {jnp.abs(logits[0] - logits[1]).max():.0e}")
+
+# %% [markdown]
+# Notebook 2 examines the positional encodings.
+
+# %% [markdown]
+# ## 4 Why self-attention
+#
+# Table 1 of the paper compares layer types by three quantities: operations per layer, sequential
+# operations, and the longest path between two positions. A self-attention layer needs on the order
+# of $n^2 d$ operations, and a recurrent layer needs $n d^2$. Self-attention is therefore cheaper if
+# the sentence is shorter than the width of the vectors.
+
+# %%
+n = np.logspace(0.5, 4, 50)
+d, kernel = 512, 3
+figure, panels = plt.subplots(1, 2, figsize=(9, 3), sharex=True)
+operations = {"self-attention": n**2 * d, "recurrent": n * d**2, "convolution": kernel * n * d**2}
+paths = {"self-attention": n**0, "recurrent": n, "convolution": n / kernel}
+for axes, lines, title in zip(panels, (operations, paths), ("operations", "longest path")):
+    for (name, values), style in zip(lines.items(), ("-", "--", ":")):
+        axes.plot(n, values, style, label=name, lw=2)
+    axes.set(xscale="log", yscale="log", xlabel="length n", title=f"{title} (Table 1, d = {d})")
+panels[0].axvline(d, color="0.7", lw=1)
+panels[0].legend()
+plt.show()
+
+# %% [markdown]
+# *Left:* self-attention and recurrence cross at $n = d$, the gray line. Most sentences are far to
+# the left of it. *Right:* a signal from one end of the sentence to the other passes through one
+# self-attention layer, but through $n$ steps of a recurrent network. A recurrent layer also needs
+# these $n$ steps one after another, and self-attention computes all positions at once. (The curves
+# are the orders of Table 1 without constant factors. The convolution has kernel size 3.)
+
+# %% [markdown]
+# ## 5 Training
+#
+# Two definitions from section 5 belong to the model's description. The first is the learning rate
+# (equation 3), which rises linearly for `warmup_steps` steps and then decays:
+#
+# $$lrate = d_{model}^{-0.5} \cdot \min(step^{-0.5}, step \cdot warmup^{-1.5})$$
+#
+# The second is *label smoothing* with $\epsilon_{ls} = 0.1$: the model learns to give the correct
+# token the probability 0.9 and to spread the rest over the vocabulary.
+
+# %%
+from transformer_jax.training.optimizer import learning_rate
+
+step = np.arange(1, 40_001, 40)
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3))
+for d_model, warmup in ((512, 4000), (512, 8000), (256, 4000)):
+    rate = learning_rate(step, d_model=d_model, warmup_steps=warmup)
+    left.plot(step / 1000, rate, label=f"d_model {d_model}, warmup {warmup}")
+left.set(xlabel="step, in thousands", title="learning rate")
+left.legend()
+
+p = np.linspace(0.001, 0.999, 500)
+correct_token = jnp.full((1, 1), 7)
+for smoothing, color in ((0.0, "#0072b2"), (0.1, "#d55e00")):
+    # The logit of the correct token, and 0 for the other 99 tokens of a vocabulary of 100.
+    correct = np.log(p / (1 - p) * 99)
+    logits = jnp.zeros((len(p), 1, 1, 100)).at[:, 0, 0, 7].set(correct)
+    losses = jax.vmap(cross_entropy, (0, None, None))(logits, correct_token, smoothing).smoothed
+    right.plot(p, losses, color=color, label=f"smoothing {smoothing}")
+    right.plot(p[losses.argmin()], losses.min(), "o", color=color)
+right.set(xlabel="probability of the correct token", title="loss", ylim=(0, 4))
+right.legend()
+plt.show()
+
+# %% [markdown]
+# *Left:* the rate peaks at the end of the warmup. A wider model gets a smaller rate. *Right:*
+# without smoothing, the loss always falls as the model becomes more certain. With smoothing, it has
+# a minimum (the dot) near 0.9, and more certainty costs. The paper reports that this "hurts
+# perplexity, as the model learns to be more unsure, but improves accuracy and BLEU score".
+
+# %% [markdown]
+# ## Where the parameters are
+#
+# The base model has 63 million parameters with a vocabulary of 37,000 tokens. The
+# feed-forward networks hold more of them than all attention layers.
+
+# %%
+counts = parameter_counts(build_transformer(base, vocab_size=37_000))
+total = counts.pop("total")
+figure, axes = plt.subplots(figsize=(7, 2.8))
+bars = axes.barh(list(counts), [n / 1e6 for n in counts.values()], color="#0072b2")
+axes.bar_label(bars, [f"{n / 1e6:.2f} M" for n in counts.values()], padding=3)
+axes.set(title=f"parameters of the base model: {total / 1e6:.2f} million", xlim=(0, 24))
+axes.invert_yaxis()
+plt.show()
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. Change one number of `Q` in the 3 x 3 example, and compute the new first row by hand.
+# 2. Set `num_keys` to 512 in the variance experiment. Which of the three curves change, and why?
+# 3. Set `layer_norm="pre"` in `small`. Is the influence matrix of section 3.2.3 still triangular?
+# 4. The paper's encoder has no causal mask. Which statement of section 3.5 fails if it gets one?

@@ -1,0 +1,350 @@
+# %% [markdown]
+# # 3. Attention
+#
+# Figures 3 to 5 of the paper show the attention of a trained model as lines between two copies of a
+# sentence. This notebook trains a small model, draws these figures for it, and then asks which
+# heads the model needs.
+#
+# **What you learn**
+#
+# - how to read the paper's attention figures, and how to draw them for any run;
+# - how cross-attention aligns a translation with its source, also where the word order differs;
+# - how to describe heads with numbers: how far they look, and how focused they are;
+# - how to mask a head, and how to measure which heads matter;
+# - what attention weights do *not* say.
+#
+# The task is to translate numbers from English words to German words. It is small enough to learn
+# in a few hundred steps, and it has a real problem of word order: "thirty-one" is "einunddreißig",
+# which is "one-and-thirty".
+
+# %%
+# Install the package if it is missing, as in Colab, with the versions that the tests use.
+# Otherwise, this cell does nothing.
+import importlib.util
+import subprocess
+import sys
+
+REPOSITORY = ".."  # in Colab: the folder of your clone
+if importlib.util.find_spec("transformer_jax") is None:
+    pins = ["--constraint", f"{REPOSITORY}/constraints.txt"]
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *pins, REPOSITORY], check=True)
+
+# %%
+import os
+import random
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from num2words import num2words
+from rich.console import Console
+
+import transformer_jax
+from transformer_jax import Config
+from transformer_jax.training.create_run import create_run
+from transformer_jax.training.loop import run_training
+
+plt.rcParams.update({"figure.dpi": 90, "figure.constrained_layout.use": True})
+os.chdir(tempfile.mkdtemp())  # the text and the run are written to a temporary folder
+
+# %% [markdown]
+# ## Train a model
+#
+# We write parallel text: line $n$ of one file translates line $n$ of the other. All numbers have
+# six digits, and their last two digits, and the two before "thousand", are at least 21 and not a
+# multiple of ten. All lines therefore have the same structure, which makes the pictures easy to
+# compare.
+
+
+# %%
+def draw_number(rng):
+    """Return a number such as 231,465: "two hundred and thirty-one thousand, four hundred ..."."""
+    high, low = (
+        100 * rng.randint(1, 9) + 10 * rng.randint(2, 9) + rng.randint(1, 9) for _ in range(2)
+    )
+    return 1000 * high + low
+
+
+rng = random.Random(0)
+numbers = list({draw_number(rng): None for _ in range(3600)})[:3400]
+parts = {"train": numbers[400:], "dev": numbers[:200], "test": numbers[200:400]}
+for split, part in parts.items():
+    for language in ("en", "de"):
+        lines = [num2words(number, lang=language) for number in part]
+        Path(f"{split}.{language}").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+print(num2words(numbers[0], lang="en"), "->", num2words(numbers[0], lang="de"))
+
+# %%
+config = Config().change(
+    model={
+        "num_layers": 2,
+        "d_model": 64,
+        "d_ff": 256,
+        "num_heads": 4,
+        "d_k": 16,
+        "d_v": 16,
+        "dropout": 0.0,
+        "max_length": 32,
+    },
+    data={
+        "corpus": "text",
+        **{split: (f"{split}.en", f"{split}.de") for split in parts},
+        "vocab_size": 160,
+        "max_length": 32,
+        "batch_tokens": 1024,
+        "bleu_tokenizer": "char",
+    },
+    train={
+        "steps": 210,
+        "warmup_steps": 70,
+        "learning_rate_scale": 0.5,
+        "checkpoint_every": 70,
+        "bleu_every": 3,
+        "log_every": 10,
+    },
+    decode={"beam_size": 1, "max_extra_length": 10},
+)
+quiet = Console(quiet=True)
+num_checkpoints = run_training(create_run(config, Path("runs/numbers"), quiet), quiet)
+print(num_checkpoints, "checkpoints")
+
+# %% [markdown]
+# The same training from the command line is `transformer-jax train CONFIG.py --out runs/numbers`.
+# Any finished run loads in one line.
+
+# %%
+run = transformer_jax.load("runs/numbers")
+run.plot_curves("train/loss", "dev/perplexity")
+
+# %% [markdown]
+# The loss cannot reach zero, because label smoothing asks for some uncertainty. The perplexity on
+# the development set, which is computed without smoothing, approaches 1: the model is nearly
+# certain of the correct token.
+
+# %%
+source = "two hundred and thirty-one thousand, four hundred and sixty-five"
+run.translate([source])
+
+# %% [markdown]
+# ## The weights
+#
+# `run.attention` translates the sentence and returns the attention weights of all layers and heads,
+# with the tokens of both axes.
+
+# %%
+attention = run.attention(source)
+for kind in ("encoder", "decoder", "cross"):
+    print(f"{kind:8} (layers, heads, queries, keys) = {getattr(attention, kind).shape}")
+print("source:", *attention.source_tokens)
+print("target:", *attention.target_tokens)
+
+# %% [markdown]
+# A token that begins with `▁` begins a word. The German words are written together, so only the
+# first target token has this mark.
+#
+# ## Figure 3: all heads of a layer
+#
+# The next cell shows the interactive view. In the left column are the queries, and in the right
+# column the keys. A line joins a query to a key: its color is the head, and its opacity is the
+# weight. Hover over a word to see only its lines. The controls select the layer, the kind of
+# attention, and the heads. (GitHub does not show interactive outputs. Open the notebook in Jupyter,
+# or write the page to a file with `attention.save("attention.html")`.)
+
+# %%
+attention.show(kind="encoder", layer=-1)
+
+# %% [markdown]
+# The paper's figure 3 follows one word, "making", in layer 5 of 6. We follow the token "thirty" in
+# the last layer of the encoder. The function `picture` makes the static picture that
+# `attention.save("x.svg")` writes.
+
+# %%
+from transformer_jax.visualization.attention_figures import draw_figure
+from transformer_jax.visualization.attention_views import Selection
+from transformer_jax.visualization.style import Picture
+
+
+def picture(**selection):
+    """Draw a selection of the attention weights, with the arguments of `attention.show`."""
+    return Picture(draw_figure(attention.maps, Selection(**selection)))
+
+
+tokens = list(attention.source_tokens)
+picture(kind="encoder", layer=-1, position=tokens.index("▁thirty"))
+
+# %% [markdown]
+# Each color is a head. The heads of one layer look at different places, as in the paper: the word
+# receives several averages at once, one from each head.
+#
+# ## Figure 4: one relation
+#
+# Figure 4 shows two heads that resolve the pronoun "its". Our sentence has no pronouns, but it has
+# a comparable relation. To translate "thirty-one" as "einunddreißig", the decoder must skip
+# "thirty", find "one", and then return. We look at cross-attention in the last layer while the
+# decoder predicts "ein", the German "one".
+
+# %%
+ein = attention.target_tokens.index("ein")
+picture(kind="cross", layer=-1, position=ein)
+
+# %% [markdown]
+# Is this a general rule, or an accident of this sentence? We measure the same weight in 20
+# sentences of the test set: from each predicted ones digit, which is the token before "und...", to
+# the word after the hyphen in the source.
+
+# %%
+found = []
+for line in Path("test.en").read_text("utf-8").splitlines()[:20]:
+    example = run.attention(line)
+    ones = [i + 1 for i, piece in enumerate(example.source_tokens) if piece == "-"]
+    predicted = [i - 1 for i, piece in enumerate(example.target_tokens) if piece[:3] == "und"]
+    if len(ones) == len(predicted):
+        found += [example.cross[:, :, t, s] for t, s in zip(predicted, ones)]
+mean_weights = np.mean(found, axis=0)  # (layers, heads)
+
+
+def draw_heads(axes, values, title, *, digits, largest=None):
+    """Draw one number for each layer and head."""
+    largest = largest or values.max()
+    axes.imshow(values, cmap="Blues", vmin=0, vmax=largest)
+    for (i, j), value in np.ndenumerate(values):
+        color = "white" if value > 0.6 * largest else "black"
+        axes.text(j, i, f"{value:.{digits}f}", ha="center", va="center", color=color)
+    axes.set(xlabel="head", ylabel="layer", title=title)
+    axes.set_xticks(range(4), range(1, 5))
+    axes.set_yticks(range(2), range(1, 3))
+
+
+figure, axes = plt.subplots(figsize=(4.4, 2.3))
+draw_heads(
+    axes, mean_weights, f"mean weight on the ones ({len(found)} digits)", digits=2, largest=1
+)
+plt.show()
+
+# %% [markdown]
+# A number near 1 is a head that nearly always reads the right word. In the stored output, the
+# second layer reads it, and the first layer does not: the decoder first has to compute which digit
+# comes next. Which heads and layers do it depends on the random seed, because the heads of a layer
+# are interchangeable before training.
+#
+# ## Figure 5: heads with different structure
+#
+# Figure 5 shows two heads of one layer with visibly different behavior. We describe each head with
+# two numbers: the mean distance between query and key, and the *entropy* of its weights. An entropy
+# of 0 bits means that all weight is on one token; $\log_2 n$ bits mean equal weights on $n$ tokens.
+
+# %%
+positions = np.arange(len(tokens))
+distance = np.abs(positions[:, None] - positions[None])
+look = {
+    "mean distance, in tokens": (attention.encoder * distance).sum(-1).mean(-1),
+    "entropy, in bits": -(attention.encoder * np.log2(attention.encoder + 1e-9)).sum(-1).mean(-1),
+}
+figure, panels = plt.subplots(1, 2, figsize=(8, 2.3))
+for axes, (title, values) in zip(panels, look.items()):
+    draw_heads(axes, values, title, digits=1)
+plt.show()
+
+# %%
+entropy = look["entropy, in bits"]
+figure, panels = plt.subplots(1, 2, figsize=(9, 4.4), sharey=True)
+for axes, index in zip(panels, (entropy.argmin(), entropy.argmax())):
+    layer, head = map(int, np.unravel_index(index, entropy.shape))
+    axes.imshow(attention.encoder[layer, head], cmap="Blues", vmin=0, vmax=1)
+    axes.set_title(f"layer {layer + 1}, head {head + 1}: {entropy[layer, head]:.1f} bits")
+    axes.set_xticks(positions, tokens, rotation=90)
+    axes.set_yticks(positions, tokens)
+plt.show()
+
+# %% [markdown]
+# *Left:* the most focused head. Most rows have one or two dark cells. If they formed a line
+# parallel to the diagonal, the head would look a fixed number of positions back or ahead, which
+# sinusoids make easy (notebook 2). Columns instead of diagonals mean that the head looks for a
+# certain word. *Right:* the least focused head, which averages over many tokens.
+#
+# ## Cross-attention aligns the two languages
+#
+# The paper has no figure of cross-attention, but it is the easiest kind to interpret: each row
+# shows where the decoder looks in the source while it predicts a target token. The alignment view
+# is the mean over the heads of one layer.
+
+# %%
+picture(kind="cross", layer=-1, view="alignment")
+
+# %% [markdown]
+# Read the rows from top to bottom. If the languages had the same word order, the dark cells would
+# lie on a line from the top left to the bottom right. They nearly do, with two exceptions: the row
+# of "ein" is dark at "one", and the row of "unddreißig" at "thirty", which comes earlier. The
+# second pair, "fünf" and "undsechzig", repeats the pattern. The other rows need not be sharp,
+# because the encoder has already mixed neighboring words: the information about "thousand" is not
+# only at "thousand".
+#
+# The grid shows all heads of both layers.
+
+# %%
+picture(kind="cross", view="grid")
+
+# %% [markdown]
+# ## Which heads matter?
+#
+# A head adds $\mathrm{head}_i W_i^O$ to the output of its sub-layer (notebook 1). If we set the
+# rows $W_i^O$ to zero, the head has no effect, and everything else stays as it was. `mask_heads`
+# does this for a mask of shape (3 kinds, layers, heads), in which False removes a head. We first
+# remove the head of cross-attention that reads the ones best, and then all heads of its layer.
+
+# %%
+layer, head = map(int, np.unravel_index(mean_weights.argmax(), mean_weights.shape))
+one_head, whole_layer = np.ones((2, 3, 2, 4), bool)  # encoder, decoder, cross-attention
+one_head[2, layer, head] = False
+whole_layer[2, layer] = False
+print("with all heads:   ", run.translate([source])[0])
+for name, mask in (("without one head: ", one_head), ("without the layer:", whole_layer)):
+    [[masked]] = run.translator().translate(transformer_jax.mask_heads(run.params, mask), [source])
+    print(name, masked.text)
+
+# %% [markdown]
+# In the stored output, the model does without the one head. Without the layer, the translation is
+# still a well-formed German number, but a wrong one: the decoder alone knows how numbers are built,
+# and this layer supplies the digits.
+#
+# One sentence does not say much. `head_importance` masks each head in turn and computes the loss on
+# sentences of the development set. Then it removes heads one after the other, the least important
+# first, until the loss exceeds an acceptable value.
+
+# %%
+importance = transformer_jax.head_importance(run, num_sentences=64)
+print(f"{importance.num_prunable} of {one_head.size} heads can be removed")
+importance.plot()
+
+# %% [markdown]
+# *Top:* the increase in loss without each head. Without a red head, the model is worse; for a white
+# head, it has a substitute. *Bottom:* the loss as more and more heads are removed. In the stored
+# output, the heads of cross-attention in the second layer and those of the decoder matter, and the
+# heads of the encoder hardly do: this text needs almost no context in the source.
+#
+# Michel et al. (2019), *Are Sixteen Heads Really Better than One?*, measured the same in large
+# models: many heads can be removed *after* training. Table 3 of the paper, in contrast, shows that
+# *training* with one head is worse than with eight.
+#
+# Compare this map with the pictures above. The encoder has heads with clear patterns, but they
+# hardly matter. A clear pattern does not make a head important.
+#
+# ## What attention weights do not say
+#
+# - A weight says *where* a head reads, not *what* it reads. The value vectors and $W^O$ decide
+#   that, and a large weight on a value near zero has no effect.
+# - From the second layer on, a position no longer contains only its own word. "The head looks at
+#   *one*" then means that it looks at the *position* of "one".
+# - The residual connection bypasses attention. A token can keep its information without attending
+#   to itself.
+#
+# To find out what the model uses, change something and measure the effect, as `head_importance`
+# does. Notebook 5 continues with this idea.
+#
+# ## Exercises
+#
+# 1. Train with another `seed`. Which heads read the ones now?
+# 2. Draw `kind="decoder"`. Why is one half of every map empty?
+# 3. Train with `num_heads=1, d_k=64, d_v=64`, row (A) of Table 3. What does its only head do?
+# 4. Pass a wrong translation as the second argument of `run.attention`. How do the rows change?

@@ -1,0 +1,286 @@
+# %% [markdown]
+# # 4. Ablations
+#
+# Table 3 of the paper changes one property of the base model at a time and measures the effect.
+# This notebook reads the report of such a sweep and asks what it shows, and what it does not.
+#
+# **What you learn**
+#
+# - how a row of Table 3 is written down: as its difference from the base model;
+# - how to read the report of a sweep next to the paper's numbers;
+# - how large a difference must be before random seeds cannot explain it;
+# - why a small sweep can contradict the paper without refuting it;
+# - what the comparison of learned and sinusoidal positions, row (E), looks like on three texts.
+
+# %%
+# Install the package if it is missing, as in Colab, with the versions that the tests use.
+# Otherwise, this cell does nothing.
+import importlib.util
+import subprocess
+import sys
+
+REPOSITORY = ".."  # in Colab: the folder of your clone
+if importlib.util.find_spec("transformer_jax") is None:
+    pins = ["--constraint", f"{REPOSITORY}/constraints.txt"]
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *pins, REPOSITORY], check=True)
+
+# %%
+import csv
+import os
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from scipy import stats
+
+from transformer_jax.config.loading import load_rows
+
+plt.rcParams.update({"figure.dpi": 90, "figure.constrained_layout.use": True})
+BLUE, ORANGE = "#0072b2", "#d55e00"
+RESULTS = Path(REPOSITORY, "experiments/results").resolve()
+
+# %% [markdown]
+# ## A row is a difference
+#
+# The config `table3` contains all rows of Table 3, with the paper's results as data. A row names
+# only the fields that it changes.
+
+# %%
+rows = load_rows("table3")
+base = rows["base"].config
+for name, row in rows.items():
+    changes = [f"{key} = {new}" for (_, key), (_, new) in base.differences(row.config).items()]
+    paper = row.paper
+    print(f"{name:5} perplexity {paper.perplexity:.2f}  BLEU {paper.bleu}  {', '.join(changes)}")
+
+# %% [markdown]
+# The rows (A) change the number of heads at constant cost. (B) makes the keys smaller. (C) changes
+# the size of the model, (D) the regularization, and (E) the positions. The last row is the big
+# model.
+#
+# The command `transformer-jax sweep table3` trains these rows with several random seeds, and
+# `transformer-jax report` writes the table. The full table needs many days on several GPUs. The
+# repository contains the report of a small version that ran on two CPU cores: the same rows at 1/8
+# of the width, trained for 150 steps on number words (`docs/ablations.md` has the commands). We
+# read its file `runs.csv`, which has one line for each run.
+
+# %%
+seeds = defaultdict(list)
+with (RESULTS / "table3-tiny/runs.csv").open(encoding="utf-8", newline="") as file:
+    for line in csv.DictReader(file):
+        seeds[line["run"].split("/")[0]].append(float(line["dev_perplexity"]))
+
+figure, axes = plt.subplots(figsize=(9, 3))
+for x, values in enumerate(seeds.values()):
+    axes.plot([x] * len(values), values, "o", color=BLUE, alpha=0.6)
+    axes.plot([x - 0.3, x + 0.3], [np.mean(values)] * 2, color="black", lw=1)
+axes.axhline(np.mean(seeds["base"]), color="0.7", lw=1, zorder=0)
+axes.set_xticks(range(len(seeds)), seeds)
+axes.set(xlabel="row of Table 3", ylabel="perplexity", yscale="log", title="each dot is one seed")
+axes.set_yticks([2, 4, 8], ["2", "4", "8"])
+axes.minorticks_off()
+plt.show()
+
+# %% [markdown]
+# Look at the dots before you look at the means, which are the black lines. The two runs of a row
+# are the *same* experiment with another random seed. In some rows they are far apart: their
+# difference is larger than the difference between many rows.
+#
+# ## How large must a difference be?
+#
+# Perplexities differ by factors, so we compare their logarithms. Let $s$ be the standard deviation
+# between seeds, pooled over all rows. The difference of two means of $n$ seeds has the standard
+# deviation $s \sqrt{2/n}$, and with 95 % confidence it is not the effect of the seeds alone if it
+# exceeds
+#
+# $$t_{0.975} \; s \sqrt{2 / n}$$
+
+# %%
+logs = {name: np.log(values) for name, values in seeds.items()}
+n = len(logs["base"])
+freedom = len(logs) * (n - 1)
+pooled = np.sqrt(np.mean([np.var(values, ddof=1) for values in logs.values()]))
+threshold = stats.t.ppf(0.975, freedom) * pooled * np.sqrt(2 / n)
+print(f"{n} seeds: standard deviation {pooled:.2f}, threshold {threshold:.2f} in ln(perplexity)")
+print(f"a row must change the perplexity by a factor of {np.exp(threshold):.2f} or more")
+
+# %% [markdown]
+# This is the threshold for *one* comparison. Nineteen comparisons with the same base need a larger
+# one, because the chance of at least one false alarm adds up. The report uses Dunnett's intervals
+# for this reason (`docs/statistics.md`).
+#
+# Now the comparison with the paper. Absolute perplexities of different texts cannot be compared.
+# The *direction* of a change can: does a row that the paper found better than base also come out
+# better here?
+
+# %%
+ours = {name: values.mean() - logs["base"].mean() for name, values in logs.items()}
+theirs = {name: np.log(row.paper.perplexity / 4.92) for name, row in rows.items()}
+figure, axes = plt.subplots(figsize=(7.4, 4.4))
+axes.axhspan(-threshold, threshold, color="0.92", zorder=0)
+axes.axhline(0, color="0.6", lw=1)
+axes.axvline(0, color="0.6", lw=1)
+styles = {1: {"marker": "o", "color": BLUE}, -1: {"marker": "x", "color": ORANGE}}
+for name in ours:
+    if name != "base":
+        sign = int(np.sign(ours[name] * theirs[name]))
+        axes.plot(theirs[name], ours[name], **styles.get(sign, {"marker": "d", "color": "0.3"}))
+        below = name in ("A4", "E")  # B2 is at the same place as A4
+        place = (4, -11) if below else (4, 3)
+        axes.annotate(name, (theirs[name], ours[name]), place, textcoords="offset points")
+axes.set(xlabel="paper: ln(perplexity / base)", ylabel="here: ln(perplexity / base)")
+axes.margins(0.08)
+axes.set_title("dot: same sign as in the paper; cross: other sign; gray: noise", fontsize=10)
+plt.show()
+
+# %% [markdown]
+# To the right of the vertical line are the rows that the paper found worse than base, and above the
+# horizontal line those that are worse here. If the small sweep reproduced the paper, all points
+# would be in the upper right and lower left quarters. About half of them are not.
+#
+# Does this refute the paper? No, and the rows far from the gray band show why:
+#
+# - **C1, C2 and D1 are far better here, and worse in the paper.** A run of 150 steps ends before a
+#   deep model with dropout has learned the task. Fewer layers (C1, C2) and no dropout (D1) make a
+#   model learn *faster*. The paper trains for 100,000 steps, and then capacity and regularization
+#   count.
+# - **C3, with more layers, is far worse** for the same reason.
+# - **E, the learned table, is better here.** Its vectors start with norm 1, and sinusoids have norm
+#   $\sqrt{d_{model} / 2}$. This can change how fast a model learns (`docs/positions.md` has
+#   controls).
+#
+# The same table from a longer run would look different. A sweep answers the question "which row is
+# better *with this budget*?", and that is the wrong question if the budget is too small. Always
+# look at the curves: if the loss still falls at the end, the ranking is one of learning speeds.
+#
+# ## Learned versus sinusoidal positions
+#
+# Row (E) is the paper's only test of its positional encoding. The authors "observe nearly identical
+# results to the base model" (4.92 and 4.92 perplexity). The positions study of this repository has
+# three seeds on each of three texts. We compare the two schemes on test sentences *within* the
+# training length and on those *just beyond* it.
+
+# %%
+studies = {"number words": 30, "short numbers": 30, "multi30k": 14}
+figure, axes = plt.subplots(figsize=(7.4, 2.8))
+ticks = []
+for study, longest in studies.items():
+    path = RESULTS / f"positions-{study.replace(' ', '-')}/table.csv"
+    scores = defaultdict(list)
+    with path.open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            if line["score"] == "perplexity":
+                key = line["row"], int(line["above"]), int(line["end"])
+                scores[key].append(np.log(float(line["value"])))
+    ends = sorted({(above, end) for _, above, end in scores})
+    within = max(x for x in ends if x[1] <= longest)
+    beyond = min(x for x in ends if x[0] >= longest)
+    for place, ends, color in (("within", within, BLUE), ("beyond", beyond, ORANGE)):
+        learned, sinusoidal = (np.array(scores[row, *ends]) for row in ("learned", "sinusoidal"))
+        difference = learned.mean() - sinusoidal.mean()
+        error = np.sqrt(learned.var(ddof=1) / 3 + sinusoidal.var(ddof=1) / 3)
+        reach = stats.t.ppf(0.975, 4) * error
+        axes.errorbar(difference, len(ticks), xerr=reach, fmt="o", color=color, capsize=3)
+        ticks.append(f"{study}, {place}")
+axes.axvline(0, color="0.5", lw=1)
+axes.set_yticks(range(len(ticks)), ticks)
+axes.invert_yaxis()
+axes.set(xlabel="ln(perplexity learned / sinusoidal), with 95 % intervals")
+axes.set_title("left: learned is better; right: sinusoids are better", fontsize=10)
+plt.show()
+
+# %% [markdown]
+# An interval that contains 0 does not decide between the two. Within the training length, the sign
+# depends on the text: sinusoids are better on both texts of numbers, and the learned table is
+# better on the captions of Multi30k. No scheme is better everywhere, which is compatible with the
+# paper's "nearly identical". Just beyond the training length, the learned table is not better on
+# any of the three texts. Notebook 2 shows the reason: its rows are not trained there.
+#
+# ## Compare your own runs
+#
+# `transformer_jax.compare` puts runs next to each other: it groups runs that differ only in their
+# seed, finds the fields in which the groups differ, and draws their metrics. We train four very
+# small models, two schemes with two seeds each, on the words of numbers with five digits.
+
+# %%
+import random
+
+from num2words import num2words
+from rich.console import Console
+
+import transformer_jax
+from transformer_jax import Config
+from transformer_jax.training.create_run import create_run
+from transformer_jax.training.loop import run_training
+
+os.chdir(tempfile.mkdtemp())  # the text and the runs are written to a temporary folder
+numbers = [n for n in range(21_000, 100_000) if n // 1000 % 10 and n % 1000 > 100 and n % 100 > 20]
+random.Random(0).shuffle(numbers)
+parts = {"train": numbers[400:2400], "dev": numbers[:200], "test": numbers[200:400]}
+for split, part in parts.items():
+    for language in ("en", "de"):
+        text = "".join(f"{num2words(number, lang=language)}\n" for number in part)
+        Path(f"{split}.{language}").write_text(text, "utf-8")
+
+config = Config().change(
+    model={
+        "num_layers": 1,
+        "d_model": 32,
+        "d_ff": 64,
+        "num_heads": 2,
+        "d_k": 16,
+        "d_v": 16,
+        "dropout": 0.0,
+        "max_length": 32,
+    },
+    data={
+        "corpus": "text",
+        **{split: (f"{split}.en", f"{split}.de") for split in parts},
+        "vocab_size": 160,
+        "max_length": 32,
+        "batch_tokens": 1024,
+        "bleu_tokenizer": "char",
+    },
+    train={
+        "steps": 60,
+        "warmup_steps": 30,
+        "checkpoint_every": 12,
+        "bleu_every": 100,
+        "keep_checkpoints": 1,
+    },
+    decode={"beam_size": 1, "max_extra_length": 8},
+)
+quiet = Console(quiet=True)
+for scheme in ("sinusoidal", "learned"):
+    for seed in (0, 1):
+        changed = config.change(model={"positions": scheme}, train={"seed": seed})
+        run_training(create_run(changed, Path(f"runs/{scheme}/seed-{seed}"), quiet), quiet)
+
+# %%
+comparison = transformer_jax.compare(sorted(Path("runs").glob("*/*")))
+comparison
+
+# %%
+comparison.plot("dev/perplexity")
+
+# %% [markdown]
+# A line is the mean of two seeds, and its band extends from one to the other. After so few steps,
+# the curves show how fast the models begin to learn, and nothing else.
+#
+# ## A checklist for ablations
+#
+# 1. State the difference from the base config. If it has several fields, they cannot be separated.
+# 2. Keep what must be equal equal: data, steps, and, if the claim is about quality, parameters.
+# 3. Train several seeds of *every* row, the base included, and show them.
+# 4. Compute the smallest difference that the seeds do not explain *before* you read the ranking.
+# 5. Look at the curves: a ranking before convergence is a ranking of learning speeds.
+# 6. Compare differences with the paper, not scores: the texts and the vocabularies differ.
+#
+# ## Exercises
+#
+# 1. How many seeds would reduce the threshold to a factor of 1.1?
+# 2. Read `table3-multi30k/runs.csv` instead, a sweep with three seeds on real captions. Which rows
+#    still contradict the paper?
+# 3. Define another row in a config file, and train it with `transformer-jax sweep`.

@@ -1,0 +1,69 @@
+"""Convert the percent scripts of this folder to Jupyter notebooks, and execute the notebooks.
+
+    make notebooks
+    python notebooks/build.py 1_the_model
+
+The scripts are the source: edit them, not the notebooks. Arguments select scripts by name. The
+packages are those of the dependency group `notebooks`.
+"""
+
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parent
+TIMEOUT = 600
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
+
+def convert(script: Path) -> nbformat.NotebookNode:
+    """Return the notebook of a percent script, without outputs."""
+    notebook = jupytext.read(script, fmt="py:percent")
+    for number, cell in enumerate(notebook.cells):
+        # By default, the identifiers are random, so every build would change every cell.
+        cell.id = f"cell-{number}"
+        cell.metadata = {}
+    return notebook
+
+
+def execute(notebook: nbformat.NotebookNode) -> None:
+    """Execute a notebook in this folder and store its outputs in it.
+
+    Raises:
+        ValueError: a cell writes to standard error.
+        CellExecutionError: a cell raises an error.
+    """
+    notebook.metadata = METADATA
+    NotebookClient(
+        notebook,
+        timeout=TIMEOUT,
+        resources={"metadata": {"path": str(FOLDER)}},
+        # Store neither when a cell ran nor how its output was split into messages.
+        record_timing=False,
+        coalesce_streams=True,
+    ).execute()
+    # The kernel adds its version.
+    notebook.metadata = METADATA
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            if output.get("name") == "stderr":
+                raise ValueError(f"a cell writes to standard error: {cell.source}\n{output.text}")
+
+
+def main(names: list[str]) -> None:
+    """Build the notebooks with these names, or all."""
+    for script in sorted(FOLDER.glob("[0-9]_*.py")):
+        if not names or script.stem in names:
+            notebook = convert(script)
+            execute(notebook)
+            nbformat.write(notebook, script.with_suffix(".ipynb"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,107 @@
+"""Test that the notebooks equal their scripts, have clean outputs, and run from a fresh clone."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import ROOT, name
+
+FOLDER = ROOT / "notebooks"
+SCRIPTS = sorted(FOLDER.glob("[0-9]_*.py"))
+NOTEBOOKS = [script.with_suffix(".ipynb") for script in SCRIPTS]
+MAX_BYTES = 3 << 20
+PICTURES = ("image/png", "image/svg+xml")
+# Outputs with these words would differ on another machine.
+MACHINE = re.compile(
+    r"(?<![\w.])/(home|root|tmp|usr|opt|work|Users|var)/|tok/s|\b\d+(\.\d+)? ?ms\b"
+)
+
+
+def cells_of_script(script: Path) -> list[tuple[str, str]]:
+    """Return the kind and the text of each cell of a percent script."""
+    _, *parts = re.split(r"^# %%", script.read_text("utf-8"), flags=re.MULTILINE)
+    cells = []
+    for part in parts:
+        header, _, body = part.partition("\n")
+        if header.strip() == "[markdown]":
+            body = re.sub(r"^# ?", "", body.strip(), flags=re.MULTILINE)
+            cells.append(("markdown", body))
+        else:
+            assert not header.strip(), header
+            cells.append(("code", body.strip()))
+    return cells
+
+
+def cells_of_notebook(notebook: Path) -> list[dict[str, Any]]:
+    return json.loads(notebook.read_text("utf-8"))["cells"]
+
+
+def outputs_of(notebook: Path) -> list[dict[str, Any]]:
+    return [output for cell in cells_of_notebook(notebook) for output in cell.get("outputs", ())]
+
+
+def texts_of(output: dict[str, Any]) -> list[str]:
+    """Return the text of an output and of its representations, without encoded pictures."""
+    data = {**output.get("data", {}), "text/stream": output.get("text", "")}
+    return ["".join(text) for kind, text in data.items() if kind != "image/png"]
+
+
+def test_there_are_five_notebooks_below_three_megabytes() -> None:
+    assert len(SCRIPTS) == 5
+    assert sum(notebook.stat().st_size for notebook in NOTEBOOKS) < MAX_BYTES
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=name)
+def test_a_notebook_equals_its_script(script: Path) -> None:
+    cells = cells_of_notebook(script.with_suffix(".ipynb"))
+    stored = [(cell["cell_type"], "".join(cell["source"]).strip()) for cell in cells]
+    assert stored == cells_of_script(script), "run `make notebooks`"
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name)
+def test_a_notebook_was_executed_in_order_without_errors(notebook: Path) -> None:
+    counts = [c["execution_count"] for c in cells_of_notebook(notebook) if c["cell_type"] == "code"]
+    assert counts == list(range(1, len(counts) + 1))
+    for output in outputs_of(notebook):
+        assert output["output_type"] != "error", output
+        assert output.get("name") != "stderr", output
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name)
+def test_a_notebook_contains_pictures(notebook: Path) -> None:
+    kinds = [kind for output in outputs_of(notebook) for kind in output.get("data", {})]
+    assert sum(kind in PICTURES for kind in kinds) >= 3
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name)
+def test_outputs_name_neither_files_of_a_machine_nor_its_speed(notebook: Path) -> None:
+    for output in outputs_of(notebook):
+        for text in texts_of(output):
+            assert not (found := MACHINE.search(text)), text[max(0, found.start() - 80) :][:200]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("script", SCRIPTS, ids=name)
+def test_a_script_runs_in_a_fresh_clone(script: Path, tmp_path: Path) -> None:
+    """The limit is 90 seconds for all five scripts on two idle cores."""
+    tracked = ("notebooks", "experiments/results", "configs", "transformer_jax")
+    for folder in tracked:
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.ipynb"))
+    hidden = ("JAX_NUMPY", "PYTEST_", "PYTHONPATH")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
+    environment |= {"MPLBACKEND": "agg", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, script.name],
+        cwd=tmp_path / "notebooks",
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
