@@ -3,6 +3,7 @@
 from transformer_jax.commands.base import ConfigCommand, PathCommand
 from transformer_jax.commands.configs import Diff, Params
 from transformer_jax.commands.inference import Evaluate, Package, Translate
+from transformer_jax.commands.interop import Export, Import
 from transformer_jax.commands.sweeps import Report, Status, Sweep
 from transformer_jax.commands.training import Prepare, Reproduce, Resume, Train
 
@@ -14,6 +15,8 @@ COMMANDS: dict[str, type[ConfigCommand] | type[PathCommand]] = {
     "evaluate": Evaluate,
     "translate": Translate,
     "package": Package,
+    "export": Export,
+    "import": Import,
     "params": Params,
     "diff": Diff,
     "sweep": Sweep,

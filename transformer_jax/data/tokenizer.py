@@ -146,6 +146,11 @@ class Tokenizer:
         """SHA-256 of the model, in hexadecimal."""
         return hashlib.sha256(self.model).hexdigest()
 
+    @property
+    def pieces(self) -> list[str]:
+        """The text of each token, in the order of the ids; "▁" stands for a space."""
+        return [self._processor.id_to_piece(token) for token in range(len(self))]
+
     def __len__(self) -> int:
         """Return the number of tokens in the vocabulary."""
         return len(self._processor)

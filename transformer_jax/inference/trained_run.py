@@ -35,8 +35,13 @@ class Run:
     """Steps of the averaged checkpoints, or the step of a single checkpoint."""
 
     def __repr__(self) -> str:
-        count = sum(x.size for x in jax.tree.leaves(self.params))
-        return f"Run({str(self.folder.path)!r}, step={self.step}, {count:,} parameters)"
+        count = f"{self.num_parameters:,} parameters"
+        return f"Run({str(self.folder.path)!r}, step={self.step}, {count})"
+
+    @property
+    def num_parameters(self) -> int:
+        """Total number of parameters."""
+        return sum(x.size for x in jax.tree.leaves(self.params))
 
     @property
     def step(self) -> int:
