@@ -4,6 +4,8 @@ import typing
 from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from models import VOCABULARY
 from oracles import SMALL
@@ -16,6 +18,7 @@ from transformer_jax.model.build import (
     POSITION_SCHEMES,
     build_transformer,
 )
+from transformer_jax.model.transformer import init_params
 
 TABLES = {
     "positions": POSITION_SCHEMES,
@@ -58,3 +61,16 @@ def test_an_implementation_rejects_what_it_cannot_compute(
     line = rf"^{message}.* with model.attention_implementation {implementation}, got "
     with pytest.raises(ConfigError, match=line):
         replace(SMALL, attention_implementation=implementation, **changes)
+
+
+def test_float64_needs_the_64_bit_types_of_jax() -> None:
+    config = replace(SMALL, dtype="float64")
+    with pytest.raises(ConfigError, match=r"float32 or bfloat16 outside of `jax.enable_x64"):
+        build_transformer(config, 13)
+    with jax.enable_x64(True):
+        model = build_transformer(config, 13)
+        tokens = jnp.ones((1, 3), jnp.int32)
+        params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+        params = jax.tree.map(lambda x: x.update(dtype="float64"), params)
+        logits = jax.eval_shape(model.apply, {"params": params}, tokens, tokens)
+    assert logits.dtype == "float64"

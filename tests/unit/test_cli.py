@@ -80,7 +80,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
         "tiny",
         "--model.dtype",
         "float16",
-    ): "must be float32 or bfloat16, got 'float16'",
+    ): "must be one of float32, bfloat16, float64, got 'float16'",
     ("evaluate", "runs/x", "--split", "tset"): "got 'tset'; did you mean 'test'?",
     (
         *("evaluate", "runs/x", "--average-checkpoints", "0"),

@@ -112,6 +112,8 @@ def configs(draw: st.DrawFn) -> Config:
     model, data, train, decode = (drawn[kind] for kind in SECTIONS)
     for key in ("d_model", "d_k"):
         model[key] += model[key] % 2
+    if model["dtype"] == "float64":
+        model["dtype"] = "float32"
     if model["attention_implementation"] != "full":
         model |= {"positions": "sinusoidal", "attention_score": "dot_product"}
     if model["attention_implementation"] == "cudnn":
@@ -447,3 +449,8 @@ def test_every_field_has_a_docstring_for_the_help() -> None:
         if isinstance(second.value.value, str)
     }
     assert {(kind.__name__, key) for kind, key in FIELDS} <= described
+
+
+def test_an_experiment_cannot_use_float64() -> None:
+    with pytest.raises(ConfigError, match=r"model.dtype must be float32 or bfloat16 \(float64 is"):
+        Config().change(model={"dtype": "float64"})

@@ -3,6 +3,7 @@
 from transformer_jax.commands.base import ConfigCommand, PathCommand
 from transformer_jax.commands.configs import Diff, Params
 from transformer_jax.commands.inference import Evaluate, Package, Translate
+from transformer_jax.commands.interop import Export, Import
 from transformer_jax.commands.pictures import Attention
 from transformer_jax.commands.plot import Plot
 from transformer_jax.commands.sweeps import Report, Status, Sweep
@@ -18,6 +19,8 @@ COMMANDS: dict[str, type[ConfigCommand] | type[PathCommand]] = {
     "attention": Attention,
     "plot": Plot,
     "package": Package,
+    "export": Export,
+    "import": Import,
     "params": Params,
     "diff": Diff,
     "sweep": Sweep,

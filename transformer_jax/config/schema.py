@@ -34,6 +34,8 @@ class Config:
 
     def __post_init__(self) -> None:
         model, data, decode = self.model, self.data, self.decode
+        rule = "float32 or bfloat16 (float64 is for verification in Python)"
+        model.require("dtype", model.dtype != "float64", rule)
         rule = f"at most model.max_length ({model.max_length})"
         data.require("max_length", data.max_length <= model.max_length, rule)
         keep = self.train.keep_checkpoints

@@ -94,8 +94,9 @@ class ModelConfig(ConfigSection):
     max_length: Annotated[int, between(1, 1_000_000)] = 256
     """Maximum source length in tokens, including the end-of-sentence token.
     Translation rejects or truncates a longer source."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the computation. Parameters, softmax, and loss always use float32."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Data type of the computation. Parameters, softmax, and loss use float32.
+    float64 is only for verification in Python, within jax.enable_x64(True)."""
     remat: bool = False
     """Recompute each layer's activations in the backward pass: slower, but needs less memory."""
 
@@ -104,12 +105,11 @@ class ModelConfig(ConfigSection):
     def __post_init__(self) -> None:
         super().__post_init__()
         positions = f"with {self.positions} positions"
+        is_even = self.d_model % 2 == 0
         if self.positions in SINUSOIDS:
-            rule = f"even {positions} (half sines, half cosines)"
-            self.require("d_model", self.d_model % 2 == 0, rule)
+            self.require("d_model", is_even, f"even {positions} (half sines, half cosines)")
         if self.learned_positions_init == "sinusoids":
-            rule = "even with model.learned_positions_init sinusoids"
-            self.require("d_model", self.d_model % 2 == 0, rule)
+            self.require("d_model", is_even, "even with model.learned_positions_init sinusoids")
         if self.positions == "rotary":
             rule = f"even {positions} (they rotate pairs of components)"
             self.require("d_k", self.d_k % 2 == 0, rule)
@@ -121,8 +121,11 @@ class ModelConfig(ConfigSection):
     def _check_attention_implementation(self) -> None:
         required: dict[str, tuple[object, ...]] = {}
         if self.attention_implementation != "full":
-            required["attention_score"] = DOT_PRODUCTS
-            required["positions"] = (*SINUSOIDS, "learned", "none")
+            required |= {
+                "attention_score": DOT_PRODUCTS,
+                "positions": (*SINUSOIDS, "learned", "none"),
+            }
+            required["dtype"] = ("float32", "bfloat16")
         if self.attention_implementation == "cudnn":
             required |= {"dtype": ("bfloat16",), "attention_dropout": (0,), "d_v": (self.d_k,)}
             required["d_k"] = tuple(range(8, 129, 8))

@@ -148,6 +148,11 @@ class Tokenizer:
         """The SHA-256 of the model, in hexadecimal."""
         return hashlib.sha256(self.model).hexdigest()
 
+    @property
+    def pieces(self) -> list[str]:
+        """The text of each token, in the order of the ids; "▁" stands for a space."""
+        return [self._processor.id_to_piece(token) for token in range(len(self))]
+
     def __len__(self) -> int:
         """Return the number of tokens in the vocabulary."""
         return len(self._processor)
@@ -160,7 +165,7 @@ class Tokenizer:
         """Return the line for each sequence, without padding, BOS, or EOS."""
         return self._processor.decode([list(sequence) for sequence in tokens])
 
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
+    def to_pieces(self, tokens: Sequence[int]) -> list[str]:
         """Return the text of each token, in which "▁" begins a word; `EOS` is "<EOS>"."""
         return [NAMES.get(token) or self._processor.id_to_piece(token) for token in tokens]
 

@@ -146,8 +146,8 @@ def compute_attention(
     weights = _compute_weights(translator, params, source_ids, target_ids)
     return Attention(
         **weights,
-        source_tokens=tuple(vocabulary.source.pieces(source_ids)),
-        target_tokens=tuple(vocabulary.target.pieces(target_ids)),
+        source_tokens=tuple(vocabulary.source.to_pieces(source_ids)),
+        target_tokens=tuple(vocabulary.target.to_pieces(target_ids)),
         source=vocabulary.source.decode([source_ids])[0],
         target=vocabulary.target.decode([target_ids])[0],
     )

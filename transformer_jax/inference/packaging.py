@@ -10,6 +10,7 @@ The folder contains:
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,11 @@ def package_run(
     dtype: Dtype = "float32",
     license_id: str = "unknown",
     languages: tuple[str, str] | None = None,
+    versions: Mapping[str, str] | None = None,
 ) -> RunDirectory:
     """Write a loaded run's parameters and description, and a model card, to a new folder.
 
-    If `languages` is None, `find_languages` chooses them.
+    If `languages` is None, `find_languages` chooses them. `versions` default to the run's.
 
     Raises:
         UsageError: the folder exists, or `license_id` or a language is not a valid identifier.
@@ -65,7 +67,7 @@ def package_run(
             folder.versions,
             find_scores(run.folder.path, run.steps),
             steps=run.steps,
-            parameters=sum(x.size for x in jax.tree.leaves(run.params)),
+            parameters=run.num_parameters,
             dtype=dtype,
             license_id=license_id,
             languages=languages,
@@ -75,16 +77,16 @@ def package_run(
 
     return RunDirectory.create(
         path,
-        run.config.change(data=_without_folders(run.config.data)),
+        run.config.change(data=without_folders(run.config.data)),
         run.vocabulary,
         run.folder.fingerprint,
         fill,
         package=Package(run.steps, dtype),
-        versions=run.folder.software_versions,
+        versions=run.folder.software_versions if versions is None else versions,
     )
 
 
-def _without_folders(data: DataConfig) -> dict[str, Any]:
+def without_folders(data: DataConfig) -> dict[str, Any]:
     """Return the config fields that name files, without this machine's folders."""
     fields: dict[str, Any] = {"folder": None}
     for split in ("train", "dev", "test"):

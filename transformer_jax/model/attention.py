@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.dropout import Dropout
-from transformer_jax.model.linear import Dense
+from transformer_jax.model.linear import Dense, sum_dtype
 
 Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array, "B H T S"]]
 """A function that scores how well each query matches each key, in float32."""
@@ -48,8 +48,9 @@ def dot_product(
     Differs from the paper, which scales the dot product: its variance grows with d_k, and large
     values push the softmax into regions with small gradients.
     """
-    # Sum in float32 regardless of the compute dtype, because bfloat16 would round large scores.
-    return jnp.einsum("bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32)
+    # Sum at least in float32, because bfloat16 would round large scores.
+    dtype = sum_dtype(query)
+    return jnp.einsum("bthk,bshk->bhts", query, key, preferred_element_type=dtype)
 
 
 def scaled_dot_product(
@@ -66,8 +67,8 @@ def masked_softmax(
 
     A query that may not attend to any key gets equal weights, so padded positions stay finite.
     """
-    # Use float32 regardless of the compute dtype, because bfloat16 sums lose small weights.
-    scores = scores.astype(jnp.float32)
+    # Use at least float32, because bfloat16 sums lose small weights.
+    scores = scores.astype(sum_dtype(scores))
     return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
 
 

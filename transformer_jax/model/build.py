@@ -1,5 +1,7 @@
 """Build a model from a config. Only this file maps names in the config to Flax modules."""
 
+import jax.numpy as jnp
+
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import MultiHeadAttention, dot_product, scaled_dot_product
 from transformer_jax.model.layers import AddAndNorm, Components, MakeScore
@@ -59,5 +61,10 @@ def build_transformer(
     """Build the model that the config describes. `Transformer` explains the vocabulary sizes.
 
     Equal arguments give equal models, so `jax.jit` compiles functions of the model only once.
+
+    Raises:
+        ConfigError: the dtype is float64, but JAX's 64-bit types are disabled.
     """
+    is_possible = config.dtype != "float64" or jnp.result_type(float) == "float64"
+    config.require("dtype", is_possible, "float32 or bfloat16 outside of `jax.enable_x64(True)`")
     return Transformer(config, choose_components(config), vocab_size, source_vocab_size)

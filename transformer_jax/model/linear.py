@@ -31,6 +31,11 @@ def flat_matmul(
     return rows.reshape(*outer_shape, *matrix.shape[num_input_axes:])
 
 
+def sum_dtype(x: Float[Array, "..."]) -> jax.typing.DTypeLike:
+    """Return the dtype for sums over x: float32 for bfloat16, because bfloat16 sums lose digits."""
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
 class Dense(nn.Module):
     """Computes x W + b at each position. W has a Glorot-uniform initializer, and b starts at zero.
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from transformer_jax.model.linear import sum_dtype
 from transformer_jax.special_tokens import PAD
 
 
@@ -32,7 +33,7 @@ def cross_entropy(
     The smoothed target spreads probability `smoothing` evenly over all N tokens, including the true
     one. The paper does not specify this detail; Tensor2Tensor excludes the true token.
     """
-    logits = logits.astype(jnp.float32)
+    logits = logits.astype(sum_dtype(logits))
     is_real = target != PAD
     log_total = jax.nn.logsumexp(logits, axis=-1)
     true = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]

@@ -17,8 +17,10 @@ def sinusoid(positions: Int[Array, " T"], d_model: int) -> Float[Array, "T D"]:
     PE(pos, 2i) = sin(pos / 10000^(2i / d_model)) and PE(pos, 2i + 1) is the cosine of the same
     angle, so PE(pos + k) is a linear function of PE(pos). `d_model` must be even.
     """
-    exponent = jnp.arange(0, d_model, 2, dtype=jnp.float32) / d_model
-    angle = jnp.outer(positions.astype(jnp.float32), 10000.0**-exponent)
+    # The type is float32, or float64 within `jax.enable_x64`.
+    dtype = jnp.result_type(float)
+    exponent = jnp.arange(0, d_model, 2, dtype=dtype) / d_model
+    angle = jnp.outer(positions.astype(dtype), 10000.0**-exponent)
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(len(positions), d_model)
 
 

@@ -11,6 +11,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.model.attention import dot_product
 
 
 class General(nn.Module):
@@ -26,8 +27,7 @@ class General(nn.Module):
         init = nn.initializers.xavier_uniform(batch_axis=0)
         matrix = self.param("matrix", init, (c.num_heads, c.d_k, c.d_k))
         query = jnp.einsum("bthk,hkj->bthj", query, matrix.astype(query.dtype))
-        # Sum in float32, as the dot product does.
-        return jnp.einsum("bthj,bshj->bhts", query, key, preferred_element_type=jnp.float32)
+        return dot_product(query, key)
 
 
 class Additive(nn.Module):

@@ -1,0 +1,122 @@
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from small import SMALL
+from untrained import write_untrained_run
+
+from transformer_jax.cli import main
+from transformer_jax.errors import UsageError
+from transformer_jax.inference.trained_run import Run, load
+from transformer_jax.interop.ctranslate2_format import export_ctranslate2
+from transformer_jax.interop.verify import CTranslate2System, verify
+
+# Every option outside the paper's path that CTranslate2 can express, except for positions.
+VARIANT = SMALL.change(
+    model={
+        "num_layers": 2,
+        "d_k": 4,
+        "d_v": 4,
+        "layer_norm": "pre",
+        "layer_norm_epsilon": 0.1,
+        "attention_bias": True,
+        "attention_score": "dot_product",
+        "tie_embeddings": "none",
+        "positions": "learned",
+    },
+    data={"source_vocab_size": 60},
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of the paper's architecture, which translates different lines differently."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    return load(write_untrained_run(path, steps=(4,), scale=3).path)
+
+
+def test_the_exported_model_translates_as_the_run(run: Run, tmp_path: Path) -> None:
+    export_ctranslate2(run, tmp_path / "model")
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {
+        *("model.bin", "config.json", "shared_vocabulary.json", "source.spm", "target.spm")
+    }
+    result = verify(run, CTranslate2System(tmp_path / "model"))
+    assert (result.sentences, result.equal) == (20, 20)
+    # Scores are in the hundreds, because the parameters are large.
+    assert 0 < result.score_difference < 2e-3
+
+
+def test_the_variants_translate_as_the_run(tmp_path: Path) -> None:
+    run = load(write_untrained_run(tmp_path / "run", VARIANT, steps=(4,), scale=3).path)
+    export_ctranslate2(run, tmp_path / "model")
+    result = verify(run, CTranslate2System(tmp_path / "model"))
+    assert (result.sentences, result.equal) == (20, 20)
+    assert result.score_difference < 2e-3
+
+
+@pytest.mark.parametrize(("quantization", "factor"), [("bfloat16", 0.6), ("int8", 0.8)])
+def test_a_quantized_model_is_smaller_and_rounded(
+    run: Run, tmp_path: Path, quantization: Literal["bfloat16", "int8"], factor: float
+) -> None:
+    # PyTorch is not a dependency, although CTranslate2 uses it to round to bfloat16.
+    export_ctranslate2(run, tmp_path / "exact")
+    export_ctranslate2(run, tmp_path / "rounded", quantization)
+    sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("exact", "rounded")]
+    assert sizes[1] < factor * sizes[0]
+    line = "two hundred and thirty-one"
+    tokens = ["▁zwei"]
+    exact = CTranslate2System(tmp_path / "exact").score(line, tokens)
+    rounded = CTranslate2System(tmp_path / "rounded", quantization).score(line, tokens)
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"positions": "rotary"}, "cannot express model.positions rotary, only sinusoidal or"),
+        ({"attention_score": "additive"}, "cannot express model.attention_score additive"),
+        ({"d_v": 4}, "cannot express model.d_v 4, only 8"),
+    ],
+)
+def test_what_ctranslate2_cannot_express_is_refused_in_one_line(
+    run: Run, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = replace(run.folder, config=run.config.change(model=changes))
+    with pytest.raises(UsageError, match=message) as refused:
+        export_ctranslate2(Run(folder, run.params, run.steps), tmp_path / "model")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "model").exists()
+
+
+def test_the_command_verifies_and_does_not_overwrite(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    arguments = ["export", str(run.folder.path), "--out", str(out)]
+    assert main(arguments) == 0
+    output = capsys.readouterr().out
+    assert f"exported to {out}: 0.1 MB, ctranslate2, float32, step 4\n" in output
+    assert "verified: 20 of 20 translations are equal; largest score difference " in output
+    assert main(arguments) == 2
+    assert f"{out} already exists: choose another folder with `--out" in capsys.readouterr().err
+    other = ["--out", str(tmp_path / "other")]
+    assert main([*arguments, *other, "--quantization", "int8", "--no-verify"]) == 0
+    output = capsys.readouterr().out
+    assert "ctranslate2, int8, step 4" in output
+    assert "verified" not in output
+
+
+def test_a_missing_library_is_one_line(
+    run: Run,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ctranslate2.specs", None)
+    assert main(["export", str(run.folder.path), "--out", str(tmp_path / "model")]) == 2
+    error = capsys.readouterr().err
+    assert error == "transformer-jax: this needs ctranslate2: pip install '.[interop]'\n"
+    assert not (tmp_path / "model").exists()

@@ -1,0 +1,176 @@
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from small import SMALL
+from untrained import write_untrained_run
+
+from transformer_jax.cli import main
+from transformer_jax.errors import UsageError
+from transformer_jax.inference.trained_run import Run, load
+from transformer_jax.interop.marian_format import channel_order, export_marian
+from transformer_jax.interop.marian_import import read_marian
+from transformer_jax.interop.verify import MarianSystem, verify
+
+LINES = ["two hundred and thirty-one", "forty-two", "ninety thousand", "q"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run with Marian's epsilon, so that both programs compute the same function."""
+    config = SMALL.change(model={"layer_norm_epsilon": 1e-5, "attention_bias": True})
+    path = tmp_path_factory.mktemp("runs") / "run"
+    run = load(write_untrained_run(path, config, steps=(4,), scale=3).path)
+    # Initial biases are zero.
+    return replace(run, params=jax.tree.map(lambda x: x + 0.01, run.params))
+
+
+@pytest.fixture(scope="module")
+def folder(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exports") / "model"
+    export_marian(run, path)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_transformers_translates_as_the_run(run: Run, folder: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: `pip install --group interop`")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    result = verify(run, MarianSystem(folder), LINES)
+    assert (result.sentences, result.equal) == (4, 4)
+    assert result.score_difference < 2e-3
+
+
+def test_marians_channels_are_the_sines_then_the_cosines(run: Run, folder: Path) -> None:
+    assert channel_order(6).tolist() == [0, 2, 4, 1, 3, 5]
+    arrays = load_file(folder / "model.safetensors")
+    table = np.asarray(run.params["embedding"]["table"])
+    marian = arrays["model.shared.weight"]
+    np.testing.assert_array_equal(marian, np.concatenate([table[:, ::2], table[:, 1::2]], axis=1))
+    assert sum(x.size for x in arrays.values()) == run.num_parameters + len(table)
+
+
+def test_import_after_export_is_the_identity(run: Run, folder: Path, tmp_path: Path) -> None:
+    assert main(["import", str(folder), "--out", str(tmp_path / "run")]) == 0
+    imported = load(tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, imported.params, run.params)
+    model = asdict(imported.config.model)
+    assert {k for k, v in asdict(run.config.model).items() if model[k] != v} == {"max_length"}
+    export_marian(imported, tmp_path / "again")
+    for name in ("model.safetensors", "vocab.json", "source.spm"):
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_biases_of_zero_are_left_out(tmp_path: Path) -> None:
+    run = load(write_untrained_run(tmp_path / "run", steps=(4,)).path)
+    export_marian(run, tmp_path / "model")
+    imported = read_marian(tmp_path / "model")
+    jax.tree.map(np.testing.assert_array_equal, imported.params, run.params)
+    assert not imported.config.model.attention_bias
+
+
+def change_settings(**changes: Any) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        settings = json.loads((folder / "config.json").read_text("utf-8"))
+        (folder / "config.json").write_text(json.dumps(settings | changes), "utf-8")
+
+    return change
+
+
+def change_weights(change: Callable[[dict[str, np.ndarray]], object]) -> Callable[[Path], object]:
+    def rewrite(folder: Path) -> None:
+        arrays = load_file(folder / "model.safetensors")
+        change(arrays)
+        save_file(arrays, folder / "model.safetensors")
+
+    return rewrite
+
+
+def link_the_weights(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "weights")
+    (folder / "model.safetensors").symlink_to(folder.parent / "weights")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (change_settings(model_type="bart"), "is not a Marian model: model_type 'bart'"),
+        (change_settings(activation_function="swish"), "has activation_function swish, but"),
+        (change_settings(decoder_layers=6), "has decoder_layers 6, but the model here requires 1"),
+        (change_settings(pad_token_id=63), "has pad_token_id 63, but the model here requires 0"),
+        (change_settings(vocab_size=65), "has the vocab_size 65, but source.spm has 64 tokens"),
+        (change_settings(encoder_attention_heads=3, decoder_attention_heads=3), "not a multiple"),
+        (change_settings(d_model=10**9), "model.d_model must be from 1 to 1000000"),
+        (change_settings(d_model="16"), "config.json is invalid: "),
+        (lambda x: (x / "config.json").write_text("{"), "config.json is not JSON"),
+        (lambda x: (x / "config.json").write_text("[]"), "config.json is not a JSON object"),
+        (lambda x: (x / "vocab.json").write_text("{}"), "vocab.json has other tokens or ids"),
+        (lambda x: (x / "target.spm").write_bytes(b""), "has two SentencePiece models"),
+        (lambda x: (x / "target.spm").unlink(), "target.spm cannot be read"),
+        (link_the_weights, "model.safetensors is a link or a special file"),
+        (change_weights(lambda x: x.pop("model.shared.weight")), "lacks the parameter"),
+        (change_weights(lambda x: x.update(extra=np.ones(1, "f4"))), "has an unknown parameter"),
+        (
+            change_weights(lambda x: x.update(final_logits_bias=np.ones((1, 64), "f4"))),
+            "has biases in final_logits_bias",
+        ),
+    ],
+)
+def test_a_folder_that_cannot_be_imported_is_one_line(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], object],
+    message: str,
+) -> None:
+    damage(shutil.copytree(folder, tmp_path / "copy"))
+    assert main(["import", str(tmp_path / "copy"), "--out", str(tmp_path / "run")]) in (2, 74)
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"positions": "learned"}, "cannot express model.positions learned, only sinusoidal"),
+        ({"layer_norm": "pre"}, "cannot express model.layer_norm pre, only post"),
+        ({"tie_embeddings": "none"}, "cannot express model.tie_embeddings none, only all"),
+        ({"d_k": 4}, "cannot express model.d_k 4, only 8"),
+    ],
+)
+def test_what_marian_cannot_express_is_refused_in_one_line(
+    run: Run, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = replace(run.folder, config=run.config.change(model=changes))
+    with pytest.raises(UsageError, match=message) as refused:
+        export_marian(Run(folder, run.params, run.steps), tmp_path / "model")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "model").exists()
+
+
+def test_the_command_says_that_the_epsilon_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_untrained_run(tmp_path / "run", steps=(4,))
+    out = tmp_path / "model"
+    options = ["--format", "marian", "--out", str(out), "--no-verify"]
+    assert main(["export", str(run.path), *options]) == 0
+    output = capsys.readouterr()
+    assert output.err == (
+        "note: Marian's layer normalization has the epsilon 1e-05 instead of 1e-06, so scores "
+        "differ slightly\n"
+    )
+    assert f"exported to {out}: 0.0 MB, marian, float32, step 4\n" in output.out
+    assert {path.name for path in out.iterdir()} == {
+        *("config.json", "generation_config.json", "tokenizer_config.json", "vocab.json"),
+        *("model.safetensors", "source.spm", "target.spm"),
+    }

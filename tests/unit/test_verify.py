@@ -1,0 +1,47 @@
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from small import SMALL
+from untrained import write_untrained_run
+
+from transformer_jax.inference.trained_run import Run, load
+from transformer_jax.interop.verify import sample_lines, translate_greedily, verify
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    return load(write_untrained_run(path, steps=(4,), scale=3).path)
+
+
+class WrongSystem:
+    """A program that returns this package's translations, except for one token and one score."""
+
+    def __init__(self, run: Run, lines: Sequence[str], wrong: str) -> None:
+        self.ours = dict(zip(lines, translate_greedily(run, lines), strict=True))
+        self.wrong = wrong
+
+    def translate(self, line: str, max_tokens: int) -> list[str]:
+        assert max_tokens == self.ours[line].max_tokens
+        tokens = self.ours[line].tokens
+        return [*tokens[:-1], "x"] if line == self.wrong else tokens
+
+    def score(self, line: str, tokens: Sequence[str]) -> float:
+        assert list(tokens) == self.ours[line].tokens
+        return self.ours[line].score + (0.5 if line == self.wrong else 0)
+
+
+def test_one_wrong_translation_is_found(run: Run) -> None:
+    lines = sample_lines(run)
+    assert len(set(lines)) == 20
+    result = verify(run, WrongSystem(run, lines, wrong=lines[3]))
+    assert str(result) == "19 of 20 translations are equal; largest score difference 5.0e-01"
+
+
+def test_a_run_whose_text_is_missing_is_verified_with_random_tokens(run: Run) -> None:
+    missing = ("missing.en", "missing.de")
+    config = SMALL.change(data={"corpus": "text", "train": missing, "dev": missing})
+    lines = sample_lines(Run(replace(run.folder, config=config), run.params, run.steps))
+    assert len(lines) == 20
+    assert all(1 < len(tokens) <= 64 for tokens in run.vocabulary.source.encode(lines))

@@ -1,0 +1,132 @@
+"""Commands that exchange models with other programs: `export` and `import`."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from transformer_jax.commands.base import PathCommand, translate_command
+from transformer_jax.commands.inference import CheckpointCommand
+from transformer_jax.console import shell_command, stderr, stdout
+from transformer_jax.errors import UsageError
+from transformer_jax.runs.run_directory import check_available
+
+if TYPE_CHECKING:
+    from transformer_jax.inference.trained_run import Run
+
+
+@dataclass(frozen=True)
+class Export(CheckpointCommand):
+    """Write a trained model to a folder that another program opens.
+
+    The folder contains the parameters, the config, and the vocabulary.
+    """
+
+    format: Literal["ctranslate2", "marian", "safetensors"] = "ctranslate2"
+    """ctranslate2: for serving with CTranslate2. marian: for MarianMTModel of
+    Hugging Face's transformers. safetensors: parameters by flat name, for
+    any library, and for the import command."""
+    out: Path | None = None
+    """The new folder. Default: the run's name, followed by the format."""
+    quantization: Literal["float32", "bfloat16", "int8"] = "float32"
+    """With ctranslate2: the type of the stored parameters. int8 applies to
+    matrices."""
+    verify: bool = True
+    """Open the folder, and compare its model with the run: the translations
+    and scores of twenty sentences, or the parameters for safetensors."""
+
+    def run(self) -> None:
+        """Export the model, compare it with the run, and print its size."""
+        if self.format != "ctranslate2" and self.quantization != "float32":
+            raise UsageError(
+                f"--quantization {self.quantization} needs --format ctranslate2: {self.format} "
+                "contains the exact parameters"
+            )
+        name = Path(self.run_folder).resolve().name
+        out = self.out or Path(f"{name}-{self.format}")
+        # Check the path before the import of JAX, so that an error appears without delay.
+        check_available(out, is_package=True)
+        run = self.load()
+        result = self._export(run, out)
+        size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+        steps = ", ".join(map(str, run.steps))
+        steps = f"mean of steps {steps}" if run.average_checkpoints > 1 else f"step {steps}"
+        details = f"{self.format}, {self.quantization}, {steps}"
+        stdout.print(f"exported to {out}: {size / 1e6:.1f} MB, {details}")
+        if result is not None:
+            stdout.print(f"verified: {result}")
+        if self.format == "safetensors":
+            stdout.print(f"next: {shell_command('import', out)}")
+
+    def _export(self, run: "Run", out: Path) -> str | None:
+        """Write the folder, and return the result of the comparison."""
+        if self.format == "safetensors":
+            from transformer_jax.interop.safetensors_format import (
+                export_safetensors,
+                read_safetensors,
+            )
+
+            export_safetensors(run, out)
+            # Reading compares the digest of the parameters.
+            if self.verify:
+                read_safetensors(out)
+            return "the parameters are equal" if self.verify else None
+        from transformer_jax.interop import verify
+
+        if self.format == "marian":
+            from transformer_jax.interop.marian_format import LAYER_NORM_EPSILON, export_marian
+
+            export_marian(run, out)
+            if (epsilon := run.config.model.layer_norm_epsilon) != LAYER_NORM_EPSILON:
+                stderr.print(
+                    f"note: Marian's layer normalization has the epsilon {LAYER_NORM_EPSILON:g} "
+                    f"instead of {epsilon:g}, so scores differ slightly"
+                )
+            if not self.verify:
+                return None
+            if find_spec("torch") is None or find_spec("transformers") is None:
+                stderr.print("note: not verified, because that needs transformers and torch")
+                return None
+            return str(verify.verify(run, verify.MarianSystem(out)))
+        from transformer_jax.interop.ctranslate2_format import export_ctranslate2
+
+        export_ctranslate2(run, out, self.quantization)
+        if not self.verify:
+            return None
+        return str(verify.verify(run, verify.CTranslate2System(out, self.quantization)))
+
+
+@dataclass(frozen=True)
+class Import(PathCommand):
+    """Make a run of a model in safetensors, or in the Marian format of Hugging Face.
+
+    The command reads what the export command writes, and other Marian folders
+    if the model here can express them. The run can be loaded, evaluated, and
+    used with `train --init-from`, but it cannot resume.
+    """
+
+    source: Positional[Annotated[Path, arg(metavar="SOURCE", help_behavior_hint="(required)")]]
+    """The folder to import."""
+    out: Path | None = None
+    """The new run. Default: the name of the folder, followed by -run."""
+
+    argument_name = "a folder"
+
+    def run(self) -> None:
+        """Import the model."""
+        out = self.out or Path(f"{self.source.resolve().name}-run")
+        check_available(out, is_package=True)
+        from transformer_jax.inference.packaging import package_run
+        from transformer_jax.interop.marian_import import is_marian, read_marian
+        from transformer_jax.interop.safetensors_format import read_safetensors
+        from transformer_jax.runs.versions import current_versions
+
+        if is_marian(self.source):
+            run, versions = read_marian(self.source), current_versions()
+        else:
+            run, versions = read_safetensors(self.source), None
+        folder = package_run(run, out, versions=versions)
+        stdout.print(f"imported to {out}: {run.num_parameters:,} parameters")
+        stdout.print(f"next: {translate_command(folder, '')}")

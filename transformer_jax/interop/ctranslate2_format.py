@@ -1,0 +1,142 @@
+"""Write a model to a folder that CTranslate2 serves, through CTranslate2's own specification.
+
+The folder contains `model.bin`, `config.json`, the vocabulary as JSON, and the SentencePiece models
+`source.spm` and `target.spm`.
+
+Shapes: P positions, D d_model.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.errors import UsageError
+from transformer_jax.inference.trained_run import Run
+from transformer_jax.interop.folders import new_folder, write_tokenizers
+from transformer_jax.interop.optional import import_optional
+from transformer_jax.interop.parameters import to_linear
+
+Quantization = Literal["float32", "bfloat16", "int8"]
+# CTranslate2 raises an error past the end of its table of positions. By default, it ends a
+# translation after 256 tokens.
+MIN_POSITIONS = 512
+
+
+def check_expressible(run: Run) -> None:
+    """Raise a UsageError that names the field if CTranslate2 cannot compute the model."""
+    config = run.config.model
+    expressible: dict[str, tuple[object, ...]] = {
+        "positions": ("sinusoidal", "concatenated_sinusoidal", "learned", "none"),
+        "attention_score": ("scaled_dot_product", "dot_product"),
+        "d_v": (config.d_k,),
+    }
+    for field, allowed in expressible.items():
+        value = getattr(config, field)
+        if value not in allowed:
+            raise UsageError(
+                f"CTranslate2 cannot express model.{field} {value}, only "
+                f"{' or '.join(map(str, allowed))}: export to safetensors instead"
+            )
+
+
+def export_ctranslate2(run: Run, path: Path, quantization: Quantization = "float32") -> None:
+    """Write a run to a new folder that `ctranslate2.Translator` opens.
+
+    int8 rounds the matrices, with one scale for each row. bfloat16 rounds all parameters.
+
+    Raises:
+        UsageError: the folder exists, CTranslate2 is not installed, or it cannot express the model.
+        StorageError: the folder cannot be written.
+    """
+    specification = make_specification(run, quantization)
+    with new_folder(path) as folder:
+        specification.save(str(folder))
+        write_tokenizers(folder, run.vocabulary)
+
+
+def make_specification(run: Run, quantization: Quantization = "float32") -> Any:
+    """Return the model as CTranslate2's `TransformerSpec`."""
+    check_expressible(run)
+    specs = import_optional("ctranslate2.specs")
+    config, vocabulary = run.config.model, run.vocabulary
+    # CTranslate2 itself would need PyTorch to round to bfloat16.
+    dtype = jnp.dtype("bfloat16" if quantization == "bfloat16" else "float32")
+    params = jax.tree.map(lambda x: np.asarray(x, dtype), run.params)
+    is_pre, d_model = config.layer_norm == "pre", config.num_heads * config.d_k
+    options = {"pre_norm": is_pre, "head_dim": None if d_model == config.d_model else config.d_k}
+    sizes = config.num_layers, config.num_heads
+    encoder = specs.TransformerEncoderSpec(*sizes, **options)
+    decoder = specs.TransformerDecoderSpec(*sizes, **options)
+    for stack, name in ((encoder, "encoder"), (decoder, "decoder")):
+        for index, layer in enumerate(stack.layer):
+            _set_layer(layer, params[f"{name}_{index}"], config)
+        if is_pre:
+            _set_norm(stack.layer_norm, params[f"{name}_norm"])
+        stack.position_encodings.encodings = position_table(run, name).astype(dtype)
+    target = params["embedding"]
+    source, output = params.get("source_embedding", target), params.get("output_embedding", target)
+    # Copies, because quantization changes arrays in place.
+    encoder.embeddings[0].weight = source["table"].copy()
+    decoder.embeddings.weight = target["table"].copy()
+    decoder.projection.weight = output["table"].copy()
+    spec = specs.TransformerSpec(encoder, decoder)
+    spec.register_source_vocabulary(vocabulary.source.pieces)
+    spec.register_target_vocabulary(vocabulary.target.pieces)
+    spec.config.layer_norm_epsilon = config.layer_norm_epsilon
+    spec.config.add_source_eos = True
+    spec.validate()
+    spec.optimize(quantization)
+    return spec
+
+
+def position_table(run: Run, stack: str) -> Float[np.ndarray, "P D"]:
+    """Return the vectors that the "encoder" or the "decoder" adds to its embeddings."""
+    config = run.config.model
+    longest = config.max_lengths[stack == "decoder"]
+    if longest is None:
+        longest = max(config.max_length + run.config.decode.max_extra_length, MIN_POSITIONS)
+    model = run.model.bind({"params": run.params})
+    add_positions = model.source_positions if stack == "encoder" else model.target_positions
+    zeros = jnp.zeros((1, longest, config.d_model))
+    return np.array(add_positions(zeros, jnp.arange(longest))[0])
+
+
+def _set_layer(layer: Any, params: Mapping[str, Any], config: ModelConfig) -> None:
+    """Set an encoder layer, or a decoder layer, which also attends to the memory."""
+    _set_attention(layer.self_attention, params, "self_attention", config)
+    if "cross_attention" in params:
+        _set_attention(layer.attention, params, "cross_attention", config)
+    _set_linear(layer.ffn.linear_0, *to_linear(params["feed_forward"]["inner"]))
+    _set_linear(layer.ffn.linear_1, *to_linear(params["feed_forward"]["outer"]))
+    _set_norm(layer.ffn.layer_norm, params["after_feed_forward"]["norm"])
+
+
+def _set_attention(spec: Any, params: Mapping[str, Any], name: str, config: ModelConfig) -> None:
+    """Set an attention. CTranslate2 concatenates the projections that have the same input."""
+    projections = [to_linear(params[name][role]) for role in ("query", "key", "value")]
+    num_separate = len(spec.linear) - 2
+    groups = [[p] for p in projections[:num_separate]] + [projections[num_separate:]]
+    for linear, group in zip(spec.linear, groups, strict=False):
+        biases = [projection.bias for projection in group if projection.bias is not None]
+        weight = np.concatenate([projection.weight for projection in group])
+        _set_linear(linear, weight, np.concatenate(biases) if biases else None)
+    _set_linear(spec.linear[-1], *to_linear(params[name]["output"], num_input_axes=2))
+    _set_norm(spec.layer_norm, params[f"after_{name}"]["norm"])
+    if config.attention_score == "dot_product":
+        spec.queries_scale = np.float32(1)
+
+
+def _set_linear(spec: Any, weight: np.ndarray, bias: np.ndarray | None) -> None:
+    spec.weight = weight
+    if bias is not None:
+        spec.bias = bias
+
+
+def _set_norm(spec: Any, params: Mapping[str, Any]) -> None:
+    spec.gamma, spec.beta = params["scale"], params["bias"]

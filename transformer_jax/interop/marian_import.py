@@ -1,0 +1,168 @@
+"""Read a folder in the format of Hugging Face's `MarianMTModel`, as `marian_format` writes it.
+
+A folder is untrusted: nothing in it is executed, links and large files are refused, and all names
+and shapes are checked before the arrays are read. What the model here cannot express is refused.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.config import Config, ModelConfig
+from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
+from transformer_jax.errors import ConfigError, StorageError, UsageError
+from transformer_jax.inference.trained_run import Run
+from transformer_jax.interop.marian_format import (
+    ATTENTIONS,
+    LAYER_NORM_EPSILON,
+    from_marian,
+    special_tokens,
+    to_marian,
+)
+from transformer_jax.interop.parameters import read_arrays
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import abstract_params, digest_params
+from transformer_jax.runs.run_directory import MAX_DESCRIPTION, MAX_TOKENIZER, RunDirectory
+
+# transformers computes these arrays, or stores them under another name.
+IGNORED = r"lm_head\.weight|model\.(encoder|decoder)\.embed_(positions|tokens)\.weight"
+# What the fields of config.json must be. A missing field has transformers' default.
+DEFAULTS = {
+    "activation_function": "gelu",
+    "scale_embedding": False,
+    "share_encoder_decoder_embeddings": True,
+    "tie_word_embeddings": True,
+}
+REQUIRED = {
+    "activation_function": "relu",
+    "scale_embedding": True,
+    "share_encoder_decoder_embeddings": True,
+    "tie_word_embeddings": True,
+}
+
+
+def is_marian(path: Path) -> bool:
+    """Return whether a folder describes a model of transformers, and not a run."""
+    return (path / "config.json").is_file() and not (path / "run.json").exists()
+
+
+def read_marian(path: Path) -> Run:
+    """Read a model in Marian's format; the path of the result's folder is that of the source.
+
+    Raises:
+        UsageError: the model here cannot express a field, which the message names.
+        StorageError: a file is missing, invalid, too large, or does not fit the others.
+    """
+    settings = _read_json(path / "config.json", MAX_DESCRIPTION)
+    _check_expressible(path, settings)
+    vocabulary = _read_vocabulary(path)
+    if settings.get("vocab_size") != len(vocabulary.target):
+        raise StorageError(
+            f"{path / 'config.json'} has the vocab_size {settings.get('vocab_size')}, but "
+            f"source.spm has {len(vocabulary.target)} tokens"
+        )
+    # Biases of attention are optional here. Zeros are left out.
+    config = _make_config(path, settings, len(vocabulary.target))
+    weights = _regular_file(path / "model.safetensors")
+    model = build_transformer(config.model, **vocabulary.sizes)
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_params(model))
+    shapes = {name: x.shape for name, x in to_marian(config.model, zeros).items()}
+    arrays, _ = read_arrays(weights, shapes, IGNORED)
+    if np.any(arrays["final_logits_bias"]):
+        raise UsageError(f"{weights} has biases in final_logits_bias, which the model here has not")
+    names = tuple(f".{name}." for name in ATTENTIONS.values())
+    biases = (x for k, x in arrays.items() if k.endswith("bias") and any(n in k for n in names))
+    if not any(np.any(bias) for bias in biases):
+        config = config.change(model={"attention_bias": False})
+    params = jax.tree.map(jnp.asarray, from_marian(config.model, arrays))
+    folder = RunDirectory(path, config, vocabulary, f"imported-{digest_params(params)[:16]}")
+    return Run(folder, params, (0,))
+
+
+def _check_expressible(path: Path, settings: Mapping[str, Any]) -> None:
+    if settings.get("model_type") != "marian":
+        raise UsageError(f"{path} is not a Marian model: model_type {settings.get('model_type')!r}")
+    required: dict[str, object] = {**REQUIRED, **special_tokens()}
+    for name in ("layers", "ffn_dim", "attention_heads"):
+        required[f"decoder_{name}"] = settings.get(f"encoder_{name}")
+    for field, expected in required.items():
+        value = settings.get(field, DEFAULTS.get(field))
+        if value != expected or type(value) is not type(expected):
+            raise UsageError(
+                f"{path / 'config.json'} has {field} {str(value)[:50]}, but the model here "
+                f"requires {expected}"
+            )
+
+
+def _make_config(path: Path, settings: Mapping[str, Any], vocab_size: int) -> Config:
+    max_length = settings.get("max_position_embeddings")
+    try:
+        d_model, num_heads = settings["d_model"], settings["encoder_attention_heads"]
+        width = d_model // num_heads
+        if width * num_heads != d_model:
+            raise ValueError(f"d_model {d_model} is not a multiple of {num_heads} heads")
+        model = {
+            "num_layers": settings["encoder_layers"],
+            "d_ff": settings["encoder_ffn_dim"],
+            "d_model": d_model,
+            "num_heads": num_heads,
+            "d_k": width,
+            "d_v": width,
+            "dropout": settings.get("dropout", 0.1),
+            "attention_dropout": settings.get("attention_dropout", 0.0),
+            "activation_dropout": settings.get("activation_dropout", 0.0),
+            "max_length": max_length,
+            "attention_bias": True,
+            "layer_norm_epsilon": LAYER_NORM_EPSILON,
+        }
+        default = ModelConfig().max_length
+        data = {"corpus": "text", "vocab_size": vocab_size}
+        data["max_length"] = min(default, max_length) if isinstance(max_length, int) else default
+        return Config().change(model=model, data=data)
+    except (KeyError, ValueError, TypeError, ZeroDivisionError, ConfigError) as error:
+        raise StorageError(f"{path / 'config.json'} is invalid: {error}") from error
+
+
+def _read_vocabulary(path: Path) -> Vocabulary:
+    source, target = (_read(path / f"{side}.spm", MAX_TOKENIZER) for side in ("source", "target"))
+    if source != target:
+        raise UsageError(f"{path} has two SentencePiece models, but the model here requires one")
+    tokenizer = Tokenizer.load_untrusted(source, str(path / "source.spm"))
+    if _read_json(path / "vocab.json", MAX_TOKENIZER) != {
+        piece: token for token, piece in enumerate(tokenizer.pieces)
+    }:
+        raise UsageError(f"{path / 'vocab.json'} has other tokens or ids than source.spm")
+    return Vocabulary.shared(tokenizer)
+
+
+def _read_json(path: Path, max_bytes: int) -> dict[str, Any]:
+    try:
+        data = json.loads(_read(path, max_bytes))
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise StorageError(f"{path} is not a JSON object")
+    return data
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
+    if _regular_file(path).stat().st_size > max_bytes:
+        raise StorageError(f"{path} is invalid: it has more than {max_bytes >> 20} MiB")
+    return path.read_bytes()
+
+
+def _regular_file(path: Path) -> Path:
+    """Return the path of a regular file; a link could redirect the read."""
+    try:
+        if stat.S_ISREG(os.lstat(path).st_mode):
+            return path
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    raise StorageError(f"{path} is a link or a special file")

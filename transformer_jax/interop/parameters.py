@@ -1,0 +1,97 @@
+"""Parameters as arrays with flat names, such as `encoder_0.self_attention.query.kernel`.
+
+Shapes: `in` and `out` each stand for one or more axes of a `Dense` module; I and O are their sizes.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax.traverse_util import unflatten_dict
+from jaxtyping import Float
+
+from transformer_jax.errors import StorageError
+from transformer_jax.interop.optional import import_optional
+from transformer_jax.model.inspect import abstract_params
+from transformer_jax.model.transformer import Params, Transformer
+
+Arrays = dict[str, np.ndarray]
+"""Arrays by flat name."""
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes by flat name."""
+Metadata = Mapping[str, str]
+"""The metadata of a safetensors file."""
+
+
+class Linear(NamedTuple):
+    """The parameters of a `Dense` module, in the layout of other libraries."""
+
+    weight: Float[np.ndarray, "O I"]
+    bias: Float[np.ndarray, " O"] | None
+
+
+def flatten_params(params: Params) -> Arrays:
+    """Return all parameters by flat name."""
+    return {name: np.asarray(x) for name, x in _leaves_by_name(params).items()}
+
+
+def unflatten_params(arrays: Mapping[str, np.ndarray]) -> Params:
+    """Return the parameters that `flatten_params` returned as `arrays`."""
+    return dict(unflatten_dict(dict(arrays), sep="."))
+
+
+def expected_shapes(model: Transformer) -> Shapes:
+    """Return the shapes of a model's parameters by flat name."""
+    return {name: x.shape for name, x in _leaves_by_name(abstract_params(model)).items()}
+
+
+def read_arrays(path: Path, expected: Shapes, ignored: str = "$") -> tuple[Arrays, Metadata]:
+    """Read a safetensors file that contains exactly the expected arrays, in float32.
+
+    `ignored` is a pattern of names that may also be present and are not read.
+
+    Raises:
+        UsageError: safetensors is not installed.
+        StorageError: the file cannot be read, an array is missing or unknown, or an array has an
+            unexpected shape or type.
+    """
+    safetensors = import_optional("safetensors")
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            names = [name for name in file.keys() if not re.fullmatch(ignored, name)]  # noqa: SIM118
+            # Check everything before the arrays are read.
+            _check_shapes(path, {name: file.get_slice(name) for name in names}, expected)
+            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+    except (OSError, safetensors.SafetensorError) as error:
+        raise StorageError(f"{path} cannot be read: {error}") from error
+
+
+def _check_shapes(source: Path, found: Mapping[str, Any], expected: Shapes) -> None:
+    for name in sorted(expected.keys() ^ found.keys()):
+        problem = "lacks the parameter" if name in expected else "has an unknown parameter"
+        raise StorageError(f"{source} {problem} {name[:100]!r}, so it does not fit its config")
+    for name, shape in expected.items():
+        if (dtype := found[name].get_dtype()) != "F32":
+            raise StorageError(
+                f"{source} has {name} in the type {dtype}, but only F32 is supported"
+            )
+        if (found_shape := tuple(found[name].get_shape())) != shape:
+            raise StorageError(
+                f"{source} has the shape {found_shape} for {name}, but its config requires {shape}"
+            )
+
+
+def to_linear(dense: Mapping[str, Any], num_input_axes: int = 1) -> Linear:
+    """Return the parameters of a `Dense` module whose kernel is [in, out] and bias [out]."""
+    kernel = np.asarray(dense["kernel"])
+    inputs = int(np.prod(kernel.shape[:num_input_axes]))
+    weight = np.ascontiguousarray(kernel.reshape(inputs, -1).T)
+    return Linear(weight, np.asarray(dense["bias"]).reshape(-1) if "bias" in dense else None)
+
+
+def _leaves_by_name(params: Params) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {".".join(entry.key for entry in path): leaf for path, leaf in leaves}

@@ -1,0 +1,71 @@
+"""Write a model to a folder with a safetensors file, and read such a folder.
+
+The folder contains:
+
+    run.json            the config and versions, as in a run
+    tokenizer.model     the vocabulary
+    model.safetensors   the parameters in float32, by flat name
+"""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.inference.packaging import without_folders
+from transformer_jax.inference.trained_run import Run
+from transformer_jax.interop.optional import import_optional
+from transformer_jax.interop.parameters import (
+    expected_shapes,
+    flatten_params,
+    read_arrays,
+    unflatten_params,
+)
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import digest_params
+from transformer_jax.runs.run_directory import Package, RunDirectory
+
+WEIGHTS = "model.safetensors"
+
+
+def export_safetensors(run: Run, path: Path) -> None:
+    """Write the parameters of a run, its description, and its vocabulary to a new folder.
+
+    Raises:
+        UsageError: the folder exists, or safetensors is not installed.
+        StorageError: the folder cannot be written.
+    """
+    save_file = import_optional("safetensors.numpy").save_file
+
+    def fill(folder: RunDirectory) -> None:
+        metadata = {"sha256": digest_params(run.params)}
+        save_file(flatten_params(run.params), folder.path / WEIGHTS, metadata)
+
+    RunDirectory.create(
+        path,
+        run.config.change(data=without_folders(run.config.data)),
+        run.vocabulary,
+        run.folder.fingerprint,
+        fill,
+        package=Package(run.steps, "float32"),
+        versions=run.folder.software_versions,
+    )
+
+
+def read_safetensors(path: Path) -> Run:
+    """Read a folder that `export_safetensors` has written. Nothing in it is executed.
+
+    Raises:
+        UsageError: the path is not such a folder, or safetensors is not installed.
+        StorageError: a file cannot be read, or its parameters do not fit the config.
+    """
+    folder, weights = RunDirectory.open(path), path / WEIGHTS
+    if folder.package is None or not weights.is_file():
+        raise UsageError(f"{path} is not an exported model: it has no {WEIGHTS}")
+    model = build_transformer(folder.config.model, **folder.vocabulary.sizes)
+    arrays, metadata = read_arrays(weights, expected_shapes(model))
+    params = unflatten_params(arrays)
+    if metadata.get("sha256") != digest_params(params):
+        raise StorageError(f"{weights} is damaged: it differs from what was written")
+    return Run(folder, jax.tree.map(jnp.asarray, params), folder.package.steps)

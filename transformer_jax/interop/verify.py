@@ -1,0 +1,181 @@
+"""Verify an exported model: translate sentences with both programs, and compare (section 6.1).
+
+Both programs search greedily, because their beam searches end by different rules. The scores that
+are compared are the log-probabilities of the same translations.
+
+Shapes: B sentences, S source positions, L tokens in the longest translation.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+import sentencepiece
+
+from transformer_jax.data.corpora import CORPORA
+from transformer_jax.errors import TransformerJaxError
+from transformer_jax.inference.trained_run import Run
+from transformer_jax.inference.translate import Translator, search
+from transformer_jax.interop.optional import import_optional
+from transformer_jax.model.build import build_transformer
+from transformer_jax.special_tokens import BOS, EOS, UNKNOWN
+
+NUM_SENTENCES = 20
+# Sentences of random tokens, for a run whose text is not available, have this many tokens.
+RANDOM_LENGTH = 8
+
+
+@runtime_checkable
+class System(Protocol):
+    """An exported model in the program that it was exported for."""
+
+    def translate(self, line: str, max_tokens: int) -> list[str]:
+        """Return the tokens of a greedy translation of at most `max_tokens`, without the end."""
+
+    def score(self, line: str, tokens: Sequence[str]) -> float:
+        """Return the log-probability of a translation, including the end-of-sentence token."""
+
+
+class Verification(NamedTuple):
+    """The result of a comparison."""
+
+    sentences: int
+    equal: int
+    """Number of sentences for which both programs return the same tokens."""
+    score_difference: float
+    """Largest difference between the log-probabilities of a translation in both programs."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.equal} of {self.sentences} translations are equal; "
+            f"largest score difference {self.score_difference:.1e}"
+        )
+
+
+class Translation(NamedTuple):
+    """A greedy translation by this package."""
+
+    tokens: list[str]
+    """Its tokens, without the end-of-sentence token."""
+    score: float
+    """Its log-probability."""
+    max_tokens: int
+    """Maximum number of tokens of any translation of this sentence."""
+
+
+def verify(run: Run, system: System, lines: Sequence[str] | None = None) -> Verification:
+    """Compare the translations of a run with those of its exported model.
+
+    The default of `lines` is `sample_lines`. The run computes in float32.
+    """
+    lines = sample_lines(run) if lines is None else lines
+    equal, differences = 0, [0.0]
+    for line, ours in zip(lines, translate_greedily(run, lines), strict=True):
+        equal += system.translate(line, ours.max_tokens) == ours.tokens
+        differences.append(abs(system.score(line, ours.tokens) - ours.score))
+    return Verification(len(lines), equal, max(differences))
+
+
+def sample_lines(run: Run, count: int = NUM_SENTENCES) -> list[str]:
+    """Return source lines of the development set, or random tokens if it is not available."""
+    data, translator = run.config.data, run.translator()
+    lines: list[str] = []
+    # Reading a dataset of TensorFlow Datasets may download it.
+    if data.corpus != "tfds":
+        try:
+            sources = (source for source, _ in CORPORA[data.corpus](data).read("dev"))
+            lines = [line for line in itertools.islice(sources, 10 * count) if line.strip()]
+        except TransformerJaxError:
+            lines = []
+    longest = translator.longest_source
+    encoded = zip(lines, run.vocabulary.source.encode(lines), strict=True)
+    lines = [line for line, tokens in encoded if 1 < len(tokens) <= longest]
+    if len(lines) < count:
+        vocabulary = run.vocabulary.source
+        shape = count, min(RANDOM_LENGTH, longest - 1)
+        rng = np.random.default_rng(0)
+        lines = vocabulary.decode(rng.integers(UNKNOWN + 1, len(vocabulary), shape).tolist())
+    return lines[:count]
+
+
+def translate_greedily(run: Run, lines: Sequence[str]) -> list[Translation]:
+    """Translate lines that are not blank with this package, in float32."""
+    config = replace(run.config.model, dtype="float32", attention_implementation="full")
+    model = build_transformer(config, **run.vocabulary.sizes)
+    decode = replace(run.config.decode, beam_size=1)
+    translator = Translator(model, run.vocabulary, decode)
+    sources = translator.encode(lines, truncate=True)
+    source = np.zeros((len(lines), max(map(len, sources))), np.int32)
+    for row, tokens in enumerate(sources):
+        source[row, : len(tokens)] = tokens
+    limit = np.array([len(tokens) + decode.max_extra_length for tokens in sources], np.int32)
+    limit = np.minimum(limit, translator.longest_target or limit)
+    best = jax.device_get(search(model, decode, 1, run.params, source, limit))
+    pieces = run.vocabulary.target.pieces
+    # A translation has at most `limit` tokens, including the end-of-sentence token.
+    return [
+        Translation(
+            [pieces[t] for t in tokens[: list(tokens).index(EOS)]], float(score), int(n - 1)
+        )
+        for tokens, score, n in zip(best.tokens[:, 0], best.scores[:, 0], limit, strict=True)
+    ]
+
+
+class CTranslate2System:
+    """A folder in the format of CTranslate2, on one thread of the CPU."""
+
+    def __init__(self, folder: Path, quantization: str = "float32") -> None:
+        """Open the folder; raise a UsageError if CTranslate2 is not installed."""
+        self._tokenizer = sentencepiece.SentencePieceProcessor(str(folder / "source.spm"))
+        # Not every CPU computes in bfloat16.
+        compute_type = "int8" if quantization == "int8" else "float32"
+        self._translator = import_optional("ctranslate2").Translator(
+            str(folder), compute_type=compute_type, intra_threads=1
+        )
+
+    def translate(self, line: str, max_tokens: int) -> list[str]:
+        """Return the tokens of a greedy translation of at most `max_tokens`, without the end."""
+        source = [self._tokenizer.encode(line, out_type=str)]
+        options = {"beam_size": 1, "max_decoding_length": max_tokens}
+        [result] = self._translator.translate_batch(source, **options)
+        return list(result.hypotheses[0])
+
+    def score(self, line: str, tokens: Sequence[str]) -> float:
+        """Return the log-probability of a translation, including the end-of-sentence token."""
+        source = [self._tokenizer.encode(line, out_type=str)]
+        [result] = self._translator.score_batch(source, [list(tokens)])
+        return sum(result.log_probs)
+
+
+class MarianSystem:
+    """A folder in Marian's format, opened with transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the folder; raise a UsageError if transformers or PyTorch is not installed."""
+        self._torch = import_optional("torch", "torch")
+        transformers = import_optional("transformers", "'transformers>=5'")
+        transformers.utils.logging.disable_progress_bar()
+        self._tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
+        self._model = transformers.MarianMTModel.from_pretrained(folder).eval()
+
+    def translate(self, line: str, max_tokens: int) -> list[str]:
+        """Return the tokens of a greedy translation of at most `max_tokens`, without the end."""
+        source = self._tokenizer(line, return_tensors="pt")
+        # Two more tokens are the beginning and the end of the sentence.
+        [tokens] = self._model.generate(**source, num_beams=1, max_length=max_tokens + 2)
+        tokens = tokens[1 : list(tokens).index(EOS)]
+        return list(self._tokenizer.convert_ids_to_tokens(tokens))
+
+    def score(self, line: str, tokens: Sequence[str]) -> float:
+        """Return the log-probability of a translation, including the end-of-sentence token."""
+        source = self._tokenizer(line, return_tensors="pt")
+        target = [*self._tokenizer.convert_tokens_to_ids(list(tokens)), EOS]
+        decoder_input = self._torch.tensor([[BOS, *target[:-1]]])
+        with self._torch.inference_mode():
+            logits = self._model(**source, decoder_input_ids=decoder_input).logits[0]
+        log_probs = self._torch.log_softmax(logits.double(), dim=-1)
+        return float(log_probs[range(len(target)), target].sum())
