@@ -96,7 +96,8 @@ def test_a_script_runs_in_a_fresh_clone(script: Path, tmp_path: Path) -> None:
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.ipynb"))
     hidden = ("JAX_NUMPY", "PYTEST_", "PYTHONPATH")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
-    environment |= {"MPLBACKEND": "agg", "PYTHONPATH": str(tmp_path)}
+    # The notebooks leave their runs in the temporary folder.
+    environment |= {"MPLBACKEND": "agg", "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, script.name],
         cwd=tmp_path / "notebooks",
