@@ -1,6 +1,7 @@
 """The commands of `transformer-jax`, by name."""
 
 from transformer_jax.commands.base import ConfigCommand, PathCommand
+from transformer_jax.commands.compilation import Compile
 from transformer_jax.commands.configs import Diff, Params
 from transformer_jax.commands.inference import Evaluate, Package, Translate
 from transformer_jax.commands.sweeps import Report, Status, Sweep
@@ -16,6 +17,7 @@ COMMANDS: dict[str, type[ConfigCommand] | type[PathCommand]] = {
     "package": Package,
     "params": Params,
     "diff": Diff,
+    "compile": Compile,
     "sweep": Sweep,
     "status": Status,
     "report": Report,
