@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from transformer_jax.compilation.targets import GIB
+from transformer_jax.compilation.targets import GIB, TPUS, parse_target
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,16 +30,33 @@ CONFIGS: dict[str, list[str]] = {
 }
 
 
-def compile_config(name: str, target: str, folder: Path, *options: str) -> list[dict[str, Any]]:
-    """Run the command in a separate process, because JAX and libtpu read its environment."""
-    # Without the variables that the tests set.
+# Print the numbers of devices and of hosts that libtpu has for the targets in the arguments.
+COUNT = """
+import json, sys
+from transformer_jax.compilation.environment import configure_environment
+configure_environment()
+from transformer_jax.compilation.targets import parse_target
+from transformer_jax.compilation.topologies import make_devices
+devices = [make_devices(parse_target(target)) for target in sys.argv[1:]]
+print(json.dumps([[len(x), len({device.process_index for device in x})] for x in devices]))
+"""
+
+
+def run_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python without the variables that the tests set, because libtpu and JAX read them."""
     hidden = ("JAX_", "PYTEST_", "XLA_", "TF_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
-    command = [sys.executable, "-m", "transformer_jax", "compile", name, "--target", target]
-    command += ["--model.dtype", "bfloat16", "--largest", "--json", *options]
-    done = subprocess.run(
+    command = [sys.executable, *arguments]
+    return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
+
+
+def compile_config(name: str, target: str, folder: Path, *options: str) -> list[dict[str, Any]]:
+    """Run the command for the largest batch in bfloat16, and return its answers."""
+    options = ("--model.dtype", "bfloat16", "--largest", "--json", *options)
+    command = ("-m", "transformer_jax", "compile", name, "--target", target, *options)
+    done = run_python(folder, *command)
     assert done.returncode in (0, 71), done.stderr
     return json.loads(done.stdout)
 
@@ -63,6 +80,13 @@ def answers(
 def collectives(answer: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     [program] = answer["programs"]
     return {(c["kind"], c["dtype"]): c for c in program["collectives"]}
+
+
+def test_libtpu_has_as_many_devices_and_hosts_as_each_target(tmp_path: Path) -> None:
+    targets = [*TPUS, "v4:2x2x4", "v5e:2x4", "v5e:4x4", "v5p:2x2x2", "v6e:2x2", "tpu7x:2x2x1"]
+    done = run_python(tmp_path, "-c", COUNT, *targets)
+    expected = [[t.num_devices, t.num_hosts] for t in map(parse_target, targets)]
+    assert json.loads(done.stdout) == expected, done.stderr
 
 
 def test_the_steps_fit_and_only_fsdp_splits_the_state(

@@ -130,12 +130,14 @@ def print_program(program: "StepProgram") -> None:
     flops = _format_flops(program.model_flops)
     if program.program_flops is not None:
         flops += f" ({_format_flops(program.program_flops)} in the program)"
-    share = ""
+    share, state_share = "", ""
     if program.peak_bytes:
         share = f" ({program.peak_bytes / program.capacity_bytes:.0%})"
+        state_share = f" ({program.state_bytes / program.peak_bytes:.0%} of it)"
     stdout.print(
         f"  {program.shape} tokens: peak {_format_bytes(program.peak_bytes)}{share}, "
-        f"state {_format_bytes(program.state_bytes)}, {flops}, compiled in {program.seconds:.0f} s"
+        f"state {_format_bytes(program.state_bytes)}{state_share}, {flops}, "
+        f"compiled in {program.seconds:.0f} s"
     )
     for collectives in program.collectives:
         stdout.print(

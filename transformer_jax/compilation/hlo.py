@@ -11,8 +11,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-KINDS = (*KINDS, "ragged-all-to-all", "collective-broadcast")
+KINDS = {
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+}
 # On a TPU, a reduce-scatter is a fusion of an all-reduce and slices.
 TPU_REDUCE_SCATTER = "all-reduce-scatter"
 # Bytes per element. XLA pads and packs arrays differently on each device; these are plain sizes.
@@ -70,10 +77,8 @@ def read_collectives(text: str) -> list[Collectives]:
                 channels.add(channel[1])
             shape = _result_shape(instruction)
             if name.startswith(TPU_REDUCE_SCATTER):
-                kind, shape = (
-                    "reduce-scatter",
-                    next(x.shape for x in computations[name] if x.is_root),
-                )
+                kind = "reduce-scatter"
+                shape = next(x.shape for x in computations[name] if x.is_root)
             results = list(array_sizes(shape))
             for dtype in {dtype for dtype, _ in results}:
                 counts[kind, dtype] += times
