@@ -53,13 +53,13 @@ def test_a_config_that_fits_is_answered_in_one_line_per_target(
     assert out.splitlines() == [
         "v5e: 1 device with 15.75 GiB each, data",
         "  assumed shapes and vocabulary size; all numbers are per device",
-        "  32 x (64 + 64) tokens: peak 5.00 GiB (32%), state 1.00 GiB (20% of it), 5.00 TFLOP "
-        "(6.00 TFLOP in the program), compiled in 70 s",
+        "  32 x (64 + 64) tokens: peak 5.00 GiB (32%), state 1.00 GiB (20% of it)",
+        "    5.00 TFLOP (6.00 TFLOP in the program), compiled in 70 s",
         "tiny fits v5e (data): 5.00 GiB of 15.75 GiB per device",
         "h100:8: 8 devices with 59.33 GiB each, data",
         "  assumed shapes and vocabulary size; all numbers are per device",
-        "  32 x (64 + 64) tokens: peak 1.50 GiB (3%), state 1.00 GiB (67% of it), 5.00 TFLOP "
-        "(6.00 TFLOP in the program), compiled in 70 s",
+        "  32 x (64 + 64) tokens: peak 1.50 GiB (3%), state 1.00 GiB (67% of it)",
+        "    5.00 TFLOP (6.00 TFLOP in the program), compiled in 70 s",
         "    all-reduce bf16: 3 of 2.00 GiB in total",
         "tiny fits h100:8 (data): 1.50 GiB of 59.33 GiB per device",
     ]

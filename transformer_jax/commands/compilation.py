@@ -136,9 +136,9 @@ def print_program(program: "StepProgram") -> None:
         state_share = f" ({program.state_bytes / program.peak_bytes:.0%} of it)"
     stdout.print(
         f"  {program.shape} tokens: peak {_format_bytes(program.peak_bytes)}{share}, "
-        f"state {_format_bytes(program.state_bytes)}{state_share}, {flops}, "
-        f"compiled in {program.seconds:.0f} s"
+        f"state {_format_bytes(program.state_bytes)}{state_share}"
     )
+    stdout.print(f"    {flops}, compiled in {program.seconds:.0f} s")
     for collectives in program.collectives:
         stdout.print(
             f"    {collectives.kind} {collectives.dtype}: {collectives.count:,} of "
