@@ -1,6 +1,7 @@
 """The commands of `transformer-jax`, by name."""
 
 from transformer_jax.commands.base import ConfigCommand, PathCommand
+from transformer_jax.commands.compilation import Compile
 from transformer_jax.commands.configs import Diff, Params
 from transformer_jax.commands.inference import Evaluate, Package, Translate
 from transformer_jax.commands.interop import Export, Import
@@ -23,6 +24,7 @@ COMMANDS: dict[str, type[ConfigCommand] | type[PathCommand]] = {
     "import": Import,
     "params": Params,
     "diff": Diff,
+    "compile": Compile,
     "sweep": Sweep,
     "status": Status,
     "report": Report,

@@ -10,6 +10,8 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from transformer_jax.commands.base import ConfigCommand, PathCommand
 from transformer_jax.commands.tables import format_duration, print_statuses, print_table
+from transformer_jax.compilation.environment import configure_environment
+from transformer_jax.compilation.targets import Target, parse_target
 from transformer_jax.config import Row, loading
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.errors import SweepFailedError, UsageError
@@ -56,6 +58,9 @@ class Sweep(ConfigCommand):
     """A run is stopped as stuck after at least this many seconds without a finished step."""
     dry_run: FlagCreatePairsOff[bool] = False
     """Print the number of runs and the resources that they need, without training."""
+    target: Annotated[str | None, arg(metavar="TARGET")] = None
+    """With --dry-run: print how many of these devices each row needs, such as v5e:2x4 or h100:8;
+    see the command compile."""
     retry_failed: FlagCreatePairsOff[bool] = False
     """Train failed runs again."""
 
@@ -74,6 +79,9 @@ class Sweep(ConfigCommand):
         from transformer_jax.runs.versions import source_commit
         from transformer_jax.sweeps.plan import Origin, choose_folder, plan_sweep
 
+        if self.target is not None and not self.dry_run:
+            raise UsageError("--target needs --dry-run: it compiles and trains nothing")
+        target = None if self.target is None else parse_target(self.target)
         # This comparison also rejects NaN.
         if not self.step_timeout > 0:
             raise UsageError(f"--step-timeout must be positive, got {self.step_timeout}")
@@ -89,6 +97,9 @@ class Sweep(ConfigCommand):
             stderr.print(f"{default} contains a sweep with other configs; this one is in {folder}")
         origin = Origin(shell_command(*self.arguments), source_commit())
         sweep = replace(sweep, origins=[origin])
+        if target is not None:
+            _print_device_counts(sweep, target)
+            return
         if is_slurm:
             self._submit(sweep)
         else:
@@ -227,6 +238,17 @@ def _print_estimates(sweep: "plan.Sweep", num_slots: int) -> None:
         f"{ASSUMED_UTILIZATION:.0%} of the peak that this machine has now; padding and short "
         "targets reduce the time, and scoring takes additional time"
     )
+
+
+def _print_device_counts(sweep: "plan.Sweep", target: Target) -> None:
+    stdout.print(_describe_size(sweep))
+    configure_environment()
+    from transformer_jax.sweeps.device_counts import count_devices_of_rows, describe_counts
+
+    with progress_bar() as progress:
+        counts = count_devices_of_rows(sweep, target, report=lambda task: progress(task, 0, 0))
+    stdout.print(describe_counts(counts, target))
+    _print_disk_space(sweep)
 
 
 def _print_disk_space(sweep: "plan.Sweep", seconds: Mapping[str, float] | None = None) -> None:

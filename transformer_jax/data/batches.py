@@ -60,6 +60,11 @@ class Ragged(NamedTuple):
         return cls(flat, np.cumsum([0, *map(len, sequences)], dtype=np.int64))
 
 
+def max_rows(batch_tokens: int, width: int) -> int:
+    """Return the maximum number of rows of a batch whose longer side has this width."""
+    return max(batch_tokens // width // ROW_MULTIPLE, 1) * ROW_MULTIPLE
+
+
 # Training starts with a warning if a run would read its text more often than this.
 MAX_EPOCHS = 100
 
@@ -91,8 +96,7 @@ class Batches:
         self.buckets: list[Bucket] = []
         # Distribute the pairs of each bucket evenly over as few batches as possible.
         for members, size in zip(self._members, sizes.tolist(), strict=True):
-            most_rows = batch_tokens // max(size) // ROW_MULTIPLE * ROW_MULTIPLE
-            batches = -(-len(members) // max(most_rows, ROW_MULTIPLE))
+            batches = -(-len(members) // max_rows(batch_tokens, max(size)))
             rows = -(-len(members) // batches // ROW_MULTIPLE) * ROW_MULTIPLE
             self.buckets.append(Bucket(rows, size[0], size[1], batches))
         self.per_epoch = sum(bucket.batches for bucket in self.buckets)

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from transformer_jax.data.batches import Batch, Shard
+from transformer_jax.data.batches import Batch, Bucket, Shard
 from transformer_jax.training.step import StepMetrics, TrainState, TrainStep
 
 Tree = TypeVar("Tree")
@@ -79,6 +80,16 @@ class DataParallel:
 
         return Batch(*map(place, batch))
 
+    def abstract_batch(self, bucket: Bucket) -> Batch:
+        """Return the shapes and shardings of a placed batch of this bucket, without any values."""
+        rows = -(-bucket.rows // self.shard.total) * self.shard.total
+        return self._abstract_batch((rows,), bucket)
+
+    def _abstract_batch(self, rows: tuple[int, ...], bucket: Bucket) -> Batch:
+        shapes = ((*rows, bucket.source), (*rows, bucket.target))
+        sharding = self.batch_sharding
+        return Batch(*(jax.ShapeDtypeStruct(x, jnp.int32, sharding=sharding) for x in shapes))
+
     def count_rows(self, local_rows: int) -> int:
         """Return the number of rows of the global batch."""
         return local_rows // (self.shard.last - self.shard.first) * self.shard.total
@@ -122,6 +133,11 @@ class PmapDataParallel(DataParallel):
         """Return the global batch with shape [devices, rows per device, length]."""
         devices = self.shard.last - self.shard.first
         return super().place_batch(Batch(*(x.reshape(devices, -1, x.shape[1]) for x in batch)))
+
+    def abstract_batch(self, bucket: Bucket) -> Batch:
+        """Return the shapes and shardings of a placed batch of this bucket, without any values."""
+        devices = self.shard.total
+        return self._abstract_batch((devices, -(-bucket.rows // devices)), bucket)
 
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
         """Compile the step. As in `DataParallel`, the step takes and returns global arrays."""

@@ -1,0 +1,140 @@
+"""Compile training steps for TPUs that do not exist, and test what the programs contain.
+
+The tests need libtpu: `pip install --group tpu-compile`.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transformer_jax.compilation.targets import GIB, TPUS, parse_target
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None,
+        reason="libtpu is not installed: pip install --group tpu-compile",
+    ),
+]
+PARALLELISM = ("data", "fsdp", "pmap")
+# The widths of the base model with fewer layers, or the demo.
+CONFIGS: dict[str, list[str]] = {
+    "tiny": [],
+    "base": ["--model.num-layers", "2", "--data.vocab-size", "8000"],
+}
+
+
+# Print the numbers of devices and of hosts that libtpu has for the targets in the arguments.
+COUNT = """
+import json, sys
+from transformer_jax.compilation.environment import configure_environment
+configure_environment()
+from transformer_jax.compilation.targets import parse_target
+from transformer_jax.compilation.topologies import make_devices
+devices = [make_devices(parse_target(target)) for target in sys.argv[1:]]
+print(json.dumps([[len(x), len({device.process_index for device in x})] for x in devices]))
+"""
+
+
+def run_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python without the variables that the tests set, because libtpu and JAX read them."""
+    hidden = ("JAX_", "PYTEST_", "XLA_", "TF_")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def compile_config(name: str, target: str, folder: Path, *options: str) -> list[dict[str, Any]]:
+    """Run the command for the largest batch in bfloat16, and return its answers."""
+    options = ("--model.dtype", "bfloat16", "--largest", "--json", *options)
+    command = ("-m", "transformer_jax", "compile", name, "--target", target, *options)
+    done = run_python(folder, *command)
+    assert done.returncode in (0, 71), done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module", params=["v5e:2x2", "v5e:4x4"])
+def target(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def answers(
+    request: pytest.FixtureRequest, target: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    """The answers for a config and a target, by the kind of parallelism."""
+    options = (*CONFIGS[request.param], "--parallelism", *PARALLELISM)
+    folder = tmp_path_factory.mktemp("compile")
+    answers = compile_config(request.param, target, folder, *options)
+    return dict(zip(PARALLELISM, answers, strict=True))
+
+
+def collectives(answer: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    [program] = answer["programs"]
+    return {(c["kind"], c["dtype"]): c for c in program["collectives"]}
+
+
+def test_libtpu_has_as_many_devices_and_hosts_as_each_target(tmp_path: Path) -> None:
+    targets = [*TPUS, "v4:2x2x4", "v5e:2x4", "v5e:4x4", "v5p:2x2x2", "v6e:2x2", "tpu7x:2x2x1"]
+    done = run_python(tmp_path, "-c", COUNT, *targets)
+    expected = [[t.num_devices, t.num_hosts] for t in map(parse_target, targets)]
+    assert json.loads(done.stdout) == expected, done.stderr
+
+
+def test_the_steps_fit_and_only_fsdp_splits_the_state(
+    answers: dict[str, dict[str, Any]], target: str
+) -> None:
+    programs = {name: answer["programs"][0] for name, answer in answers.items()}
+    for answer, program in zip(answers.values(), programs.values(), strict=True):
+        assert answer["fits"]
+        assert answer["hosts"] == (1 if target == "v5e:2x2" else 4)
+        assert program["state_bytes"] < program["peak_bytes"] < 15.75 * GIB
+    # The compiler also counts operations that are not matrix products.
+    assert programs["data"]["program_flops"] > programs["data"]["model_flops"]
+    assert programs["data"]["state_bytes"] == programs["pmap"]["state_bytes"]
+    num_devices = answers["data"]["devices"]
+    share = programs["fsdp"]["state_bytes"] / programs["data"]["state_bytes"]
+    assert 1 / num_devices <= share < 1.1 / num_devices
+    assert programs["fsdp"]["peak_bytes"] < programs["data"]["peak_bytes"]
+
+
+def test_data_parallelism_only_adds_gradients(answers: dict[str, dict[str, Any]]) -> None:
+    for name in ("data", "pmap"):
+        # A state has the parameters and two moments, and all are float32.
+        parameter_bytes = answers[name]["programs"][0]["state_bytes"] / 3
+        found = collectives(answers[name])
+        assert {kind for kind, _ in found} == {"all-reduce"}
+        assert {dtype for _, dtype in found} <= {"bf16", "f32"}
+        total = sum(c["bytes"] for c in found.values())
+        # Under data, the gradient of the shared embedding is reduced in two parts.
+        assert total < 2.1 * parameter_bytes
+    pmap = collectives(answers["pmap"])
+    assert {dtype for _, dtype in pmap} == {"f32"}
+    assert pmap["all-reduce", "f32"]["bytes"] < 1.01 * parameter_bytes
+
+
+def test_fsdp_gathers_parameters_and_has_no_all_to_all(answers: dict[str, dict[str, Any]]) -> None:
+    kinds = {kind for kind, _ in collectives(answers["fsdp"])}
+    assert "all-gather" in kinds
+    assert kinds <= {"all-gather", "all-reduce", "reduce-scatter", "collective-permute"}
+
+
+def test_a_step_that_does_not_fit_one_chip_is_cured(tmp_path: Path) -> None:
+    options = ("--model.num-layers", "1", "--data.batch-tokens", "100000")
+    [answer] = compile_config("base", "v5e", tmp_path, *options)
+    [program] = answer["programs"]
+    assert not answer["fits"]
+    assert program["peak_bytes"] > program["capacity_bytes"]
+    assert program["collectives"] == []
+    for cure in answer["cures"]:
+        assert cure["program"]["fits"]
+        assert cure["program"]["peak_bytes"] < program["peak_bytes"]
+    assert {"train.gradient_accumulation_steps"} in [set(c["settings"]) for c in answer["cures"]]

@@ -1,0 +1,133 @@
+"""Test the output of `compile`, with a formula in place of a compiler."""
+
+import importlib.util
+import json
+from collections.abc import Sequence
+
+import jax
+import pytest
+
+from transformer_jax.cli import main
+from transformer_jax.compilation import check, fit, topologies
+from transformer_jax.compilation.hlo import Collectives
+from transformer_jax.compilation.programs import StepProgram
+from transformer_jax.compilation.targets import GIB, Target
+from transformer_jax.config import Config
+from transformer_jax.data.batches import Bucket
+
+
+def compile_by_formula(
+    config: Config, target: Target, devices: Sequence[jax.Device], bucket: Bucket
+) -> StepProgram:
+    """Pretend that a token needs 1 MiB, or half of it with remat, and the state 1 GiB."""
+    tokens = bucket.rows * (bucket.source + bucket.target) // len(devices)
+    tokens //= config.train.gradient_accumulation_steps * (2 if config.model.remat else 1)
+    state = GIB // (len(devices) if config.train.parallelism == "fsdp" else 1)
+    peak = state + tokens * (1 << 20)
+    lengths = (bucket.source, bucket.target)
+    collectives = (Collectives("all-reduce", "bf16", 3, 2 << 30),) if len(devices) > 1 else ()
+    sizes = (peak <= target.capacity, peak, state, target.capacity)
+    return StepProgram(bucket.rows, *lengths, *sizes, 5e12, 6e12, collectives, 70.2)
+
+
+@pytest.fixture(autouse=True)
+def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer_jax.commands.compilation.configure_environment", lambda: None)
+    monkeypatch.setattr("transformer_jax.commands.sweeps.configure_environment", lambda: None)
+    monkeypatch.setattr(fit, "compile_step", compile_by_formula)
+    devices = [None] * 64
+    for module in ("transformer_jax.sweeps.device_counts", topologies.__name__):
+        monkeypatch.setattr(f"{module}.make_devices", lambda target: devices[: target.num_devices])
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
+    assert main(["compile", *arguments]) == code
+    out, err = capsys.readouterr()
+    return out, err.splitlines()[-1]
+
+
+def test_a_config_that_fits_is_answered_in_one_line_per_target(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, _ = run(capsys, "tiny", "--target", "v5e", "h100:8", "--largest")
+    assert out.splitlines() == [
+        "v5e: 1 device with 15.75 GiB each, data",
+        "  assumed shapes and vocabulary size; all numbers are per device",
+        "  32 x (64 + 64) tokens: peak 5.00 GiB (32%), state 1.00 GiB (20% of it)",
+        "    5.00 TFLOP (6.00 TFLOP in the program), compiled in 70 s",
+        "tiny fits v5e (data): 5.00 GiB of 15.75 GiB per device",
+        "h100:8: 8 devices with 59.33 GiB each, data",
+        "  assumed shapes and vocabulary size; all numbers are per device",
+        "  32 x (64 + 64) tokens: peak 1.50 GiB (3%), state 1.00 GiB (67% of it)",
+        "    5.00 TFLOP (6.00 TFLOP in the program), compiled in 70 s",
+        "    all-reduce bf16: 3 of 2.00 GiB in total",
+        "tiny fits h100:8 (data): 1.50 GiB of 59.33 GiB per device",
+    ]
+
+
+def test_every_batch_shape_is_compiled_for_every_kind_of_parallelism(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, _ = run(capsys, "tiny", "--target", "v5e:2x2", "--parallelism", "fsdp", "pmap", "--json")
+    checks = json.loads(out)
+    assert [c["parallelism"] for c in checks] == ["fsdp", "pmap"]
+    for answer in checks:
+        assert answer["fits"]
+        assert [p["source_length"] for p in answer["programs"]] == [16, 32, 64]
+        assert answer["programs"][0]["collectives"][0]["kind"] == "all-reduce"
+
+
+def test_a_config_that_does_not_fit_ends_with_code_71_and_the_options_that_cure_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ("tiny", "--target", "v5e", "--data.batch-tokens", "8192", "--largest")
+    out, line = run(capsys, *arguments, code=71)
+    assert "fits" not in out
+    assert line == (
+        "transformer-jax: tiny does not fit v5e (data): a batch of 128 x (64 + 64) tokens needs "
+        "17.00 GiB of 15.75 GiB per device; it fits with --model.remat (9.00 GiB) or with "
+        "--train.gradient-accumulation-steps 2 (9.00 GiB)"
+    )
+    out, _ = run(capsys, *arguments, "--json", code=71)
+    [answer] = json.loads(out)
+    assert not answer["fits"]
+    assert [cure["settings"] for cure in answer["cures"]] == [
+        {"model.remat": True},
+        {"train.gradient_accumulation_steps": 2},
+    ]
+
+
+def test_fit_prints_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = run(capsys, "tiny", "--target", "v5e", "--fit")
+    # 14.75 GiB are free, which is enough for 7,552 tokens on each side.
+    assert out.splitlines()[-1].startswith("tiny fits v5e (data) up to data.batch_tokens 7")
+
+
+@pytest.mark.parametrize(("target", "extra"), [("v5e", "tpu"), ("h100", "cuda")])
+def test_a_missing_compiler_is_reported_with_its_extra(
+    target: str, extra: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr("transformer_jax.commands.compilation.configure_environment", lambda: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    _, line = run(capsys, "tiny", "--target", target, code=2)
+    assert line.endswith(f"pip install '.[{extra}]'")
+
+
+def test_a_dry_run_prints_the_devices_that_each_row_needs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["--data-from", "tiny", "--dry-run", "--target", "v5e:2x2"]
+    arguments += ["--data.batch-tokens", "8192", "--rows", "A1", "--seeds", "1"]
+    assert main(["sweep", "table3", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "2 rows x 1 seeds = 2 runs" in out
+    assert "base to A1 need 2 v5e chips each" in out
+    assert "GB per run" in out
+
+
+def test_the_answer_names_the_program_that_needs_the_most_memory() -> None:
+    target = Target("v5e", (1, 1))
+    buckets = [Bucket(rows, 16, 16, 0) for rows in (8, 32, 16)]
+    programs = [compile_by_formula(Config(), target, [None], bucket) for bucket in buckets]
+    assert check.Check(target, "data", "", tuple(programs)).largest.rows == 32

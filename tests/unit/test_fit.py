@@ -1,0 +1,100 @@
+"""Test the searches for what fits, with a formula in place of a compiler."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from transformer_jax.compilation.fit import find_cures, find_largest_batch
+from transformer_jax.compilation.programs import StepProgram
+from transformer_jax.compilation.shapes import full_bucket
+from transformer_jax.config import Config
+from transformer_jax.data.batches import Bucket
+
+WIDE = Bucket(8, 64, 64, 0)
+
+
+@dataclass
+class Formula:
+    """A compiler whose programs need a state and a number of bytes per token."""
+
+    capacity: int
+    state: int = 100
+    num_devices: int = 4
+    tokens: list[int] = field(default_factory=list)
+    """The tokens of each batch that was compiled."""
+
+    def __call__(self, config: Config, bucket: Bucket) -> StepProgram:
+        rows = -(-bucket.rows // self.num_devices) * self.num_devices
+        self.tokens.append(rows * bucket.source)
+        state = self.state // (self.num_devices if config.train.parallelism == "fsdp" else 1)
+        activations = rows * bucket.source // self.num_devices
+        activations //= config.train.gradient_accumulation_steps * (4 if config.model.remat else 1)
+        peak = state + activations
+        is_small = peak <= self.capacity
+        lengths = (bucket.source, bucket.target)
+        return StepProgram(rows, *lengths, is_small, peak, state, self.capacity, 0.0, None, (), 0.0)
+
+
+@pytest.mark.parametrize("capacity", [300, 5000, 12_345, 1_000_000])
+@pytest.mark.parametrize("batch_tokens", [64, 4096, 300_000])
+def test_the_largest_batch_fits_and_one_five_percent_larger_does_not(
+    capacity: int, batch_tokens: int
+) -> None:
+    compiler = Formula(capacity)
+    config = Config().change(data={"batch_tokens": batch_tokens})
+    found = find_largest_batch(config, WIDE, compiler, compiler.num_devices)
+    assert found is not None
+    tokens, program = found
+    assert program.fits
+    assert program.rows * 64 == tokens
+    limit = 4 * (capacity - compiler.state)
+    # A batch has a multiple of eight rows.
+    assert limit / 1.06 - 8 * 64 < tokens <= limit
+    assert len(compiler.tokens) < 30
+    assert full_bucket(WIDE, tokens).rows == program.rows
+
+
+def test_no_batch_fits_if_the_state_is_too_large() -> None:
+    assert find_largest_batch(Config(), WIDE, Formula(capacity=99), 4) is None
+
+
+def cures_of(compiler: Formula, config: Config, bucket: Bucket = WIDE) -> list[dict[str, object]]:
+    program = compiler(config, bucket)
+    assert not program.fits
+    cures = find_cures(config, bucket, program, compiler, compiler.num_devices)
+    assert all(cure.program.fits for cure in cures)
+    return [{setting.name: setting.value for setting in cure.settings} for cure in cures]
+
+
+def test_every_option_that_is_enough_is_a_cure() -> None:
+    # 128 bytes of activations: remat needs 32 of them, and two micro-batches 64.
+    assert cures_of(Formula(capacity=170), Config()) == [
+        {"model.remat": True},
+        {"train.gradient_accumulation_steps": 2},
+        {"train.parallelism": "fsdp"},
+    ]
+
+
+def test_the_number_of_micro_batches_is_as_small_as_possible() -> None:
+    bucket = Bucket(64, 64, 64, 0)
+    compiler = Formula(capacity=100 + 150, num_devices=1)
+    cures = cures_of(compiler, Config().change(model={"remat": True}), bucket)
+    # 4,096 / 4 bytes with remat, of which 150 are free.
+    assert cures == [{"train.gradient_accumulation_steps": 8}]
+
+
+def test_options_that_are_not_enough_alone_are_combined() -> None:
+    # 32,768 bytes of activations: 64 micro-batches need 512 of them, and with remat, 128.
+    bucket = Bucket(2048, 64, 64, 0)
+    [cure] = cures_of(Formula(capacity=300), Config(), bucket)
+    assert cure == {
+        "model.remat": True,
+        "train.gradient_accumulation_steps": 64,
+        "train.parallelism": "fsdp",
+    }
+    assert cures_of(Formula(capacity=100), Config(), bucket) == []
+
+
+def test_a_single_device_is_not_told_to_use_fsdp() -> None:
+    names = {name for cure in cures_of(Formula(170, num_devices=1), Config()) for name in cure}
+    assert "train.parallelism" not in names

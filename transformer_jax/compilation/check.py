@@ -1,0 +1,127 @@
+"""Will a config fit a target? Compile its step, and if it does not fit, look for a cure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from transformer_jax.compilation.fit import (
+    Compiler,
+    Cure,
+    find_cures,
+    find_largest_batch,
+    make_compiler,
+)
+from transformer_jax.compilation.programs import StepProgram
+from transformer_jax.compilation.shapes import Shapes, largest_bucket
+from transformer_jax.compilation.targets import Target
+from transformer_jax.config import Config
+from transformer_jax.data.batches import Bucket
+
+Report = Callable[[str], object]
+"""Receives a description of each program before it is compiled."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The answer for one target and one kind of parallelism."""
+
+    target: Target
+    parallelism: str
+    shapes: str
+    """Where the batch shapes come from."""
+    programs: tuple[StepProgram, ...]
+    """One for each batch shape. With `find_batch`, only the largest batch that fits, or none."""
+    cures: tuple[Cure, ...] = ()
+    """If the step does not fit: changes with which it does."""
+    batch_tokens: int | None = None
+    """With `find_batch`: the largest `data.batch_tokens` that fits."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether all programs fit."""
+        return bool(self.programs) and all(program.fits for program in self.programs)
+
+    @property
+    def largest(self) -> StepProgram:
+        """The program that needs the most memory."""
+        return max(self.programs, key=lambda p: (not p.fits, p.peak_bytes or 0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as plain data that JSON can represent."""
+        return {
+            "target": str(self.target),
+            "devices": self.target.num_devices,
+            "hosts": self.target.num_hosts,
+            "parallelism": self.parallelism,
+            "shapes": self.shapes,
+            "fits": self.fits,
+            "batch_tokens": self.batch_tokens,
+            "programs": [program.to_dict() for program in self.programs],
+            "cures": [
+                {
+                    "settings": {setting.name: setting.value for setting in cure.settings},
+                    "program": cure.program.to_dict(),
+                }
+                for cure in self.cures
+            ],
+        }
+
+
+def check_shapes(
+    shapes: Shapes,
+    target: Target,
+    devices: Sequence[jax.Device],
+    *,
+    only_largest: bool = False,
+    report: Report = lambda _: None,
+) -> Check:
+    """Compile the step for all batch shapes, or only for the one that needs the most memory."""
+    config, buckets = shapes.config, shapes.buckets
+    largest = largest_bucket(config, buckets)
+    compile_and_report = _reporting(target, devices, report)
+    programs = {
+        bucket: compile_and_report(config, bucket)
+        for bucket in ([largest] if only_largest else buckets)
+    }
+    failed = {bucket: program for bucket, program in programs.items() if not program.fits}
+    cures: list[Cure] = []
+    if failed:
+        bucket = max(failed, key=lambda bucket: failed[bucket].peak_bytes or 0)
+        cures = find_cures(config, bucket, failed[bucket], compile_and_report, len(devices))
+    parallelism, source = config.train.parallelism, shapes.source
+    return Check(target, parallelism, source, tuple(programs.values()), tuple(cures))
+
+
+def find_batch(
+    shapes: Shapes,
+    target: Target,
+    devices: Sequence[jax.Device],
+    *,
+    report: Report = lambda _: None,
+) -> Check:
+    """Find the largest `data.batch_tokens` that fits, for the largest batch shape."""
+    config = shapes.config
+    bucket = largest_bucket(config, shapes.buckets)
+    compile_and_report = _reporting(target, devices, report)
+    found = find_largest_batch(config, bucket, compile_and_report, len(devices))
+    tokens, programs = (None, ()) if found is None else (found[0], (found[1],))
+    parallelism, source = config.train.parallelism, shapes.source
+    return Check(target, parallelism, source, programs, batch_tokens=tokens)
+
+
+def _reporting(target: Target, devices: Sequence[jax.Device], report: Report) -> Compiler:
+    """Return a compiler that reports each program before it compiles it."""
+    compiler = make_compiler(target, devices)
+
+    def compile_and_report(config: Config, bucket: Bucket) -> StepProgram:
+        shape = f"{bucket.rows} x ({bucket.source} + {bucket.target})"
+        options = [config.train.parallelism]
+        options += ["remat"] if config.model.remat else []
+        if (count := config.train.gradient_accumulation_steps) > 1:
+            options.append(f"{count} micro-batches")
+        report(f"compiling for {target}, {', '.join(options)}, {shape} tokens")
+        return compiler(config, bucket)
+
+    return compile_and_report

@@ -1,0 +1,31 @@
+"""Environment variables for compiling without devices. This module does not import JAX."""
+
+import os
+
+# Without a GPU, XLA cannot time candidate kernels, and Triton's kernels need these times.
+GPU_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
+
+VARIABLES = {
+    # Keep JAX from reserving the memory of this machine's own devices.
+    "JAX_PLATFORMS": "cpu",
+    # The cache of programs cannot load a program for devices that do not exist.
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+    # XLA logs a warning if it compiles for more than two minutes. Errors are also exceptions.
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    # By default, libtpu allows one process at a time and asks a cloud's metadata server about TPUs.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_LOG_DIR": "disabled",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+
+
+def configure_environment() -> None:
+    """Set the variables that JAX and libtpu read when they load. Call this before importing JAX."""
+    os.environ.update(VARIABLES)
+    flags = os.environ.get("XLA_FLAGS", "")
+    if GPU_FLAGS not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {GPU_FLAGS}".strip()

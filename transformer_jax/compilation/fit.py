@@ -1,0 +1,131 @@
+"""What makes a training step fit: a smaller batch, more devices, or a config that needs less."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from transformer_jax.compilation.programs import StepProgram, compile_step
+from transformer_jax.compilation.shapes import full_bucket
+from transformer_jax.compilation.targets import Target
+from transformer_jax.config import Config
+from transformer_jax.data.batches import ROW_MULTIPLE, Bucket
+from transformer_jax.errors import Setting
+
+# `find_largest_batch` stops when the batch that fits has this share of one that does not.
+PRECISION = 0.95
+MAX_MICRO_BATCHES = 64
+MAX_BATCH_TOKENS = 1 << 26
+
+Compiler = Callable[[Config, Bucket], StepProgram]
+"""Compiles a step for the devices of a target."""
+
+
+@dataclass(frozen=True)
+class Cure:
+    """Settings with which a step that does not fit would fit, and the program that shows it."""
+
+    settings: tuple[Setting, ...]
+    program: StepProgram
+
+
+def make_compiler(target: Target, devices: Sequence[jax.Device]) -> Compiler:
+    """Return `compile_step` for these devices."""
+    return lambda config, bucket: compile_step(config, target, devices, bucket)
+
+
+def find_cures(
+    config: Config, bucket: Bucket, program: StepProgram, compiler: Compiler, num_devices: int
+) -> list[Cure]:
+    """Return the changes of one option that let the step fit, or else all of them together.
+
+    `program` is the one that does not fit. Every cure has been compiled.
+    """
+    candidates: list[list[dict[str, Any]]] = []
+    if not config.model.remat:
+        candidates.append([{"model.remat": True}])
+    counts = _micro_batches(config, program, num_devices)
+    candidates.append([{"train.gradient_accumulation_steps": count} for count in counts])
+    if num_devices > 1 and config.train.parallelism != "fsdp":
+        candidates.append([{"train.parallelism": "fsdp"}])
+    cures = [cure for x in candidates if (cure := _first_fit(config, bucket, x, compiler))]
+    # If a single option is not enough, combine the last, strongest value of all of them.
+    strongest = [options[-1] for options in candidates if options]
+    if not cures and len(strongest) > 1:
+        combined = {key: value for option in strongest for key, value in option.items()}
+        cures = [cure for cure in [_first_fit(config, bucket, [combined], compiler)] if cure]
+    return cures
+
+
+def find_largest_batch(
+    config: Config, bucket: Bucket, compiler: Compiler, num_devices: int
+) -> tuple[int, StepProgram] | None:
+    """Return the largest `data.batch_tokens` whose full batches of this bucket fit, by bisection.
+
+    The result is at most 5 % too small, or one row per device. It comes with its program; None
+    means that even one row per device does not fit.
+    """
+    width = max(bucket.source, bucket.target)
+    # The number of rows is a multiple of this one.
+    unit = math.lcm(ROW_MULTIPLE, num_devices)
+    programs: dict[int, StepProgram] = {}
+
+    def fits(units: int) -> bool:
+        tokens = units * unit * width
+        programs[units] = compiler(config, full_bucket(bucket, tokens))
+        return programs[units].fits
+
+    low, high = 0, 0
+    trial = max(1, config.data.batch_tokens // (unit * width))
+    while not high and trial * unit * width <= MAX_BATCH_TOKENS:
+        if fits(trial):
+            low, trial = trial, 2 * trial
+        else:
+            high = trial
+    while high and high - low > 1 and low < PRECISION * high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return (low * unit * width, programs[low]) if low else None
+
+
+def count_devices(
+    config: Config, bucket: Bucket, target: Target, devices: Sequence[jax.Device]
+) -> int | None:
+    """Return how many of the devices the step needs: 1, 2, 4, ..., or None if all are too few."""
+    count = 1
+    while count <= len(devices):
+        if compile_step(config, target, devices[:count], bucket).fits:
+            return count
+        count *= 2
+    return None
+
+
+def _first_fit(
+    config: Config, bucket: Bucket, options: Sequence[dict[str, Any]], compiler: Compiler
+) -> Cure | None:
+    """Return the first of some alternative options that fits."""
+    for option in options:
+        sections: dict[str, dict[str, Any]] = {}
+        for name, value in option.items():
+            section, field = name.split(".")
+            sections.setdefault(section, {})[field] = value
+        program = compiler(config.change(**sections), bucket)
+        if program.fits:
+            return Cure(tuple(Setting(name, value) for name, value in option.items()), program)
+    return None
+
+
+def _micro_batches(config: Config, program: StepProgram, num_devices: int) -> list[int]:
+    """Return numbers of micro-batches to try: powers of two around the one that should suffice."""
+    current = config.train.gradient_accumulation_steps
+    most = min(MAX_MICRO_BATCHES, program.rows // num_devices)
+    counts = [count for i in range(1, 17) if current < (count := 1 << i) <= most]
+    if program.peak_bytes is None:
+        return counts
+    # Everything but the state shrinks with the micro-batches.
+    activations = (program.peak_bytes - program.state_bytes) * current
+    enough = [n for n in counts if program.state_bytes + activations / n <= program.capacity_bytes]
+    # Even if they are not enough, the most micro-batches can help other options.
+    return enough[:3] or counts[-1:]

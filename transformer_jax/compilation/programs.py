@@ -1,0 +1,119 @@
+"""Compile a training step for devices that do not exist, and read the program."""
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from transformer_jax.compilation.hlo import Collectives, read_collectives
+from transformer_jax.compilation.targets import Target
+from transformer_jax.config import Config
+from transformer_jax.data.batches import Bucket
+from transformer_jax.errors import is_out_of_memory
+from transformer_jax.model.build import build_transformer
+from transformer_jax.training.flops import flops_of_lengths
+from transformer_jax.training.sharding import SHARDINGS, DataParallel
+from transformer_jax.training.step import TrainState, init_state, make_train_step
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+# The end of libtpu's message for a program that does not fit: "(17.02G) exceeds available HBM".
+REQUIRED = re.compile(r"\(([\d.]+)([KMGT]?)B?\) exceeds")
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """A compiled training step. All numbers are for each device."""
+
+    rows: int
+    """Number of rows of the global batch, including empty rows that make it divisible."""
+    source_length: int
+    target_length: int
+    fits: bool
+    """Whether the program needs at most `capacity_bytes`."""
+    peak_bytes: int | None
+    """Peak memory: the state, the batch, and all temporary arrays. None if the compiler rejects
+    the program without a number."""
+    state_bytes: int
+    """The share of the parameters and of Adam's moments in `peak_bytes`."""
+    capacity_bytes: int
+    model_flops: float
+    """FLOPs of the matrix products of a step, as in the metrics of a run, with full rows."""
+    program_flops: float | None
+    """FLOPs that the compiler counts, with the body of each loop once; None if it does not."""
+    collectives: tuple[Collectives, ...]
+    seconds: float
+    """Time to trace and compile the step on this machine."""
+
+    @property
+    def shape(self) -> str:
+        """The shape of the batch: rows, and the lengths of both sides."""
+        return f"{self.rows} x ({self.source_length} + {self.target_length})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain data that JSON can represent."""
+        return dataclasses.asdict(self)
+
+
+def compile_step(
+    config: Config, target: Target, devices: Sequence[jax.Device], bucket: Bucket
+) -> StepProgram:
+    """Compile the step for batches of one shape with the config's `train.parallelism`."""
+    data = config.data
+    model = build_transformer(config.model, data.vocab_size, data.source_vocab_size)
+    sharding = SHARDINGS[config.train.parallelism](devices)
+    state = jax.eval_shape(lambda: init_state(model, config.train))
+    batch = sharding.abstract_batch(bucket)
+    count = len(devices)
+    rows = -(-bucket.rows // count) * count
+    lengths = (np.full(rows, bucket.source), np.full(rows, bucket.target))
+    start = time.perf_counter()
+    compiled, peak_bytes = None, None
+    try:
+        compiled = sharding.compile(make_train_step(model, config.train), state, batch)
+    except jax.errors.JaxRuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        peak_bytes = _required_bytes(str(error))
+    seconds = time.perf_counter() - start
+    if compiled is not None and (memory := compiled.memory_analysis()) is not None:
+        peak_bytes = memory.peak_memory_in_bytes
+    return StepProgram(
+        rows=rows,
+        source_length=bucket.source,
+        target_length=bucket.target,
+        fits=compiled is not None and (peak_bytes or 0) <= target.capacity,
+        peak_bytes=peak_bytes,
+        state_bytes=count_state_bytes(sharding, state),
+        capacity_bytes=target.capacity,
+        model_flops=flops_of_lengths(config.model, data.vocab_size, *lengths) / count,
+        program_flops=None if compiled is None else _program_flops(compiled),
+        collectives=() if compiled is None else tuple(read_collectives(compiled.as_text() or "")),
+        seconds=seconds,
+    )
+
+
+def count_state_bytes(sharding: DataParallel, state: TrainState) -> int:
+    """Return the bytes of the state on each device, without padding."""
+    return sum(
+        math.prod(sharding.sharding(leaf).shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(state)
+    )
+
+
+def _required_bytes(message: str) -> int | None:
+    """Return the memory that a compiler's error message says a program needs."""
+    found = REQUIRED.search(message)
+    return int(float(found[1]) * UNITS[found[2]]) if found else None
+
+
+def _program_flops(compiled: jax.stages.Compiled) -> float | None:
+    costs = compiled.cost_analysis()
+    # Some versions of JAX return a list with one element.
+    costs = costs[0] if isinstance(costs, list) else costs
+    return (costs or {}).get("flops")

@@ -1,0 +1,73 @@
+"""The batch shapes of a config: those of its prepared text, or assumed ones."""
+
+from typing import NamedTuple
+
+from transformer_jax.config import Config, DataConfig
+from transformer_jax.data.batches import Bucket, max_rows
+from transformer_jax.data.encode import Progress, ignore_progress
+from transformer_jax.data.prepare import prepare
+
+# The smallest width of an assumed bucket.
+MIN_WIDTH = 16
+
+
+class Shapes(NamedTuple):
+    """Batch shapes, and the config with the vocabulary sizes that belong to them."""
+
+    config: Config
+    buckets: list[Bucket]
+    source: str
+    """Where the shapes come from, in words."""
+
+
+def assume_shapes(config: Config) -> Shapes:
+    """Return full batches with both sides of width 16, 32, ..., and data.max_length.
+
+    The widest batch needs the most memory, so it is an upper bound for any text.
+    """
+    return Shapes(config, assumed_buckets(config.data), "assumed shapes and vocabulary size")
+
+
+def assumed_buckets(data: DataConfig) -> list[Bucket]:
+    """Return the buckets of `assume_shapes`, smallest first."""
+    widths = [data.max_length]
+    width = MIN_WIDTH
+    while width < data.max_length:
+        widths.insert(-1, width)
+        width *= 2
+    return [Bucket(max_rows(data.batch_tokens, width), width, width, 0) for width in widths]
+
+
+def prepare_shapes(config: Config, *, progress: Progress = ignore_progress) -> Shapes:
+    """Prepare the config's text, or find it in the cache, and return the shapes of its batches.
+
+    Raises:
+        UsageError: the config does not say where the text is.
+        DataError: the text cannot be used.
+        StorageError: the text cannot be downloaded, or the cache cannot be written.
+    """
+    prepared = prepare(config.data, progress=progress)
+    buckets = prepared.batches(config.data.batch_tokens, seed=0).buckets
+    config = config.change(data=prepared.vocabulary.sizes)
+    return Shapes(config, buckets, f"shapes of {prepared.report['corpus']}")
+
+
+def largest_bucket(config: Config, buckets: list[Bucket]) -> Bucket:
+    """Return the bucket whose activations need the most memory, by a rough estimate."""
+    return max(buckets, key=lambda bucket: _count_activations(config, bucket))
+
+
+def full_bucket(bucket: Bucket, batch_tokens: int) -> Bucket:
+    """Return the bucket with the most rows that a value of data.batch_tokens allows."""
+    return bucket._replace(rows=max_rows(batch_tokens, max(bucket.source, bucket.target)))
+
+
+def _count_activations(config: Config, bucket: Bucket) -> int:
+    """Estimate how many numbers a step stores for its backward pass, without `model.remat`."""
+    model, (rows, source, target, _) = config.model, bucket
+    # Each sub-layer stores a few arrays of width d_model; the decoder has one more sub-layer.
+    per_token = 8 * model.d_model + 2 * model.d_ff
+    tokens = per_token * (source + target) + 4 * model.d_model * target
+    # Scores and weights of the three attentions.
+    pairs = 2 * model.num_heads * (source**2 + target**2 + source * target)
+    return rows * (model.num_layers * (tokens + pairs) + target * config.data.vocab_size)

@@ -1,0 +1,51 @@
+"""Create JAX devices that exist only for the compiler."""
+
+import importlib.util
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from transformer_jax.compilation.targets import Target
+from transformer_jax.errors import UsageError
+
+CUDA_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+
+
+def make_devices(target: Target) -> list[jax.Device]:
+    """Return the devices of a target, which can compile programs but not run them.
+
+    Raises:
+        UsageError: the compiler of the target is not installed, or it rejects the target.
+    """
+    check_installed(target)
+    options: dict[str, Any] = {"topology": target.topology}
+    if target.is_tpu:
+        options = {
+            "topology_name": target.topology,
+            "chips_per_host_bounds": target.host_bounds,
+        }
+        if target.kind == "v4":
+            options["chip_config_name"] = "megacore"
+    else:
+        options["target_config"] = target.gpu_description
+    try:
+        return list(topologies.get_topology_desc(platform=target.platform, **options).devices)
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"XLA cannot compile for {target}: {reason}") from error
+
+
+def check_installed(target: Target) -> None:
+    """Raise a UsageError with the missing extra unless the compiler of the target is installed."""
+    if target.is_tpu and not _is_installed("libtpu"):
+        raise UsageError("compiling for TPUs needs libtpu: pip install '.[tpu]'")
+    if not target.is_tpu and not any(map(_is_installed, CUDA_PLUGINS)):
+        raise UsageError("compiling for GPUs needs JAX's CUDA plugin: pip install '.[cuda]'")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,51 @@
+"""How many devices of a target each row of a sweep needs, from compiled training steps."""
+
+from collections.abc import Callable, Mapping
+from itertools import groupby
+
+from transformer_jax.compilation.fit import count_devices
+from transformer_jax.compilation.shapes import assume_shapes, largest_bucket
+from transformer_jax.compilation.targets import Target
+from transformer_jax.compilation.topologies import make_devices
+from transformer_jax.sweeps.plan import Sweep
+
+# The number of devices, or None if all devices of the target are too few.
+Counts = Mapping[str, int | None]
+
+
+def count_devices_of_rows(
+    sweep: Sweep, target: Target, *, report: Callable[[str], object] = lambda _: None
+) -> Counts:
+    """Return the number of devices that each row needs: 1, 2, 4, ..., or None.
+
+    The largest assumed batch shape decides; see `assume_shapes`.
+
+    Raises:
+        UsageError: the compiler of the target is not installed.
+    """
+    devices = make_devices(target)
+    counts: dict[str, int | None] = {}
+    for name, row in sweep.rows.items():
+        report(f"compiling {name} for {target}")
+        bucket = largest_bucket(row.config, assume_shapes(row.config).buckets)
+        counts[name] = count_devices(row.config, bucket, target, devices)
+    return counts
+
+
+def describe_counts(counts: Counts, target: Target) -> str:
+    """Return the numbers in one line: "A1 to E fit one v5e chip each; big needs 2 v5e chips"."""
+    unit = f"{target.kind} {target.unit}"
+    sentences: list[str] = []
+    for count, group in groupby(counts, key=lambda name: counts[name]):
+        names = list(group)
+        subject = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        if count == 1:
+            verb = f"fits one {unit}" if len(names) == 1 else f"fit one {unit} each"
+        elif count is None:
+            verb = "does not fit" if len(names) == 1 else "do not fit"
+            verb += f" {target.num_devices} {unit}{'s' if target.num_devices > 1 else ''}"
+        else:
+            verb = "needs" if len(names) == 1 else "need"
+            verb += f" {count} {unit}s" + (" each" if len(names) > 1 else "")
+        sentences.append(f"{subject} {verb}")
+    return "; ".join(sentences)
