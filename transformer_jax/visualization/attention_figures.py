@@ -76,8 +76,9 @@ def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
     rows = max(len(chosen.queries), len(chosen.keys))
     lines_width = 2.4
     size = (sum(widths) + lines_width, (rows + 1.5) * ROW + 1.0)
+    figure = Figure(figsize=size)
     # The axes are placed by hand, so matplotlib must not use the user's default layout.
-    figure = Figure(figsize=size, layout="none")
+    figure.set_layout_engine("none")
     left, right = widths[0] / figure.get_figwidth(), 1 - widths[1] / figure.get_figwidth()
     bottom = 0.5 / figure.get_figheight()
     axes = figure.add_axes((left, bottom, right - left, 1 - bottom - 0.5 / figure.get_figheight()))
