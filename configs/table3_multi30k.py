@@ -3,7 +3,7 @@
     transformer-jax sweep table3_multi30k --seeds 3
 
 The text is the same as in configs/multi30k.py, and $TRANSFORMER_JAX_DATA must name its folder. The
-model has a quarter of the paper's width and a third of its depth, and training makes 12 passes over
+model has a quarter of the paper's width and a third of its depth, and training makes seven passes over
 the text. The peak learning rate is the best one in configs/learning_rate.py.
 
 Differs from the paper: the size of the model, the text, and the learning rate. Search uses the
