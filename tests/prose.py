@@ -1,4 +1,4 @@
-"""The prose of the repository: docstrings, comments, messages, and Markdown."""
+"""The repository's prose: docstrings, comments, messages, and Markdown."""
 
 import ast
 import io
@@ -101,7 +101,7 @@ def _joined(path: Path, comments: list[tokenize.TokenInfo]) -> Passage:
 
 
 def _paragraphs(path: Path) -> Iterator[Passage]:
-    """Yield the paragraphs and list items of a page, and the cells of its tables."""
+    """Yield the paragraphs, list items, and table cells of a page."""
     text = re.sub(
         r"^```.*?^```$",
         lambda fence: "\n" * fence[0].count("\n"),
