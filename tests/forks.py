@@ -30,7 +30,7 @@ class Forks:
         return self._request({"arguments": arguments, "log": str(log), **options})
 
     def wait(self, pid: int) -> int:
-        """Wait for a process, and return its exit code, or the negated number of a fatal signal."""
+        """Wait for a process, and return its exit code (minus the signal number if killed)."""
         return self._request(pid)
 
     def _request(self, request: Any) -> int:

@@ -55,7 +55,7 @@ def _intercept(
     setattr(owner, name, intercepted)
 
 
-# All of these moments are during the save of the second checkpoint or the removal of the first.
+# The process dies while it saves the second checkpoint or removes the first.
 MOMENTS: dict[str, Callable[[], None]] = {
     "before a save": lambda: die_before(array_store.ocp, "save_checkpointables_async"),
     "after a save has begun": lambda: die_after(array_store.ocp, "save_checkpointables_async"),

@@ -59,7 +59,7 @@ class Trainer:
         return self.start("train", str(self.folder / "config.py"), "--out", str(path), die=die)
 
     def wait(self, pid: int) -> int:
-        """Wait for a process, and return its exit code, or the negated number of a fatal signal."""
+        """Wait for a process, and return its exit code (minus the signal number if killed)."""
         return self.forks.wait(pid)
 
     def read_log(self) -> str:

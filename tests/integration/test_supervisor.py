@@ -215,7 +215,7 @@ def test_signals_reach_the_trainer_once_each(
     assert os.getpgid(trainer) != os.getpgid(supervisor.pid)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         # Signal the whole process group, as a terminal does. Wait until each signal is reported,
-        # because identical signals that are pending at the same time merge into one.
+        # because identical pending signals are merged into one.
         os.killpg(supervisor.pid, number)
         assert read_line(supervisor) == number.name
     out, _ = supervisor.communicate(timeout=DEADLINE)

@@ -196,6 +196,6 @@ def test_shards_joined_in_order_are_the_batch(total: int) -> None:
         for side, expected in enumerate(batch):
             rows = np.concatenate([shard[side] for shard in shards])
             np.testing.assert_array_equal(rows[: len(expected)], expected)
-            # If the rows cannot be divided evenly, the last shards are filled up with empty rows.
+            # If the rows cannot be divided evenly, the last shards are padded with empty rows.
             assert not rows[len(expected) :].any()
             assert len(rows) < len(expected) + total

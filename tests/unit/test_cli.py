@@ -35,7 +35,7 @@ OPTIONS = [
 ]
 SLOW_IMPORTS = ("jax", "flax", "optax", "orbax", "tensorflow_datasets", "matplotlib", "scipy")
 
-# Maps each invalid command to the part of its error message that explains the problem.
+# Each invalid command is mapped to the part of its error message that explains the problem.
 MISTAKES: dict[tuple[str, ...], str] = {
     ("trian", "tiny"): "no command 'trian'; did you mean 'train'?",
     ("--verbose",): "no command '--verbose'",

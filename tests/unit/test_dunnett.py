@@ -8,7 +8,7 @@ from transformer_jax.sweeps.dunnett import Correlation, dunnett_probability, dun
 
 
 def equal_correlations(size: int) -> Correlation:
-    """Return the correlations between balanced comparisons with one baseline."""
+    """Return the correlations between comparisons with a shared baseline in a balanced design."""
     return tuple(tuple(1.0 if i == j else 0.5 for j in range(size)) for i in range(size))
 
 

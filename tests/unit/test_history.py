@@ -25,7 +25,7 @@ REPORTS: list[Any] = [
     {"step": 4, "split": "dev", "perplexity": 9.0, "bleu": 1.5},
     {"step": 8, "split": "dev", "perplexity": 8.0},
 ]
-# Each of these reports has an unexpected type or contains a value of an unexpected type.
+# Each of these reports is of an unexpected type or contains a value of an unexpected type.
 INVALID: list[Any] = [
     {"step": "8", "split": "dev", "perplexity": 1.0},
     {"step": 8, "split": "dev", "bleu": "<b>", "exact": None, "flag": True},

@@ -1,4 +1,4 @@
-"""Test against numbers from the paper: Table 3, the learning rate, and Adam."""
+"""Test the package against the paper's numbers: Table 3, the learning rate, and Adam."""
 
 import dataclasses
 import functools
@@ -68,7 +68,7 @@ EXPECTED = {
 
 @functools.cache
 def total(config: ModelConfig) -> int:
-    """Return the number of parameters of the actual model."""
+    """Return the actual model's number of parameters."""
     return parameter_counts(build_transformer(config, VOCABULARY))["total"]
 
 

@@ -40,7 +40,7 @@ def test_the_sinusoid_encodes_any_positions_in_any_order() -> None:
 
 @pytest.mark.parametrize("d_model", [2, 6, 512])
 def test_concatenated_sinusoids_are_tensor2tensors(d_model: int) -> None:
-    """Variable names follow Tensor2Tensor's get_timing_signal_1d: all sines, then all cosines."""
+    """The test follows Tensor2Tensor's get_timing_signal_1d, including its variable names."""
     length, num_timescales = 300, d_model // 2
     log_timescale_increment = math.log(1.0e4 / 1.0) / max(num_timescales - 1, 1)
     expected = np.zeros((length, d_model))

@@ -105,7 +105,7 @@ def greedy(table: Array, limits: Array) -> Translations:
 
 
 def log_probs_after(table: Floats, tokens: tuple[int, ...]) -> Floats:
-    """Return the log-probability of each next token after `tokens` in one sentence."""
+    """Return the log-probability of each possible next token after `tokens` in one sentence."""
     number = 0
     for token in tokens:
         number = number * table.shape[-1] + token

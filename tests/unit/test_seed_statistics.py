@@ -125,7 +125,7 @@ def test_rows_that_do_not_differ_are_rarely_significant(seeds_per_row: list[int]
     maxima = np.abs(statistics).max(axis=1)
     critical = dunnett_quantile(0.95, correlation, freedom)
     assert np.mean(maxima > critical) == pytest.approx(0.05, abs=0.006)
-    # The module gives the same results for these tables.
+    # The module must give the same results for these tables.
     for draw in [*np.argsort(maxima)[-5:], *range(5)]:
         analysis = analyze(to_scores(tables[draw]))
         if not analysis.wide:

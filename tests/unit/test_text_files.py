@@ -35,7 +35,7 @@ def compress(data: bytes) -> bytes:
 
 
 def open_corpus(folder: Path | str | None, **files: tuple[str, str] | None) -> TextFiles:
-    """Open the files that `write_corpus` wrote, except for splits listed in `files`."""
+    """Open the files that `write_corpus` wrote, with the replacements given in `files`."""
     names = {"train": ("train.en", "train.de"), "dev": ("dev.en", "dev.de"), **files}
     data_folder = None if folder is None else str(folder)
     return TextFiles({split: names.get(split) for split in SPLITS}, data_folder)
@@ -114,8 +114,8 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "longer": (b"one\ntwo\n\n", "train.de, line 3: no such line in train.en; train.en has 2"),
     "cut gzip": (compress(b"one\ntwo\n" * 999)[:-9], "train.de, after line "),
     "gzip's head": (compress(b"one\ntwo\n")[:5], "train.de, after line 0: broken gzip: "),
-    # It depends on the decompression library which line fails, and whether the error is in the data
-    # or the checksum.
+    # Which line fails, and whether the error is in the data or the checksum, depends on the
+    # decompression library.
     "corrupt gzip": (bytes(CORRUPT), "train.de, "),
     "wrong checksum": (compress(b"one\ntwo\n")[:-8] + bytes(8), "after line 2: broken gzip: CRC"),
     "gzip and more": (compress(b"one\ntwo\n") + b"more", "after line 2: broken gzip: "),
