@@ -16,7 +16,7 @@ SMALL = Config().change(
         "d_v": 8,
         "max_length": 64,
     },
-    # An epoch has four batches of two shapes, so a run covers two epochs and compiles little.
+    # An epoch has four batches of two shapes, so a run covers two epochs with few compilations.
     data={"num_pairs": 200, "vocab_size": 64, "max_length": 24, "batch_tokens": 512},
     train={
         "steps": 8,

@@ -103,7 +103,7 @@ def run(
 
 
 def serve() -> None:
-    """Answer requests until standard input ends."""
+    """Serve requests until standard input is closed."""
     for line in sys.stdin:
         request = json.loads(line)
         if isinstance(request, int):

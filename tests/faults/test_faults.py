@@ -100,7 +100,7 @@ def newest_step(path: Path) -> int:
 
 
 def assert_equal(path: Path, undisturbed: Path) -> None:
-    """Compare all files of two runs, ignoring times."""
+    """Check that two finished runs have the same state, metrics (except times), and samples."""
     assert state_of(path)[0] == CONFIG.train.steps
     assert_same(state_of(path), state_of(undisturbed))
     assert metrics_of(path) == metrics_of(undisturbed)

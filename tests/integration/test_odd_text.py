@@ -98,7 +98,7 @@ class RandomCorpus:
         self.insert(split, pair)
 
     def break_line(self) -> None:
-        """Insert a line that is not UTF-8."""
+        """Insert a line that is not valid UTF-8."""
         split = self.rng.choice(self.splits)
         side = self.rng.randrange(2)
         pair = [b"one", b"one"]
