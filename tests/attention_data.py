@@ -1,4 +1,4 @@
-"""Attention weights without a model, for tests of pages and figures."""
+"""Attention weights that do not need a model, for tests of pages and figures."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ HOSTILE = (
 def make_maps(
     *, layers: int = 2, heads: int = 3, queries: int = 5, keys: int = 6, hostile: bool = False
 ) -> dict[str, AttentionMap]:
-    """Return random weights whose rows sum to 1, and tokens that are distinct unless hostile."""
+    """Return random weights whose rows sum to 1. Tokens are distinct unless `hostile` is true."""
     rng = np.random.default_rng(0)
 
     def draw(*lengths: int) -> np.ndarray:

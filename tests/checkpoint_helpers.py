@@ -19,7 +19,7 @@ def params_of(step: int) -> dict[str, Any]:
 
 
 def with_optimizer(params: Any) -> dict[str, Any]:
-    """Return the content of a checkpoint: these parameters and an optimizer state."""
+    """Return the contents of a checkpoint: the given parameters and an optimizer state."""
     return {"params": params, "optimizer": {"count": jnp.int32(7)}}
 
 
@@ -29,7 +29,7 @@ def target_like(params: Any) -> dict[str, Any]:
 
 
 def write_steps(folder: Path, perplexities: dict[int, float | None], keep: int = 3) -> None:
-    """Write a checkpoint for each step, with its perplexity if it is scheduled."""
+    """Write a checkpoint for each step. A checkpoint with a perplexity is a scheduled one."""
     with CheckpointManager(folder, IDENTITY, keep=keep) as checkpoints:
         for step, perplexity in perplexities.items():
             checkpoints.prepare_save(step, with_optimizer(params_of(step)))
@@ -42,7 +42,7 @@ def steps_on_disk(folder: Path) -> set[int]:
 
 
 def open_writable(folder: Path, messages: list[str]) -> CheckpointManager:
-    """Open checkpoints for writing and append messages about damaged checkpoints to a list."""
+    """Open checkpoints for writing, and append messages about damaged ones to a list."""
     return CheckpointManager(folder, IDENTITY, keep=3, say=messages.append)
 
 

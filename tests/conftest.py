@@ -1,4 +1,4 @@
-"""Set up all tests: check array shapes, and use a separate cache and fast compilation."""
+"""Configure all tests: check array shapes, and use a separate cache and fast compilation."""
 
 import os
 import tempfile
@@ -9,20 +9,20 @@ import pytest
 from forks import Forks, open_forks
 from jaxtyping import install_import_hook
 
-# Set these variables before the package is imported. All tests use one cache, which is separate
-# from the user's cache. The workers of a test run share it, so text is prepared and programs are
-# compiled only once.
+# Set these variables before importing the package. All tests use one cache, which is separate from
+# the user's. The workers in a test session share it, so text is prepared and programs are compiled
+# only once.
 DEFAULT_CACHE = Path(tempfile.gettempdir()) / f"transformer_jax-tests-{os.getuid()}"
 CACHE = Path(os.environ.get("TRANSFORMER_JAX_TEST_CACHE", DEFAULT_CACHE))
 os.environ["TRANSFORMER_JAX_CACHE"] = str(CACHE)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "programs")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Operands of different rank are usually a mistake, so every broadcast must be explicit.
+# Broadcasting operands of different rank is usually a mistake, so it must be explicit.
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
-# Most programs run only once in a test, so LLVM's optimizations cost more time than they save. The
-# emitters that compile fastest are therefore best. Each worker gets one thread, because the workers
-# use all cores.
+# Most programs run only once in a test, so LLVM's optimizations cost more time than they save, and
+# the emitters that compile fastest are best. Each worker gets one thread, because the workers
+# together use all cores.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
@@ -35,13 +35,13 @@ install_import_hook([f"transformer_jax.{wing}" for wing in WINGS], "shape_checks
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Use one more worker than cores, because some tests wait for other processes."""
+    """Use one more worker than there are cores, because some tests wait for other processes."""
     is_linux = hasattr(os, "sched_getaffinity")
     return (len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slowest tests first, so that they run in parallel with others."""
+    """Run the slowest tests first, so that they overlap with the others."""
     items.sort(key=lambda item: item.path.stem != "test_commands")
 
 

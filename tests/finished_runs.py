@@ -1,4 +1,4 @@
-"""Write the files of finished runs without training. Tests of reports use these runs."""
+"""Write the files of finished runs without training, for tests of reports."""
 
 import dataclasses
 import json
@@ -27,14 +27,14 @@ TEXT = {
     **dict.fromkeys(("train", "dev", "test"), ("a", "b")),
     "bleu_tokenizer": "none",
 }
-# This text contains characters that Markdown, LaTeX, HTML, and spreadsheets interpret.
+# Each of these characters has a special meaning in Markdown, LaTeX, HTML, or spreadsheets.
 HOSTILE = "<b>&%_$#{}~^\\ |=1+1\"'`"
 
 
 def write_results(
     run: SweepRun, perplexity: float, wrong: int, splits: Sequence[str] = ("dev", "test")
 ) -> None:
-    """Write the evaluations and metrics of a finished run."""
+    """Write a finished run's evaluations and metrics."""
     rng = np.random.default_rng([run.seed, wrong])
     hypotheses = [
         " ".join("?" if rng.integers(100) < wrong else word for word in line.split())
@@ -64,14 +64,14 @@ def write_results(
 
 
 def set_status(run: SweepRun, status: str, **details: object) -> None:
-    """Write the status file of a run with the given content."""
+    """Write the given contents to a run's status file."""
     run.status_file.write_text(json.dumps({"status": status, **details}))
 
 
 def make_finished_sweep(
     path: Path, rows: Sequence[str] = tuple(RESULTS), splits: Sequence[str] = ("dev", "test")
 ) -> Sweep:
-    """Make a sweep of finished runs, with three seeds for each row."""
+    """Make a sweep of finished runs with three seeds per row."""
     configs = {
         name: Row(SMALL.change(data=TEXT, model={"d_ff": 32 + i}), paper)
         for i, (name, (_, _, paper)) in enumerate(RESULTS.items())
@@ -86,7 +86,7 @@ def make_finished_sweep(
 
 
 def collect(sweep: Sweep) -> Results:
-    """Collect the results of a sweep as the command line does."""
+    """Collect a sweep's results the way the command line does."""
     return collect_results(
         sweep, [read_status(run) for run in sweep.runs], "transformer-jax report"
     )

@@ -30,7 +30,7 @@ class Forks:
         return self._request({"arguments": arguments, "log": str(log), **options})
 
     def wait(self, pid: int) -> int:
-        """Wait until a process ends and return its exit code, or the negative signal number."""
+        """Wait for a process, and return its exit code (minus the signal number if killed)."""
         return self._request(pid)
 
     def _request(self, request: Any) -> int:
@@ -43,7 +43,7 @@ class Forks:
 
 @contextmanager
 def open_forks() -> Iterator[Forks]:
-    """Start a process that runs `zygote.py`, and end it on exit."""
+    """Start a process that runs `zygote.py`, and stop it when the context ends."""
     paths = [str(path) for path in (TESTS.parent, TESTS, TESTS / "faults")]
     with subprocess.Popen(
         [sys.executable, str(TESTS / "zygote.py")],

@@ -39,7 +39,7 @@ class InMemoryCorpus:
 
 
 def sequences(prepared: Prepared, split: Split) -> list[list[list[int]]]:
-    """Return the tokens of all sources, and the tokens of all targets."""
+    """Return the tokens of all sources and the tokens of all targets."""
     return [
         [tokens.tolist() for tokens in np.split(side.flat, side.offsets[1:-1])]
         for side in prepared.tokens(split)

@@ -19,23 +19,23 @@ TARGET = jnp.asarray([[8, 3, 10, 5, EOS], [12, 4, EOS, PAD, PAD]])
 
 
 def make_model(**changes: Any) -> tuple[Transformer, dict[str, Any]]:
-    """Return a changed `SMALL` model, by default with one layer per stack, and its parameters."""
+    """Return a variant of `SMALL`, by default with one layer per stack, and its parameters."""
     changes.setdefault("num_layers", 1)
     model = build_transformer(replace(SMALL, **changes), VOCABULARY)
     return model, drawn_params(model, SOURCE, TARGET)
 
 
 def make_self_attention(config: ModelConfig) -> MultiHeadAttention:
-    """Return a self-attention module of the model that the config describes."""
+    """Return a self-attention module for the given config."""
     components = choose_components(config)
     return components.self_attention(config, components.score)
 
 
 def make_encoder_layer(config: ModelConfig) -> EncoderLayer:
-    """Return an encoder layer of the model that the config describes."""
+    """Return an encoder layer for the given config."""
     return EncoderLayer(config, choose_components(config))
 
 
 def make_decoder_layer(config: ModelConfig) -> DecoderLayer:
-    """Return a decoder layer of the model that the config describes."""
+    """Return a decoder layer for the given config."""
     return DecoderLayer(config, choose_components(config))

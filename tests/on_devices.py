@@ -1,4 +1,4 @@
-"""Compare training with each sharding to training on one device; print differences as JSON.
+"""Compare training with each sharding to training on one device, and print the differences as JSON.
 
 `test_sharding` runs this program:
 
@@ -27,7 +27,7 @@ STEPS = 50
 
 
 def random_batches() -> list[Batch]:
-    """Return random batches of 13 rows, the longest rows first."""
+    """Return random batches of 13 rows, with the longest rows first."""
     rng = np.random.default_rng(0)
     batches = []
     for _ in range(STEPS):
@@ -38,14 +38,14 @@ def random_batches() -> list[Batch]:
 
 
 def pad_rows(batch: Batch, devices: int) -> Batch:
-    """Add empty rows, so that all devices have the same number of rows."""
+    """Add empty rows, so that every device has the same number of rows."""
     return Batch(*(np.pad(side, ((0, -len(side) % devices), (0, 0))) for side in batch))
 
 
 def use_double_precision(config: Config) -> Config:
     """Make the package compute in float64 instead of float32."""
     jax.config.update("jax_enable_x64", True)
-    # The package uses the name `jnp.float32`, and the config does not allow float64.
+    # The package refers to `jnp.float32`, and the config does not allow float64.
     jnp.float32 = jnp.float64
     object.__setattr__(config.model, "dtype", "float64")
     return config
@@ -54,7 +54,7 @@ def use_double_precision(config: Config) -> Config:
 def train(
     name: str, devices: int, config: Config, steps: int, dtype: str
 ) -> tuple[TrainState, list[list[float]]]:
-    """Train; return the last state, and the loss sums and gradient norm of each step."""
+    """Train, and return the final state and each step's loss sums and gradient norm."""
     model = build_transformer(config.model, VOCAB)
     sharding = SHARDINGS[name](jax.devices()[:devices])
     state = init_state(model, config.train)
@@ -73,8 +73,8 @@ def train(
 
 
 def divide_state() -> dict[int, float]:
-    """Return the largest share of the state on a device with FSDP, for each number of devices."""
-    # The base model at an eighth of its width: the same arrays, and an odd vocabulary.
+    """For each number of devices, return the largest share of the state on a device with FSDP."""
+    # Two layers of the base model at an eighth of its width, with an odd vocabulary size.
     config = Config().change(
         model={"num_layers": 2, "d_model": 64, "d_ff": 256, "num_heads": 8, "d_k": 8, "d_v": 8}
     )
@@ -91,7 +91,7 @@ def divide_state() -> dict[int, float]:
 def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
     """Print the largest differences for each dropout rate, sharding, and number of devices.
 
-    This program also prints which share of the state each device holds.
+    This program also prints the largest share of the state that any device holds.
     """
     jax.config.update("jax_num_cpu_devices", 8)
     shares = divide_state()
@@ -112,7 +112,7 @@ def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
             relative = np.abs(np.divide(history, expected) - 1)
             distances[dropout][f"{name} {devices}"] = {
                 "params": max(jax.tree.leaves(params)),
-                # Maxima over all steps of smoothed, nll, count, and gradient_norm.
+                # These are the maxima over all steps of smoothed, nll, count, and gradient_norm.
                 "metrics": relative.max(axis=0).tolist(),
             }
     sys.stdout.write(json.dumps({"distances": distances, "shares": shares}) + "\n")

@@ -1,4 +1,4 @@
-"""The paper's equations as loops in numpy in float64, and helpers for tests of modules.
+"""The paper's equations as NumPy loops in float64, and helpers for testing modules.
 
 This module imports only the config from the package. Parameters are nested dictionaries, as in
 Flax.
@@ -35,7 +35,7 @@ def examples(count: int) -> settings:
 
 
 def normal(seed: int, *shape: int) -> Array:
-    """Draw numbers from N(0, 1) with numpy, which does not need compilation."""
+    """Draw numbers from N(0, 1) with NumPy, which does not need compilation."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32))
 
 
@@ -45,7 +45,7 @@ def coins(seed: int, share: float, *shape: int) -> Array:
 
 
 def initial_params(module: nn.Module, *arguments: ArrayLike, method: str = "__call__") -> Any:
-    """Return the parameters from the module's initializers."""
+    """Return the initial parameters of the module."""
     return module.init(jax.random.key(0), *arguments, method=method)["params"]
 
 
@@ -80,12 +80,12 @@ def apply(
 
 
 def floats(x: ArrayLike) -> Floats:
-    """Return the array as a numpy array in float64."""
+    """Return the array as a float64 NumPy array."""
     return np.asarray(x, np.float64)
 
 
 def softmax(scores: Floats) -> Floats:
-    """Return exp(scores), divided by its sum."""
+    """Return exp(scores) divided by its sum."""
     powers = np.exp(scores - scores.max())
     return powers / powers.sum()
 
@@ -93,7 +93,7 @@ def softmax(scores: Floats) -> Floats:
 def attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, mask: ArrayLike, *, scale: float
 ) -> tuple[Floats, Floats]:
-    """Return the weights [B, H, T, S] and the averages [B, T, H, V], one query at a time."""
+    """Compute the weights [B, H, T, S] and the averages [B, T, H, V], one query at a time."""
     q, k, v = floats(query), floats(key), floats(value)
     (batch, queries, heads, _), keys = q.shape, k.shape[1]
     allowed = np.broadcast_to(np.asarray(mask), (batch, heads, queries, keys))
@@ -113,7 +113,7 @@ def attention(
 def multi_head_attention(
     params: Params, x: ArrayLike, memory: ArrayLike, mask: ArrayLike, *, scale: float | None = None
 ) -> Floats:
-    """Return Concat(head_1, ..., head_h) W^O, one head at a time (section 3.2.2)."""
+    """Compute Concat(head_1, ..., head_h) W^O, one head at a time (section 3.2.2)."""
     return _attend(params, x, memory, mask, scale)[1]
 
 
@@ -198,7 +198,7 @@ def sinusoid(positions: int, d_model: int) -> Floats:
 
 
 def transformer(params: Params, source: ArrayLike, target: ArrayLike) -> Floats:
-    """Return the logits of each target token (figure 1); 0 is padding, 1 begins a sentence."""
+    """Return the logits for each target token (figure 1). 0 is padding, and 1 begins a sentence."""
     source, target = np.asarray(source), np.asarray(target)
     matrix = floats(params["embedding"]["table"])
     d_model = matrix.shape[1]
@@ -220,7 +220,7 @@ def transformer(params: Params, source: ArrayLike, target: ArrayLike) -> Floats:
 
 
 class BeamSlots:
-    """A simulated beam search in which each hypothesis has a random beam slot at each step.
+    """A simulated beam search in which each hypothesis is in a random beam slot at each step.
 
     Shapes: B sentences, J hypotheses, L steps.
     """
@@ -242,6 +242,6 @@ class BeamSlots:
         return values[np.arange(len(values))[:, None], self._slots[:, step]]
 
     def ancestors(self, step: int) -> Array:
-        """Return the ancestors [B, J, L] of each slot at all steps up to this one, then zeros."""
+        """Return each slot's ancestors [B, J, L] at all steps up to this one, followed by zeros."""
         is_past = np.arange(self._slots.shape[1]) <= step
         return self.scatter(step, np.where(is_past, self._slots.swapaxes(1, 2), 0))

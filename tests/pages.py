@@ -1,4 +1,4 @@
-"""The Markdown pages of the repository, and the commands in them."""
+"""The repository's Markdown pages and the commands in them."""
 
 import re
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ TIME = re.compile(r"(\d+) (s|min)\b")
 
 @dataclass(frozen=True)
 class Command:
-    """A shell command of a page, or a block of Python, with its label.
+    """A shell command or a block of Python on a page, with its label.
 
-    A label is a time (`5 s`, `3 min`) or what the command needs (`needs a GPU`).
+    A label states a time (`5 s`, `3 min`) or what the command needs (`needs a GPU`).
     """
 
     text: str
     label: str
     language: str = "sh"
     path: str | None = None
-    """The path of the file in a Python block, or None if the block is code to run."""
+    """The path of the file that a Python block shows, or None if the block is code to run."""
 
     @property
     def is_tested(self) -> bool:
@@ -41,7 +41,7 @@ class Command:
 
     @property
     def is_cheap(self) -> bool:
-        """Whether the command takes seconds and does not depend on earlier commands of the page."""
+        """Whether the command takes seconds and does not depend on earlier commands on the page."""
         time = TIME.match(self.label)
         is_short = time is not None and time.group(2) == "s"
         needs_output = re.search(r"\b(runs|sweeps|reports|activate|digits|my_\w+)\b", self.text)
@@ -53,7 +53,7 @@ def name(page: Path) -> str:
 
 
 def commands(page: Path) -> list[Command]:
-    """Return the commands of a page in order.
+    """Return the commands on a page in order.
 
     The label of a shell command follows `  # ` at the end of its last line. Blocks of Python that
     begin with `# sketch` are omitted. A block that begins with `# PATH.py` contains that file.

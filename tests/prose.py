@@ -1,4 +1,4 @@
-"""The prose of the repository: docstrings, comments, messages, and Markdown."""
+"""The repository's prose: docstrings, comments, messages, and Markdown."""
 
 import ast
 import io
@@ -19,7 +19,7 @@ SKIPPED = {
     *set((ROOT / "experiments/results").glob("*/*.md")),
 }
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
-# A list item, a table row, or a heading begins a passage, and so does an entry of `Args:`.
+# A list item, a table row, or a heading begins a passage, and so does an entry under `Args:`.
 ITEM = re.compile(r"\s*(?:[-*|]|\d+\.|#+) ")
 ITEM_OR_ENTRY = re.compile(rf"{ITEM.pattern}|\s*\w+:(?: |$)")
 CODE = re.compile(r"`+[^`]*`+")
@@ -73,7 +73,7 @@ def _strings(path: Path) -> Iterator[Passage]:
 
 
 def _is_literal_block(docstring: ast.Constant, offset: int) -> bool:
-    """Whether a paragraph is a block of code, which is indented and follows an empty line."""
+    """Whether a paragraph is a block of code, which is indented and follows a blank line."""
     lines = str(docstring.value).splitlines()
     indent = len(lines[offset]) - len(lines[offset].lstrip())
     return offset > 0 and not lines[offset - 1].strip() and indent > docstring.col_offset
@@ -106,7 +106,7 @@ def _joined(path: Path, comments: list[tokenize.TokenInfo]) -> Passage:
 
 
 def _paragraphs(path: Path) -> Iterator[Passage]:
-    """Yield the paragraphs and list items of a page, and the cells of its tables."""
+    """Yield the paragraphs, list items, and table cells of a page."""
     text = re.sub(
         r"^```.*?^```$",
         lambda fence: "\n" * fence[0].count("\n"),

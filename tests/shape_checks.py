@@ -1,6 +1,6 @@
-"""Defines the function that checks array shapes in signatures. It runs only in tests."""
+"""Define the function that checks array shapes in signatures. It runs only in tests."""
 
 from beartype import BeartypeConf, beartype
 
-# Accept an int for a float, as Python does.
+# Accept an int where a float is expected, as Python does.
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))

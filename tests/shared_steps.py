@@ -1,7 +1,7 @@
-"""Share compiled training steps between the runs of a test process.
+"""Share compiled training steps between the runs in a test process.
 
-Tracing and loading the training step takes most of the time of a small run. Runs whose configs
-differ only in `UNRELATED` fields train with the same step, so in tests they share one program.
+Tracing and loading the training step takes most of a small run's time. Runs whose configs differ
+only in `UNRELATED` fields train with the same step, so in tests they share one program.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from transformer_jax.training import loop
 from transformer_jax.training.sharding import DataParallel, PmapDataParallel
 from transformer_jax.training.step import TrainState, TrainStep
 
-# A training step does not depend on these fields; `test_compilation` checks it.
+# A training step does not depend on these fields, as `test_compilation` verifies.
 UNRELATED: dict[str, Any] = {
     "steps": 8,
     "seed": 0,
@@ -37,7 +37,7 @@ Compile = Callable[[Any, TrainStep, TrainState, Batch], jax.stages.Compiled]
 
 @contextmanager
 def share_compiled_steps() -> Iterator[None]:
-    """Make the runs of this process reuse each other's steps until the context ends."""
+    """Let the runs in this process reuse each other's steps until the context ends."""
     make_train_step = loop.make_train_step
     steps: dict[object, TrainStep] = {}
     programs: dict[object, jax.stages.Compiled] = {}

@@ -1,4 +1,4 @@
-"""A small experiment that several tests run. It takes seconds."""
+"""A small experiment that several tests run. It takes only seconds."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ SMALL = Config().change(
         "d_v": 8,
         "max_length": 64,
     },
-    # An epoch has four batches of two shapes, so a run contains two epochs and compiles little.
+    # An epoch has four batches of two shapes, so a run covers two epochs with few compilations.
     data={"num_pairs": 200, "vocab_size": 64, "max_length": 24, "batch_tokens": 512},
     train={
         "steps": 8,
@@ -25,13 +25,13 @@ SMALL = Config().change(
         "keep_checkpoints": 3,
         "log_every": 2,
     },
-    # An untrained model ends few sentences by itself, so this limit is the length of a search.
+    # An untrained model rarely ends a sentence, so a search runs up to this limit.
     decode={"max_extra_length": 8},
 )
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
-    """Return the content of metrics.jsonl, without the fields that depend on the clock."""
+    """Return the contents of metrics.jsonl without the fields that depend on the clock."""
     clock = {"time", "tokens_per_second", "utilization"}
     lines = (run / "metrics.jsonl").read_text("utf-8").splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]

@@ -20,7 +20,7 @@ from transformer_jax.training.loop import run_training
 from transformer_jax.training.step import init_state
 
 QUIET = Console(quiet=True)
-# Runs that tests share are trained with this secret in environment variables.
+# Runs that tests share are trained with this secret in their environment variables.
 PRIVATE = "hunter2-and-more"
 # A jitted function is traced once for each model and config.
 INIT_STATE = jax.jit(init_state, static_argnums=(0, 1))
@@ -33,14 +33,14 @@ def train(config: Config, path: Path, **options: Any) -> Path:
 
 
 def resume(path: Path, **sections: dict[str, Any]) -> Path:
-    """Resume a run with changes to sections of its config, and return its path."""
+    """Resume a run with changes to its config, and return its path."""
     folder = RunDirectory.open(path)
     run_training(folder.with_config(folder.config.change(**sections)), QUIET)
     return path
 
 
 def state_of(path: Path) -> tuple[int, Any]:
-    """Return the step of the latest checkpoint, and its parameters and optimizer state."""
+    """Return the step of the latest checkpoint, along with its parameters and optimizer state."""
     run = transformer_jax.load(path, average_checkpoints=1)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.eval_shape(INIT_STATE, run.model, run.config.train)
@@ -56,12 +56,12 @@ def scores_of(path: Path) -> dict[int, float]:
 
 
 def assert_same(left: Any, right: Any) -> None:
-    """Check that two trees of arrays are equal bit for bit."""
+    """Check that two trees of arrays are bit-identical."""
     jax.tree.map(np.testing.assert_array_equal, left, right)
 
 
 def signal_at_step(patch: pytest.MonkeyPatch, step: int, number: int) -> None:
-    """Send a signal to this process while it trains the given step."""
+    """Send a signal to this process while it runs the given training step."""
     beat = heartbeat.beat
 
     def beat_and_signal(current: int) -> None:

@@ -17,14 +17,14 @@ from transformer_jax.training.create_run import create_run
 def write_untrained_run(
     path: Path, config: Config = SMALL, *, steps: tuple[int, ...] = (4, 8), scale: float = 1.0
 ) -> RunDirectory:
-    """Make a run with scheduled checkpoints that have different random parameters.
+    """Make a run whose scheduled checkpoints have different random parameters.
 
     Args:
         path: the path of the run.
         config: the experiment.
         steps: the steps of the checkpoints.
-        scale: a factor for all weights. With a factor of 3, different lines have different
-            translations.
+        scale: a factor that multiplies all weights. With a factor of 3, different lines get
+            different translations.
     """
     run = create_run(config, path, Console(quiet=True))
     model = build_transformer(run.config.model, **run.vocabulary.sizes)

@@ -1,10 +1,10 @@
 # ruff: noqa: T201
-"""Fork processes that tests can kill from a process that has already imported the package.
+"""Fork processes for tests to kill, from a process that has already imported the package.
 
-`python zygote.py` reads one JSON request per line from standard input. For a command line, it forks
-a child and replies with the child's process ID. Given a process ID, it waits for that child and
-replies with the child's exit code. A forked process does not import anything, so a test can start
-and kill many processes.
+`python zygote.py` reads one JSON request per line from standard input. Given a command line, it
+forks a child and replies with the child's process ID. Given a process ID, it waits for that child
+and replies with its exit code. A forked process does not have to import anything, so a test can
+start and kill many processes quickly.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-# Import the modules that a child process needs. These imports do not start devices or threads.
+# Import what a child process needs. These imports do not initialize devices or start threads.
 import transformer_jax.training.loop  # noqa: F401
 from transformer_jax.cli import main
 from transformer_jax.runs import array_store, checksums
@@ -31,12 +31,12 @@ def die() -> None:
 
 
 def die_before(owner: Any, name: str, argument: str = "", count: int = 2) -> None:
-    """Kill this process before the count-th call with arguments that contain the text."""
+    """Kill this process before the count-th call whose arguments contain the given text."""
     _intercept(owner, name, argument, count, lambda call: (die(), call()))
 
 
 def die_after(owner: Any, name: str, argument: str = "", count: int = 2) -> None:
-    """Kill this process after the count-th call with arguments that contain the text."""
+    """Kill this process after the count-th call whose arguments contain the given text."""
     _intercept(owner, name, argument, count, lambda call: (call(), die()))
 
 
@@ -55,7 +55,7 @@ def _intercept(
     setattr(owner, name, intercepted)
 
 
-# All moments are during the save of the second checkpoint or the removal of the first.
+# The process dies while it saves the second checkpoint or removes the first.
 MOMENTS: dict[str, Callable[[], None]] = {
     "before a save": lambda: die_before(array_store.ocp, "save_checkpointables_async"),
     "after a save has begun": lambda: die_after(array_store.ocp, "save_checkpointables_async"),
@@ -84,12 +84,12 @@ def run(
 
     Args:
         arguments: the command line.
-        log: the file for errors.
-        output: the file for the output, by default `log`.
+        log: the file for standard error.
+        output: the file for standard output; defaults to `log`.
         folder: the working directory of the command.
         programs: the folder of the compilation cache; defaults to the tests' cache.
         num_devices: the number of simulated devices.
-        die: one of `MOMENTS`, when the process kills itself.
+        die: the moment, one of `MOMENTS`, at which the process kills itself.
     """
     for source, target in ((os.devnull, 0), (output or log, 1), (log, 2)):
         os.dup2(os.open(source, os.O_RDWR | os.O_CREAT | os.O_APPEND), target)
@@ -103,7 +103,7 @@ def run(
 
 
 def serve() -> None:
-    """Answer requests until standard input ends."""
+    """Serve requests until standard input is closed."""
     for line in sys.stdin:
         request = json.loads(line)
         if isinstance(request, int):

@@ -23,8 +23,7 @@ from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.run_directory import RunDirectory
 
 TESTS = Path(__file__).parents[1]
-# The run includes dropout, gradient accumulation, the peak of the learning rate, and the ends of
-# epochs.
+# The run exercises dropout, gradient accumulation, the learning-rate peak, and epoch boundaries.
 CONFIG = SMALL.change(
     train={
         "steps": 60,
@@ -42,7 +41,7 @@ NUM_KILLS = int(os.environ.get("TRANSFORMER_JAX_KILLS", "50"))
 
 @dataclasses.dataclass
 class Trainer:
-    """A process that starts trainers in a folder by forking, and reads their output."""
+    """Starts trainers in a folder by forking a process, and reads their output."""
 
     forks: Forks
     folder: Path
@@ -54,13 +53,13 @@ class Trainer:
         return self.forks.start(*arguments, log=self.folder / "log", programs=programs, die=die)
 
     def train(self, path: Path, die: str | None = None) -> int:
-        """Start or resume a run and return the process ID."""
+        """Start or resume a run, and return the process ID."""
         if (path / "run.json").exists():
             return self.start("resume", str(path), die=die)
         return self.start("train", str(self.folder / "config.py"), "--out", str(path), die=die)
 
     def wait(self, pid: int) -> int:
-        """Wait until a process ends and return its exit code, or the negative signal number."""
+        """Wait for a process, and return its exit code (minus the signal number if killed)."""
         return self.forks.wait(pid)
 
     def read_log(self) -> str:
@@ -80,7 +79,7 @@ class Trainer:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The path of a run that trains without faults. Later runs of this process share its steps."""
+    """The path of a run without faults. Later runs in this process share its compiled steps."""
     with share_compiled_steps():
         yield train(CONFIG, tmp_path_factory.mktemp("faults") / "undisturbed")
 
@@ -89,7 +88,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def trainer(forks: Forks, undisturbed: Path) -> Trainer:
     folder = undisturbed.parent
     (folder / "config.py").write_text("from test_faults import CONFIG\n")
-    # The other runs use the programs that the undisturbed run has compiled.
+    # Let the other runs use the programs that the undisturbed run compiled.
     (folder / "programs").mkdir()
     for program in Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).iterdir():
         (folder / "programs" / program.name).symlink_to(program)
@@ -101,7 +100,7 @@ def newest_step(path: Path) -> int:
 
 
 def assert_equal(path: Path, undisturbed: Path) -> None:
-    """Compare all files of two runs, ignoring times."""
+    """Check that two finished runs have the same state, metrics (except times), and samples."""
     assert state_of(path)[0] == CONFIG.train.steps
     assert_same(state_of(path), state_of(undisturbed))
     assert metrics_of(path) == metrics_of(undisturbed)
@@ -121,7 +120,7 @@ def events_of(path: Path) -> list[tuple[str, int]]:
     return [(tag, e.step) for tag in events.Tags()["tensors"] for e in events.Tensors(tag)]
 
 
-# This test is slow. The next test is fast and kills a run only once.
+# This test is slow. The next test is fast, but it kills a run only once.
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
     trainer: Trainer, undisturbed: Path
@@ -133,7 +132,7 @@ def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
         path = trainer.folder / f"killed-{num_kills}-{num_runs}"
         for _ in range(min(5, num_kills - num_killed)):
             pid = trainer.train(path)
-            # The random delay ranges from the start of the process to the last steps of training.
+            # The random delays range from process startup to the last training steps.
             time.sleep(rng.uniform(0, 6))
             os.kill(pid, signal.SIGKILL)
             num_killed += trainer.wait(pid) == -signal.SIGKILL
@@ -154,7 +153,7 @@ def test_a_kill_at_any_moment_of_a_save_loses_at_most_one_interval(
     for moment in moments:
         path = trainer.folder / "moment"
         assert trainer.wait(trainer.train(path, die=moment)) == -signal.SIGKILL, moment
-        # The checkpoint of the first step must still be intact.
+        # Every checkpoint that is left must still be intact.
         names = (p.name for p in (path / "checkpoints").iterdir())
         steps = [int(name) for name in names if name.isdecimal()]
         assert steps, moment
@@ -184,14 +183,14 @@ def test_a_signal_at_any_time_loses_no_step(
     for _ in range(num_signals):
         trainer.read_log()
         pid = trainer.train(path)
-        # Wait until the process has locked the run, because before that there is no run to resume.
+        # Wait until the process locks the run, because there is no run to resume before that.
         while not describe_holder(path):
             time.sleep(0.05)
         time.sleep(rng.uniform(0, 4))
         os.kill(pid, number)
         exit_code = trainer.wait(pid)
         if exit_code == 0:
-            # The run ended before the signal arrived. Start a new run.
+            # The run ended before the signal arrived, so start a new run.
             assert_equal(path, undisturbed)
             shutil.rmtree(path)
             continue
@@ -244,8 +243,8 @@ def test_if_several_processes_start_at_once_one_trains_and_the_others_report_it(
         assert sorted(exit_codes) == [0, *[2] * (count - 1)], log
         messages = [line for line in log.splitlines() if line.startswith("transformer-jax: ")]
         assert len(messages) == count - 1
-        # A process that starts after the run was created, but before it was locked, reports that
-        # the run already exists.
+        # A process that starts after the run is created, but before it is locked, reports that the
+        # run already exists.
         known = ("is being trained by", "already exists")
         assert all(any(text in message for text in known) for message in messages), messages
     assert_same(state_of(path), state_of(undisturbed))

@@ -1,4 +1,4 @@
-"""Trained runs for several test modules, which compare or copy them but do not change them."""
+"""Trained runs that several test modules compare or copy but do not modify."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ from transformer_jax.config import Config
 
 
 def train_once(config: Config, name: str, factory: pytest.TempPathFactory) -> Path:
-    """Train a run, or wait until another worker of this test run has trained it."""
+    """Train a run, or wait until another worker in this test session has trained it."""
     folder = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -31,7 +31,7 @@ def train_once(config: Config, name: str, factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="session", autouse=True)
 def _shared_steps() -> Iterator[None]:
-    """Trace and compile the training steps of equal runs only once in each worker."""
+    """Trace and compile the training step only once per worker for equivalent runs."""
     with share_compiled_steps():
         yield
 
@@ -44,5 +44,5 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def half_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of a run with only the first four steps of `whole_run`."""
+    """The path of a run that covers only the first four steps of `whole_run`."""
     return train_once(SMALL.change(train={"steps": 4}), "half", tmp_path_factory)

@@ -1,6 +1,6 @@
-"""Test what a browser shows of a page of attention weights, and compare it with the weights.
+"""Test that a browser displays a page of attention weights correctly.
 
-Chromium must be installed, and playwright drives it. Otherwise, these tests are skipped.
+Playwright drives Chromium. If either is not installed, these tests are skipped.
 """
 
 import importlib.util
@@ -26,14 +26,14 @@ if importlib.util.find_spec("playwright") is None:
 
 MAPS = make_maps(layers=3, heads=2)
 HOSTILE_MAPS = make_maps(layers=6, heads=8, queries=60, keys=60, hostile=True)
-# A stored weight differs by half a step of 1/255, and the page shows four digits.
+# A stored weight can be off by half a step of 1/255, and the page shows four digits.
 TOLERANCE = 0.5 / 255 + 1e-4
 LINES = "lines => lines.map(x => [...['head', 'query', 'key'].map(k => +x.dataset[k]), \
 +x.getAttribute('stroke-opacity')])"
 
 
 class View:
-    """A browser with one page, which records errors and requests."""
+    """A browser with a single page that records errors and requests."""
 
     def __init__(self, page: Any, folder: Path) -> None:
         self.page, self.folder = page, folder
@@ -43,7 +43,7 @@ class View:
         page.on("request", lambda request: self.problems.append(request.url))
 
     def open(self, maps: AttentionMaps, width: int = 1000, **selection: Any) -> None:
-        """Show a page, read from disk."""
+        """Write a page to disk and open it in the browser."""
         path = self.folder / "page.html"
         page = render_page(maps, Selection(**selection), source=HOSTILE[0], target=HOSTILE[1])
         path.write_text(page.html, "utf-8")
@@ -190,7 +190,8 @@ def test_hostile_tokens_are_text_and_fit_the_page(view: View, width: int) -> Non
     assert view.page.locator("#source").text_content() == printable(HOSTILE[0])
     assert view.evaluate("document.title") == "Attention weights"
     view.token("queries", 8).click()
-    # No token is hidden or overlaps the lines, rows have the same height, and nothing overflows.
+    # No token is hidden or overlaps the lines, all rows have the same height, and nothing
+    # overflows.
     boxes = view.page.eval_on_selector_all(
         ".token bdi", "all => all.map(x => x.getBoundingClientRect()).map(b => [b.left, b.right])"
     )
@@ -218,6 +219,6 @@ def test_the_page_works_in_the_frame_of_a_notebook_and_follows_the_color_scheme(
         assert frame.locator(".grid canvas").count() == 6
         colors.add(frame.evaluate(color))
     assert len(colors) == 2
-    # Only the notebook itself and its frame were requested.
+    # The browser requested only the notebook itself and its frame.
     assert {urlsplit(problem).scheme for problem in view.problems} <= {"file", "about"}
     view.problems.clear()

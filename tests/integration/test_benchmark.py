@@ -1,4 +1,4 @@
-"""Test the benchmark at toy size: its measurements, ratios, reports, and failing workers."""
+"""Test the benchmark at toy size: its measurements, ratios, reports, and handling of failures."""
 
 import dataclasses
 import json
@@ -54,7 +54,7 @@ def test_a_ratio_compares_two_samples_of_the_same_round() -> None:
     assert part.cpu_ratios("ours") == [2.0, 1.0, 0.5, 0.5]
     found = quartiles(part.ratios("ours"))
     assert (found.median, found.low, found.high) == (0.75, 0.5, 1.25)
-    # Ratios do not change if the machine is half as fast in one round.
+    # Ratios do not change if the machine runs at half speed in one round.
     [other] = results([1.0, 4.0, 8.0, 4.0], [2.0, 4.0, 4.0, 2.0]).benchmarks
     assert other.ratios("ours") == part.ratios("ours")
 
@@ -91,7 +91,7 @@ def test_a_difference_within_the_spread_is_not_reported_as_a_change(
     ours: list[float], printed: str
 ) -> None:
     before = results([1.0, 1.1, 0.9], [1.0, 1.0, 1.0])
-    # The machine of the second result is half as fast, which must not count as a change.
+    # The second result is from a machine that is half as fast, which must not count as a change.
     after = results([2 * x for x in ours], [2.0, 2.0, 2.0])
     line = next(x for x in compare(before, after).splitlines() if "speed relative to torch" in x)
     assert line.rstrip(" |").endswith(printed)
@@ -260,7 +260,7 @@ def test_our_workers_train_and_translate_their_task(tmp_path: Path) -> None:
     workload = adapter.train(task)
     first, later = workload.run(2), workload.run(40)
     assert (first.units, later.units) == (2 * 4 * 5, 40 * 4 * 5)
-    # The model learns. A uniform prediction over 50 tokens has the loss log 50 = 3.9.
+    # The model learns. A uniform prediction over 50 tokens has a loss of log 50 = 3.9.
     assert later.value != first.value
     assert 2 < later.value < 6
     assert workload.facts["parameters"] > 1000
@@ -285,7 +285,7 @@ def test_external_benchmarks_can_call_train_step_and_decode() -> None:
 def test_pipeline_batches_are_those_of_a_run_and_preloaded_batches_have_the_same_shapes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # The compiled steps are those of the runs that other tests train; see `shared_steps.py`.
+    # Reuse the compiled steps of the runs that other tests train; see `shared_steps.py`.
     monkeypatch.setattr(adapter, "make_train_step", loop.make_train_step)
     batches = prepare(SMALL.data).batches(SMALL.data.batch_tokens, SMALL.train.seed)
     task = {"config": SMALL.to_dict(), "steps": batches.per_epoch + 2}
@@ -392,6 +392,7 @@ def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
     torch = peers.train({**task, "is_compiled": False})
     ours = adapter.train(task)
     assert torch.run(1).units == ours.run(1).units
-    # The models differ only in a layer normalization after each stack and in attention biases.
+    # The PyTorch model has only two extras: attention biases, and a layer normalization after each
+    # stack.
     more = 2 * 2 * 16 + 3 * 4 * 16
     assert torch.facts["parameters"] == ours.facts["parameters"] + more

@@ -61,20 +61,20 @@ def test_a_step_is_compiled_once_for_each_shape_and_later_epochs_compile_nothing
     epochs = train_epochs(components)
     compiled = compiled_by(lambda: next(epochs), caplog)
     assert compiled.count("jit(train_step)") == num_shapes, compiled
-    # All shapes have been compiled, so nothing else may be compiled. The guard raises an error if
-    # data moves between host and device without an explicit transfer.
+    # All shapes have been compiled by now, so nothing else may be compiled. The guard raises an
+    # error if data moves between host and device without an explicit transfer.
     with jax.transfer_guard("disallow"):
         assert compiled_by(lambda: next(epochs), caplog) == []
         # Check that the guard works.
         with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device"):
             jax.jit(jnp.negative)(np.ones(3))
-    # Check that the log would show a compilation.
+    # Check that the log does record compilations.
     assert compiled_by(lambda: jax.jit(lambda x: x + 3)(1), caplog)
 
 
 @pytest.fixture
 def cached_programs(tmp_path: Path) -> Iterator[Callable[[], set[str]]]:
-    """A function that lists the programs in the compilation cache, which is empty at first."""
+    """A function that lists the programs in the compilation cache, which starts out empty."""
     settings = {
         "jax_compilation_cache_dir": str(tmp_path / "programs"),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -114,7 +114,7 @@ def test_a_train_step_depends_neither_on_the_seed_nor_on_the_schedule_of_a_run(
         "max_minutes_between_checkpoints": 1.0,
         "profile": 1,
     }
-    # Tests rely on this claim, because runs that differ only in these fields share their steps.
+    # Other tests rely on this, because runs that differ only in these fields share their steps.
     assert other.keys() == UNRELATED.keys()
     assert compile_step(SMALL.change(train=other).train) == first
 
@@ -123,9 +123,9 @@ def test_a_train_step_depends_neither_on_the_seed_nor_on_the_schedule_of_a_run(
 def test_whole_and_resumed_runs_of_all_seeds_share_their_programs(
     tmp_path: Path, cached_programs: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Elsewhere, the runs of a test process share their steps. Here, each run makes its own.
+    # In other tests, the runs in a process share their steps. Here, each run makes a separate step.
     monkeypatch.setattr(loop, "make_train_step", make_train_step)
-    # Four steps are one epoch, so each run uses every shape.
+    # Four steps make up one epoch, so each run uses every shape.
     config = SMALL.change(train={"steps": 4})
     train(config, tmp_path / "one")
     first = cached_programs()
@@ -133,7 +133,7 @@ def test_whole_and_resumed_runs_of_all_seeds_share_their_programs(
     train(config.change(train={"seed": 1}), tmp_path / "two")
     assert cached_programs() == first
     train(config.change(train={"seed": 2, "steps": 1}), tmp_path / "three")
-    # Restoring a state and initializing it use different programs, but the training step is the
+    # Restoring a state and initializing it require different programs, but the training step is the
     # same.
     resume(tmp_path / "three", train={"steps": 4})
     assert {name for name in cached_programs() - first if "train_step" in name} == set()

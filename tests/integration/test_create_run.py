@@ -1,4 +1,4 @@
-"""Test that a new run is complete or absent, and may start from another run's parameters."""
+"""Test that runs are created completely or not at all, and can start from existing parameters."""
 
 from pathlib import Path
 from typing import Any

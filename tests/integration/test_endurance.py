@@ -27,7 +27,7 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     "options",
     [
-        # A report follows each step. Steps 3, 6, and 8 save scheduled checkpoints, and all other
+        # Every step writes a report. Steps 3, 6, and 8 save scheduled checkpoints, and all other
         # steps save unscheduled ones.
         {
             "log_every": 1,
@@ -59,8 +59,7 @@ def test_reports_and_checkpoints_change_no_bit(
 
 @pytest.mark.slow
 def test_a_run_can_end_and_resume_after_every_step(whole_run: Path, tmp_path: Path) -> None:
-    # These steps include the end of an epoch, the peak of the learning rate, and both kinds of
-    # checkpoint.
+    # These steps cover the end of an epoch, the learning-rate peak, and both kinds of checkpoint.
     path = train(SMALL.change(train={"steps": 1}), tmp_path / "run")
     for step in range(2, 9):
         resume(path, train={"steps": step})
@@ -75,7 +74,7 @@ def mount(disk: Path, options: str) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """The path of a two-megabyte disk. Without permission to mount it, tests are skipped."""
+    """The path of a two-megabyte disk. Tests are skipped if there is no permission to mount it."""
     path = tmp_path / "disk"
     path.mkdir()
     mount(path, "size=2m")
@@ -207,8 +206,8 @@ def test_a_long_run_uses_no_more_memory_and_compiles_each_shape_once(
     assert done.returncode == 0, done.stderr
     training, translation, num_compiled, num_shapes = json.loads(done.stdout.splitlines()[-1])
     assert num_compiled == num_shapes > 1
-    # Compare memory, in megabytes, after a warm-up: two tenths of the steps and one tenth of the
-    # translations.
+    # Compare memory, in megabytes, with its level after a warm-up: two tenths of the steps and one
+    # tenth of the translations.
     assert training[-1] - np.median(training[1:3]) < 50
     assert translation[-1] - translation[1] < 50
 

@@ -1,4 +1,4 @@
-"""Test that the tiny model learns the demo's task: English number words to German."""
+"""Test that the tiny model learns the demo's task: to translate English number words to German."""
 
 import json
 from pathlib import Path

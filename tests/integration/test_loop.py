@@ -1,4 +1,4 @@
-"""Test that a resumed run computes the same bits, and that training ends when it should."""
+"""Test that resumed runs are bit-identical to whole runs, and that training ends when it should."""
 
 import dataclasses
 import functools
@@ -51,7 +51,7 @@ def test_an_interrupted_run_resumes_to_the_bits_of_an_uninterrupted_run(
 
 @pytest.mark.slow
 def test_the_same_command_gives_the_same_bits(whole_run: Path, tmp_path: Path) -> None:
-    # This test is slow. The fast test `test_a_trace_changes_no_bit` checks the same claim.
+    # This test is slow. The fast test `test_a_trace_changes_no_bit` verifies the same claim.
     path = train(SMALL, tmp_path / "again")
     assert_same(state_of(path), state_of(whole_run))
     assert metrics_of(path) == metrics_of(whole_run)
@@ -59,7 +59,7 @@ def test_the_same_command_gives_the_same_bits(whole_run: Path, tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def run_of_five(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of a run that ended at step 5, off schedule."""
+    """The path of a run that ended at step 5, which is off schedule."""
     return train(SMALL.change(train={"steps": 5}), tmp_path_factory.mktemp("five") / "run")
 
 
@@ -75,7 +75,7 @@ def test_a_run_that_ended_off_schedule_and_is_extended_equals_one_long_run(
 
 
 def read_reports(run: Path) -> list[dict[str, Any]]:
-    """Return the reports of training in metrics.jsonl."""
+    """Return the training reports in metrics.jsonl."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text("utf-8").splitlines())
     return [line for line in lines if line["split"] == "train"]
 
@@ -84,7 +84,7 @@ def test_flops_count_each_step_once_even_if_the_report_interval_changes(
     whole_run: Path, run_of_five: Path, tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(run_of_five, tmp_path / "run"))
-    # The report of step 5 is scheduled only in the second part of the run. The report of step 8
+    # A report at step 5 is scheduled only in the second part of the run. The report at step 8
     # includes the metrics of step 5.
     resume(path, train={"steps": 8, "log_every": 5})
     reports, usual = read_reports(path), read_reports(whole_run)
@@ -92,7 +92,7 @@ def test_flops_count_each_step_once_even_if_the_report_interval_changes(
     flops = sum(line["flops"] for line in usual)
     assert sum(line["flops"] for line in reports) == flops > 0
 
-    # Both FLOPs columns of a report include the steps before and after the interruption.
+    # Both FLOPs columns in a report include the steps before and after the interruption.
     sweep = make_finished_sweep(tmp_path / "sweep", ["base", "same"], ["dev"])
     for run in sweep.runs:
         shutil.copy((whole_run if run.row == "base" else path) / "metrics.jsonl", run.path)
@@ -152,7 +152,7 @@ def test_a_run_keeps_sample_translations_of_each_evaluation(whole_run: Path) -> 
 
 
 def make_gradients_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the gradients with NaN at step 3 and at every step from step 6 on."""
+    """Replace the gradients with NaN at step 3 and at every step from step 6 onward."""
     make_train_step = loop.make_train_step
 
     @functools.cache
@@ -176,7 +176,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
     path = train(SMALL, tmp_path / "run")
     reports, usual = read_reports(path), read_reports(whole_run)
     assert [report.get("skipped") for report in reports] == [None, 1, 1, 2]
-    # Before the first skipped step, the runs differ only by the rounding of different programs.
+    # Until the first skipped step, the runs differ only in rounding, because their programs differ.
     assert reports[0].keys() == usual[0].keys()
     assert reports[0]["perplexity"] == pytest.approx(usual[0]["perplexity"], rel=1e-3)
     assert reports[2]["perplexity"] != usual[2]["perplexity"]
@@ -270,7 +270,7 @@ def test_checkpoints_can_be_scheduled_in_epochs_and_translated_less_often(tmp_pa
     assert list(reports) == [*range(epoch, last, epoch), last]
     translated = [step for step, values in reports.items() if "bleu" in values]
     assert translated == [2 * epoch, 4 * epoch, last]
-    # Three scheduled checkpoints are kept; the last step is not scheduled.
+    # Three scheduled checkpoints are kept. The last step is not scheduled.
     assert num_scheduled == len(scores_of(folder.path)) == 3
     assert max(scores_of(folder.path)) == 4 * epoch
 
@@ -279,8 +279,8 @@ def test_checkpoints_can_be_scheduled_in_epochs_and_translated_less_often(tmp_pa
 def test_patience_ends_a_run_that_no_longer_improves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The best perplexity is at step 2. The next three perplexities are worse, although each
-    # improves on the previous one.
+    # The best perplexity is at step 2. The next three are all worse, even though they improve from
+    # one step to the next.
     perplexities = iter([9.0, 5.0, 7.0, 6.0, 5.5, 5.4, 5.3, 5.2])
     monkeypatch.setattr(evaluation, "perplexity", lambda _: next(perplexities))
     often = {"checkpoint_every": 1, "patience": 3, "keep_checkpoints": 1, "bleu_every": 100}

@@ -22,7 +22,7 @@ from transformer_jax.model.transformer import Params
 
 TESTS = Path(__file__).parents[1]
 STEPS, CHECKPOINT = 24, 12
-# With FSDP, each process has only some of the parameters, so neither can save or score alone.
+# With FSDP, each process holds only some of the parameters, so neither can save or score alone.
 CONFIG = f"""
 from small import SMALL
 train = {{"steps": {STEPS}, "checkpoint_every": {CHECKPOINT}, "log_every": 1, "bleu_every": 9}}
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 def start(folder: Path, *command: str, code: str = "") -> subprocess.Popen[str]:
-    """Start a command. The config file runs `code` when it is imported."""
+    """Start a command whose config file runs `code` on import."""
     (folder / "mine.py").write_text(CONFIG + code)
     return subprocess.Popen(
         [sys.executable, "-m", "transformer_jax", *command],
@@ -49,7 +49,7 @@ def start(folder: Path, *command: str, code: str = "") -> subprocess.Popen[str]:
 
 
 def options_of_two() -> list[list[str]]:
-    """Return the options of two processes that train together."""
+    """Return the command-line options for two processes that train together."""
     options = ["--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
     return [[*options, "--process-id", str(i)] for i in range(2)]
 
@@ -83,7 +83,7 @@ def wait_for_metrics(run: Path, processes: list[subprocess.Popen[str]]) -> None:
 def train_in_forks(
     forks: Forks, folder: Path, *options: Sequence[str], num_devices: int = 1
 ) -> Path:
-    """Train a run with one process for each list of options; return its path."""
+    """Train a run with one process per list of options, and return its path."""
     (folder / "mine.py").write_text(CONFIG)
     command, log = ("train", "mine.py", "--out", "run"), folder / "log"
     settings: dict[str, Any] = {"folder": str(folder), "num_devices": num_devices}
@@ -200,7 +200,7 @@ SUPERVISED = ("--supervise", "--step-timeout", "10")
 
 
 def assert_both_end(folder: Path, process: int, phase: str, failure: str, exit_code: int) -> None:
-    """Train while one process fails, and check how both processes end."""
+    """Make one process fail during training, and check how both processes end."""
     code = FAILURE.format(process=process, phase=phase, failure=failure)
     processes = start_two(folder, "train", "mine.py", "--out", "run", *SUPERVISED, code=code)
     results = wait_for_end(processes)

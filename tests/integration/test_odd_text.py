@@ -1,4 +1,4 @@
-"""Test `prepare` on random corpora: it counts every pair, or it names the faulty file.
+"""Test `prepare` on random corpora: it either counts every pair or names the faulty file.
 
 No matter what the files contain, `prepare` ends in one of two ways. Either it counts each pair as
 kept or dropped and exits with code 0, or it prints one message that names a faulty file and, if
@@ -20,7 +20,7 @@ from transformer_jax.data.number_words import NumberWords
 PAIRS = [(s.encode(), t.encode()) for s, t in NumberWords(300).read("train")]
 LONG = b"x" * 1_000_000
 
-# These lines are dropped from the training set. `prepare` counts them under these reasons.
+# `prepare` drops these lines from the training set and counts them under the given reasons.
 DROPPED_LINES: list[tuple[bytes, str]] = [
     (b"", "empty"),
     (b"  ", "empty"),
@@ -49,7 +49,7 @@ NOT_FILES = ["nothing", "dangling", "folder", "pipe", "device"]
 
 
 class RandomCorpus:
-    """A corpus in files, with the error messages and counts that are expected from `prepare`."""
+    """A corpus in files, with the error messages and counts that `prepare` should give."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -98,7 +98,7 @@ class RandomCorpus:
         self.insert(split, pair)
 
     def break_line(self) -> None:
-        """Insert a line that is not UTF-8."""
+        """Insert a line that is not valid UTF-8."""
         split = self.rng.choice(self.splits)
         side = self.rng.randrange(2)
         pair = [b"one", b"one"]
@@ -142,7 +142,7 @@ class RandomCorpus:
             self.faults.append((f"{name}, after line ", "broken gzip"))
 
     def break_gzip(self) -> None:
-        """Add a fault to a gzip file: flip a bit of its checksum."""
+        """Corrupt a gzip file by flipping a bit in its checksum."""
         name = self.rng.choice(list(self.encoded))
         if not self.encoded[name].startswith(b"\x1f\x8b"):
             packed = bytearray(gzip.compress(self.encoded[name]))
@@ -151,7 +151,7 @@ class RandomCorpus:
             self.faults.append((f"{name}, after line ", "broken gzip"))
 
     def lengthen(self) -> None:
-        """Insert a line that is too long into dev or test, where every line must be scored."""
+        """Insert an overlong line into dev or test, where every line must be scored."""
         split = self.rng.choice(self.splits[1:])
         side = self.rng.randrange(2)
         pair = (LONG, b"eins") if side == 0 else (b"one", LONG)
@@ -159,7 +159,7 @@ class RandomCorpus:
         self.faults.append((f"{self.names(split)[side]}, line ", "more than 65536 bytes"))
 
     def encode(self, name: str) -> bytes:
-        """Return the content of a file in one of the formats that editors write."""
+        """Return a file's contents in one of the formats that text editors write."""
         lines, rng = self.files[name], self.rng
         end = rng.choice([b"\n", b"\n", b"\r\n"])
         data = end.join([*lines, b""])
@@ -232,5 +232,5 @@ def test_any_corpus_is_prepared_and_counted_or_rejected_with_its_faulty_file(
         except AssertionError as error:
             raise AssertionError(f"corpus {seed}") from error
         rejected += code != 0
-    # Both outcomes must occur often, so that both checks can fail.
+    # Both outcomes must be frequent enough to exercise both checks.
     assert 0.3 * len(seeds) < rejected < 0.8 * len(seeds)

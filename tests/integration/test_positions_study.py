@@ -1,4 +1,4 @@
-"""Test the tables and figures of the positions study with the evaluations of synthetic runs."""
+"""Test the positions study's tables and figures on the evaluations of synthetic runs."""
 
 import csv
 import json
@@ -42,7 +42,7 @@ TEXT = {
     **dict.fromkeys(("train", "dev", "test"), ("a", "b")),
     "bleu_tokenizer": "none",
 }
-# Source lengths by split. Every fourth target has one more token than its source.
+# Source lengths by split. Every fourth target is one token longer than its source.
 LENGTHS = {"dev": [2 + i % 14 for i in range(90)], "test": [3 + i % 20 for i in range(120)]}
 
 Sentence = tuple[int, int, float, str, str]
@@ -50,7 +50,7 @@ Sentence = tuple[int, int, float, str, str]
 
 
 def synthesize(run: SweepRun, split: str) -> list[Sentence]:
-    """Return sentences of a split whose translations get worse with length."""
+    """Return a split's sentences. The longer a sentence, the worse its translation."""
     rng = np.random.default_rng([run.seed, *run.row.encode(), *split.encode()])
     sentences: list[Sentence] = []
     for i, source in enumerate(LENGTHS[split]):
@@ -78,7 +78,7 @@ def finish(run: SweepRun) -> None:
 
 
 def make_sweep(path: Path, data: dict[str, Any]) -> Sweep:
-    """Make a sweep of three schemes and two seeds in which one run failed."""
+    """Make a sweep with three schemes and two seeds in which one run failed."""
     config = SMALL.change(data={**data, "max_length": LIMIT})
     rows = {name: Row(config.change(model=model)) for name, model in SCHEMES.items()}
     sweep = plan_sweep(path, rows, 2)
@@ -180,7 +180,7 @@ def test_the_command_writes_the_same_figure_and_tables_each_time(
     assert text.count("| none |") == text.count("| clamped |") == 2
     with (folder / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
-    # Two schemes have two runs each, and the third has one. Each run has two scores.
+    # Two schemes have two runs each, and the third has one run. Each run has two scores.
     assert len(rows) == 5 * 2 * len(study.buckets)
     value = next(r["value"] for r in rows if r["row"] == "base" and r["score"] == "exact")
     assert float(value) == pytest.approx(exact.values[0], rel=1e-5)
@@ -228,10 +228,10 @@ def test_a_mean_at_the_edge_of_the_band_has_a_simultaneous_p_value_of_5_percent(
     [band] = significance_bands(make_study(base, other), name)
     assert band is not None
     for edge in np.log(band) if name == "perplexity" else band:
-        # With two rows, Dunnett's method with seeds as blocks equals the paired t-test.
+        # With two rows, Dunnett's method with seeds as blocks is equivalent to the paired t-test.
         p = stats.ttest_rel(base, other - other.mean() + edge).pvalue
         assert p == pytest.approx(0.05, rel=0.01)
-    # With more rows, the probability of any wrong claim is still 5 %.
+    # With more rows, the probability of making any false claim is still 5 %.
     rows = np.stack([base, other, rng.normal(3, 0.1, 4)])
     [joint] = significance_bands(make_study(*rows), name)
     assert joint is not None

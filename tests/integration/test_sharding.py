@@ -23,7 +23,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def run_program(*arguments: str, **environment: str) -> Any:
-    """Run a Python program and return the JSON in its last line of output."""
+    """Run a Python program and return the JSON from the last line of its output."""
     done = subprocess.run(
         [sys.executable, *arguments],
         check=True,
@@ -48,7 +48,7 @@ def run_program(*arguments: str, **environment: str) -> Any:
 def comparison(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Differences between each sharding and a single device in float64, for each dropout rate.
 
-    Batches have 13 rows, which cannot be divided equally among devices.
+    Batches have 13 rows, which cannot be divided evenly among the devices.
     """
     return run_program("on_devices.py", "float64", *request.param)
 
@@ -62,17 +62,17 @@ def test_every_sharding_trains_as_one_device_does(comparison: dict[str, Any]) ->
             # With pmap, each device draws different dropout masks.
             assert max(distance["metrics"]) > 1e-3, name
             continue
-        # With data and fsdp, the dropout masks are the same as on one device.
+        # With data and fsdp, the dropout masks match those on one device.
         assert distance["params"] < 1e-9, name
-        # Adam's updates do not depend on a constant factor of the gradient, so also compare the
-        # norm of the gradient. The first of eight devices has most of the tokens and the last has
-        # none, so a mean of the devices' means would differ.
+        # Adam's updates do not depend on the scale of the gradient, so also compare the gradient
+        # norm. The first of eight devices has most of the tokens and the last has none, so
+        # averaging the devices' means would give a different result.
         assert max(distance["metrics"]) < 1e-9, name
 
 
 @pytest.mark.slow
 def test_losses_in_float32_agree_with_one_device() -> None:
-    # Parameters may differ, because Adam amplifies the rounding errors of very small gradients.
+    # Parameters may differ, because Adam amplifies the rounding errors in very small gradients.
     comparison = run_program("on_devices.py", "float32", "1,2,4,8", "50", "0:data,fsdp,pmap")
     for name, distance in comparison["distances"]["0"].items():
         smoothed, nll, count, _ = distance["metrics"]
@@ -173,7 +173,7 @@ def test_a_run_that_changes_devices_and_shardings_ends_as_one_that_does_not(
     assert caught.value.returncode == -signal.SIGKILL
     several = train_on(1, path, steps=10)
     # The run that changes devices also scored the development set whenever it stopped. Ignore these
-    # additional scores.
+    # extra scores.
     reports = {(line["step"], line["split"]) for line in one_device}
     several = [line for line in several if (line["step"], line["split"]) in reports]
     assert len(one_device) == len(several) > 0

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-# This import creates a logging handler that keeps the current standard error stream. It must run
-# before pytest replaces standard error for a test.
+# Importing submitit creates a logging handler that holds on to the current standard error stream,
+# so import it before pytest replaces standard error for a test.
 import submitit  # noqa: F401
 from finished_runs import set_status
 from small import SMALL
@@ -26,8 +26,8 @@ from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
 from transformer_jax.sweeps.status import RunStatus, read_status, write_status
 
 TESTS = Path(__file__).parents[1]
-# The simulated `sbatch` copies each submitted script, and the simulated `squeue` prints the file
-# `queue`.
+# The simulated `sbatch` copies each submitted script, and the simulated `squeue` prints the
+# contents of the file `queue`.
 SBATCH = """#!/bin/sh
 if [ -e {folder}/refuses ]; then echo "sbatch: error: Invalid partition" >&2; exit 1; fi
 count=$(ls {folder} | grep -c submitted)
@@ -103,7 +103,7 @@ def test_one_array_job_requests_the_resources_of_the_options(
         assert f"#SBATCH --{line}\n" in script
     assert "srun --unbuffered" in script
     assert " --cpus-per-task=6 " in script
-    # The first seed of all rows is submitted before the second seed of any row.
+    # Every row's first seed is submitted before any row's second seed.
     assert {name: status.job for name, status in statuses().items()} == {
         "base/seed-0": "70_0",
         "B/seed-0": "70_1",
@@ -124,7 +124,7 @@ def test_a_single_run_without_a_gpu_is_a_plain_job(
     [script] = submissions(cluster)
     assert "--gpu" not in script
     assert "--array" not in script
-    # For a short time limit, a quarter of the limit is reserved for saving.
+    # With a short time limit, a quarter of the limit is reserved for saving.
     assert "signal=USR2@30\n" in script
     assert statuses()["base/seed-0"].job == "70"
     assert "submitted job 70 (1 task)" in capsys.readouterr().out
@@ -142,7 +142,7 @@ def test_only_runs_that_slurm_has_dropped_are_submitted_again(
     assert "nothing to submit" in capsys.readouterr().out
     assert len(submissions(cluster)) == 1
     # The first run was killed, the second was canceled while pending, the third was saved and
-    # queued again by Slurm, and the fourth failed.
+    # requeued by Slurm, and the fourth failed.
     (cluster / "queue").write_text("70_2\n")
     write_status(other, "stopped", code=75, job="70_2")
     write_status(last, "failed", code=70, note="diverged", job="70_3")
@@ -238,7 +238,7 @@ def test_a_dry_run_calls_no_slurm_command_and_creates_nothing(
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepRun:
-    """A run that was submitted as job 7_0. This process looks like that job's task."""
+    """A run that was submitted as job 7_0. This process mimics that job's task."""
     sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL)}, 1)
     sweep.store()
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
@@ -263,7 +263,7 @@ def test_a_task_whose_run_belongs_to_another_job_does_nothing(
 
 @pytest.fixture
 def run_task(run: SweepRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], int]]:
-    """A function that runs the task with a program as its worker and returns the exit code."""
+    """A function that runs a program as the worker of the task and returns the exit code."""
     handler = signal.getsignal(signal.SIGTERM)
 
     def run_program(program: str) -> int:
@@ -299,7 +299,7 @@ def test_a_task_that_slurm_ends_lets_its_worker_save_and_waits_for_slurm(
 
 
 def test_a_worker_ignores_the_signal_of_the_time_limit(run_task: Callable[[str], int]) -> None:
-    # Slurm sends this signal to all processes of a task. Without a handler, the signal would kill a
+    # Slurm sends this signal to every process of a task. Without a handler, the signal kills the
     # process.
     assert run_task("os.kill(os.getpid(), signal.SIGUSR2); os._exit(3)") == 3
 
@@ -326,7 +326,7 @@ def test_a_finished_run_is_not_queued_again(run: SweepRun) -> None:
     assert read_status(run).status == "done"
 
 
-# With this `sitecustomize.py` on their path, trainers of one of the runs fail.
+# If this `sitecustomize.py` is on the Python path, the trainers of one of the runs fail.
 FAULTS = """
     import os, sys
     if sys.argv[1:2] in (["train"], ["resume"]):
@@ -395,7 +395,7 @@ def test_on_a_cluster_a_failure_affects_one_run_and_ended_runs_resume(tmp_path: 
     # Every run is pending, running, done, or failed.
     again = run_command(tmp_path, *options)
     assert "nothing to submit" in again.stdout
-    # Slurm waits for two minutes before it starts a job again.
+    # Slurm waits two minutes before it starts a requeued job.
     wait_until(lambda: set(states().values()) == {"done", "failed"})
     assert [name for name, state in states().items() if state == "failed"] == ["base/seed-1"]
     assert read_status(runs["base/seed-1"]).note.endswith("RuntimeError: of an unknown kind")

@@ -1,4 +1,4 @@
-"""Test that a supervisor ends a stuck or lost trainer with a one-line error and exit code 75."""
+"""Test that a supervisor reports a stuck or lost trainer with a one-line error and exit code 75."""
 
 import os
 import re
@@ -37,13 +37,13 @@ TRAINER = """
     assert heartbeat.connect()
 """
 # DEADLINE is much longer than any machine needs, so that tests pass on slow machines. STEP_TIMEOUT
-# is short, because tests of a silent trainer wait for it.
+# is short, because the tests of silent trainers wait that long.
 STEP_TIMEOUT = 3.0
 DEADLINE = 600.0
 
 
 def trainer_command(folder: Path, *code: str) -> list[str]:
-    """Return the command of a simulated trainer, which sends heartbeats and runs `code`."""
+    """Return the command for a simulated trainer that sends heartbeats and runs `code`."""
     path = folder / "trainer.py"
     path.write_text("\n".join(map(textwrap.dedent, (TRAINER, *code))))
     return [sys.executable, str(path)]
@@ -104,12 +104,12 @@ def test_a_trainer_that_never_starts_is_killed(tmp_path: Path) -> None:
 def test_silence_in_a_phase_may_last_longer_than_between_steps() -> None:
     heartbeats = Heartbeats(step_timeout=30, phase_timeout=1800)
     for message, limit in (
-        # The time before the first message may include compilation, so it does not count as the
-        # duration of steps.
+        # The time before the first message may include compilation, so it does not count toward the
+        # step time.
         ("step 3", 1800),
         ("step 6", 80),
         ("busy scoring", 1800),
-        # The time since the start of a phase does not count as the duration of steps.
+        # The time since the start of a phase does not count toward the step time.
         ("step 9", 80),
     ):
         heartbeats.silence = 500.0 if heartbeats.phase else 20.0
@@ -126,7 +126,7 @@ def test_a_long_step_extends_the_limit_for_a_hundred_messages() -> None:
     for index, silence in enumerate([10.0, 300.0, *[10.0] * 100]):
         heartbeats.silence = silence
         heartbeats.receive(f"step {3 * index}")
-        # A long interval counts as long as it is among the last hundred intervals.
+        # A long interval affects the limit only while it is among the last hundred intervals.
         assert heartbeats.limit == (1200 if 1 <= index <= 100 else 40)
 
 
@@ -160,7 +160,7 @@ def test_the_error_does_not_advise_to_resume_a_run_that_does_not_exist(tmp_path:
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[str]]]:
-    """A list of processes, which are killed after the test."""
+    """A list of processes to kill after the test."""
     processes: list[subprocess.Popen[str]] = []
     yield processes
     for process in processes:
@@ -215,7 +215,7 @@ def test_signals_reach_the_trainer_once_each(
     assert os.getpgid(trainer) != os.getpgid(supervisor.pid)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         # Signal the whole process group, as a terminal does. Wait until each signal is reported,
-        # because equal signals that arrive together count as one.
+        # because identical pending signals are merged into one.
         os.killpg(supervisor.pid, number)
         assert read_line(supervisor) == number.name
     out, _ = supervisor.communicate(timeout=DEADLINE)
@@ -242,7 +242,7 @@ def test_no_trainer_outlives_its_supervisor(
 
 def is_alive(pid: int) -> bool:
     try:
-        # A zombie process counts as ended, although its new parent has not waited for it.
+        # A zombie process counts as ended, even if its new parent has not reaped it yet.
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
@@ -255,7 +255,7 @@ def test_a_trainer_survives_when_its_supervisor_is_stopped_with_it(
     timeout = 10.0
     supervisor, trainer = start_supervisor(processes, tmp_path, "train(50)", step_timeout=timeout)
     os.kill(trainer, signal.SIGSTOP)
-    # Let the supervisor read all messages before it stops.
+    # Let the supervisor read all messages before it is stopped.
     time.sleep(1)
     os.kill(supervisor.pid, signal.SIGSTOP)
     time.sleep(timeout + 2)
@@ -266,8 +266,8 @@ def test_a_trainer_survives_when_its_supervisor_is_stopped_with_it(
 
 def test_a_supervisor_that_does_not_read_does_not_block_training(tmp_path: Path) -> None:
     ours, theirs = os.pipe()
-    # A pipe holds 65,536 bytes. Nearly all messages have at least 9 bytes, so these messages do not
-    # fit.
+    # A pipe holds 65,536 bytes. Nearly all of these messages are at least 9 bytes long, so they do
+    # not fit.
     command = trainer_command(tmp_path, "train(3 * 65536 // 8, pause=0)")
     environment = {**os.environ, heartbeat.VARIABLE: str(theirs)}
     subprocess.run(command, env=environment, pass_fds=(theirs,), check=True, timeout=DEADLINE)
@@ -328,7 +328,7 @@ def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
 @pytest.mark.parametrize(
     ("number", "condition", "error"),
     [
-        # The supervisor knows the duration of a step only after the second message of a phase.
+        # The supervisor does not know the step time until the second message of a phase.
         (
             signal.SIGSTOP,
             "step > 45 and heartbeat._beats > 6",

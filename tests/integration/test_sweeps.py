@@ -24,7 +24,7 @@ from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import RunStatus, read_status
 
 TESTS = Path(__file__).parents[1]
-# With this `sitecustomize.py` on its path, a trainer fails in a way that depends on its run.
+# If this `sitecustomize.py` is on the Python path, some trainers fail, each in a different way.
 FAULTS = """
     import os, signal, sys, time
     from transformer_jax.distributed import heartbeat
@@ -66,7 +66,7 @@ CONFIG = """
 
 
 def start_sweep(folder: Path, *options: str) -> subprocess.Popen[str]:
-    """Start a sweep of `CONFIG` in a folder."""
+    """Start a sweep of `CONFIG` in the given folder."""
     (folder / "mine.py").write_text(textwrap.dedent(CONFIG))
     (folder / "sitecustomize.py").write_text(textwrap.dedent(FAULTS))
     return subprocess.Popen(
@@ -87,12 +87,12 @@ def run_sweep(folder: Path, *options: str) -> tuple[int, str, str]:
 
 
 def statuses_in(folder: Path) -> dict[str, RunStatus]:
-    """Return the status of each run by name."""
+    """Return each run's status by name."""
     return {run.name: read_status(run) for run in Sweep.open(folder / "sweeps" / "mine").runs}
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Wait for a condition, and fail if the process ends before it holds."""
+    """Wait until a condition holds, and fail if the process ends first."""
     deadline = time.monotonic() + 400
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -105,14 +105,14 @@ def test_a_sweep_trains_scores_and_reports_a_run(
 ) -> None:
     (tmp_path / "mine.py").write_text("from small import SMALL\nSWEEP = {'base': SMALL}\n")
     monkeypatch.chdir(tmp_path)
-    # The text is short, so all batches have one shape, and scoring takes little time.
+    # The text is short, so all batches have the same shape, and scoring is fast.
     pairs = list(NumberWords(60).read("train"))
     for language, side in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
         Path(f"text.{language}").write_text("".join(f"{line}\n" for line in side), "utf-8")
     options = ["--data.corpus", "text"]
     for split in SPLITS:
         options += [f"--data.{split}", "text.en", "text.de"]
-    # Training also translates by greedy search, so scoring does not compile another search.
+    # Training also uses greedy search, so scoring does not compile another search.
     options += ["--train.steps", "4", "--decode.beam-size", "1"]
     assert main(["sweep", "mine.py", "--seeds", "1", *options]) == 0
     assert "1 done" in capsys.readouterr().out
@@ -144,7 +144,7 @@ def test_four_failures_of_nine_runs_do_not_affect_the_others(
     assert statuses["C/seed-2"].code == 70
     assert "smaller train.learning_rate_scale" in failed["C/seed-2"]
     assert "4 of 9 runs failed" in err.splitlines()[-1]
-    # Finished runs are never repeated, and failed runs are repeated only on request.
+    # Finished runs are never repeated, and failed runs are repeated only with `--retry-failed`.
     before = {name: s.run.status_file.read_text() for name, s in statuses.items()}
     assert run_sweep(tmp_path)[0] == 1
     assert before == {n: s.run.status_file.read_text() for n, s in statuses_in(tmp_path).items()}
@@ -211,7 +211,7 @@ def test_options_of_rows_apply_before_options_of_fields(
     monkeypatch.chdir(tmp_path)
     sections = ["--data-from", "other.py", "--train-from", "other.py", "--scale", "half"]
     fields = ["--train.steps", "12", "--data.num-pairs", "160"]
-    # A stub records the rows instead of training them.
+    # Record the rows instead of training them.
     calls: list[dict[str, Row]] = []
     monkeypatch.setattr(commands.sweeps.Sweep, "run", lambda _, rows: calls.append(rows))
     assert main(["sweep", "mine.py", *sections, *fields]) == 0
@@ -231,7 +231,7 @@ def test_two_sweeps_of_one_config_file_have_different_folders(
 ) -> None:
     (tmp_path / "mine.py").write_text("from small import SMALL\nSWEEP = {'base': SMALL}\n")
     monkeypatch.chdir(tmp_path)
-    # This stub stores the plan instead of training the runs.
+    # Store the plan instead of training the runs.
     monkeypatch.setattr(commands.sweeps.Sweep, "_launch", lambda _, sweep: sweep.store())
     wide = ["sweep", "mine.py", "--model.d-ff", "48"]
     for arguments in (["sweep", "mine.py"], wide, wide):
@@ -300,7 +300,7 @@ def test_a_dry_run_prints_what_a_sweep_needs_and_creates_nothing(
 
 @pytest.fixture
 def _folder_with_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a temporary folder with the config file mine.py the working directory."""
+    """Change to a temporary working directory that contains the config file mine.py."""
     (tmp_path / "mine.py").write_text("from small import SMALL as CONFIG\n")
     monkeypatch.chdir(tmp_path)
 
@@ -309,7 +309,7 @@ def _folder_with_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_sweep_warns_before_it_reads_its_text_more_than_100_times(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A stub replaces training and ends the sweep.
+    # Replace the launcher with a stub that does not train anything.
     monkeypatch.setattr("transformer_jax.sweeps.launch.launch", lambda *_, **__: [])
     for steps, is_warned in (("400", False), ("405", True)):
         assert main(["sweep", "mine.py", "--out", steps, "--train.steps", steps]) == 0

@@ -1,4 +1,4 @@
-"""Test that a trace does not change results, and that a run ends if its trace cannot be written."""
+"""Test that tracing does not change results, and that a run ends if its trace cannot be written."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ def test_a_trace_changes_no_bit(whole_run: Path, tmp_path: Path) -> None:
     assert_same(state_of(path), state_of(whole_run))
     assert metrics_of(path) == metrics_of(whole_run)
     assert not (whole_run / "profile").exists()
-    # The first file is for TensorBoard, and the second file is for Perfetto.
+    # The first file is for TensorBoard, and the second is for Perfetto.
     assert list(path.glob("profile/plugins/profile/*/*.xplane.pb"))
     [trace] = path.glob("profile/plugins/profile/*/*.trace.json.gz")
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]

@@ -65,10 +65,10 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
     digests = re.findall(r"^step (\d+)  sha256 [0-9a-f]{64}$", out, re.MULTILINE)
     assert digests == ["4", "8"]
     assert "original is reproduced: all parameters are bit-identical" in out
-    # `reproduce` does not change the original run, not even the lock file.
+    # `reproduce` does not change the original run, not even its lock file.
     assert all(path.read_bytes() == content for path, content in files.items())
     assert_same(state_of(Path("original"))[1], state_of(Path("original-reproduced"))[1])
-    # The same command resumes the finished run and does not train any more steps.
+    # Repeating the command resumes the finished run and does not train any more steps.
     assert main(["reproduce", "original"]) == 0
     assert "nothing to do" in capsys.readouterr().out
 
@@ -125,7 +125,7 @@ def test_a_run_that_reads_its_text_more_than_100_times_begins_with_a_warning(
         assert any("warning: 405 steps are 101 passes" in line for line in lines) is is_warned
 
 
-# This test is slow. A test in `test_faults` sends SIGTERM to a process.
+# This test is slow. `test_faults` has another test that sends SIGTERM to a process.
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_saves_and_exits_with_75(tmp_path: Path, number: signal.Signals) -> None:

@@ -30,7 +30,7 @@ PACKAGE = Path(transformer_jax.__file__).parent
 
 @pytest.fixture
 def copy(whole_run: Path, tmp_path: Path) -> Path:
-    """The path of a copy of the run, which a test may change."""
+    """The path of a copy of the run that tests may modify."""
     subprocess.run(["cp", "-r", str(whole_run), str(tmp_path / "copy")], check=True)
     return tmp_path / "copy"
 
@@ -68,7 +68,7 @@ def write_pickle(path: Path) -> None:
 
 
 def change_config(section: str, **fields: Any) -> Callable[[Path], None]:
-    """Return a function that changes fields of the stored config."""
+    """Return a function that changes fields in the stored config."""
 
     def change(path: Path) -> None:
         description = json.loads((path / "run.json").read_text())
@@ -154,7 +154,7 @@ def test_a_manipulated_run_is_rejected_in_one_line(
 
 
 def rejection_of(model: bytes) -> str:
-    """Return why a vocabulary is rejected, or "" if it is accepted."""
+    """Return the reason why a vocabulary is rejected, or "" if it is accepted."""
     try:
         Tokenizer.load_untrusted(model, "tokenizer.model")
     except DataError as error:
@@ -172,7 +172,8 @@ def test_no_vocabulary_crashes_the_process(tries: int) -> None:
         for _ in range(rng.choice([1, 1, 5, 50])):
             model[rng.randrange(len(model))] = rng.randrange(256)
         if number % 4 == 0:
-            # Add a SentencePiece entry that claims a huge length, which may exceed the file.
+            # Append a SentencePiece entry that claims a huge length, possibly past the end of the
+            # file.
             model += b"\x0a\xff\xff\xff\x0f" + bytes(rng.choice([0, 10_000]))
         message = rejection_of(bytes(model))
         rejected += bool(message)
@@ -184,7 +185,7 @@ def test_no_vocabulary_crashes_the_process(tries: int) -> None:
 
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """A vocabulary without a record of an earlier verification."""
+    """A vocabulary that has not been verified before."""
     monkeypatch.setattr(tokenizer, "TRIED", set())
     return Tokenizer.train(["one two three"], 20).model
 
@@ -214,7 +215,7 @@ def test_a_vocabulary_is_verified_with_the_packages_of_this_process(
 ) -> None:
     program = tokenizer.PROBE.replace("import sentencepiece", "import sentencepiece, elsewhere")
     monkeypatch.setattr(tokenizer, "PROBE", program)
-    # The working directory may be untrusted, so packages are not imported from it.
+    # The working directory may be untrusted, so packages must not be imported from it.
     (tmp_path / "elsewhere.py").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")

@@ -1,4 +1,4 @@
-"""Test reports on individual runs that are not part of a sweep."""
+"""Test the `report` command on individual runs that are not part of a sweep."""
 
 import csv
 import shutil
@@ -17,7 +17,7 @@ from transformer_jax.sweeps.plan import SweepRun
 
 
 def make_run(path: Path, config: Config = SMALL, perplexity: float | None = None) -> Path:
-    """Make a run folder without training, with scores if `perplexity` is given."""
+    """Make a run folder without training, and add scores if `perplexity` is given."""
     prepared = prepare(config.data)
     RunDirectory.create(path, config, prepared.vocabulary, prepared.fingerprint)
     if perplexity is not None:
@@ -28,7 +28,7 @@ def make_run(path: Path, config: Config = SMALL, perplexity: float | None = None
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
-    """Three runs that form two rows; the first row has two seeds."""
+    """Three runs in two rows; the first row has two seeds."""
     return [
         make_run(tmp_path / "narrow", SMALL, 5.0),
         make_run(tmp_path / "wide", SMALL.change(model={"d_ff": 48}), 4.0),
@@ -53,7 +53,7 @@ def test_runs_that_differ_only_in_their_seed_form_one_row(
     printed = capsys.readouterr().out
     assert "A difference without an interval proves nothing." in printed
     assert f"Reported by: transformer-jax {' '.join(command)}" in printed
-    # The command may overwrite its own report. This time, it reports that a run has no scores.
+    # The command may overwrite its own report. This time, it also reports that a run has no scores.
     shutil.rmtree(runs[1] / "evaluations")
     assert main(command) == 0
     assert "not scored: transformer-jax evaluate" in capsys.readouterr().out

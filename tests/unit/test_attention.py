@@ -1,4 +1,4 @@
-"""Test attention against its equation, written as loops, and against the claims of section 3.2."""
+"""Test attention against a loop implementation of its equation and the claims of section 3.2."""
 
 import math
 from dataclasses import replace
@@ -36,7 +36,7 @@ DOT_PRODUCTS = {"scaled_dot_product": scaled_dot_product, "dot_product": dot_pro
 
 
 def attend(query: Array, key: Array, value: Array, mask: Array) -> Array:
-    """Compute equation 1 with the package's functions."""
+    """Compute equation 1 with the package's own functions."""
     scores = scaled_dot_product(query, key)
     return weighted_sum(masked_softmax(scores, mask), value)
 
@@ -60,7 +60,7 @@ def test_attention_is_equation_1(score: str, mask_shape: tuple[int, ...], seed: 
 
 
 def test_the_config_offers_all_scores() -> None:
-    """test_attention_scores.py tests the other two scores."""
+    """test_attention_scores.py tests the other two score functions."""
     assert set(ATTENTION_SCORES) == {*DOT_PRODUCTS, "general", "additive"}
     assert {name: ATTENTION_SCORES[name](SMALL) for name in DOT_PRODUCTS} == DOT_PRODUCTS
 
@@ -89,7 +89,7 @@ def test_a_query_without_allowed_keys_has_a_finite_gradient() -> None:
     for gradient in jax.grad(total, argnums=(0, 1, 2))(*arrays):
         assert np.all(np.isfinite(gradient))
         assert np.any(gradient)
-    # A query without allowed keys attends evenly for any scores, so its gradient is zero.
+    # A query with no allowed keys attends evenly regardless of the scores, so its gradient is zero.
     query_gradient = jax.grad(total)(*arrays)
     assert not np.any(query_gradient[:, 1])
     assert np.all(np.any(query_gradient[:, [0, 2]], axis=-1))
@@ -97,10 +97,10 @@ def test_a_query_without_allowed_keys_has_a_finite_gradient() -> None:
 
 @pytest.mark.parametrize("d_k", [4, 64, 256])
 def test_scaling_brings_the_variance_of_scores_from_d_k_to_one(d_k: int) -> None:
-    """In section 3.2.1, footnote 4: if q and k have mean 0 and variance 1, q.k has variance d_k."""
+    """Footnote 4: if the components of q and k have mean 0 and variance 1, q.k has variance d_k."""
     pairs = 20_000
     query, key = normal(0, pairs, 1, 1, d_k), normal(1, pairs, 1, 1, d_k)
-    # The relative standard error of the estimated variance is about 1 %.
+    # The relative standard error of the variance estimate is about 1 %.
     np.testing.assert_allclose(np.var(dot_product(query, key)), d_k, rtol=0.06)
     np.testing.assert_allclose(np.var(scaled_dot_product(query, key)), 1.0, rtol=0.06)
 
@@ -122,7 +122,7 @@ def test_softmax_of_bfloat16_scores_is_computed_in_float32() -> None:
     weights = masked_softmax(scores, jnp.ones((1, 1, 1, keys), bool))
     assert weights.dtype == jnp.float32
     assert float(weights.sum()) == pytest.approx(1.0, abs=1e-5)
-    # In bfloat16, the rounding errors of all weights are equal, so they add up.
+    # In bfloat16, every weight has the same rounding error, so the errors add up.
     assert abs(float(jax.nn.softmax(scores).astype(jnp.float32).sum()) - 1.0) > 1e-3
 
 
@@ -168,7 +168,7 @@ def test_a_pass_with_intermediates_returns_the_weights_of_every_head() -> None:
 
 
 def test_projections_start_glorot_uniform_as_one_matrix_of_all_heads() -> None:
-    """If each head were initialized separately, the bound of the distribution would be larger."""
+    """If each head were initialized separately, the bounds of the distribution would be wider."""
     d_model, heads, d_k, d_v = 64, 8, 16, 24
     config = replace(SMALL, d_model=d_model, num_heads=heads, d_k=d_k, d_v=d_v)
     x, mask = normal(0, 1, 2, d_model), jnp.ones((1, 1, 1, 2), bool)
@@ -178,7 +178,7 @@ def test_projections_start_glorot_uniform_as_one_matrix_of_all_heads() -> None:
         kernel = np.asarray(params[name]["kernel"])
         assert kernel.size == d_model * heads * width
         assert 0.995 * bound < np.abs(kernel).max() <= bound, name
-        # The distribution is uniform between the bounds.
+        # The distribution is uniform between -bound and bound.
         assert np.std(kernel) == pytest.approx(bound / math.sqrt(3), rel=0.03), name
 
 

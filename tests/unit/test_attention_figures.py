@@ -25,7 +25,7 @@ def draw(**selection: Any) -> Figure:
 
 
 def opacities(figure: Figure) -> np.ndarray:
-    """Return the opacity of each line, heads first."""
+    """Return the opacity of each line, grouped by head."""
     [axes] = figure.axes
     lines = [x for x in axes.collections if isinstance(x, LineCollection)]
     return np.concatenate([np.asarray(x.get_colors())[:, 3] for x in lines])

@@ -1,4 +1,4 @@
-"""Test attention scores that have parameters against their formulas, one pair at a time."""
+"""Test the attention scores that have parameters against their formulas, one pair at a time."""
 
 import math
 from dataclasses import replace
@@ -21,13 +21,13 @@ QUERY, KEY = normal(0, 2, 5, HEADS, WIDTH), normal(1, 2, 6, HEADS, WIDTH)
 
 
 def general_in_loops(params: Any, head: int, query: Floats, key: Floats) -> float:
-    """Return q^T W k, the score "general" of Luong et al."""
+    """Return q^T W k, the "general" score of Luong et al."""
     matrix = floats(params["matrix"])[head]
     return sum(query[i] * matrix[i, j] * key[j] for i in range(WIDTH) for j in range(WIDTH))
 
 
 def additive_in_loops(params: Any, head: int, query: Floats, key: Floats) -> float:
-    """Return v^T tanh(W s + U h), the score of Bahdanau et al., from W s and U h."""
+    """Return v^T tanh(W s + U h), the score of Bahdanau et al., given W s and U h."""
     vector = floats(params["vector"])[head]
     return sum(vector[i] * math.tanh(query[i] + key[i]) for i in range(WIDTH))
 
@@ -76,5 +76,5 @@ def test_additive_stores_no_array_of_all_pairs_and_components_for_its_gradient()
 
     _, backward = jax.vjp(total, QUERY, KEY, vector)
     stored = [leaf.size for leaf in jax.tree.leaves(backward)]
-    # The backward pass stores the inputs, and arrays as large as the scores, but nothing larger.
+    # The backward pass stores the inputs and arrays as large as the scores, but nothing larger.
     assert max(stored) <= 2 * HEADS * 5 * 6

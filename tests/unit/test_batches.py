@@ -14,7 +14,7 @@ Lengths = list[tuple[int, int]]
 Pair = tuple[tuple[int, ...], tuple[int, ...]]
 
 SHORT, ANY = st.integers(2, 5), st.integers(2, 40)
-# In some of these corpora, one side is always short. In others, each side can have any length.
+# In some of these corpora, one side is always short. In others, both sides can have any length.
 LENGTHS = st.sampled_from([(ANY, ANY), (SHORT, ANY), (ANY, SHORT)]).flatmap(
     lambda sides: st.lists(st.tuples(*sides), min_size=1, max_size=200)
 )
@@ -24,7 +24,7 @@ EXAMPLES = settings(deadline=None, derandomize=True, max_examples=60)
 
 
 def pairs_of(lengths: Lengths) -> list[Pair]:
-    """Return pairs of the given lengths; pair i repeats i as source and -i as target."""
+    """Return pairs of the given lengths. Pair i repeats i in its source and -i in its target."""
     return [((i,) * source, (-i,) * target) for i, (source, target) in enumerate(lengths, 1)]
 
 
@@ -37,7 +37,7 @@ def plan(lengths: Lengths, batch_tokens: int, seed: int = 0) -> Batches:
 
 
 def unpad(batch: Batch) -> list[Pair]:
-    """Return the pairs of a batch, and check that all padding is at the end of rows."""
+    """Return the pairs in a batch, and check that each row has padding only at its end."""
     pairs: list[Pair] = []
     for rows in zip(batch.source, batch.target, strict=True):
         source, target = (tuple(int(token) for token in row if token) for row in rows)
@@ -85,7 +85,7 @@ def test_each_epoch_and_each_seed_has_a_different_order() -> None:
     by_seed = [plan(lengths, 200, seed) for seed in range(3)]
     orders = [tuple(epoch(batches, number)) for batches in by_seed for number in range(3)]
     assert len(set(orders)) == len(orders)
-    # A different seed also puts different pairs in the same batch.
+    # A different seed also groups the pairs into different batches.
     first, second = (
         {frozenset(unpad(batches[step])) for step in range(4)} for batches in by_seed[:2]
     )
@@ -126,7 +126,7 @@ def test_batches_have_the_planned_shapes_within_the_budget(
         assert batch.target.shape[0] == rows
         assert rows % ROW_MULTIPLE == 0
         # A batch with the minimum number of rows may exceed the budget, because sentences are never
-        # cut.
+        # truncated.
         assert rows == ROW_MULTIPLE or rows * max(width, batch.target.shape[1]) <= batch_tokens
         assert batch.source.dtype == batch.target.dtype == np.int32
     tokens = sum(np.count_nonzero(side) for batch in epoch for side in batch)
@@ -196,6 +196,6 @@ def test_shards_joined_in_order_are_the_batch(total: int) -> None:
         for side, expected in enumerate(batch):
             rows = np.concatenate([shard[side] for shard in shards])
             np.testing.assert_array_equal(rows[: len(expected)], expected)
-            # If the rows cannot be divided evenly, the last shards end with empty rows.
+            # If the rows cannot be divided evenly, the last shards are padded with empty rows.
             assert not rows[len(expected) :].any()
             assert len(rows) < len(expected) + total

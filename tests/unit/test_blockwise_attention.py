@@ -36,7 +36,7 @@ MASK_SHAPES = [(2, 3, 7, 9), (1, 3, 1, 9), (2, 1, 1, 9), (1, 1, 7, 9)]
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use blocks of a few queries and keys, so that small inputs need several blocks."""
+    """Use small blocks of queries and keys, so that even small inputs span several blocks."""
     monkeypatch.setattr(blockwise_module, "MAX_QUERIES", 3)
     monkeypatch.setattr(blockwise_module, "MAX_KEYS", 4)
 
@@ -45,7 +45,7 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def full(
     query: Array, key: Array, value: Array, mask: Array, rate: float = 0.0, rng: Array | None = None
 ) -> Array:
-    """Compute equation 1 with the package's functions."""
+    """Compute equation 1 with the package's own functions."""
     weights = masked_softmax(scaled_dot_product(query, key), mask)
     if rng is not None:
         weights = dropout(weights, rate, rng)
@@ -61,7 +61,7 @@ def blockwise(
 
 
 def inputs(queries: int, keys: int, dtype: Any = jnp.float32, seed: int = 0) -> tuple[Array, ...]:
-    """Draw queries, keys, and values of two sentences, with 3 heads, d_k = 4, and d_v = 5."""
+    """Draw queries, keys, and values for two sentences, with 3 heads, d_k = 4, and d_v = 5."""
     shapes = (2, queries, 3, 4), (2, keys, 3, 4), (2, keys, 3, 5)
     return tuple(2 * normal(seed + i, *s).astype(dtype) for i, s in enumerate(shapes))
 
@@ -70,7 +70,7 @@ def inputs(queries: int, keys: int, dtype: Any = jnp.float32, seed: int = 0) -> 
 def values_and_gradients(
     attend: Any, arrays: tuple[Array, ...], mask: Array, rate: float, rng: Array | None
 ) -> tuple[Array, ...]:
-    """Return the output, and the gradients with respect to query, key, and value."""
+    """Return the output and its gradients with respect to the query, key, and value."""
     output, vjp = jax.vjp(lambda *arrays: attend(*arrays, mask, rate, rng), *arrays)
     return output, *vjp(normal(99, *output.shape).astype(output.dtype))
 
@@ -83,7 +83,7 @@ def assert_same_output_and_gradients(
     *,
     atol: float = 1e-5,
 ) -> None:
-    """Check that both implementations give equal outputs and equal gradients."""
+    """Check that both implementations produce the same outputs and gradients."""
     pairs = (values_and_gradients(f, arrays, mask, rate, rng) for f in (blockwise, full))
     for actual, expected in zip(*pairs, strict=True):
         assert actual.dtype == expected.dtype
@@ -104,7 +104,7 @@ def test_blockwise_attention_is_equation_1(mask_shape: tuple[int, ...], seed: in
 
 @pytest.mark.parametrize("mask_shape", MASK_SHAPES)
 def test_output_and_gradients_are_those_of_full_attention(mask_shape: tuple[int, ...]) -> None:
-    """The masks allow few keys per query, and no keys at all for some queries."""
+    """The masks allow only a few keys per query, and none at all for some queries."""
     mask = coins(1, 0.3, *mask_shape).at[0, 0, 0].set(False).at[-1, -1, -1, 2].set(True)
     assert_same_output_and_gradients(inputs(7, 9), mask, 0.4, RNG)
 
@@ -124,10 +124,10 @@ def test_a_causal_mask_works_with_dropout() -> None:
 
 
 def test_key_blocks_that_no_query_may_read_are_skipped() -> None:
-    """If a key with NaN is read, the output is NaN, even if the key's weight is zero."""
+    """Reading a key that contains NaN makes the output NaN, even if the key's weight is zero."""
     query, key, value = inputs(12, 12)
     output = blockwise(query, key.at[:, 8:].set(jnp.nan), value, causal_mask(12))
-    # Keys from 8 onward form the last block, which earlier queries may not read.
+    # The keys from position 8 onward form the last block, which earlier queries may not read.
     assert np.all(np.isfinite(output[:, :6]))
     assert not np.any(np.isfinite(output[:, 9:]))
     padding = (jnp.arange(12) < 8)[None, None, None]
@@ -149,7 +149,7 @@ def test_bfloat16_is_as_exact_as_in_full_attention() -> None:
 
 
 def test_dropout_drops_the_same_weights_as_in_full_attention() -> None:
-    """Values are unit vectors, so the output equals the attention weights."""
+    """The values are unit vectors, so the output equals the attention weights."""
     query, key, _ = inputs(7, 9)
     value = jnp.broadcast_to(jnp.eye(9)[None, :, None], (2, 9, 3, 9))
     mask = jnp.ones((1, 1, 1, 9), bool)
@@ -243,7 +243,7 @@ def test_a_blockwise_model_records_no_weights_and_stays_blockwise_when_asked_for
 def test_cudnn_gets_even_lengths_and_gives_the_output_of_full_attention(
     length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """cuDNN needs a GPU, so this test calls JAX's own implementation instead."""
+    """cuDNN requires a GPU, so this test substitutes JAX's own implementation."""
     lengths = []
     reference: Any = jax.nn.dot_product_attention
 

@@ -1,4 +1,4 @@
-"""Test the search for buckets: every pair fits in a bucket, and few positions are padding."""
+"""Test the search for bucket sizes: every pair fits in a bucket, and there is little padding."""
 
 import itertools
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from transformer_jax.data.buckets import (
 )
 
 SHORT, ANY = st.integers(2, 5), st.integers(2, 40)
-# In some of these corpora, one side is always short. In others, each side can have any length.
+# In some of these corpora, one side is always short. In others, both sides can have any length.
 LENGTHS = st.sampled_from([(ANY, ANY), (SHORT, ANY), (ANY, SHORT)]).flatmap(
     lambda sides: st.lists(st.tuples(*sides), min_size=1, max_size=200).map(np.asarray)
 )
@@ -24,7 +24,7 @@ SEARCHES = settings(deadline=None, derandomize=True, max_examples=100)
 
 
 def sentence_lengths(pairs: int) -> np.ndarray:
-    """Return realistic lengths: both sides are similar, and few sentences are long."""
+    """Return realistic lengths: both sides are similar in length, and few sentences are long."""
     rng = np.random.default_rng(0)
     source = rng.gamma(5.0, 28 / 5, pairs)
     target = source * rng.lognormal(0.05, 0.1, pairs)
@@ -32,13 +32,13 @@ def sentence_lengths(pairs: int) -> np.ndarray:
 
 
 def positions(lengths: np.ndarray, sizes: np.ndarray) -> int:
-    """Return the number of positions if each pair is in the smallest bucket that fits it."""
+    """Return the number of positions if each pair goes into the smallest bucket that fits it."""
     fits = (lengths[:, None, :] <= sizes).all(axis=2)
     return int(np.where(fits, sizes.sum(axis=1), np.iinfo(int).max).min(axis=1).sum())
 
 
 def sets_with_the_last(sizes: list[tuple[int, int]], count: int) -> Iterator[np.ndarray]:
-    """Yield every set of `count` buckets that includes the last bucket, which fits all pairs."""
+    """Yield every set of `count` buckets that includes the last one, which fits all pairs."""
     for others in itertools.combinations(sizes[:-1], count - 1):
         yield np.asarray([*others, sizes[-1]])
 
@@ -72,7 +72,7 @@ def test_the_search_is_no_worse_than_greedy_or_square_buckets(
     cost = positions(lengths, sizes)
     assert cost <= positions(lengths, np.asarray(PaddingCost(lengths).greedy_search(density)))
     longer = np.unique(lengths.max(axis=1))
-    # With more lengths, there are too many sets of buckets to try.
+    # With more distinct lengths, there would be too many sets of buckets to try.
     if len(longer) <= 12:
         squares = [(int(width), int(width)) for width in longer]
         candidates = sets_with_the_last(squares, min(len(sizes), len(squares)))

@@ -1,4 +1,4 @@
-"""Test that models can be built from every name that a config allows."""
+"""Test that a model can be built for every option that a config allows."""
 
 import typing
 from dataclasses import replace
@@ -35,7 +35,7 @@ def test_every_name_in_the_config_has_an_entry(field: str) -> None:
 
 
 def test_equal_configs_build_equal_models() -> None:
-    """For equal models, `jax.jit` compiles a function with a static model argument only once."""
+    """`jax.jit` compiles a function only once for static arguments that are equal."""
     one, other = (build_transformer(replace(SMALL), VOCABULARY, 17) for _ in range(2))
     assert one is not other
     assert one == other

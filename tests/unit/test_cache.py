@@ -1,4 +1,4 @@
-"""Test the choice of the cache folder: the environment variable, or else a writable default."""
+"""Test the choice of cache folder: the environment variable if set, or else a writable default."""
 
 import os
 import tempfile

@@ -27,7 +27,7 @@ def test_an_average_is_the_mean_of_scheduled_checkpoints_only(tmp_path: Path) ->
 def test_selected_checkpoints_end_at_the_requested_step(tmp_path: Path) -> None:
     write_steps(tmp_path / "run" / "c", {1: 9.0, 2: 8.0, 3: None, 4: 7.0, 5: None}, keep=3)
     with CheckpointManager(tmp_path / "run" / "c", IDENTITY) as checkpoints:
-        # Step 3 was not scheduled, so its checkpoint was deleted after the save of step 4.
+        # Step 3 was not scheduled, so its checkpoint was deleted once step 4 was saved.
         assert select_steps(checkpoints) == select_steps(checkpoints, step=5) == [5]
         assert select_steps(checkpoints, step=2) == [2]
         assert select_steps(checkpoints, 2) == select_steps(checkpoints, 2, step=4) == [2, 4]

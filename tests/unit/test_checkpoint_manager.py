@@ -35,7 +35,7 @@ def test_a_checkpoint_is_restored_bit_for_bit(tmp_path: Path) -> None:
         assert checkpoints.latest_valid() == 5
         assert checkpoints.metadata(5) == {"pending_metrics": [[0.1, 2.0]]}
         restored = checkpoints.restore(5, target_like(saved))
-    # The optimizer state was not read.
+    # The optimizer state was never read.
     assert set(restored) == {"params"}
     jax.tree.map(np.testing.assert_array_equal, restored["params"], saved)
 
@@ -53,7 +53,7 @@ def test_arrays_may_be_donated_as_soon_as_save_returns(tmp_path: Path) -> None:
 
 def test_the_latest_the_best_and_the_last_scheduled_checkpoints_are_kept(tmp_path: Path) -> None:
     write_steps(tmp_path / "c", {1: 2.0, 2: 9.0, 3: 8.0, 4: 7.0, 5: None, 6: 6.0, 7: None}, keep=2)
-    # Step 1 has the best perplexity, steps 4 and 6 are the last two scheduled ones, and step 7 is
+    # Step 1 has the best perplexity, steps 4 and 6 are the last two scheduled steps, and step 7 is
     # the latest.
     assert steps_on_disk(tmp_path / "c") == {1, 4, 6, 7}
 
@@ -104,7 +104,7 @@ def add(rng: random.Random, files: list[Path]) -> None:
 
 
 def replace_by_step_1(_rng: random.Random, files: list[Path]) -> None:
-    """Replace checkpoint 2 with a copy of checkpoint 1. All digests match, but not the step."""
+    """Replace checkpoint 2 with a copy of checkpoint 1. The digests match, but not the step."""
     folder = next(path.parent for path in files if path.name == "SHA256SUMS")
     shutil.rmtree(folder)
     shutil.copytree(folder.with_name("1"), folder)
@@ -143,7 +143,7 @@ def test_a_reader_uses_the_previous_checkpoint_and_renames_nothing(tmp_path: Pat
     messages: list[str] = []
     with CheckpointManager(folder, IDENTITY, say=messages.append) as checkpoints:
         assert select_steps(checkpoints) == [2]
-        # A checkpoint that was selected by step must not be replaced by another checkpoint.
+        # If the caller asks for a specific step, no other checkpoint may be substituted.
         with pytest.raises(StorageError, match=r"checkpoint 3 of .* is damaged: checkpoint.json"):
             first_value(checkpoints, 3)
         with pytest.raises(StorageError, match=r"checkpoint 3 of .* is damaged: checkpoint.json"):
@@ -207,7 +207,7 @@ def test_the_previous_checkpoint_stays_until_the_next_one_is_complete(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """The path of a one-megabyte disk. Without permission to mount it, tests are skipped."""
+    """The path of a one-megabyte disk. Tests are skipped if there is no permission to mount it."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
@@ -237,7 +237,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact_and_nothing_partial(
         (small_disk / "other").write_bytes(bytes(300_000))
         with pytest.raises(StorageError, match=r"no room for checkpoint 2: it takes 0 MiB"):
             checkpoints.prepare_save(2, with_optimizer(incompressible(2)))
-        # Simulate that another program fills the disk after the check for free space.
+        # Simulate another program that fills the disk after the check for free space.
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 0, 1 << 40))
             checkpoints.prepare_save(2, with_optimizer(incompressible(2)))

@@ -35,7 +35,7 @@ OPTIONS = [
 ]
 SLOW_IMPORTS = ("jax", "flax", "optax", "orbax", "tensorflow_datasets", "matplotlib", "scipy")
 
-# Each invalid command is listed with the part of its error message that gives the reason.
+# Each invalid command is mapped to the part of its error message that explains the problem.
 MISTAKES: dict[tuple[str, ...], str] = {
     ("trian", "tiny"): "no command 'trian'; did you mean 'train'?",
     ("--verbose",): "no command '--verbose'",
@@ -134,7 +134,7 @@ def run_python(
 
 
 def mistake(capsys: pytest.CaptureFixture[str], arguments: Sequence[str], code: int = 2) -> str:
-    """Run a command that must fail, and return the one line that it prints."""
+    """Run a command that must fail, and return its one-line error message."""
     assert main(arguments) == code
     out, err = capsys.readouterr()
     assert out == ""
@@ -157,7 +157,7 @@ def test_a_mistake_is_reported_in_one_line_with_the_reason(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # A narrow terminal must not wrap the line.
+    # The line must not wrap, even in a narrow terminal.
     monkeypatch.setenv("COLUMNS", "20")
     for arguments, reason in MISTAKES.items():
         assert reason in mistake(capsys, arguments), arguments
@@ -353,7 +353,7 @@ def test_params_prints_each_row_of_a_sweep_next_to_the_papers_number(
     assert header[:2] == ["row", "parameters"]
     totals = {name: f"{row['total']:,}" for name, row in counts(capsys, *arguments).items()}
     assert [tuple(line[:2]) for line in lines] == list(totals.items())
-    # The paper states the number of parameters for base and B1, but not for E.
+    # The paper gives parameter counts for base and B1, but not for E.
     assert [line[4:] for line in lines] == [["65", "+0"], ["58", "-7"], []]
 
 

@@ -1,4 +1,4 @@
-"""Test that printed text cannot control the terminal, and that an error is one line and a code."""
+"""Test that output cannot control the terminal, and that errors are one line with an exit code."""
 
 import io
 import shlex

@@ -1,4 +1,4 @@
-"""Test cached decoding against `Transformer.decode`, for every variant of the model."""
+"""Test cached decoding against `Transformer.decode` for every variant of the model."""
 
 import functools
 from dataclasses import replace
@@ -70,7 +70,7 @@ class TokensSoFar(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def search(model: Transformer, has_cache: bool, params: dict[str, Any]) -> Translations:
-    """Translate with cached decoding steps, or with a complete forward pass for each token."""
+    """Translate using either cached decoding steps or a full forward pass for each token."""
     source = jnp.repeat(SOURCE, HYPOTHESES, axis=0)
     state: Any = TokensSoFar(jnp.zeros((len(SOURCE), HYPOTHESES, ROOM), jnp.int32))
     if has_cache:
@@ -88,8 +88,7 @@ def search(model: Transformer, has_cache: bool, params: dict[str, Any]) -> Trans
             mask = source_mask(source)
             output: Any = model.apply({"params": params}, read, memory, mask, method="decode")
             logits = output[:, position].reshape(*newest.shape, -1)
-        # Make the logits more uniform and delay the end token, so that hypotheses move between
-        # slots.
+        # Flatten the distribution and delay the end token, so that hypotheses move between slots.
         end = jnp.where(position < ROOM - 4, -50.0, 0.0)
         return (logits / 4).at[..., EOS].add(end), state
 

@@ -1,7 +1,7 @@
 """Test dropout: its rate, its mean, and the statistics of its random bits.
 
-The random keys are fixed, so the results never vary. Tests accept deviations of up to five standard
-deviations.
+The random keys are fixed, so the tests are deterministic. They accept deviations of up to five
+standard deviations.
 """
 
 import functools
@@ -37,12 +37,12 @@ def is_zero(shape: tuple[int, ...], rate: float, rng: Array) -> Floats:
 
 
 def key_of(first: int, second: int) -> Array:
-    """Return the random key with the given 32-bit halves."""
+    """Return the random key made up of the given 32-bit halves."""
     return jax.random.wrap_key_data(jnp.asarray([first, second], jnp.uint32))
 
 
 def deviations(x: ArrayLike, y: ArrayLike) -> float:
-    """Return the correlation of x and y in units of its standard error for independent samples."""
+    """Return the correlation of x and y as a number of standard errors, assuming independence."""
     x, y = np.ravel(floats(x)), np.ravel(floats(y))
     return float(np.corrcoef(x, y)[0, 1]) * len(x) ** 0.5
 
@@ -193,7 +193,7 @@ def test_dropout_needs_no_key_and_changes_nothing_in_inference_or_at_rate_zero()
 
 
 class TwoDropouts(nn.Module):
-    """A module that applies two dropout modules to the same vector."""
+    """A module that applies two separate dropout modules to the same vector."""
 
     @nn.compact
     def __call__(self, x: Array) -> tuple[Array, Array]:

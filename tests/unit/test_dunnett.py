@@ -8,11 +8,12 @@ from transformer_jax.sweeps.dunnett import Correlation, dunnett_probability, dun
 
 
 def equal_correlations(size: int) -> Correlation:
-    """Return the correlations of balanced comparisons with one baseline."""
+    """Return the correlations between comparisons with a shared baseline in a balanced design."""
     return tuple(tuple(1.0 if i == j else 0.5 for j in range(size)) for i in range(size))
 
 
-# Dunnett (1964), two-sided, 5 %: number of comparisons, degrees of freedom, critical value.
+# Two-sided 5 % critical values from Dunnett (1964), as tuples of the number of comparisons, the
+# degrees of freedom, and the critical value.
 @pytest.mark.parametrize(
     ("size", "freedom", "value"),
     [(1, 5, 2.57), (2, 5, 3.03), (5, 5, 3.62), (3, 10, 2.76), (9, 20, 2.95), (2, 10**6, 2.21)],
@@ -29,7 +30,8 @@ def test_the_probability_is_the_double_integral_over_baseline_and_deviation(
     bound = 2.9
     nodes, weights = np.polynomial.hermite_e.hermegauss(100)
     deviations = np.sqrt(stats.chi2.ppf((np.arange(2000) + 0.5) / 2000, freedom) / freedom)
-    # Each statistic is (z - z_base) / sqrt(2) / deviation, with independent normal z.
+    # Each statistic is (z - z_base) / sqrt(2) / deviation, where every z is an independent standard
+    # normal.
     limits = bound * np.sqrt(2) * deviations[:, None]
     inside = stats.norm.cdf(nodes + limits) - stats.norm.cdf(nodes - limits)
     expected = (inside**size @ weights / weights.sum()).mean()

@@ -91,7 +91,7 @@ def test_the_shared_matrix_learns_from_source_target_and_softmax() -> None:
                 "output_embedding": ("softmax",),
             },
         ),
-        # With separate vocabularies, source and target cannot share a matrix.
+        # If the vocabularies are separate, source and target cannot share a matrix.
         ("all", 17, {"embedding": ("target", "softmax"), "source_embedding": ("source",)}),
         ("target", 17, {"embedding": ("target", "softmax"), "source_embedding": ("source",)}),
     ],
@@ -111,7 +111,7 @@ def test_each_matrix_learns_only_from_the_roles_tied_to_it(
     def logit(params: dict[str, Any]) -> Array:
         return apply(model, params, source, target)[0, -1, 9]
 
-    # These are the rows that each role of the matrix updates, as in the previous test.
+    # The rows of the matrix that each role updates, as in the previous test.
     by_role = {"source": {3, 4, 2}, "target": {1, 5, 6}, "softmax": {9}}
     gradient = jax.grad(logit)(params)
     for name, roles in matrices.items():

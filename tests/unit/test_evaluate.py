@@ -95,7 +95,7 @@ def test_an_evaluation_describes_its_scores(run: Run, evaluation: Evaluation) ->
 
 
 def fourth_root(numerator: float, denominator: float) -> float:
-    """Return BLEU in percent from the product of the four n-gram precisions."""
+    """Return BLEU in percent, given the product of the four n-gram precisions."""
     return 100 * (numerator / denominator) ** 0.25
 
 
@@ -104,22 +104,24 @@ def fourth_root(numerator: float, denominator: float) -> float:
     [
         # In "a b ##AT##-##AT## c d e", 5/6, 4/5, 3/4, and 2/3 of the n-grams match.
         ("none", "a b-c d e", "a b-c d f", fourth_root(1, 3)),
-        # A match includes both letters, so only the first hyphen of "x-b-c" is split.
+        # The pattern consumes the letters on both sides, so only the first hyphen of "x-b-c" is
+        # split.
         ("none", "x-b-c d e f", "y-b-c d e f", fourth_root(1, 3)),
-        # A hyphen next to a space is a word, so 5/6, 4/5, 3/4, and 2/3 of the n-grams match.
+        # A hyphen surrounded by spaces is a word, so 5/6, 4/5, 3/4, and 2/3 of the n-grams match.
         ("none", "a - b c d e", "a - b c d f", fourth_root(1, 3)),
-        # The translation has 4 words instead of 5: every n-gram matches, and the penalty is exp(1 -
-        # 5/4).
+        # The translation has 4 words instead of 5. Every n-gram matches, and the brevity penalty is
+        # exp(1 - 5/4).
         ("none", "a b c d", "a b c d e", 100 * math.exp(-1 / 4)),
-        # Without smoothing, a score without a matching 4-gram is zero.
+        # There is no smoothing, so without a matching 4-gram the score is zero.
         ("none", "a b c x d", "a b c y d", 0.0),
-        # Abbreviations and ordinals keep their periods. "Juni" is in 1 of 7 words, 2 of 6 pairs,
-        # 2 of 5 triples, and 2 of 4 quadruples of "Sie kam z.B. am 3. Juni ."
+        # Abbreviations and ordinals keep their periods. "Juni" is in 1 of 7 unigrams, 2 of 6
+        # bigrams, 2 of 5 trigrams, and 2 of 4 4-grams of "Sie kam z.B. am 3. Juni ."
         ("13a", "Sie kam z.B. am 3. Juni.", "Sie kam z.B. am 3. Mai.", fourth_root(72, 420)),
-        # Quotation marks become separate words, as in `„ Ja “ , rief er .`; in the reference, the
-        # first of these 7 words is different.
+        # Quotation marks become separate words, as in `„ Ja “ , rief er .`. Only the first of these
+        # 7 words differs in the reference.
         ("13a", "„Ja“, rief er.", "»Ja“, rief er.", fourth_root(6 * 5 * 4 * 3, 7 * 6 * 5 * 4)),
-        # Tokenization precedes splitting, which gives "im Text ##AT##-##AT## Format , bitte !".
+        # Tokenization precedes splitting, so the result is "im Text ##AT##-##AT## Format , bitte
+        # !".
         ("13a", "im Text-Format, bitte!", "im Text-Format, bitte?", fourth_root(360, 840)),
     ],
 )
@@ -130,9 +132,9 @@ def test_the_papers_bleu_is_computed_by_hand(
 
 
 def test_the_papers_bleu_sums_over_the_corpus() -> None:
-    # The matches are 2/2 and 2/4 words, 1/1 and 1/3 pairs, and 0/0 and 0/2 triples.
+    # The matches are 2/2 and 2/4 unigrams, 1/1 and 1/3 bigrams, and 0/0 and 0/2 trigrams.
     assert compound_bleu("none", ["a b", "c d e f"], ["a b", "c d x y"]) == 0
-    # In total, 6/7 words, 4/5 pairs, 2/3 triples, and 1/1 quadruples match.
+    # In total, 6/7 unigrams, 4/5 bigrams, 2/3 trigrams, and 1/1 4-grams match.
     hypotheses, references = ["a b c d", "e f g"], ["a b c d", "e f h"]
     score = compound_bleu("none", hypotheses, references)
     assert score == pytest.approx(fourth_root(6 * 4 * 2 * 1, 7 * 5 * 3 * 1))
@@ -145,7 +147,7 @@ def test_characters_have_no_compounds(evaluation: Evaluation) -> None:
 
 @pytest.fixture
 def files(evaluation: Evaluation, tmp_path: Path) -> tuple[Path, Path]:
-    """The development set as two files, one of which is compressed."""
+    """The development set as two files; the target file is compressed."""
     source, target = tmp_path / "dev set.en", tmp_path / "dev set.de.gz"
     source.write_text("".join(f"{line}\n" for line in evaluation.sources), "utf-8")
     lines = "".join(f"{line}\n" for line in evaluation.references)
@@ -269,7 +271,7 @@ def test_scores_are_printed_even_if_they_cannot_be_saved(
 ) -> None:
     copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
     shutil.rmtree(copy / "evaluations", ignore_errors=True)
-    # A read-only directory would not stop root, so replace the directory with a file.
+    # Root can write to a read-only directory, so replace the directory with a file.
     (copy / "evaluations").touch()
     assert main(["evaluate", str(copy), "--split", "dev", "--beam-size", "1", "--json"]) == 0
     captured = capsys.readouterr()
@@ -303,7 +305,7 @@ def test_the_command_line_compares_two_runs(
     folder = (
         run.folder.path / "evaluations" / "dev-step8-average2-beam1-alpha0.6-max-extra-length-8"
     )
-    # Both comparisons had the same translations, so there is only one file.
+    # Both comparisons use the same translations, so there is only one file.
     [saved] = folder.glob("baseline-run-*.json")
     assert json.loads(saved.read_text()) == baseline
     lines = saved.with_suffix(".txt").read_text("utf-8").split("\n")[:-1]

@@ -83,7 +83,7 @@ def test_each_way_of_translating_has_its_own_directory() -> None:
 
 def test_an_evaluation_with_the_rule_of_an_earlier_version_is_not_replaced(run: Run) -> None:
     old = evaluation_of(SOURCES)
-    # An earlier version had only the rule "any" and stored no `beam_end`.
+    # An earlier version supported only the rule "any" and did not store `beam_end`.
     decode = {k: v for k, v in old.result["decode"].items() if k != "beam_end"}
     stored = {**old.result, "decode": decode}
     old_folder = save_evaluation(run, old)
@@ -104,7 +104,7 @@ def test_scores_are_never_stored_next_to_other_translations(
     folder = save_evaluation(run, evaluation_of(REFERENCES))
     (folder / "baseline-other.json").touch()
     save_evaluation(run, evaluation_of(REFERENCES))
-    # The translations are unchanged, so nothing is deleted.
+    # The translations have not changed, so nothing is deleted.
     assert (folder / "baseline-other.json").exists()
 
     def no_space(*_: object) -> None:

@@ -44,7 +44,7 @@ def test_curves_highlight_eight_rows_with_bands(results: Results) -> None:
     svg = draw_curves(results)
     labels = re.findall(r">(row\d+)  d_ff \d+<|>(row0)  <", svg)
     names = {first or second for first, second in labels}
-    # The rows that differ most from the first row have colors.
+    # Only the rows that differ most from the first row are colored.
     assert names == {"row0", *(f"row{i}" for i in range(NUM_ROWS - len(PALETTE) + 1, NUM_ROWS))}
     assert svg.count("other rows") == 1
     assert svg.count('id="FillBetweenPolyCollection') == len(PALETTE)

@@ -1,4 +1,4 @@
-"""Test that the FLOPs of a step count its matrix products, without padding."""
+"""Test that a step's FLOPs count its matrix products but not padding."""
 
 from typing import Any
 
@@ -48,14 +48,15 @@ def test_flops_of_a_step_are_three_times_those_of_the_forward_matrix_products(
         left, out = product.invars[0].aval.shape, product.outvars[0].aval.shape
         flops += 2 * int(np.prod(out)) * int(np.prod([left[axis] for axis in contracted]))
     if model.attention_score == "additive":
-        # The product with v in the additive score is not a matrix product, so add its FLOPs: 2
-        # layers, 2 heads, d_k = 4, 5 rows, and the query-key pairs of all three attentions.
+        # In the additive score, the product with v is not a matrix product, so add its FLOPs
+        # separately: 2 layers, 2 heads, d_k = 4, 5 rows, and the query-key pairs of all three
+        # attentions.
         flops += 2 * 2 * 2 * 4 * 5 * (7 * 7 + 3 * 3 + 3 * 7)
     assert step_flops(model, 30, Batch(np.asarray(source), np.asarray(target))) == 3 * flops
 
 
 def matrix_products(jaxpr: Any) -> list[Any]:
-    """Return all matrix products of a traced function, including those of inner functions."""
+    """Return all matrix products in a traced function, including those in nested functions."""
     products: list[Any] = []
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
@@ -74,8 +75,8 @@ def test_padding_adds_no_flops() -> None:
 
 
 def test_the_base_model_needs_six_flops_per_parameter_and_token() -> None:
-    # For short sentences, attention scores need few FLOPs. Among the three uses of the shared
-    # embedding, only the output projection is a matrix product.
+    # For short sentences, attention scores need few FLOPs. The shared embedding has three uses, but
+    # only the output projection is a matrix product.
     batch = Batch(np.full((1, 2), 4), np.full((1, 2), 4))
     layers = 63_045_632 - 37_000 * 512
     per_token = step_flops(Config().model, 37_000, batch) / 2

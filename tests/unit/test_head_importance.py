@@ -1,4 +1,4 @@
-"""Test the pictures that need parameters: head importance, positions, and losses."""
+"""Test the plots that need a model's parameters: head importance, positions, and losses."""
 
 import math
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_importance_is_the_loss_without_each_head(run: Run) -> None:
         mask[index] = False
         assert importance.masked_losses[index] == pytest.approx(loss(mask))
     assert np.ptp(importance.masked_losses) > 1e-4
-    # With an unlimited margin, all heads can be masked.
+    # With an unlimited margin, every head can be masked.
     assert importance.num_prunable == 6
     assert importance.pruned_losses[-1] == pytest.approx(loss(np.zeros((3, 1, 2), bool)))
     images = [image for axes in importance.plot().figure.axes[:3] for image in axes.images]
@@ -88,7 +88,7 @@ def test_the_losses_of_tokens_add_up_to_those_of_sentences(run: Run) -> None:
 
 
 def test_means_by_position_and_length_are_those_of_the_sentences() -> None:
-    # 20 sentences of one token, and 20 of three.
+    # Use 20 sentences of one token each, and 20 of three tokens each.
     short, long = [np.array([1.0])] * 20, [np.array([3.0, 2.0, 4.0])] * 20
     by_position = loss_by_position("x", [*long, *short])
     assert (by_position.x.tolist(), by_position.y.tolist()) == ([1, 2, 3], [2.0, 2.0, 4.0])
@@ -96,7 +96,7 @@ def test_means_by_position_and_length_are_those_of_the_sentences() -> None:
     assert by_position.high[0] - 2.0 == pytest.approx(half)
     by_length = loss_by_length("x", [*long, *short])
     assert (by_length.x.tolist(), by_length.y.tolist()) == ([1.0, 3.0], [1.0, 3.0])
-    # A group of too few sentences joins the previous group.
+    # A group with too few sentences is merged into the previous group.
     few = loss_by_length("x", [*long[:5], *short])
     assert few.y.tolist() == [pytest.approx((20 + 5 * 9) / (20 + 5 * 3))]
     assert loss_by_position("x", [*long[:5], *short]).x.tolist() == [1]

@@ -1,4 +1,4 @@
-"""Test that a masked head has no effect, and that the mask has no other effect."""
+"""Test that masking a head removes its contribution and changes nothing else."""
 
 from typing import Any
 

@@ -10,7 +10,7 @@ from transformer_jax.distributed import heartbeat
 
 @pytest.fixture
 def read_messages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
-    """A function that returns the messages that were sent since its last call."""
+    """A function that returns the messages sent since its last call."""
     ours, theirs = os.pipe()
     os.set_blocking(ours, False)
     os.set_blocking(theirs, False)
@@ -42,7 +42,7 @@ def test_a_phase_lasts_until_a_later_step_is_done(read_messages: Callable[[], li
     beat(range(1, 11))
     heartbeat.busy("scoring")
     assert read_messages()[-1] == "busy scoring"
-    # The beat of step 13 shows that step 11, the first step after the phase, is done.
+    # The call for step 13 confirms that step 11, the first step after the phase, is done.
     beat(range(11, 13))
     assert read_messages() == []
     beat(range(13, 14))

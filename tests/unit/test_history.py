@@ -1,4 +1,4 @@
-"""Test the metrics, summary, and comparison of runs, which are read without their parameters."""
+"""Test the metrics, summary, and comparison of runs, none of which need the parameters."""
 
 import json
 import math
@@ -25,7 +25,7 @@ REPORTS: list[Any] = [
     {"step": 4, "split": "dev", "perplexity": 9.0, "bleu": 1.5},
     {"step": 8, "split": "dev", "perplexity": 8.0},
 ]
-# Each of these reports or values has an unexpected type.
+# Each of these reports is of an unexpected type or contains a value of an unexpected type.
 INVALID: list[Any] = [
     {"step": "8", "split": "dev", "perplexity": 1.0},
     {"step": 8, "split": "dev", "bleu": "<b>", "exact": None, "flag": True},
@@ -55,7 +55,7 @@ def write_scores(folder: RunDirectory, name: str, content: object) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """A run without checkpoints. Its metrics and scores contain invalid values."""
+    """A run without checkpoints, whose metrics and scores contain invalid values."""
     path = tmp_path_factory.mktemp("runs") / "<b>run"
     folder = write_untrained_run(path, steps=())
     write_metrics(folder, [*REPORTS, *INVALID])
@@ -68,7 +68,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 def copy_run(run: RunDirectory, path: Path, reports: list[Any], **changes: Any) -> RunDirectory:
-    """Copy a run, and change its metrics and its config."""
+    """Copy a run and change its metrics and its config."""
     shutil.copytree(run.path, path)
     description = json.loads((path / "run.json").read_text())
     for section, fields in changes.items():
@@ -111,7 +111,7 @@ def test_the_summary_shows_differences_scores_and_curves_as_escaped_text(
     assert "dev/perplexity 8.000 at step 8" in page
     assert "/<b>run" not in page
     assert "&lt;b&gt;&amp;%_$#" in page
-    # The colors are those of the page.
+    # The summary does not hard-code colors, so it inherits those of the notebook.
     assert "#" not in page.replace("&#", "").replace("%_$#", "")
     assert "mean of 2 checkpoints" in summarize(run, (4, 8), 10)
 
@@ -182,5 +182,5 @@ def test_the_schedule_shows_the_config_and_its_peak() -> None:
     ]
     for axes in (widths, warmups):
         own = axes.lines[0]
-        # Equation 3 at its peak.
+        # The maximum is the peak of equation 3.
         assert floats(own.get_ydata()).max() == pytest.approx(16**-0.5 * 20**-0.5)

@@ -1,4 +1,4 @@
-"""Test `Run.attention` and the command `attention` on an untrained run."""
+"""Test `Run.attention` and the `attention` command on an untrained run."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ from transformer_jax.model.inspect import attention_weights
 
 SOURCE, TARGET = "twenty-one", "einundzwanzig"
 LONG = " ".join(["one"] * 200)
-# All tests use one search, which is compiled once.
+# All tests share one search, which is compiled once.
 GREEDY = {"beam_size": 1}
 
 

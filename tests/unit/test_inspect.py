@@ -1,4 +1,4 @@
-"""Test functions that inspect a model: attention weights, parameter shapes, parameter counts."""
+"""Test the functions that return attention weights, parameter shapes, and parameter counts."""
 
 import math
 from typing import Any
@@ -46,7 +46,7 @@ def test_attention_weights_contains_every_layer_of_each_kind() -> None:
     for kind, array in weights.items():
         np.testing.assert_allclose(array.sum(-1), 1.0, atol=1e-5, err_msg=kind)
         assert not np.allclose(array[0], array[1], atol=0.01), "layers must differ"
-    # Attention weights of padding and of future positions are zero.
+    # The attention weights of padding and of future positions are zero.
     for kind in ("encoder", "cross"):
         assert not np.any(weights[kind][:, 1, ..., 4:])
         assert np.all(weights[kind][:, 1, ..., :4])
@@ -84,7 +84,7 @@ def test_capturing_weights_changes_no_bit_of_the_logits(changes: dict[str, Any])
     captured, variables = model.apply({"params": params}, SOURCE, TARGET, mutable=["intermediates"])
     np.testing.assert_array_equal(captured, logits)
     sown = jax.tree.leaves(variables["intermediates"])
-    # One array for each attention: in the encoder, in the decoder, and between them.
+    # There is one array for each kind of attention: encoder, decoder, and cross-attention.
     assert len(sown) == 3
     for weights in sown:
         np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
@@ -107,7 +107,7 @@ def test_abstract_parameters_have_the_shapes_and_dtypes_of_real_ones() -> None:
 
 
 def test_abstract_parameters_take_no_memory() -> None:
-    # The embedding matrix of this model would take 32 TiB.
+    # This model's embedding matrix would take 32 TiB.
     leaves = jax.tree.leaves(abstract_params(build_transformer(ModelConfig(d_model=2**19), 2**24)))
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
     assert max(math.prod(leaf.shape) for leaf in leaves) == 2**43

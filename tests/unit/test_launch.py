@@ -1,6 +1,6 @@
 """Test that the launcher trains each unfinished run once, even if other runs fail.
 
-Small programs take the place of trainers. `tests/integration/test_sweeps.py` tests real trainers.
+Small programs stand in for the trainers. `tests/integration/test_sweeps.py` tests real trainers.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from transformer_jax.sweeps.slots import Slot
 from transformer_jax.sweeps.status import CORES_VARIABLE, read_status
 
 SLOTS = [Slot("cpu 0", cores=frozenset({0})), Slot("cpu 1", {"DEVICE": "1"})]
-# This program behaves like a worker: it writes the status of a run, unless it is killed first.
+# This program mimics a worker: it writes the status of a run, unless it is killed first.
 WORKER = """
 import json, os, signal, sys, time
 folder, name = sys.argv[1:3]
@@ -64,7 +64,7 @@ def make_sweep(path: Path, *rows: str, seeds: int = 1) -> Sweep:
 
 @pytest.fixture(autouse=True)
 def worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the launcher start a small program instead of a worker."""
+    """Make the launcher start a small program instead of a real worker."""
     monkeypatch.setattr(
         launcher, "train_command", lambda arguments, _: [sys.executable, "-c", WORKER, *arguments]
     )
@@ -79,7 +79,7 @@ def test_a_failed_run_does_not_affect_the_others(tmp_path: Path) -> None:
         "works": "done",
         "fails": "failed",
         "dies": "failed",
-        # Slurm sends SIGUSR2 to all processes, and a worker must survive it.
+        # Slurm sends SIGUSR2 to every process, and a worker must survive it.
         "ignores": "done",
     }
     assert "its worker ended with exit code -9: see " in statuses["dies"].note
@@ -154,13 +154,13 @@ def test_a_worker_of_a_killed_launcher_keeps_its_slot_until_it_ends(tmp_path: Pa
         "orphan ends",
         "works/seed-0: on cpu 0",
     ]
-    # The orphan stopped after this launcher had begun, so this launcher resumes its run.
+    # The orphan stopped after this launcher started, so this launcher resumes its run.
     assert "waits/seed-0: on cpu 0" in events
     assert [read_status(run).status for run in sweep.runs] == ["done", "done"]
 
 
 def test_a_run_is_not_resumed_while_its_old_trainer_still_saves(tmp_path: Path) -> None:
-    """The worker of a trainer was killed, so the run counts as stopped, but it is still locked."""
+    """The trainer's worker was killed, so the run counts as stopped, but it is still locked."""
     sweep = make_sweep(tmp_path, "saves", "works")
     set_status(sweep.runs[0], "stopped")
     sweep.runs[0].path.mkdir(parents=True)

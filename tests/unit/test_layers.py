@@ -1,4 +1,4 @@
-"""Test layers against their equations, written as loops, and against PyTorch's layers."""
+"""Test layers against loop implementations of their equations and against PyTorch's layers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,7 +34,7 @@ BIASED = replace(SMALL, attention_bias=True)
 
 
 def is_source_token() -> Array:
-    """Return the source mask of two sentences; the second is two tokens shorter than the first."""
+    """Return the source mask for two sentences. The second is two tokens shorter than the first."""
     return jnp.arange(SOURCES)[None, None, None] < jnp.asarray([6, 4])[:, None, None, None]
 
 
@@ -62,7 +62,7 @@ def test_the_decoder_layer_equals_its_equations(config: ModelConfig) -> None:
 
 
 def test_the_residual_adds_the_input_and_not_the_query() -> None:
-    """Some implementations add the projected query instead, which here has the same shape."""
+    """Some implementations add the projected query instead, which has the same shape here."""
     config = replace(SMALL, num_heads=1, d_k=WIDTH, d_v=WIDTH)
     x, mask = normal(0, BATCH, SOURCES, WIDTH), is_source_token()
     layer = make_encoder_layer(config)
@@ -95,7 +95,7 @@ def test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one() -> No
     inner = convolve(channels_first, params["inner"])
     expected = convolve(jnp.maximum(inner, 0), params["outer"]).swapaxes(1, 2)
     np.testing.assert_allclose(apply(layer, params, x), expected, atol=1e-5)
-    # The ReLU must have an effect, so some of its inputs must be negative.
+    # Some inputs of the ReLU must be negative, so that the ReLU has an effect.
     assert np.any(np.asarray(inner) < 0)
 
 
@@ -138,7 +138,7 @@ def test_dropout_acts_on_the_sub_layer_output_before_the_sum() -> None:
     expected = layer_norm(params["norm"], x)
     np.testing.assert_allclose(leave(params, x, zeros), expected, atol=1e-5)
 
-    # If the sub-layer returns ones, dropout at rate 0.5 gives zeros and twos to the norm.
+    # If the sub-layer returns ones, dropout at rate 0.5 passes zeros and twos to the norm.
     plain = {"norm": {"scale": jnp.ones(WIDTH), "bias": jnp.zeros(WIDTH)}}
     dropped = leave(plain, zeros, zeros + 1)
     for vector in floats(dropped).reshape(-1, WIDTH):
@@ -150,7 +150,7 @@ def norm_params(norm: Any) -> dict[str, Array]:
 
 
 def attention_params(attention: Any, config: ModelConfig) -> dict[str, dict[str, Array]]:
-    """Return the parameters of a `torch.nn.MultiheadAttention` with the names in this package."""
+    """Return the parameters of a `torch.nn.MultiheadAttention` under this package's names."""
     heads = config.num_heads
     params: dict[str, dict[str, Array]] = {}
     matrices = np.split(as_array(attention.in_proj_weight), 3)
@@ -179,7 +179,7 @@ def as_array(tensor: Any) -> Array:
 
 
 def torch_layer(torch: Any, kind: str, config: ModelConfig) -> Any:
-    """Return a PyTorch layer with random parameters, but zero biases if the config has none."""
+    """Return a PyTorch layer with random parameters. The biases are zero if the config has none."""
     layer = getattr(torch.nn, kind)(
         WIDTH,
         config.num_heads,

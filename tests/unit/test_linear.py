@@ -14,7 +14,7 @@ from oracles import SMALL, apply, drawn_params, initial_params, normal
 from transformer_jax.model.embeddings import SharedEmbedding
 from transformer_jax.model.linear import Dense, flat_matmul
 
-# Each case has the shapes of x and of the matrix, and the number of axes to contract.
+# Each case gives the shapes of x and of the matrix, and the number of axes to contract.
 SHAPES = {
     "feed forward": ((3, 5, 8), (8, 12), 1),
     "to heads": ((3, 5, 8), (8, 2, 4), 1),
@@ -27,7 +27,7 @@ on_cpu = pytest.mark.skipif(
 
 
 def dimension_numbers(x: tuple[int, ...], num_input_axes: int) -> Any:
-    """Return the `dimension_numbers` argument of `jax.lax.dot_general`."""
+    """Return the `dimension_numbers` argument for `jax.lax.dot_general`."""
     return ((tuple(range(len(x)))[-num_input_axes:], tuple(range(num_input_axes))), ((), ()))
 
 
@@ -48,7 +48,7 @@ def test_a_flat_product_and_its_gradients_are_those_of_dot_general(case: str) ->
 def test_sums_have_the_preferred_dtype() -> None:
     x, matrix = jnp.ones((2, 3, 1000), jnp.bfloat16), jnp.full((1000, 4), 1.01, jnp.bfloat16)
     product = flat_matmul(x, matrix, preferred_element_type=jnp.float32)
-    # The nearest number to 1.01 in bfloat16 is 1.0078125. There is no bfloat16 number between 1004
+    # In bfloat16, the nearest number to 1.01 is 1.0078125. There is no bfloat16 number between 1004
     # and 1008, so the sum must be in float32.
     np.testing.assert_array_equal(product, np.full((2, 3, 4), 1007.8125, np.float32))
     assert flat_matmul(x, matrix).dtype == jnp.bfloat16

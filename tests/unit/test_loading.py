@@ -15,7 +15,7 @@ from transformer_jax.errors import ConfigError
 
 SHIPPED = sorted(path.stem for path in shipped_configs().glob("*.py"))
 HEADS = "CONFIG = BASE.change(model={'num_heads': 4, 'd_k': 128, 'd_v': 128})\n"
-# This is the paper's base model in Table 3, trained on WMT14, without averaged checkpoints.
+# The paper's base model from Table 3: trained on WMT14, without checkpoint averaging.
 BASE = Config().change(data={"corpus": "tfds"}, train={"keep_checkpoints": 1})
 FOUR_HEADS = BASE.change(model={"num_heads": 4, "d_k": 128, "d_v": 128})
 FROM_BASE = "from configs.base import CONFIG as BASE\n"
@@ -29,7 +29,7 @@ def write(path: Path, text: str) -> str:
 
 
 def mistake(spec: str) -> str:
-    """Return the one-line error for an invalid config."""
+    """Return the one-line error message for an invalid config."""
     with pytest.raises(ConfigError) as caught:
         load_config(spec)
     assert "\n" not in str(caught.value)

@@ -23,7 +23,7 @@ with exclusive_lock(Path(sys.argv[1])):
 
 
 def start_holder(run: Path) -> subprocess.Popen[str]:
-    """Start a process that locks a run and wait until it holds the lock."""
+    """Start a process that locks a run, and wait until it holds the lock."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(run)], stdout=subprocess.PIPE, text=True
     )

@@ -1,4 +1,4 @@
-"""Test the loss against cross-entropy with a dense, smoothed target in float64 (section 5.4)."""
+"""Test the loss against a dense float64 cross-entropy with smoothed targets (section 5.4)."""
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +18,14 @@ VOCABULARY = 7
 
 
 def draw_tokens(seed: int, rows: int, length: int) -> Array:
-    """Draw random tokens; about a quarter of them are padding."""
+    """Draw random tokens, about a quarter of which are padding."""
     generator = np.random.default_rng(seed)
     drawn = generator.integers(1, VOCABULARY, (rows, length))
     return jnp.asarray(np.where(generator.random((rows, length)) < 0.25, 0, drawn))
 
 
 def sums(loss: Loss) -> Floats:
-    """Return the three sums of a loss as one array."""
+    """Return the loss's three sums as one array."""
     return floats([float(field) for field in loss])
 
 
@@ -35,7 +35,7 @@ def smoothed_target(target: int, vocabulary: int, smoothing: float) -> Floats:
 
 
 def dense_loss(logits: ArrayLike, target: ArrayLike, smoothing: float) -> Floats:
-    """Return the smoothed loss, the negative log-likelihood, and the number of tokens, as sums."""
+    """Return three sums: the smoothed loss, the negative log-likelihood, and the token count."""
     total = np.zeros(3)
     x, t = floats(logits), np.asarray(target)
     for index in np.ndindex(t.shape):

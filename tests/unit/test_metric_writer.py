@@ -1,4 +1,4 @@
-"""Test that metrics.jsonl and TensorBoard have the same metrics, even after a kill."""
+"""Test that metrics.jsonl and TensorBoard have the same metrics, even if the run is killed."""
 
 import json
 from io import StringIO
@@ -25,7 +25,7 @@ def directory(path: Path) -> RunDirectory:
 
 
 def write(path: Path, *reports: tuple[int, str, dict[str, float]]) -> str:
-    """Write reports and return the lines on the terminal."""
+    """Write reports, and return the lines that appear on the terminal."""
     out = StringIO()
     with MetricWriter(directory(path), Console(file=out), step=0) as writer:
         for report in reports:

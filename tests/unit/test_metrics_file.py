@@ -30,14 +30,14 @@ def test_reports_of_later_steps_and_an_incomplete_line_are_removed(metrics: Path
 def test_unscheduled_reports_of_the_last_step_are_removed(metrics: Path) -> None:
     reports = [{"step": step, "split": split} for step in (4, 6) for split in ("train", "dev")]
     metrics.write_text("".join(json.dumps(report) + "\n" for report in reports), "utf-8")
-    # Training ended at step 6. A training report was scheduled for this step, but a dev report was
+    # Training ended at step 6. At this step, a train report was scheduled, but a dev report was
     # not.
     truncate_metrics(metrics, 6, {"train"})
     lines = metrics.read_text("utf-8").splitlines()
     assert [json.loads(line) for line in lines] == reports[:3]
 
 
-# A power failure may leave such lines, and a malicious run may contain them.
+# A power failure may leave lines like these, and a malicious run may contain them.
 INVALID_LINES = {
     "zeros": bytes(64) + b"\n",
     "zeros without a newline": bytes(64),

@@ -54,7 +54,7 @@ def test_the_metadata_is_yaml_and_has_only_what_is_known(tmp_path: Path) -> None
     assert metadata_of(card_of(tmp_path)) == unknown
     write_scores(tmp_path, "test")
     wmt14 = SMALL.change(data={"corpus": "tfds", "dataset": "wmt14_translate/de-en"})
-    # In YAML, an unquoted "no" is false.
+    # In YAML, an unquoted "no" means false.
     assert metadata_of(card_of(tmp_path, wmt14, ("en", "no"))) == unknown | {
         "language": ["en", "no"],
         "datasets": ["wmt14"],

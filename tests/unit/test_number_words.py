@@ -40,7 +40,7 @@ def english(words: str) -> int:
 
 
 def german(word: str) -> int:
-    """Parse a German number, which is one word; 231 is "zweihunderteinunddreißig"."""
+    """Parse a German number, which is one word: 231 is "zweihunderteinunddreißig"."""
     if word in GERMAN:
         return GERMAN[word]
     for unit, value in (("tausend", 1000), ("hundert", 100)):
@@ -86,7 +86,7 @@ def test_lines_of_several_numbers_spell_the_same_numbers_and_repeat_none() -> No
             assert line == [german(word) for word in target.split("; ")]
             sizes[len(line)] += 1
             numbers += line
-        # All counts of numbers per line are equally frequent.
+        # Each possible count of numbers per line occurs equally often.
         assert set(sizes) == {1, 2, 3, 4}
         assert max(sizes.values()) - min(sizes.values()) <= 1
     assert len(numbers) == len(set(numbers)) > 2 * 1800
@@ -122,7 +122,7 @@ def test_the_corpus_has_as_many_pairs_as_the_config_allows(most: int) -> None:
     train = 500_000 // most
     corpus = CORPORA["number_words"](DataConfig(num_pairs=train, max_numbers_per_line=most))
     assert isinstance(corpus, NumberWords)
-    # The index of a line determines how many numbers it has, up to the last line.
+    # Even on the last line, the index determines how many numbers the line has.
     [(source, _)] = corpus.read("train", train - 1)
     last = train - 1 + corpus.test_pairs + corpus.dev_pairs
     assert len(source.split("; ")) == last % most + 1
@@ -158,8 +158,8 @@ def test_max_digits_makes_all_lengths_of_numbers_equally_frequent_and_no_line_tw
         digits.update(len(str(number)) for number in numbers)
         sizes[len(numbers)] += 1
     assert set(sizes.values()) == {450}
-    # There are 4,500 numbers, about 750 of each length. Lines of one digit are rarer, because there
-    # are only ten of them.
+    # There are 4,500 numbers, about 750 of each length. Lines that consist of a single digit are
+    # rarer, because there are only ten of them.
     assert set(digits) == {1, 2, 3, 4, 5, 6}
     assert all(650 < count < 850 for count in digits.values())
 

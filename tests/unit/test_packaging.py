@@ -27,8 +27,8 @@ LINES = ["one", "two hundred and thirty-one", "ninety thousand"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run that averages two checkpoints and translates different lines differently."""
-    # This model is wide, so that parameters account for most of a package's size.
+    """A run that averages two checkpoints and gives different translations for different lines."""
+    # This model is so wide that its parameters account for most of a package's size.
     config = SMALL.change(model={"d_ff": 4096}, decode={"average_checkpoints": 2, "beam_size": 2})
     return load(write_untrained_run(tmp_path_factory.mktemp("runs") / "run", config, scale=3).path)
 
@@ -145,7 +145,7 @@ def test_the_command_prints_the_size_and_what_the_card_lacks(
     assert "The model had not been evaluated when it was packaged." in card
     assert 'license: "unknown"' in card
     assert "metrics" not in card
-    # The command must not overwrite the folder, and the message must suggest another name.
+    # The command must not overwrite the folder, and the message must suggest a new name.
     before = sorted(tmp_path.rglob("*"))
     assert main(arguments) == 2
     assert f"{out} already exists: choose another folder with `--out {out}-2`" in (
@@ -216,7 +216,7 @@ def test_a_package_is_evaluated_as_a_run_and_its_scores_are_on_the_next_card(
     assert f"| `dev` | 500 | 2 | 0.6 | {scores.bleu:.2f} | {scores.chrf:.2f} |" in card
     assert f"- BLEU `{scores.bleu_signature}`" in card
     assert "before the parameters were rounded to bfloat16" in card
-    # Scores of other checkpoints do not belong to this model.
+    # Scores from other checkpoints do not apply to this model.
     single = load(run.folder.path, average_checkpoints=1)
     save_evaluation(single, evaluate(single, "dev", {}))
     third = package_run(run, tmp_path / "third").path

@@ -1,4 +1,4 @@
-"""Test numbers from the paper: Table 3, the learning rate, and Adam."""
+"""Test the package against the paper's numbers: Table 3, the learning rate, and Adam."""
 
 import dataclasses
 import functools
@@ -56,7 +56,7 @@ EXPECTED = {
     "D2": Expected({"dropout": 0.2}, {}, 4.95, 25.5, None, 63.05),
     "D3": Expected({}, {"label_smoothing": 0.0}, 4.67, 25.3, None, 63.05),
     "D4": Expected({}, {"label_smoothing": 0.2}, 5.47, 25.7, None, 63.05),
-    # Row E has base's parameters plus 256 + 306 positions of width 512.
+    # Row E has base's parameters plus 256 + 306 position vectors of width 512.
     "E": Expected({"positions": "learned"}, {}, 4.92, 25.7, None, 63.33),
     "big": Expected(
         {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3},
@@ -68,12 +68,12 @@ EXPECTED = {
 
 @functools.cache
 def total(config: ModelConfig) -> int:
-    """Return the number of parameters of the actual model."""
+    """Return the actual model's number of parameters."""
     return parameter_counts(build_transformer(config, VOCABULARY))["total"]
 
 
 def check_equations(config: ModelConfig) -> None:
-    """Compare the equations with an actual model of a single layer, which is fast to trace."""
+    """Compare the equations with an actual one-layer model, which is fast to trace."""
     one_layer = dataclasses.replace(config, num_layers=1)
     assert total(one_layer) == closed_form(one_layer)
 
@@ -156,7 +156,7 @@ def test_a_row_of_table_3_keeps_only_its_latest_and_best_checkpoints() -> None:
 def test_the_search_has_the_parameters_of_section_6_1() -> None:
     decode = TABLE_3["base"].config.decode
     assert (decode.beam_size, decode.length_penalty_alpha, decode.max_extra_length) == (4, 0.6, 50)
-    # According to section 6.2, the results in Table 3 do not average checkpoints.
+    # According to section 6.2, the results in Table 3 do not use checkpoint averaging.
     assert {row.config.decode.average_checkpoints for row in TABLE_3.values()} == {1}
 
 
@@ -188,13 +188,13 @@ def test_every_row_has_as_many_parameters_as_its_equations() -> None:
 
 def test_every_variant_has_as_many_parameters_as_its_equations() -> None:
     variants: list[tuple[Changes, float]] = [
-        # These parameters are 12 self-attentions x 33 relative positions x width 128.
+        # The extra parameters are 12 self-attentions x 33 relative positions x width 128.
         ({"positions": "relative"}, 0.05),
         ({"positions": "relative", "max_relative_position": 4}, 0.01),
         ({"positions": "rotary"}, 0),
         ({"positions": "alibi"}, 0),
         ({"positions": "concatenated_sinusoidal"}, 0),
-        # These parameters are 18 attentions x 8 heads x 64 x 64 (general) or 64 (additive).
+        # The extra parameters are 18 attentions x 8 heads x 64 x 64 (general) or x 64 (additive).
         ({"attention_score": "general"}, 0.59),
         ({"attention_score": "additive"}, 0.01),
         ({"layer_norm": "pre"}, 0),
@@ -212,7 +212,7 @@ def test_every_variant_has_as_many_parameters_as_its_equations() -> None:
 def test_rows_differ_from_base_by_as_many_parameters_as_in_the_paper() -> None:
     """No vocabulary size reproduces the paper's totals, so compare only differences from base.
 
-    If d_model is the same, the vocabulary size cancels out.
+    The vocabulary size cancels out if d_model is the same.
     """
     base, base_millions = closed_form(Config().model), EXPECTED["base"].millions
     assert base_millions is not None
@@ -264,7 +264,7 @@ def test_learning_rate_scale_multiplies_the_learning_rate() -> None:
 
 
 def updates_of(config: TrainConfig, gradients: list[Floats]) -> list[Floats]:
-    """Return the optimizer's updates for consecutive gradients."""
+    """Return the optimizer's updates for a sequence of gradients."""
     optimizer = make_optimizer(config, 512)
     state: optax.OptState = optimizer.init(jnp.zeros(3))
     updates: list[Floats] = []
@@ -275,13 +275,13 @@ def updates_of(config: TrainConfig, gradients: list[Floats]) -> list[Floats]:
 
 
 def test_the_first_update_uses_the_rate_of_step_one() -> None:
-    """Adam's first update is the learning rate with the opposite sign of the gradient."""
+    """Adam's first update is minus the learning rate times the sign of the gradient."""
     (update,) = updates_of(TrainConfig(), [np.array([2.0, -0.5, 30.0])])
     np.testing.assert_allclose(update, -rate(1) * np.array([1, -1, 1]), rtol=1e-5)
 
 
 def test_updates_are_those_of_adam() -> None:
-    """Compare with algorithm 1 of Kingma and Ba (2015) and the constants of section 5.3."""
+    """Compare with algorithm 1 of Kingma and Ba (2015), with the constants from section 5.3."""
     generator = np.random.default_rng(0)
     gradients = [generator.standard_normal(3) * [1.0, 1e-3, 1e-9] for _ in range(5)]
     mean, square = np.zeros(3), np.zeros(3)

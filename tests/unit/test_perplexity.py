@@ -39,5 +39,5 @@ def test_the_score_of_a_sentence_does_not_depend_on_other_sentences(tmp_path: Pa
 def test_perplexity_is_per_token_over_all_sentences() -> None:
     sentences = [SentenceScore(3, 2, 1.5), SentenceScore(9, 8, 8.5)]
     assert perplexity(sentences) == pytest.approx(math.exp(10 / 10))
-    # The perplexity must be finite, even if the model is arbitrarily wrong.
+    # The perplexity must be finite no matter how wrong the model is.
     assert math.isfinite(perplexity([SentenceScore(1, 1, 1e9)]))

@@ -1,4 +1,4 @@
-"""Test that the plan of a sweep is stored, and that its rows can be added but not changed."""
+"""Test that a sweep's plan is stored, and that rows can be added to it but not changed."""
 
 import json
 from dataclasses import replace
@@ -74,7 +74,7 @@ def test_sweeps_with_other_configs_get_other_folders(tmp_path: Path) -> None:
     first = {"base": ROWS["base"]}
     assert choose_folder(path, first) == path
     plan_sweep(path, first, 1).store()
-    # Additional rows with the same configs are added to the existing sweep.
+    # Rows can be added to a sweep if the configs of its existing rows match.
     assert choose_folder(path, ROWS) == path
     assert choose_folder(path, small) == tmp_path / "s-2"
     plan_sweep(tmp_path / "s-2", small, 1).store()

@@ -28,7 +28,7 @@ from transformer_jax.training.create_run import create_run
 @pytest.mark.parametrize("d_model", [2, 6, 512])
 def test_the_sinusoid_is_the_papers_formula(d_model: int) -> None:
     expected = formula(300, d_model)
-    # The float32 rounding error of an angle up to 300 is about 3e-5.
+    # For angles up to 300, the float32 rounding error is about 3e-5.
     np.testing.assert_allclose(sinusoid(jnp.arange(300), d_model), expected, atol=1e-4)
 
 
@@ -40,7 +40,7 @@ def test_the_sinusoid_encodes_any_positions_in_any_order() -> None:
 
 @pytest.mark.parametrize("d_model", [2, 6, 512])
 def test_concatenated_sinusoids_are_tensor2tensors(d_model: int) -> None:
-    """The names come from Tensor2Tensor's get_timing_signal_1d: all sines, then all cosines."""
+    """The test follows Tensor2Tensor's get_timing_signal_1d, including its variable names."""
     length, num_timescales = 300, d_model // 2
     log_timescale_increment = math.log(1.0e4 / 1.0) / max(num_timescales - 1, 1)
     expected = np.zeros((length, d_model))
@@ -73,7 +73,7 @@ def test_the_encoding_of_a_later_position_is_a_rotation_of_an_earlier_one(offset
 
 def test_wavelengths_grow_geometrically_from_2_pi_to_almost_10000_times_2_pi() -> None:
     d_model = 512
-    # The sine and cosine at position 1 determine the angle per position and thus the wavelength.
+    # The sine and cosine at position 1 determine the angle per position, and hence the wavelength.
     sines, cosines = floats(sinusoid(jnp.asarray([1]), d_model))[0].reshape(-1, 2).T
     wavelengths = 2 * math.pi / np.arctan2(sines, cosines)
     assert wavelengths[0] == pytest.approx(2 * math.pi, rel=1e-5)

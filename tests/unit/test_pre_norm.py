@@ -109,7 +109,8 @@ def test_only_stacks_that_normalize_first_end_with_a_layer_norm() -> None:
 def test_memory_and_logits_come_from_normalized_vectors() -> None:
     model = build_transformer(PRE, 13)
     params = drawn_params(model, SOURCE, TARGET)
-    # Layers with all-zero parameters do not change the sum of embeddings and positions.
+    # Layers whose parameters are all zero pass the sum of embeddings and positions through
+    # unchanged.
     silent = params | {
         stack: jax.tree.map(jnp.zeros_like, params[stack]) for stack in ("encoder_0", "decoder_0")
     }
@@ -131,8 +132,8 @@ def test_each_sub_layer_has_its_own_dropout_mask() -> None:
     outer = params["feed_forward"]["outer"] | {"bias": jnp.full(WIDTH, 1000.0)}
     output = params["self_attention"]["output"]
     assert set(output) == {"kernel"}
-    # With a large bias in the feed-forward network, the output shows the dropout mask of this
-    # network. If the network returns zeros, the output shows the dropout mask of attention.
+    # With a large bias in the feed-forward network, the output reveals that network's dropout mask.
+    # If the network returns zeros, the output reveals the dropout mask of attention.
     fed = dict(params) | {"feed_forward": params["feed_forward"] | {"outer": outer}}
     both = apply(layer, fed, x, mask, train=True, rng=jax.random.key(1))
     dropped_by_second = np.abs(floats(both)) < 500

@@ -1,6 +1,6 @@
-"""Test that a corpus is encoded completely, only once, and in the same way on every machine.
+"""Test that a corpus is encoded completely, only once, and identically on every machine.
 
-`test_encode` tests the encoded files of one split.
+`test_encode` tests the encoded files of a single split.
 """
 
 import json
@@ -32,7 +32,7 @@ CONFIG = DataConfig(num_pairs=300, vocab_size=256)
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Use an empty cache for each test."""
+    """Give each test an empty cache."""
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -94,7 +94,7 @@ def test_a_second_call_reads_only_the_cache(cache: Path, monkeypatch: pytest.Mon
         return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()}
 
     first, before = prepare(CONFIG), times()
-    # From here on, reading the corpus would fail.
+    # From this point on, any attempt to read the corpus fails.
     monkeypatch.delattr(NumberWords, "read")
     second = prepare(CONFIG)
     assert times() == before
@@ -114,7 +114,7 @@ def test_the_fingerprint_depends_on_the_content_alone(
 
 
 def record_training(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Replace tokenizer training with a function that appends its lines to the returned list."""
+    """Replace tokenizer training with a stub that appends its lines to the returned list."""
     samples: list[list[str]] = []
 
     def train(lines: Iterator[str], _: int) -> Tokenizer:
@@ -146,7 +146,7 @@ def test_a_vocabulary_is_trained_on_fit_pairs_spread_evenly_over_the_text(
     prepare(replace(CONFIG, vocab_size=100))
     spread = [line for number in (0, 10, 40, 50, 60, 70, 80, 90) for line in pairs[number]]
     assert samples == [[*spread[:4], "short", *spread[4:]]]
-    # The vocabulary depends only on the text, not on the limits of training pairs.
+    # The vocabulary depends only on the text, not on the length limits for training pairs.
     prepare(replace(CONFIG, vocab_size=100, max_length=20, max_ratio=2.0))
     assert len(samples) == 1
 
@@ -193,7 +193,7 @@ def test_an_error_of_the_corpus_during_training_of_the_vocabulary_is_raised(
 
 
 CHUNK = 8
-# There are 7 chunks of train, 3 of dev, and 3 of test. Each chunk needs one call for the sources
+# There are 7 chunks of train, 3 of dev, and 3 of test. Each chunk takes one call for the sources
 # and one for the targets.
 CORPUS = InMemoryCorpus([*WORDS[:48], ("", ""), WORDS[49]], WORDS[:20])
 CALLS = 2 * (7 + 3 + 3)
@@ -201,7 +201,7 @@ LINES = 2 * (49 + 20 + 20)
 
 
 class Encoder:
-    """A wrapper of `Tokenizer.encode` that counts calls and lines and can raise an error."""
+    """A wrapper for `Tokenizer.encode` that counts calls and lines and can raise an error."""
 
     fails_at: int | None
     error: BaseException
@@ -235,7 +235,7 @@ def encoder(monkeypatch: pytest.MonkeyPatch) -> Encoder:
 
 @pytest.fixture
 def complete(encoder: Encoder, cache: Path) -> dict[str, bytes]:
-    """The files of an uninterrupted preparation, after removing them from the cache."""
+    """The files that an uninterrupted preparation wrote to the cache, which is then cleared."""
     prepare(CONFIG, VOCABULARY)
     assert (encoder.calls, encoder.lines) == (CALLS, LINES)
     files = read_files(cache)
@@ -264,7 +264,7 @@ def test_a_preparation_that_is_interrupted_many_times_still_finishes(
     encoder: Encoder, complete: dict[str, bytes], cache: Path
 ) -> None:
     interruptions = 0
-    # Each attempt finishes one chunk, and fails after encoding the sources of the next chunk.
+    # Each attempt finishes one chunk and fails after encoding the sources of the next.
     while encoder.calls < CALLS + interruptions - 2:
         encoder.fails_at = encoder.calls + 3
         with pytest.raises(KeyboardInterrupt):
@@ -295,7 +295,8 @@ def test_damage_to_a_partial_preparation_does_not_change_the_result(
             else:
                 path.write_bytes(data[: len(data) // 2])
         if damage == "report":
-            # This file is from an attempt that was interrupted before it renamed the folder.
+            # This file is left over from an attempt that was interrupted before it renamed the
+            # folder.
             (partial / "report.json").write_text("{}")
         prepare(CONFIG, VOCABULARY)
         assert read_files(cache) == complete
@@ -322,7 +323,7 @@ def test_an_interruption_after_the_last_chunk_encodes_nothing_again(
                 prepare(CONFIG, VOCABULARY)
         assert encoder.lines == LINES
         prepare(CONFIG, VOCABULARY)
-        # Everything is encoded again only if the interruption was after the journals were removed
+        # Everything is encoded again only if the interruption came after the journals were removed
         # and before the folder was renamed.
         assert encoder.lines == LINES * (2 if name == "rename" else 1)
         assert read_files(cache) == complete
@@ -428,7 +429,7 @@ def test_a_damaged_vocabulary_is_trained_again(cache: Path) -> None:
     prepared = prepare(CONFIG)
     (path,) = cache.rglob("*.model")
     model = prepared.vocabulary.target.model
-    # A model file that is truncated at the end of a token is a valid, smaller model.
+    # A model file that is cut off after a complete token is a valid but smaller model.
     smaller = next(model[:end] for end in range(len(model) - 100, 0, -1) if is_model(model[:end]))
     assert len(Tokenizer(smaller)) < len(Tokenizer(model))
     for damaged in (b"", model[:-1], b"no model", b"\0" * 999, smaller):
@@ -440,7 +441,7 @@ def test_a_damaged_vocabulary_is_trained_again(cache: Path) -> None:
 
 
 def write_texts(folder: Path, pairs: Pairs) -> DataConfig:
-    """Write pairs to files and return a config that names these files."""
+    """Write pairs to files, and return a config that names these files."""
     folder.mkdir(exist_ok=True)
     for name, side in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
         for split, lines in (("train", side), ("dev", side[:5])):
@@ -466,7 +467,7 @@ def test_the_data_of_a_run_is_found_although_its_files_are_gone(tmp_path: Path) 
         find_prepared(config, first.vocabulary, "0" * 64)
     with pytest.raises(DataError, match="there is no file"):
         find_prepared(config, first.vocabulary, first.fingerprint, verify_text=True)
-    # An unfinished preparation must not be found.
+    # `find_prepared` must not find an unfinished preparation.
     shutil.move(first.folder, first.folder.with_suffix(".partial"))
     with pytest.raises(DataError, match="there is no file"):
         find_prepared(config, first.vocabulary, first.fingerprint)

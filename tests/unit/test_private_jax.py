@@ -1,4 +1,4 @@
-"""Test that the private JAX APIs exist. The messages explain what to do if one does not."""
+"""Test that the private JAX APIs exist. If one does not, the message explains what to do."""
 
 import importlib
 import inspect
@@ -9,7 +9,7 @@ MODULE = "transformer_jax/distributed/_private_jax.py"
 
 
 def private_name(module: str, name: str) -> object:
-    """Return a private object of JAX, or fail with the place in the package that must change."""
+    """Return a private JAX object, or fail with a message that names the module to change."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:

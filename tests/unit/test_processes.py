@@ -1,4 +1,4 @@
-"""Test barriers, broadcasts, and votes of processes, which are simulated by threads."""
+"""Test barriers, broadcasts, and votes across processes, which are simulated with threads."""
 
 import threading
 from collections.abc import Callable
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Store:
-    """A key-value store for threads with the interface of the store of `jax.distributed`."""
+    """A thread-safe key-value store with the same interface as the one in `jax.distributed`."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
@@ -31,7 +31,7 @@ class Store:
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
         with self._changed:
-            # JAX raises a timeout from time to time, so this method also does.
+            # Calls to JAX's store occasionally time out, so this method does too.
             if not self._changed.wait_for(lambda: key in self._values, timeout_in_ms / 1e5):
                 raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out")
             return self._values[key]
@@ -40,7 +40,7 @@ class Store:
 def run_in_each(
     action: Callable[[ProcessGroup], T], monkeypatch: pytest.MonkeyPatch, count: int = 3
 ) -> list[T]:
-    """Call a function in several simulated processes and return the results in order."""
+    """Call a function in several simulated processes, and return the results in order."""
     store = Store()
     monkeypatch.setattr(processes, "key_value_store", lambda: store)
     with ThreadPoolExecutor(count) as executor:
@@ -99,7 +99,7 @@ def test_a_single_process_does_not_wait() -> None:
 
 
 def test_several_processes_learn_a_vote_two_steps_later() -> None:
-    # The simulated processes all use the devices of this process.
+    # The simulated processes all use this process's devices.
     consensus = StepConsensus(ProcessGroup(2, 0))
     votes = [(1, 0, False), (2, 15, False), (3, 0, True), (4, 0, False), (5, 0, False)]
     assert [consensus.vote(*vote) for vote in votes] == [

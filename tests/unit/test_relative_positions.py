@@ -32,9 +32,10 @@ from transformer_jax.model.variants.relative_positions import alibi_slopes, rota
 HEADS, D_K, D_V, WIDTH = 3, 4, 5, 6
 FORMULAS = ["alibi", "rotary", "relative"]
 
-# The arguments are head, query, key, query position, and key position.
+# The arguments are the head, the query, the key, the query position, and the key position.
 PairScore = Callable[[int, Floats, Floats, int, int], float]
-# The arguments are value, query position, and key position. The result is the vector to average.
+# The arguments are the value, the query position, and the key position. The result is the vector to
+# average.
 PairValue = Callable[[Floats, int, int], Floats]
 
 
@@ -46,18 +47,18 @@ def config_of(positions: Any, **changes: Any) -> ModelConfig:
 
 
 def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairScore, PairValue]:
-    """Return functions that compute the score and the value of a pair by a scheme's formulas."""
+    """Return functions that compute the score and the value of a pair from a scheme's formulas."""
     scale = 1 / math.sqrt(D_K) if config.attention_score == "scaled_dot_product" else 1.0
 
     def alibi(head: int, query: Floats, key: Floats, t: int, s: int) -> float:
-        # With three heads, the slopes are the two slopes of two heads, then the first of four
+        # With three heads, the slopes are both slopes for two heads, then the first slope for four
         # heads.
         slope = [2**-4, 2**-8, 2**-2][head]
         return float(query @ key) * scale - slope * abs(t - s)
 
     def rotary(_: int, query: Floats, key: Floats, t: int, s: int) -> float:
-        # Each pair of components is a complex number. The score is Re(q e^(i t angle) (k e^(i s
-        # angle))*).
+        # Treat each pair of components as a complex number. The score is Re(q e^(i t angle) (k e^(i
+        # s angle))*).
         total = 0.0
         for i in range(D_K // 2):
             angle = 10000 ** (-2 * i / D_K)
@@ -88,7 +89,7 @@ def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairS
 def attend(
     params: Params, x: ArrayLike, mask: ArrayLike, score: PairScore, value_of: PairValue
 ) -> Floats:
-    """Compute multi-head self-attention in loops from the score and value of each pair."""
+    """Compute multi-head self-attention in loops, given the score and value of each pair."""
     x = floats(x)
     batch, length, _ = x.shape
     allowed = np.broadcast_to(np.asarray(mask), (batch, 1, length, length))
@@ -137,7 +138,7 @@ def test_attention_to_the_source_ignores_positions(positions: Any) -> None:
 
 @pytest.mark.parametrize("positions", FORMULAS)
 def test_only_the_distance_of_query_and_key_matters(positions: str) -> None:
-    """A shift of all queries and keys by the same distance does not change the output."""
+    """Shifting all queries and keys by the same distance does not change the output."""
     config = config_of(positions)
     x, mask = normal(0, 1, 3, WIDTH), jnp.ones((1, 1, 3, 3), bool)
     model = make_self_attention(config)
@@ -163,8 +164,8 @@ def test_only_the_distance_of_query_and_key_matters(positions: str) -> None:
         (1, [2**-8]),
         (8, [2**-n for n in range(1, 9)]),
         (16, [2 ** (-n / 2) for n in range(1, 17)]),
-        # With six heads, the slopes are all slopes of four heads, then the first and third of eight
-        # heads.
+        # With six heads, the slopes are all four slopes for four heads, then the first and third
+        # slopes for eight heads.
         (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
     ],
 )

@@ -27,8 +27,8 @@ def test_process_0_is_connected_to_every_other_process_of_its_run() -> None:
 
     threads = [threading.Thread(target=connect, args=(index,)) for index in range(3)]
     threads[0].start()
-    # A port scanner sends the first line. A process of a run with a different number of processes
-    # sends the second line.
+    # The first line is what a port scanner might send. The second line comes from a run with a
+    # different number of processes.
     for line in (b"GET / HTTP/1.0\n", b"transformer-jax 1 of 2\n"):
         stranger = connect_to(coordinator)
         stranger.sendall(line)
@@ -52,7 +52,7 @@ def test_process_0_is_connected_to_every_other_process_of_its_run() -> None:
 
 
 def connect_to(coordinator: str) -> socket.socket:
-    """Wait until the port is open, and connect to it."""
+    """Wait until the port is open, then connect to it."""
     host, port = coordinator.split(":")
     while True:
         try:
@@ -122,12 +122,12 @@ MPI = {
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        # A process that is alone on a node uses all devices. Otherwise, it uses one device.
+        # A process uses all devices if it is alone on a node, and one device otherwise.
         (SLURM, ProcessSpec("node1:62344", 2, 1)),
         (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, ProcessSpec("node1:62344", 2, 1, [0])),
         (MPI, ProcessSpec("10.96.0.1:62624", 8, 5, [1])),
-        # These are the environments of an sbatch script, a single-task Slurm step, and a machine
-        # outside any cluster.
+        # These environments come from an sbatch script, a single-task Slurm step, and a machine
+        # that is not part of a cluster.
         ({"SLURM_JOB_ID": "5000", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, None),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, None),
         ({}, None),
@@ -147,7 +147,7 @@ def test_the_environment_of_a_cluster_is_detected(
 def test_a_cluster_without_an_address_is_an_error_unless_the_process_is_to_train_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Since version 5, Open MPI does not set the address of the first process.
+    # As of version 5, Open MPI no longer sets the address of the first process.
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "8")
     with pytest.raises(UsageError) as caught:
         resolve_cluster(None, None, None)

@@ -21,7 +21,7 @@ from transformer_jax.sweeps.report import COMPARISONS, SCORES, make_table, write
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """A sweep in which one run failed and the other runs are done. Tests must not change it."""
+    """A sweep in which one run failed and all others are done. Tests must not modify it."""
     sweep = make_finished_sweep(tmp_path_factory.mktemp("report") / "s")
     set_status(sweep.runs[-1], "failed", phase="train", note=HOSTILE)
     return sweep
@@ -29,13 +29,13 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
 @pytest.fixture(scope="module")
 def folder(sweep: Sweep) -> Path:
-    """The folder that contains the report of the sweep."""
+    """The folder that contains the sweep's report."""
     return write_report(collect(sweep))
 
 
 @pytest.fixture
 def dev_sweep(tmp_path: Path) -> Sweep:
-    """A sweep that tests may change. Without test scores, reports skip the bootstrap."""
+    """A sweep that tests may modify. It has no test scores, so reports skip the bootstrap."""
     return make_finished_sweep(tmp_path / "sweeps" / "s", rows=["base", "worse"], splits=["dev"])
 
 
@@ -62,7 +62,7 @@ def test_the_page_links_each_row_to_its_first_run_and_each_run_to_itself(
     folder: Path, sweep: Sweep
 ) -> None:
     links = Page((folder / "index.html").read_text()).links
-    # Two tables of rows and one table of runs have links.
+    # The two tables of rows and the table of runs contain links.
     assert len(links) == 2 * len(RESULTS) + 3 * len(RESULTS)
     assert all((folder / link).resolve().is_relative_to(sweep.path) for link in links)
     assert "../better/seed-2" in links
@@ -82,7 +82,7 @@ def test_every_format_has_one_line_per_row(folder: Path) -> None:
         lines = table.splitlines()
         assert len(lines) == len(RESULTS) + 2
         assert all(line.count(" | ") == len(columns) - 1 for line in lines)
-    # The report compares every row except the first by perplexity and by BLEU.
+    # The report compares every row except the first, by both perplexity and BLEU.
     lines = read_csv(folder / "comparisons.csv")[1:]
     assert [line[0] for line in lines] == 2 * list(RESULTS)[1:]
     assert all(float(low) <= float(value) <= float(high) for _, _, value, low, high, *_ in lines)
@@ -116,7 +116,7 @@ def test_differences_have_intervals_signs_and_p_values(sweep: Sweep) -> None:
     assert len(signed) == 3
     assert all(re.fullmatch(r"\+\d+\.\d\d \((< 0\.001|0\.\d{3})\)", x) for x in signed)
     assert signed[0].endswith("(< 0.001)")
-    # The differences of one row may have different signs.
+    # The differences within a row may have different signs.
     assert re.fullmatch(r"\+.*, -.*, -.*", cells["worse"]["test BLEU to base by seed (p)"])
 
 
@@ -133,7 +133,7 @@ def test_footnotes_say_how_the_sweep_was_made(dev_sweep: Sweep) -> None:
     assert notes[2].startswith("Search: beam_size 4, length_penalty gnmt, length_penalty_alpha 0.6")
     assert f"Trained by: {command} (commit 0123456789ab)" in notes
     assert f"Trained by: {command} --seeds 5" in notes
-    # The run folders may contain different commits.
+    # The run folders may record different commits.
     for run, commit in zip(dev_sweep.runs, ("0123456789ab", "ba9876543210+"), strict=False):
         (run.path / "run.json").write_text(json.dumps({"versions": {"commit": commit}}))
     notes = list_footnotes(collect(Sweep.open(dev_sweep.path)))
@@ -166,7 +166,7 @@ def test_footnotes_compare_sign_agreement_with_chance_and_name_missing_runs(fold
 
 
 def test_the_committed_report_on_multi30k_differs_where_its_scores_do(tmp_path: Path) -> None:
-    """After only 600 steps, the rows that learn fast at first are ahead."""
+    """After only 600 steps, the rows that learn quickly at the start are ahead."""
     file = Path("experiments/results/table3-multi30k/runs.csv")
     scores = {line[0]: line for line in read_csv(file)[1:]}
     names = {name.split("/")[0] for name in scores}
@@ -183,12 +183,13 @@ def test_the_committed_report_on_multi30k_differs_where_its_scores_do(tmp_path: 
         set_status(run, "done")
     results = collect(sweep)
     verdicts = {name: results.verdict(name, "perplexity") for name in rows}
-    # Row E contradicts the paper most: the perplexity is 8.16 lower instead of equal.
+    # Row E contradicts the paper most clearly: its perplexity is 8.16 lower than base's, but equal
+    # to it in the paper.
     assert {name for name, x in verdicts.items() if x == "differs"} == {"C1", "D1", "E"}
     assert {name for name, x in verdicts.items() if x == "as in the paper"} == {"B1"}
     assert results.sign_agreement("perplexity")[:2] == (4, 8)
-    # Absolute differences are -11.97 here and +1.19 in the paper; only relative differences can be
-    # compared.
+    # The absolute difference is -11.97 here and +1.19 in the paper, so only relative differences
+    # are comparable.
     ours, paper = (
         results.compare("C1", "perplexity"),
         results.paper_difference("C1", "perplexity"),
@@ -245,5 +246,5 @@ def test_the_command_prints_the_table_and_its_folder(
     assert "worse" in out
     assert f"written to {dev_sweep.path / 'report'}" in out
     assert f"Reported by: transformer-jax report {dev_sweep.path}" in out
-    # The report omits columns without values, such as test BLEU.
+    # The report omits columns that have no values, such as test BLEU.
     assert "compound-split" not in read_csv(dev_sweep.path / "report" / "table.csv")[0]

@@ -1,4 +1,4 @@
-"""Test that invalid resources for Slurm raise an error that names the option."""
+"""Test that invalid Slurm resources raise an error that names the option."""
 
 import pytest
 

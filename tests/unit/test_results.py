@@ -1,4 +1,4 @@
-"""Test the scores that a sweep collects, and the differences between its rows."""
+"""Test the scores that a sweep collects and the differences between its rows."""
 
 import json
 import math
@@ -26,7 +26,7 @@ from transformer_jax.sweeps.results import Results, collect_results
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """A sweep in which one run failed and the other runs are done. Tests must not change it."""
+    """A sweep in which one run failed and all others are done. Tests must not modify it."""
     sweep = make_finished_sweep(tmp_path_factory.mktemp("results") / "s")
     set_status(sweep.runs[-1], "failed", phase="train", note=HOSTILE)
     return sweep
@@ -39,7 +39,7 @@ def results(sweep: Sweep) -> Results:
 
 @pytest.fixture
 def dev_sweep(tmp_path: Path) -> Sweep:
-    """A sweep that tests may change. Without test scores, reports skip the bootstrap."""
+    """A sweep that tests may modify. It has no test scores, so reports skip the bootstrap."""
     return make_finished_sweep(tmp_path / "s", rows=["base", "worse"], splits=["dev"])
 
 

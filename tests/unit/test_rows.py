@@ -1,4 +1,4 @@
-"""Test that rows keep the fields that define them if the corpus, budget, or size changes."""
+"""Test that rows keep their defining fields when the corpus, budget, or size changes."""
 
 import pytest
 
@@ -18,12 +18,12 @@ def test_rows_keep_their_differences_on_another_corpus_and_budget() -> None:
     assert rows["A1"].config.train == other.train
     assert rows["D3"].config.train.label_smoothing == 0.0
     assert rows["D4"].config.train.label_smoothing == 0.2
-    # With any budget, this row trains three times as long as base.
+    # Regardless of the budget, this row trains three times as long as base.
     assert rows["big"].config.train.steps == 15
 
 
 def test_sections_that_depend_on_each_other_change_together() -> None:
-    # Either change alone would be invalid.
+    # Either change would be invalid without the other.
     other = Config().change(train={"keep_checkpoints": 1}, decode={"average_checkpoints": 1})
     row = Row(Config().change(decode={"average_checkpoints": 10}))
     config = with_sections({"base": row}, {"train": other, "decode": other})["base"].config

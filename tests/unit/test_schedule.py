@@ -35,8 +35,8 @@ def test_only_multiples_of_the_interval_are_scheduled_checkpoints() -> None:
 
 
 def test_a_checkpoint_keeps_the_metrics_that_no_scheduled_report_contains() -> None:
-    # Step 11 is the last step, so it has an unscheduled report. A longer run would report its
-    # metrics again at step 12.
+    # Step 11 is the last step, so its report is unscheduled. In a longer run, the report at step 12
+    # would cover these metrics again.
     assert steps_with("keep_pending_metrics") == [11]
     coarser = dataclasses.replace(SCHEDULE, log_every=3)
     assert steps_with("keep_pending_metrics", coarser) == [4, 8, 11]
@@ -80,8 +80,7 @@ def test_a_recovery_checkpoint_is_due_unless_one_was_saved_since_the_vote(
         (11, NO_VOTE, True),
         (3, NO_VOTE, False),
         (3, Vote(3, signal.SIGTERM, False), True),
-        # The timer must not cause anything except a save, because results must not depend on the
-        # clock.
+        # The timer may cause only a save, because results must not depend on the clock.
         (3, Vote(3, 0, True), False),
     ],
 )
@@ -104,10 +103,10 @@ def test_patience_counts_scheduled_checkpoints_since_the_best_perplexity() -> No
     schedule = dataclasses.replace(SCHEDULE, patience=2)
     scores = {4: 9.0, 8: 5.0, 12: 7.0}
     assert not schedule.is_out_of_patience(12, scores)
-    # It is not enough to improve on the previous checkpoint. The score must be the best so far.
+    # Improving on the previous checkpoint is not enough: the score must be the best so far.
     assert schedule.is_out_of_patience(16, scores | {16: 6.0})
     assert not schedule.is_out_of_patience(16, scores | {16: 4.0})
-    # If scores are equal, the first one counts as the best.
+    # If scores are tied, the first one counts as the best.
     assert schedule.is_out_of_patience(16, scores | {16: 5.0})
     # Step 17 is not scheduled, so it has no new score.
     assert not schedule.is_out_of_patience(17, scores | {16: 6.0})

@@ -1,4 +1,4 @@
-"""Test that configs give a reason for invalid values and survive a round trip through JSON."""
+"""Test that configs explain why a value is invalid and survive a round trip through JSON."""
 
 import ast
 import dataclasses
@@ -78,7 +78,7 @@ RANGES: dict[str, Range] = {
 
 
 def alternatives(kind: Any) -> tuple[Any, ...]:
-    """Return all types of a union, or a single type as a tuple."""
+    """Return the members of a union, or a 1-tuple for any other type."""
     return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
 
 
@@ -105,7 +105,7 @@ def values(pair: tuple[type, str]) -> st.SearchStrategy[Any]:
 
 @st.composite
 def configs(draw: st.DrawFn) -> Config:
-    """Draw a config that satisfies all rules, including those between two fields."""
+    """Draw a config that satisfies all rules, including those that relate two fields."""
     drawn: dict[type, dict[str, Any]] = {kind: {} for kind in SECTIONS}
     for kind, key in FIELDS:
         drawn[kind][key] = draw(values((kind, key)))
@@ -152,7 +152,7 @@ def configs(draw: st.DrawFn) -> Config:
 def test_a_config_is_unchanged_by_a_round_trip_through_json(config: Config) -> None:
     restored = Config.from_dict(json.loads(json.dumps(config.to_dict())))
     assert restored == config
-    # Compare the representations too, because 1 equals 1.0 in Python.
+    # Compare the representations too, because 1 == 1.0 in Python.
     assert repr(restored) == repr(config)
 
 
@@ -191,7 +191,7 @@ def test_a_section_with_the_name_of_a_python_attribute_is_unknown(name: str) -> 
 
 
 def wrong_values(kind: Any) -> list[object]:
-    """Return values of wrong types, which a field must reject."""
+    """Return values of the wrong type, which a field must reject."""
     if typing.get_origin(kind) is Literal:
         return ["other", None, 3, [], True]
     allowed = alternatives(kind)
@@ -227,7 +227,7 @@ def test_a_number_outside_its_range_is_reported_with_its_field() -> None:
                 kind(**{key: value})
             assert str(caught.value).startswith(f"{kind.name}.{key} must be ")
             assert str(caught.value).endswith(f"got {value!r}")
-            # The value has the right type, so it must be rejected because of its range.
+            # The value has the right type, so its range must be the reason for the error.
             assert isinstance(value, int) is is_integer
 
 
@@ -349,7 +349,7 @@ def test_change_alters_only_the_given_fields_and_not_the_original() -> None:
 
 
 def typos(word: str) -> set[str]:
-    """Return all words that differ from a word by one typing mistake."""
+    """Return every word that differs from the given word by a single typo."""
     indices = range(len(word))
     letters = string.ascii_lowercase + "_"
     return (
@@ -417,18 +417,18 @@ def test_a_warning_appears_exactly_if_heads_times_width_differs_from_d_model(
 def test_the_defaults_are_the_papers_base_model() -> None:
     config = Config()
     model, train, decode = config.model, config.train, config.decode
-    # Table 3, first row.
+    # The first row of Table 3.
     assert (model.num_layers, model.d_model, model.d_ff) == (6, 512, 2048)
     assert (model.num_heads, model.d_k, model.d_v) == (8, 64, 64)
     assert (model.dropout, train.label_smoothing, train.steps) == (0.1, 0.1, 100_000)
-    # Sections 3.2 and 3.5. The paper applies no dropout to attention weights or activations.
+    # Sections 3.2 and 3.5. The paper does not apply dropout to attention weights or activations.
     assert (model.attention_dropout, model.activation_dropout) == (0.0, 0.0)
     assert model.positions == "sinusoidal"
     assert model.attention_score == "scaled_dot_product"
     assert not model.attention_bias
     # Sections 3.1 and 3.4.
     assert (model.layer_norm, model.tie_embeddings) == ("post", "all")
-    # Sections 5.1, 5.3 and 6.1.
+    # Sections 5.1, 5.3, and 6.1.
     assert (config.data.vocab_size, config.data.batch_tokens) == (37_000, 25_000)
     assert (train.warmup_steps, train.learning_rate_scale, train.clip_norm) == (4000, 1.0, None)
     assert (train.adam_beta1, train.adam_beta2, train.adam_epsilon) == (0.9, 0.98, 1e-9)

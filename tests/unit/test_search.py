@@ -1,7 +1,7 @@
-"""Compare the search with exhaustive enumeration and with searches in plain Python.
+"""Test beam search against exhaustive enumeration and against searches in plain Python.
 
-The step function in these tests looks up logits by all tokens that a hypothesis has read. A
-hypothesis that reads the cache of another hypothesis therefore gets wrong logits.
+The step function in these tests looks up the logits for a hypothesis's entire token history. A
+hypothesis that reads another hypothesis's cache therefore gets the wrong logits.
 """
 
 import functools
@@ -34,8 +34,8 @@ LONGEST = 5
 SENTENCES = 3
 SEED = st.integers(0, 100_000)
 LIMITS = st.lists(st.integers(1, LONGEST), min_size=SENTENCES, max_size=SENTENCES)
-# Each length penalty has a name and an alpha: no penalty, the paper's penalty, the mean
-# log-probability of a token, and a penalty that favors long translations.
+# The length penalties, each with a name and an alpha: none, the paper's, the mean per-token
+# log-probability, and one that favors long translations.
 KINDS = [("gnmt", 0.0), ("gnmt", 0.6), ("power", 1.0), ("power", 2.0)]
 
 Scored = tuple[float, tuple[int, ...]]
@@ -45,10 +45,11 @@ class State(NamedTuple):
     """The state of the step function: the tokens of each slot, and the logits of each sentence."""
 
     cache: Array
-    """Tokens that each slot has read, [B, J, L]."""
+    """The tokens that each slot has read, [B, J, L]."""
     table: Array
-    """Logits for each position and each history, [B, L, N^(L-1), N]. A history is a sequence of
-    tokens, and its index is the number with these tokens as base-N digits."""
+    """The logits for each position and each history, [B, L, N^(L-1), N]. A history is a sequence of
+    tokens, and its index is the number that has these tokens as its base-N digits.
+    """
 
 
 def random_table(seed: int, vocabulary: int, *, sentences: int = SENTENCES) -> Array:
@@ -104,7 +105,7 @@ def greedy(table: Array, limits: Array) -> Translations:
 
 
 def log_probs_after(table: Floats, tokens: tuple[int, ...]) -> Floats:
-    """Return the log-probability of each next token after `tokens` in one sentence."""
+    """Return the log-probability of each possible next token after `tokens` in one sentence."""
     number = 0
     for token in tokens:
         number = number * table.shape[-1] + token
@@ -132,7 +133,7 @@ def all_translations(table: Floats, limit: int, kind: tuple[str, float]) -> list
 
 
 def continuations(table: Floats, live: list[Scored]) -> list[Scored]:
-    """Return the log-probability and tokens of each hypothesis followed by each token."""
+    """Return the log-probability and tokens of every one-token extension of each hypothesis."""
     return [
         (prefix_log_prob + float(token_log_prob), (*tokens, token))
         for prefix_log_prob, tokens in live
@@ -143,7 +144,7 @@ def continuations(table: Floats, live: list[Scored]) -> list[Scored]:
 def exhaustive_beam(
     table: Floats, limit: int, kind: tuple[str, float], beam_size: int
 ) -> list[Scored]:
-    """Return all translations that beam search finds without early stopping, best first."""
+    """Return all translations that beam search would find without early stopping, best first."""
     live: list[Scored] = [(0.0, ())]
     finished: list[Scored] = []
     for length in range(1, limit + 1):
@@ -160,9 +161,9 @@ def tensor2tensor_beam(
 ) -> list[Scored]:
     """Return the translations that Tensor2Tensor's search finishes within the limit, best first.
 
-    Each step sorts the continuations of all hypotheses and keeps twice the beam size. Those that
-    end are finished, and the likeliest of the others stay in the beam. If a sentence has no
-    finished hypothesis at the limit, all of its hypotheses end there.
+    Each step sorts the continuations of all hypotheses and keeps twice the beam size. Continuations
+    that end are finished, and the likeliest of the rest stay in the beam. If no hypothesis of a
+    sentence has finished by the limit, all of its hypotheses end there.
     """
     live: list[Scored] = [(0.0, ())]
     finished: list[Scored] = []
@@ -185,7 +186,7 @@ def until_eos(tokens: NDArray[Any]) -> tuple[int, ...]:
 
 
 def assert_best(actual: Translations, sentence: int, expected: list[Scored]) -> None:
-    """Check that the first hypotheses of a sentence are the expected ones."""
+    """Check that a sentence's top hypotheses are the expected ones."""
     for j, (score, tokens) in enumerate(expected):
         assert until_eos(np.asarray(actual.tokens[sentence, j])) == tokens
         assert float(actual.scores[sentence, j]) == pytest.approx(score, rel=1e-4, abs=1e-4)
@@ -197,7 +198,7 @@ def assert_best(actual: Translations, sentence: int, expected: list[Scored]) -> 
 def test_a_large_enough_beam_finds_all_sequences_best_first(
     kind: tuple[str, float], seed: int, limits: list[int]
 ) -> None:
-    # There are 1 + 2 + 4 + 8 + 16 sequences of at most 5 tokens if the vocabulary has 3 tokens.
+    # With a vocabulary of 3 tokens, there are 1 + 2 + 4 + 8 + 16 sequences of at most 5 tokens.
     table, size = random_table(seed, 3), 31
     actual = beam(table, jnp.asarray(limits), beam_size=size, kind=kind, num_best=size)
     for sentence, limit in enumerate(limits):
@@ -245,13 +246,13 @@ def test_the_papers_search_is_that_of_tensor2tensor(
 def test_every_beam_end_of_the_config_has_one_rule() -> None:
     names = get_args(get_type_hints(DecodeConfig)["beam_end"])
     assert list(END_RULES) == list(names)
-    # The first name is the default, in the config and in the search.
+    # The first name is the default in both the config and the search.
     assert DecodeConfig().beam_end == names[0]
     assert inspect.signature(beam_search).parameters["beam_end"].default == names[0]
 
 
 def test_only_the_papers_search_forbids_an_unlikely_end() -> None:
-    """At the first step, the end is the fifth likeliest of six tokens, and a beam of 2 keeps four.
+    """At the first step, `EOS` is the fifth likeliest of six tokens, and a beam of 2 keeps four.
 
     All later tokens are equally likely, so every longer translation has a lower log-probability.
     """
@@ -267,7 +268,7 @@ def test_only_the_papers_search_forbids_an_unlikely_end() -> None:
 
 
 def test_a_wide_beam_finds_better_translations_than_a_narrow_one() -> None:
-    """This test shows that the previous tests can fail."""
+    """If wider beams found nothing better, the previous tests could not fail."""
     limits = jnp.full(SENTENCES, LONGEST)
     kind = ("gnmt", 0.6)
     better = 0
@@ -297,7 +298,7 @@ def test_a_score_is_the_log_probability_over_the_penalty(seed: int, limits: list
 
 
 def never_ending(seed: int) -> Array:
-    """Return logits with a very small probability of `EOS` at every position."""
+    """Return logits that make `EOS` very unlikely at every position."""
     return random_table(seed, 5).at[..., EOS].add(-20.0)
 
 
@@ -365,7 +366,7 @@ def test_greedy_search_takes_the_likeliest_token_at_each_step(seed: int, limits:
 
 
 RECORDED: list[int] = []
-"""The positions where a search has called `recording_step`."""
+"""The positions at which a search has called `recording_step`."""
 
 
 def recording_step(newest: Array, position: Array, *past: Any) -> tuple[Array, State]:
@@ -387,7 +388,7 @@ def recorded(table: Array, limits: Array, *, beam_size: int, num_best: int) -> T
 def positions(
     table: Array, limits: list[int], *, beam_size: int = 3, num_best: int = 1
 ) -> list[int]:
-    """Return the positions where a search calls its step function."""
+    """Return the positions at which a search calls its step function."""
     RECORDED.clear()
     jax.block_until_ready(
         recorded(table, jnp.asarray(limits), beam_size=beam_size, num_best=num_best)
@@ -397,7 +398,7 @@ def positions(
 
 
 def ending_at(*lengths: int) -> Array:
-    """Return logits that almost surely give translations of these lengths."""
+    """Return logits that almost certainly produce translations of the given lengths."""
     position = jnp.arange(LONGEST)[None, :, None]
     is_end = position >= jnp.asarray(lengths)[:, None, None] - 1
     table = random_table(0, 5, sentences=len(lengths))
@@ -409,7 +410,7 @@ def test_a_search_stops_when_no_result_can_improve(beam_size: int) -> None:
     assert positions(ending_at(2, 3), [5, 5], beam_size=beam_size) == [0, 1, 2]
     assert positions(ending_at(2, 5), [5, 3], beam_size=beam_size) == [0, 1, 2]
     assert positions(ending_at(2, 5), [5, 5], beam_size=beam_size) == [0, 1, 2, 3, 4]
-    # If no sentence may have any tokens, the search does not take a step.
+    # If every limit is zero, the search does not take a single step.
     assert positions(ending_at(2, 5), [0, 0], beam_size=beam_size) == []
 
 

@@ -1,4 +1,4 @@
-"""Test that the analysis of ablations agrees with textbook formulas, SciPy, and simulations."""
+"""Test that the ablation analysis agrees with textbook formulas, SciPy, and simulations."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from transformer_jax.sweeps.seed_statistics import (
 def to_scores(
     table: Sequence[Sequence[float]] | Float[np.ndarray, "R S"],
 ) -> dict[str, dict[int, float]]:
-    """Name the rows base, 1, 2, ... and the seeds 0, 1, 2, ...; a NaN is a missing run."""
+    """Name the rows base, 1, 2, ... and the seeds 0, 1, 2, ...; NaN marks a missing run."""
     names = ["base", *map(str, range(1, len(table)))]
     return {
         name: {seed: float(x) for seed, x in enumerate(row) if not math.isnan(x)}
@@ -60,7 +60,7 @@ def test_two_rows_give_the_paired_t_test() -> None:
 
 
 def test_a_balanced_table_gives_the_formulas_of_two_way_analysis_of_variance() -> None:
-    # The residuals are 1/6, -1/6 in the first two rows and -1/3, 1/3 in the third.
+    # The residuals are 1/6 and -1/6 in the first two rows, and -1/3 and 1/3 in the third.
     analysis = analyze(to_scores([[1.0, 2.0], [2.0, 3.0], [3.0, 5.0]]))
     assert analysis.freedom == (3 - 1) * (2 - 1)
     assert analysis.deviation == pytest.approx(math.sqrt(1 / 3 / 2))
@@ -87,9 +87,10 @@ def test_seeds_of_the_baseline_alone_do_not_change_a_paired_comparison() -> None
 def null_statistics(
     table: Float[np.ndarray, "N R S"],
 ) -> tuple[Float[np.ndarray, "N R-1"], Correlation, int]:
-    """Return the t statistics, their correlations, and the degrees of freedom of N tables.
+    """Return the t statistics of N tables, their correlations, and the degrees of freedom.
 
-    This function fits the same model as the module with different parameters. NaN is a missing run.
+    This function fits the same model as the module, but parameterizes it differently. NaN marks a
+    missing run.
     """
     rows, seeds = np.nonzero(~np.isnan(table[0]))
     num_rows, num_seeds = table.shape[1:]
@@ -109,7 +110,7 @@ def null_statistics(
 
 
 def draw_tables(seeds_per_row: Sequence[int], count: int) -> Float[np.ndarray, "N R S"]:
-    """Draw tables of rows that do not differ, with an effect of seeds."""
+    """Draw tables that have a seed effect but no differences between rows."""
     rng = np.random.default_rng(0)
     shape = (len(seeds_per_row), max(seeds_per_row))
     tables = rng.normal(size=(count, *shape)) + rng.normal(size=(count, 1, shape[1]))
@@ -124,7 +125,7 @@ def test_rows_that_do_not_differ_are_rarely_significant(seeds_per_row: list[int]
     maxima = np.abs(statistics).max(axis=1)
     critical = dunnett_quantile(0.95, correlation, freedom)
     assert np.mean(maxima > critical) == pytest.approx(0.05, abs=0.006)
-    # The module gives the same results for these tables.
+    # The module must give the same results for these tables.
     for draw in [*np.argsort(maxima)[-5:], *range(5)]:
         analysis = analyze(to_scores(tables[draw]))
         if not analysis.wide:
@@ -157,7 +158,7 @@ def test_one_unlucky_seed_does_not_widen_the_intervals_of_other_rows() -> None:
     for row in ("1", "2", "3"):
         assert after.comparisons[row].welch == before.comparisons[row].welch
         wider = np.ptp(interval_of(after, row)) / np.ptp(interval_of(before, row))
-        # The row uses its share of the error rate.
+        # Row 4 uses up its share of the error rate, which widens the other intervals slightly.
         assert 1.0 < wider < 1.2
     assert interval_of(after, "1").high < -7.8
 
@@ -175,7 +176,7 @@ def test_a_row_with_an_unlucky_seed_is_named_and_compared_by_its_own_deviation()
 def test_deviations_that_differ_by_chance_are_pooled() -> None:
     tables = draw_tables([3] * 11, count=500)
     deviations = tables.std(axis=2, ddof=1)
-    # The largest and the smallest of eleven deviations usually differ by more than a factor of 4.
+    # The largest of eleven deviations is usually more than 4 times as large as the smallest.
     assert np.mean(deviations.max(axis=1) > 4 * deviations.min(axis=1)) > 0.5
     assert sum(bool(analyze(to_scores(table)).wide) for table in tables[:50]) <= 1
 
@@ -232,7 +233,7 @@ def test_runs_that_failed_to_train_are_named_and_left_out() -> None:
 @pytest.mark.parametrize(
     ("interval", "paper", "expected"),
     [
-        # The paper's difference exceeds the margin, so only its sign counts.
+        # The paper's difference exceeds the margin, so only its sign matters.
         ((0.5, 2.0), 1.0, "as in the paper"),
         ((-2.0, -0.5), -1.0, "as in the paper"),
         ((0.01, 0.05), 1.0, "as in the paper"),
@@ -241,7 +242,7 @@ def test_runs_that_failed_to_train_are_named_and_left_out() -> None:
         ((-0.05, 0.05), 1.0, "differs"),
         ((-0.05, 0.5), 1.0, "inconclusive"),
         ((-0.5, 0.05), -1.0, "inconclusive"),
-        # The paper claims equivalence.
+        # In these cases, the paper claims equivalence.
         ((-0.05, 0.09), 0.0, "as in the paper"),
         ((0.01, 0.09), -0.1, "as in the paper"),
         ((-0.05, 0.2), 0.0, "inconclusive"),
@@ -263,7 +264,7 @@ def test_without_an_interval_the_verdict_is_inconclusive() -> None:
 def test_margins_separate_the_rows_that_the_paper_calls_worse_from_those_it_calls_identical() -> (
     None
 ):
-    # Table 3: perplexity and BLEU of base, of rows A4 and B2, and of row E.
+    # Perplexity and BLEU from Table 3: base, rows A4 and B2, and row E.
     worse, identical = (math.log(5.01 / 4.92), 25.4 - 25.8), (0.0, 25.7 - 25.8)
     for margin, large, small in zip(
         (LOG_PERPLEXITY_MARGIN, BLEU_MARGIN), worse, identical, strict=True

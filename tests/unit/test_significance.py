@@ -22,7 +22,7 @@ def evaluation_of(hypotheses: list[str]) -> Evaluation:
 
 
 def with_errors(every: int) -> Evaluation:
-    """Return an evaluation in which every N-th translation lacks its first three letters."""
+    """Return an evaluation in which every N-th translation is missing its first three letters."""
     return evaluation_of([r[3:] if i % every == 0 else r for i, r in enumerate(REFERENCES)])
 
 
@@ -39,7 +39,7 @@ def test_a_comparison_equals_that_of_the_sacrebleu_command(tmp_path: Path) -> No
         text=True,
         check=True,
     )
-    # For both metrics, the table contains "score (mean ± interval)" with "(p = ...)" below it.
+    # For each metric, the table shows "score (mean ± interval)" with "(p = ...)" below it.
     score_and_interval = re.findall(r"([\d.]+) \([\d.]+ ± ([\d.]+)\)", ended.stdout)
     p_values = re.findall(r"\(p = ([\d.]+)\)", ended.stdout)
     bleu, chrf = compare(better, worse, "char")
@@ -79,7 +79,7 @@ def test_runs_with_different_references_are_not_compared() -> None:
     other = [*REFERENCES[:3], "nichts", *REFERENCES[4:]]
     with pytest.raises(DataError, match=r"reference 4 of their dev sets .* 'nichts' in the other"):
         compare(evaluation, evaluation._replace(references=other), "char")
-    # Two evaluations may have different sources.
+    # The sources of two evaluations may differ.
     assert compare(evaluation, evaluation._replace(sources=other), "char")[0].p == 1
 
 

@@ -61,7 +61,7 @@ def test_a_run_whose_process_is_gone_is_not_running(run: SweepRun) -> None:
     host = os.uname().nodename
     set_status(run, "running", pid=child.pid, host=host)
     assert (read_status(run).status, read_status(run).note) == ("stopped", "its process is gone")
-    # A process with this ID exists, but a different process wrote the status.
+    # A process with this ID exists, but it is not the one that wrote the status.
     set_status(run, "running", pid=os.getpid(), host=host, process_start="1")
     assert read_status(run).note == "its process is gone"
 

@@ -27,7 +27,7 @@ DROPOUT = SMALL.change(model={"dropout": 0.5})
 
 
 def random_batch(rows: int = 10) -> Batch:
-    """Return rows of different lengths, so that means over rows and over tokens differ."""
+    """Return rows of different lengths, so that means over rows and means over tokens differ."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(4, VOCAB, (2, rows, 9)).astype(np.int32)
     lengths = rng.integers(1, 10, (2, rows, 1))
@@ -39,7 +39,7 @@ BATCH = random_batch()
 
 @cache
 def compile_step(config: Config) -> TrainStep:
-    """Return a step with two jitted functions, which all tests share."""
+    """Return a step whose two functions are jitted and shared by all tests."""
     step = make_train_step(build_transformer(config.model, VOCAB), config.train)
     return TrainStep(jax.jit(step.compute_gradients), jax.jit(step.apply_gradients))
 
@@ -82,7 +82,7 @@ def test_the_gradient_is_that_of_the_mean_loss_per_token() -> None:
     assert_close(first_moment(NO_DROPOUT), jax.tree.map(lambda g: 0.1 * g, gradient))
 
 
-# The 10 rows cannot be divided by 3, and micro-batches have different numbers of tokens.
+# The 10 rows are not divisible by 3, and the micro-batches have different numbers of tokens.
 @pytest.mark.parametrize("num_micro_batches", [2, 3])
 def test_gradient_accumulation_does_not_change_the_update(num_micro_batches: int) -> None:
     accumulating = NO_DROPOUT.change(train={"gradient_accumulation_steps": num_micro_batches})
@@ -173,6 +173,6 @@ def test_an_update_does_not_copy_the_moments(clip_norm: float | None) -> None:
     sums = jax.eval_shape(lambda: (state.params, Loss(*jnp.zeros(3))))
     program: Any = jax.jit(step.apply_gradients, donate_argnums=0).lower(state, sums).compile()
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
-    # The norm needs the squared gradient, which has the size of the parameters. Copies of the two
-    # moments would add twice as much.
+    # The norm needs the squared gradient, which is as large as the parameters. Copying the two
+    # moments would add twice that.
     assert program.memory_analysis().temp_size_in_bytes < 1.5 * size

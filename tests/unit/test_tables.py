@@ -42,7 +42,7 @@ def test_a_spreadsheet_does_not_execute_cells_of_csv() -> None:
 
 
 class Page(HTMLParser):
-    """A parser that collects the tags, links, and text of a page."""
+    """A parser that collects a page's tags, links, and text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

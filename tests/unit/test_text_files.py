@@ -35,14 +35,14 @@ def compress(data: bytes) -> bytes:
 
 
 def open_corpus(folder: Path | str | None, **files: tuple[str, str] | None) -> TextFiles:
-    """Open the files of `write_corpus`, except for splits with other files in `files`."""
+    """Open the files that `write_corpus` wrote, with the replacements given in `files`."""
     names = {"train": ("train.en", "train.de"), "dev": ("dev.en", "dev.de"), **files}
     data_folder = None if folder is None else str(folder)
     return TextFiles({split: names.get(split) for split in SPLITS}, data_folder)
 
 
 def write_corpus(folder: Path, source: bytes, target: bytes | None = None) -> TextFiles:
-    """Write a corpus with the given training files. By default, target and source are equal."""
+    """Write a corpus with the given training files. By default, the target equals the source."""
     files = {"train.en": source, "train.de": source if target is None else target}
     for name, data in {**files, "dev.en": b"one\n", "dev.de": b"eins\n"}.items():
         (folder / name).write_bytes(data)
@@ -50,7 +50,7 @@ def write_corpus(folder: Path, source: bytes, target: bytes | None = None) -> Te
 
 
 def sources(corpus: TextFiles) -> list[str]:
-    """Return the source lines of the training split, and check that the target lines are equal."""
+    """Return the source lines of the training split, and check that the target lines match."""
     pairs = list(corpus.read("train"))
     assert len(pairs) == corpus.count("train")
     assert all(source == target for source, target in pairs)
@@ -75,9 +75,9 @@ LINES = st.lists(
 def test_lines_are_read_as_they_were_written_from_any_start(
     folder: Path, lines: list[str], end: bytes, has_mark: bool, is_gzip: bool, ends: bool
 ) -> None:
-    # Some lines look like other text once they are in a file, so change them. A carriage return at
-    # the end of a line looks like part of the line ending. A byte-order mark in the first line
-    # looks like the file's byte-order mark. An empty last line looks like no line at all.
+    # Account for lines that read back differently once they are in a file. A carriage return at the
+    # end of a line looks like part of the line ending. A byte-order mark at the start of the first
+    # line looks like the file's byte-order mark. An empty last line looks like no line at all.
     lines = [line.removesuffix("\r") for line in lines]
     if lines[0].startswith("\ufeff"):
         has_mark = True
@@ -114,8 +114,8 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "longer": (b"one\ntwo\n\n", "train.de, line 3: no such line in train.en; train.en has 2"),
     "cut gzip": (compress(b"one\ntwo\n" * 999)[:-9], "train.de, after line "),
     "gzip's head": (compress(b"one\ntwo\n")[:5], "train.de, after line 0: broken gzip: "),
-    # The decompression library determines which line fails, and whether the error is in the data or
-    # in the checksum.
+    # Which line fails, and whether the error is in the data or the checksum, depends on the
+    # decompression library.
     "corrupt gzip": (bytes(CORRUPT), "train.de, "),
     "wrong checksum": (compress(b"one\ntwo\n")[:-8] + bytes(8), "after line 2: broken gzip: CRC"),
     "gzip and more": (compress(b"one\ntwo\n") + b"more", "after line 2: broken gzip: "),
@@ -137,7 +137,7 @@ def test_a_fault_is_reported_with_its_file_and_line(kind: str, tmp_path: Path) -
     corpus = write_corpus(tmp_path, b"one\ntwo\n", data)
     line = data_error(lambda: corpus.count("train"))
     assert words in line
-    # Messages must not contain folders, so that users can share them.
+    # Messages must not contain folder names, so that users can share them.
     assert str(tmp_path) not in line
 
 
@@ -199,7 +199,7 @@ def test_a_file_without_read_permission_is_reported(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/mem").is_file(), reason="needs /proc/self/mem")
 def test_a_read_error_is_reported(tmp_path: Path) -> None:
     write_corpus(tmp_path, b"one\n")
-    # Reading `/proc/self/mem` at address 0 raises the same error as a broken disk.
+    # Reading `/proc/self/mem` at address 0 raises the same error as a failing disk.
     corpus = open_corpus(tmp_path, train=("dev.en", "/proc/self/mem"))
     for call in (lambda: corpus.identity, lambda: corpus.count("train")):
         assert data_error(call) == "mem cannot be read: Input/output error"
@@ -309,7 +309,7 @@ def test_train_and_dev_files_are_required(tmp_path: Path) -> None:
 
 
 def long_lines() -> Iterator[bytes]:
-    """Yield lines of about the maximum length, with characters of 1 to 4 bytes at all offsets."""
+    """Yield lines of about the maximum length, with 1- to 4-byte characters at every offset."""
     for letter in ("a", "é", "日", "𝄞"):
         size = len(letter.encode())
         for shift in range(size):

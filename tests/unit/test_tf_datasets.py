@@ -26,7 +26,7 @@ Pairs = list[tuple[str, str]]
 
 
 def synthetic(name: str, count: int) -> Pairs:
-    """Return synthetic pairs of English and German lines of different lengths."""
+    """Return synthetic English-German pairs of lines with different lengths."""
     rng = random.Random(name)
     return [
         (f"{name} {i}: a{' b' * rng.randrange(9)}", f"{name} {i}: {'ß' * rng.randrange(9)}c")
@@ -34,7 +34,7 @@ def synthetic(name: str, count: int) -> Pairs:
     ]
 
 
-# With these lines, the training split is longer than one chunk.
+# These lines make the training split longer than one chunk.
 EUROPARL = [
     *synthetic("Europarl", CHUNK_PAIRS),
     (" a\u2028b\u00a0", "c\rd"),
@@ -69,7 +69,7 @@ def write_downloads(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder where TFDS has built WMT 2014 from synthetic downloads."""
+    """A data folder in which TFDS has built WMT 2014 from synthetic downloads."""
     downloads, folder = (tmp_path_factory.mktemp(name) for name in ("downloads", "tfds"))
     write_downloads(downloads)
 
@@ -95,7 +95,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Small(tfds.core.GeneratorBasedBuilder):
-    """A small dataset with attributes that a test can change."""
+    """A small dataset whose attributes a test can change."""
 
     VERSION = tfds.core.Version("1.0.0")
     splits_to_make: Any = ("train", "validation")
@@ -138,7 +138,7 @@ def test_wmt14_has_the_splits_of_the_paper_and_all_their_pairs(folder: Path) -> 
     corpus = TranslationDataset(folder=folder)
     assert corpus.name == "wmt14_translate/de-en 1.0.0, en-de"
     assert corpus.splits == ("train", "dev", "test")
-    # TFDS drops the pair with an empty side. Inside a line, line ends are removed or replaced with
+    # TFDS drops the pair with an empty side. Line breaks within a line are removed or replaced with
     # spaces.
     europarl = [*EUROPARL[:-3], (" a\u2028b\u00a0", "c d"), ("x", "y")]
     train = [*europarl, *COMMON_CRAWL, *NEWS_COMMENTARY]
@@ -203,7 +203,7 @@ def test_pairs_can_be_read_repeatedly_from_any_start(folder: Path) -> None:
 def test_a_stored_dataset_needs_no_network(folder: Path) -> None:
     corpus = TranslationDataset(WMT14, folder=folder)
     assert len(list(corpus.read("train"))) == corpus.count("train")
-    # If the name of a dataset includes its version, TFDS reads the dataset only from its files.
+    # If a dataset's name includes its version, TFDS reads it only from its files.
     named = TranslationDataset(f"{WMT14}:1.0.0", folder=folder)
     assert named.identity == corpus.identity
     assert list(named.read("test")) == list(corpus.read("test"))

@@ -1,4 +1,4 @@
-"""Test that the meter limits how far the host runs ahead, and survives interruptions."""
+"""Test that the meter limits how far the host runs ahead, and that totals survive interruptions."""
 
 import math
 from types import SimpleNamespace
@@ -40,7 +40,7 @@ def test_adding_a_step_waits_only_for_the_step_two_steps_earlier() -> None:
     for step in range(1, 6):
         array: Any = RecordingArray(step, reads)
         skipped = meter.add(StepMetrics(array, array, array, array), FLOPS)
-        # At step n, the meter returns the number of skipped steps after step n - 2.
+        # At step n, the meter returns the number of steps skipped up to step n - 2.
         assert skipped == (10 * (step - 2) if step > 2 else 0)
         assert reads == list(range(1, step - 1))
 
@@ -54,7 +54,7 @@ def test_a_report_has_means_per_token_and_counts_skipped_steps() -> None:
     assert values["perplexity"] == pytest.approx(math.exp(60 / 16))
     assert values["skipped"] == 1
     assert values["flops"] == 3 * FLOPS
-    # The latest gradient norm is not finite, so it is omitted: JSON has no infinity.
+    # The latest gradient norm is not finite, so it is omitted: JSON cannot represent infinity.
     assert "gradient_norm" not in values
     meter.add(STEPS[0], FLOPS)
     again = meter.read()
@@ -100,7 +100,7 @@ def test_utilization_leaves_out_the_steps_of_an_interrupted_process(
     clock.now += 2
     values = meter.read()
     assert (values["flops"], values["utilization"]) == (2 * FLOPS, FLOPS / 2 / 1e9)
-    # The report of a sweep multiplies the time by the peak FLOP/s of the new process.
+    # Sweep reports use this ratio, which is the time multiplied by the new process's peak FLOP/s.
     assert values["flops"] / values["utilization"] == pytest.approx(4 * 1e9)
     meter.add(STEPS[0], FLOPS)
     clock.now += 2

@@ -50,14 +50,13 @@ def test_decoding_returns_any_words_of_known_letters(words: list[str]) -> None:
 
 
 def as_documented(line: str, known: set[str]) -> str:
-    """Return what the module's documentation says encoding and decoding a line should give."""
+    """Encode and decode a line as the module's docstring says, but without a tokenizer."""
     line = re.sub(" +", " ", line).replace("\u2581", " ").strip(" ")
     runs = itertools.groupby(line, key=known.__contains__)
     return "".join("".join(run) if is_known else " \u2047 " for is_known, run in runs)
 
 
-# The characters are letters of the text, spaces and similar characters, special symbols, and
-# unknown letters.
+# Letters from the training text, spaces and lookalikes, special symbols, and an unknown letter.
 FUZZ = [
     *ALPHABET,
     *" \u2581\t\u00a0\u3000\u2047\u2585\0\r\x85\u2028\ufeff日",

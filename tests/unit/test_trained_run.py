@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def copy(run: Run, tmp_path: Path) -> Path:
-    """A copy of the run that a test may change."""
+    """A copy of the run that tests may modify."""
     return Path(shutil.copytree(run.folder.path, tmp_path / "copy with a space"))
 
 
@@ -75,7 +75,7 @@ def test_an_average_is_loaded_on_request(run: Run) -> None:
 
 
 def write_config(path: Path, **sections: dict[str, Any]) -> None:
-    """Change fields in the description of a run."""
+    """Change fields in a run's description."""
     description = json.loads((path / "run.json").read_text())
     for section, fields in sections.items():
         description["config"][section] |= fields

@@ -42,7 +42,7 @@ def test_shifting_right_adds_the_begin_token_and_drops_the_last_token() -> None:
 
 
 def test_no_position_sees_the_future() -> None:
-    """The gradient of logits with respect to embeddings of later positions must be zero."""
+    """The gradient of the logits with respect to the embeddings of later positions must be zero."""
     model, params = make_model()
     memory = normal(0, 1, 4, SMALL.d_model)
     decoder_input = shift_right(TARGET[:1])
@@ -65,7 +65,8 @@ def test_no_position_sees_the_future() -> None:
             )[0]
 
     jacobian = jax.jit(jax.jacobian(logits))(jnp.zeros((1, length, SMALL.d_model)))
-    # The axes are: position of the logits, token, 1, position of the embedding, d_model.
+    # The axes are the logits' position, the token, a singleton, the embedding's position, and
+    # d_model.
     has_influence = np.any(floats(jacobian)[:, :, 0], axis=(1, 3))
     np.testing.assert_array_equal(has_influence, np.tril(np.ones((length, length), bool)))
 
@@ -153,7 +154,7 @@ def test_remat_does_not_change_gradients() -> None:
 
 
 def dropouts(model: Transformer) -> list[tuple[tuple[str, ...], float, Array]]:
-    """Return the path, rate, and mask of each dropout module in one forward pass of training."""
+    """Return the path, rate, and mask of each dropout module in a training-mode forward pass."""
     modules: list[tuple[tuple[str, ...], float]] = []
 
     def masks(params: dict[str, Any]) -> list[Array]:
@@ -177,7 +178,7 @@ def dropouts(model: Transformer) -> list[tuple[tuple[str, ...], float, Array]]:
 
 
 def test_dropout_acts_at_the_points_that_the_paper_names() -> None:
-    """Section 5.4 applies dropout to each sub-layer output and to embeddings plus positions."""
+    """Section 5.4 applies dropout to sub-layer outputs and sums of embeddings and positions."""
     model, _ = make_model(num_layers=2)
     active = [(path, mask) for path, rate, mask in dropouts(model) if rate > 0]
     after = {
@@ -193,7 +194,7 @@ def test_dropout_acts_at_the_points_that_the_paper_names() -> None:
     assert sorted(path[:-1] for path, _ in active) == sorted(points)
     assert len(active) == 2 + 2 * 2 + 3 * 2
     for _, mask in active:
-        # Each mask keeps about half of 160 numbers. Its last axis is d_model.
+        # Each mask keeps about half of its 160 elements, and its last axis is d_model.
         assert mask.shape[-1] == SMALL.d_model
         assert 0.3 < float(mask.mean()) < 0.7
     masks = {np.asarray(mask).tobytes() for _, mask in active}
@@ -203,7 +204,8 @@ def test_dropout_acts_at_the_points_that_the_paper_names() -> None:
 def test_attention_and_activation_dropout_act_if_configured() -> None:
     model, _ = make_model(dropout=0.0, attention_dropout=0.2, activation_dropout=0.3)
     rates = [rate for _, rate, _ in dropouts(model)]
-    # An encoder layer and a decoder layer have three attentions and two feed-forward networks.
+    # Together, an encoder layer and a decoder layer have three attentions and two feed-forward
+    # networks.
     assert (rates.count(0.2), rates.count(0.3)) == (3, 2)
 
 

@@ -26,7 +26,7 @@ LONG_LINE = " ".join(["one"] * 200)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """An untrained run that translates different lines differently.
+    """An untrained run that gives different translations for different lines.
 
     The model rarely predicts the end token, so this run lets every hypothesis in a beam finish.
     """
@@ -42,7 +42,7 @@ def prepared(run: Run) -> Prepared:
 
 @pytest.fixture(scope="module")
 def lines(run: Run, prepared: Prepared) -> list[str]:
-    """Lines of the same padded width, so that few programs are compiled."""
+    """Lines that share a padded width, so that few programs are compiled."""
     translator = run.translator()
     sources, _ = prepared.lines("dev")
     widths = [translator.width(len(tokens)) for tokens in translator.encode(sources)]
@@ -63,7 +63,7 @@ def test_a_translation_depends_only_on_its_sentence(run: Run, lines: list[str]) 
         np.testing.assert_allclose(
             [h.score for h in actual], [h.score for h in expected], rtol=1e-5
         )
-    # The test can fail only if translations differ.
+    # The test can fail only if the translations differ.
     assert len({best[0].text for best in together}) > 10
 
 

@@ -1,4 +1,4 @@
-"""Test that fields reject values that break their rules, and that errors suggest names."""
+"""Test that fields reject values that break their rules, and that errors suggest valid names."""
 
 import math
 from dataclasses import dataclass

@@ -29,12 +29,12 @@ VARIANTS: list[dict[str, Any]] = [
     {"attention_implementation": "blockwise"},
 ]
 
-# Other unit tests cover the differences between these variants.
+# Other unit tests cover what distinguishes these variants, so they are marked as slow here.
 SLOW = [VARIANTS[0], *VARIANTS[8:10]]
 
 
 def cases(variants: list[dict[str, Any]], slow: Iterable[dict[str, Any]] = SLOW) -> list[Any]:
-    """Return a test case for each variant, and mark those in `slow` as slow."""
+    """Return a test case for each variant, marking those in `slow` as slow."""
     return [
         pytest.param(changes, id=str(changes), marks=[pytest.mark.slow] if changes in slow else [])
         for changes in variants

@@ -1,4 +1,4 @@
-"""Test that pictures show the numbers that they are drawn from, and that files are stable."""
+"""Test that pictures show the numbers they are drawn from, and that the files are reproducible."""
 
 import math
 import re
@@ -30,7 +30,7 @@ RANDOM = np.random.default_rng(0).standard_normal((48, 16)).astype(np.float32)
 
 
 def axes_of(picture: Picture) -> dict[str, Axes]:
-    """Return the panels of a picture by title, or else by the label of the y axis."""
+    """Return a picture's panels by title, or by y-axis label if there is no title."""
     return {axes.get_title() or axes.get_ylabel(): axes for axes in picture.figure.axes}
 
 
@@ -62,7 +62,7 @@ def test_a_mean_curve_has_the_steps_of_all_runs_and_their_range() -> None:
 def test_curves_show_means_bands_and_labels(picture: Picture) -> None:
     axes = axes_of(picture)["dev/loss"]
     assert list(lines_of(axes).values()) == [[3.0, 1.0], [3.0, 2.0]]
-    # Only the first curve has a spread.
+    # Only the first curve has any spread.
     [band] = axes.collections
     assert floats(band.get_paths()[0].vertices)[:, 1].max() == 4.0
     legend = axes.get_legend()
@@ -134,7 +134,7 @@ def test_heads_show_each_increase_and_the_limit() -> None:
     panels = axes_of(draw_heads(increases, np.array([2.0, 2.1, 2.6]), 2.5))
     for kind, values in increases.items():
         np.testing.assert_array_equal(image_of(panels[kind]), values)
-        # Zero is the middle of the color map.
+        # Zero is in the middle of the color map.
         assert panels[kind].images[0].get_clim() == (-0.3, 0.3)
     lines = lines_of(panels["pruning"])
     assert lines.pop("acceptable loss") == [2.5, 2.5]
