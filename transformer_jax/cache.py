@@ -1,4 +1,4 @@
-"""The user's cache of prepared text and compiled programs, which can be deleted at any time."""
+"""The user's cache of prepared text and compiled programs, which is safe to delete at any time."""
 
 import os
 import tempfile
@@ -8,11 +8,11 @@ from transformer_jax.errors import StorageError
 
 
 def cache_folder(name: str) -> Path:
-    """Return the folder `name` in the user's cache, and create it if necessary.
+    """Return the folder `name` in the user's cache, creating it if necessary.
 
-    The cache is `$TRANSFORMER_JAX_CACHE` if set. Otherwise it is `transformer_jax` in
-    `$XDG_CACHE_HOME` or `~/.cache`, or, if that is not writable, in the system's temporary
-    directory.
+    The cache is `$TRANSFORMER_JAX_CACHE` if that is set. Otherwise, it is the `transformer_jax`
+    folder in `$XDG_CACHE_HOME` or `~/.cache`. If that folder is not writable, the cache is in the
+    system's temporary directory.
 
     Raises:
         StorageError: the folder cannot be created.
@@ -22,8 +22,8 @@ def cache_folder(name: str) -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     folder = Path(home) / "transformer_jax" / name
     try:
-        # Without a home directory, expanduser returns "~" unchanged. Do not create a folder named
-        # "~".
+        # If there is no home directory, expanduser returns "~" unchanged. Do not create a folder
+        # with that name.
         if folder.is_absolute() and os.access(_make_directory(folder), os.W_OK):
             return folder
     except StorageError:

@@ -1,4 +1,4 @@
-"""Run `transformer-jax COMMAND ...`, and report errors with one line and an exit code."""
+"""Run `transformer-jax COMMAND ...`, and report each error with one line and an exit code."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ HELP = {"-h", "--help"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code; print errors as one line."""
+    """Run a command and return its exit code. Print any error as one line."""
     return run_and_report(lambda: _dispatch(list(sys.argv[1:] if arguments is None else arguments)))
 
 
@@ -61,7 +61,7 @@ def _usage() -> str:
 
 
 def _print_help(name: str, kind: type[ConfigCommand] | type[PathCommand], words: Words) -> NoReturn:
-    """Print a command's help, which shows the values of a given config as the defaults."""
+    """Print a command's help. If a config is given, its values are shown as the defaults."""
     options: dict[str, Any] = {}
     if words.positional and issubclass(kind, ConfigCommand):
         command = _create(kind, words.own)
@@ -81,14 +81,14 @@ def _run_config_command(kind: type[ConfigCommand], words: Words, arguments: Sequ
     for name, row in rows.items():
         for warning in row.config.warnings():
             stderr.print(f"{name}: {warning}" if name else warning)
-    # A supervisor runs the same command in a child process, where `heartbeat.connect` returns True.
+    # The supervisor runs this command again in a child process, where `heartbeat.connect` is true.
     if isinstance(command, TrainingCommand) and command.supervise and not heartbeat.connect():
         sys.exit(command.under_supervisor(arguments))
     dataclasses.replace(command, arguments=tuple(arguments)).run(rows)
 
 
 def _create(kind: type[T], words: Sequence[str], default: T | None = None) -> T:
-    """Create a command or config from words that `split_words` has checked."""
+    """Create a command or config from words that `split_words` has already checked."""
     options: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(io.StringIO()):

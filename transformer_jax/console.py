@@ -18,7 +18,8 @@ from transformer_jax.errors import (
     TransformerJaxError,
 )
 
-# Terminals interpret these characters, so a name or translation could corrupt the display.
+# Terminals interpret these characters, so a name or translation that contains them could corrupt
+# the display.
 CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -33,13 +34,13 @@ def shell_command(*words: object) -> str:
 
 
 class PlainConsole(Console):
-    """A console that prints text unchanged, except that it escapes control characters."""
+    """A console that prints text unchanged, except for escaping control characters."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
 
     def print(self, *objects: object, **options: Any) -> None:
-        """Print text and rich's renderables; see `rich.console.Console.print`."""
+        """Print text and Rich renderables; see `rich.console.Console.print`."""
         super().print(
             *(escape_control_characters(x) if isinstance(x, str) else x for x in objects), **options
         )
@@ -51,7 +52,7 @@ stderr = PlainConsole(stderr=True)
 
 
 def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
-    """Return an error's line and exit code (sysexits.h), or None if the error is a bug."""
+    """Return an error's one-line message and exit code (sysexits.h), or None if it is a bug."""
     line = f"transformer-jax: {error}"
     match error:
         case TransformerJaxError():
@@ -61,7 +62,7 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
         case MemoryError():
             return "transformer-jax: this machine is out of memory", OutOfMemoryError.exit_code
         case OSError():
-            # No caller has replaced this error with a more specific one.
+            # No caller has converted this error to a more specific one.
             return line, StorageError.exit_code
         case KeyboardInterrupt():
             return "", 128 + signal.SIGINT
@@ -69,12 +70,12 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
 
 
 def run_and_report(run: Callable[[], object]) -> int:
-    """Run a function and return an exit code; print errors as one line."""
+    """Run a function and return an exit code. Print any error as one line."""
     try:
         run()
     except BrokenPipeError:
-        # The program that reads the output has exited. Close stderr, because Python would print
-        # another error at exit.
+        # The program that reads the output has exited. Close stderr, because Python would otherwise
+        # print another error at exit.
         sys.stderr.close()
         return 1
     except SystemExit as end:
@@ -92,10 +93,10 @@ def run_and_report(run: Callable[[], object]) -> int:
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that reports progress, given a task, the steps done, and the total.
+    """Yield a progress function, whose arguments are a task, the steps done, and the total.
 
-    The function updates a progress bar for each task. Outside a terminal, it prints each task's
-    name once.
+    In a terminal, the function updates a progress bar for each task. Otherwise, it prints each
+    task's name once.
     """
     with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         tasks: dict[str, TaskID] = {}

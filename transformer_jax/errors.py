@@ -1,7 +1,7 @@
-"""Errors that end a command with one line and an exit code.
+"""Errors that end a command with a one-line message and an exit code.
 
 The message says what is wrong, where, and what to do. The exit codes come from BSD's sysexits.h
-(`os.EX_*`), except 1 (failure) and 2 (usage), which follow shell conventions.
+(`os.EX_*`), except for 1 (failure) and 2 (usage), which follow shell conventions.
 """
 
 import os
@@ -28,9 +28,10 @@ class Setting:
 
 
 class TransformerJaxError(Exception):
-    """Base class of errors that end a command with one line and an exit code.
+    """Base class of errors that end a command with a one-line message and an exit code.
 
-    `str` formats settings in the message as Python arguments, and `for_shell` as options.
+    `str` formats the settings in the message as Python arguments, and `for_shell` formats them as
+    command-line options.
     """
 
     exit_code = 1
@@ -59,7 +60,7 @@ class SweepFailedError(TransformerJaxError):
 
 
 class NotReproducedError(TransformerJaxError):
-    """Training a run again gave different parameters. The message names possible reasons."""
+    """Retraining a run produced different parameters. The message lists possible reasons."""
 
 
 class DataError(TransformerJaxError):
@@ -93,10 +94,10 @@ class StorageError(TransformerJaxError):
 
 
 class RunInterrupted(BaseException):
-    """A run was asked to stop, and can be resumed.
+    """A run was asked to stop and can be resumed.
 
-    A signal handler can raise this anywhere in the program. It is not an `Exception`, because some
-    libraries catch every `Exception`.
+    A signal handler can raise this error anywhere in the program. It is not an `Exception`, because
+    some libraries catch every `Exception`.
     """
 
     exit_code = os.EX_TEMPFAIL
@@ -121,6 +122,6 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Return whether an error in one of several processes means that another process is gone."""
+    """Return whether an error in a multi-process run means that another process is gone."""
     signs = "Gloo|NCCL|UNAVAILABLE|DEADLINE_EXCEEDED|Connection reset|heartbeat|[bB]arrier"
     return re.search(signs, str(error)) is not None

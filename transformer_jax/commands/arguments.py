@@ -1,7 +1,7 @@
-"""Check command-line arguments, so that every mistake gets a specific one-line message.
+"""Check command-line arguments, so that every mistake produces a specific one-line message.
 
-A command is a dataclass, and the types of its fields define its options. These checks run before
-tyro converts the values, because tyro would report a mistake in a box of several lines.
+A command is a dataclass, and its fields' types define its options. These checks run before tyro
+converts the values, because tyro would report a mistake as a multi-line box.
 """
 
 import dataclasses
@@ -29,16 +29,16 @@ DESCRIPTIONS: Mapping[object, str] = {
     Path: "a path",
     types.NoneType: "None",
 }
-# The types that an option's value can have: one type, or all types of a union. A flag has none.
+# The types that an option's value can have: one type, or all members of a union. A flag has none.
 Alternatives = tuple[Any, ...]
 
 
 class Words(NamedTuple):
-    """The command-line words after the name of a command."""
+    """The command-line words that follow a command's name."""
 
     positional: list[str]
     own: list[str]
-    """The positional arguments, then all options that are not in `of_config`, with their values."""
+    """The positional arguments, followed by the options not in `of_config`, with their values."""
     of_config: list[str]
     """The options that change config fields, with their values."""
 
@@ -64,7 +64,7 @@ def split_words(words: Sequence[str], command: type) -> Words:
         while rest and not OPTION.match(rest[0]) and len(values) < _max_words(options[name]):
             values.append(rest.pop(0))
         _check_value(name, options[name], values)
-        # tyro would interpret a negative number after a space as an option.
+        # tyro would interpret a negative number that follows a space as an option.
         is_negative = len(values) == 1 and values[0].startswith("-")
         option = [f"{name}={values[0]}"] if is_negative else [name, *values]
         (of_config if name.startswith(CONFIG_OPTIONS) else own).extend(option)
@@ -72,7 +72,7 @@ def split_words(words: Sequence[str], command: type) -> Words:
 
 
 def option_types(command: type, prefix: str = "--") -> dict[str, Alternatives]:
-    """Return the types that the value of each option can have; a flag has none."""
+    """Return the types that each option's value can have. A flag has none."""
     options: dict[str, Alternatives] = {}
     for key, (kind, metadata) in annotations(command).items():
         name = key.replace("_", "-")
@@ -99,7 +99,7 @@ def check_positional(name: str, command: type, argument_name: str, words: Sequen
     defaults = {field.name: field.default for field in dataclasses.fields(command)}
     found = {key: pair for key, pair in annotations(command).items() if Positional in pair[1]}
     positional = list(found.values())
-    # An optional argument has the default None.
+    # The default value of an optional argument is None.
     required = [pair for key, pair in found.items() if defaults[key] is not None]
     if len(words) < len(required):
         metavars = [getattr(m, "metavar", None) for _, metadata in positional for m in metadata]
@@ -116,7 +116,7 @@ def _alternatives(kind: Any) -> Alternatives:
 
 
 def _max_words(alternatives: Alternatives) -> float:
-    """Return the maximum number of words in a value with one of these types."""
+    """Return the maximum number of words in a value of one of these types."""
     tuples = [typing.get_args(kind) for kind in alternatives if typing.get_origin(kind) is tuple]
     if any(Ellipsis in items for items in tuples):
         return math.inf
@@ -124,7 +124,7 @@ def _max_words(alternatives: Alternatives) -> float:
 
 
 def _did_you_mean_option(name: str, options: Iterable[str]) -> str:
-    """Suggest the option with a section or `-from` added to this name, or else the closest one."""
+    """Suggest an option that adds a section or `-from` to this name, or else the closest match."""
     completed = [o for o in options if o == f"{name}-from" or o.endswith(f".{name.lstrip('-')}")]
     option = completed[0] if completed else closest(name, options)
     return f"; did you mean {option}?" if option else ""

@@ -1,7 +1,7 @@
-"""Base classes of commands. A command is a frozen dataclass of arguments with a `run` method.
+"""Base classes for commands. A command is a frozen dataclass of arguments with a `run` method.
 
-The docstrings of the fields are the `--help` text. Modules that need JAX are imported inside `run`,
-so that help and error messages appear immediately.
+The fields' docstrings are the `--help` text. Modules that need JAX are imported inside `run`, so
+that help and error messages appear immediately.
 """
 
 import abc
@@ -24,19 +24,18 @@ RunArgument = Positional[Annotated[str, arg(metavar="RUN", help_behavior_hint="(
 
 @dataclass(frozen=True)
 class ConfigCommand(abc.ABC):
-    """Base class of commands that load a config and accept each config field as an option."""
+    """Base class for commands that load a config and accept every config field as an option."""
 
     data_from: Annotated[str | None, arg(metavar="CONFIG")] = None
     """Take the data section from this config. Rows of a sweep keep the fields that define them."""
     train_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the train section from this config in the same way. If a row
-    trains longer than the first row, the ratio of their steps stays the
-    same."""
+    """Take the train section from this config in the same way. The ratio of
+    each row's steps to the first row's steps stays the same."""
     decode_from: Annotated[str | None, arg(metavar="CONFIG")] = None
     """Take the decode section from this config in the same way."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
     arguments: Suppress[tuple[str, ...]] = ()
-    """The words of the command line, starting with the command's name."""
+    """The command line, starting with the command's name."""
 
     argument_name: ClassVar[str] = "a config"
 
@@ -49,7 +48,7 @@ class ConfigCommand(abc.ABC):
         """Run the command on the rows that `load_rows` returned, with all options applied."""
 
     def with_sections(self, rows: Mapping[str, Row]) -> dict[str, Row]:
-        """Return the rows, with sections replaced by `--data-from` and similar options."""
+        """Return the rows after replacing sections as `--data-from` and similar options request."""
         specs = {"data": self.data_from, "train": self.train_from, "decode": self.decode_from}
         sections = {key: loading.load_config(spec) for key, spec in specs.items() if spec}
         return with_sections(rows, sections)
@@ -57,24 +56,24 @@ class ConfigCommand(abc.ABC):
 
 @dataclass(frozen=True)
 class FileCommand(ConfigCommand):
-    """Base class of commands that load one config file."""
+    """Base class for commands that load one config file."""
 
     file: ConfigArgument = ""
-    """A config file, FILE:ROW for a row of a sweep, or the name of a shipped
-    config, such as tiny."""
+    """A config file, FILE:ROW for one row of a sweep, or the name of a
+    shipped config, such as tiny."""
 
     def load_rows(self) -> dict[str, Row]:
         """Return the experiment in FILE or FILE:ROW."""
         row = loading.load_row(self.file)
         path, name = loading.split_spec(self.file)
-        # `with_sections` needs the first row of the sweep to find out what this row changes.
+        # `with_sections` needs the sweep's first row to determine what this row changes.
         first = row if name is None else next(iter(loading.load_rows(path).values()))
         return {"": self.with_sections({"first": first, "": row})[""]}
 
 
 @dataclass(frozen=True)
 class PathCommand(abc.ABC):
-    """Base class of commands that have no options for config fields, such as `evaluate`."""
+    """Base class for commands without options for config fields, such as `evaluate`."""
 
     argument_name: ClassVar[str] = "a run"
 
@@ -84,7 +83,7 @@ class PathCommand(abc.ABC):
 
 
 def translate_command(run: RunDirectory, option: str) -> str:
-    """Return a shell command that translates with a run, with example input if available.
+    """Return a shell command that translates with a run, with sample input if available.
 
     `option` starts with a space or is "".
     """

@@ -17,13 +17,13 @@ from transformer_jax.runs.run_directory import RunDirectory
 
 @dataclass(frozen=True)
 class Params(FileCommand):
-    """Count the parameters of each module of a model, or of each row of a sweep.
+    """Count the parameters in each module of a model, or in each row of a sweep.
 
-    This command only computes shapes, so it needs little memory.
+    This command computes only shapes, so it needs little memory.
     """
 
     json: FlagCreatePairsOff[bool] = False
-    """Print JSON."""
+    """Print the counts as JSON."""
 
     def load_rows(self) -> dict[str, Row]:
         """Return all rows of the file."""
@@ -55,11 +55,11 @@ class Params(FileCommand):
 
 @dataclass(frozen=True)
 class Diff(PathCommand):
-    """Show the differences between two configs, or between the configs of two runs."""
+    """Show how two configs, or the configs of two runs, differ."""
 
     first: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
-    """A config file, FILE:ROW for a row of a sweep, the name of a shipped
-    config, or the folder of a run."""
+    """A config file, FILE:ROW for one row of a sweep, the name of a shipped
+    config, or a run's folder."""
     second: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
     """The config or run to compare with the first."""
     json: FlagCreatePairsOff[bool] = False
@@ -88,7 +88,7 @@ class Diff(PathCommand):
 
 
 def _load_config_or_run(spec: str) -> tuple[Config, dict[str, str]]:
-    """Return a config and, for a run, the versions of the software that created the run."""
+    """Return a config and, for a run, the run's `versions`."""
     if not Path(spec).is_dir():
         return loading.load_config(spec), {}
     run = RunDirectory.open(Path(spec))

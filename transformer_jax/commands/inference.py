@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from transformer_jax.inference.significance import Comparison
     from transformer_jax.inference.trained_run import Run
 
-# The number of lines that `translate` processes before it prints their translations.
+# How many lines `translate` processes before it prints their translations.
 CHUNK_LINES = 1024
 
 
 def load_run(path: Path, average_checkpoints: int | None, step: int | None) -> "Run":
-    """Load a run from the checkpoints that options select."""
+    """Load a run from the checkpoints that the arguments select."""
     if average_checkpoints is not None and average_checkpoints < 1:
         raise UsageError(f"--average-checkpoints must be positive, got {average_checkpoints}")
     # Open the run before importing JAX, so that a wrong path is reported immediately.
@@ -39,26 +39,26 @@ def load_run(path: Path, average_checkpoints: int | None, step: int | None) -> "
     from transformer_jax.inference.trained_run import load
 
     if run.package is None:
-        # A command fails if checkpoints are missing, whereas `load` in a notebook warns.
+        # If there are too few checkpoints, a command fails, whereas `load` in a notebook warns.
         average_checkpoints = average_checkpoints or run.config.decode.average_checkpoints
     return load(run.path, average_checkpoints=average_checkpoints, step=step)
 
 
 @dataclass(frozen=True)
 class CheckpointCommand(PathCommand):
-    """Base class of commands that load checkpoints of a run."""
+    """Base class for commands that load a run's checkpoints."""
 
     run_folder: RunArgument
-    """The folder of a run."""
+    """A run's folder."""
     average_checkpoints: int | None = None
     """Average the parameters of the last N scheduled checkpoints. 1 uses
-    the latest checkpoint alone. Default: the run's
+    only the latest checkpoint. Default: the run's
     decode.average_checkpoints."""
     step: int | None = None
-    """The step of the checkpoint, or of the last checkpoint of an average. Default: the latest."""
+    """The step of the checkpoint or, for an average, of the last one in it. Default: the latest."""
 
     def load(self, path: Path | None = None) -> "Run":
-        """Load this run, or the run at `path`, from the checkpoints that the options select."""
+        """Load the run, or the run at `path`, from the checkpoints that the options select."""
         return load_run(path or Path(self.run_folder), self.average_checkpoints, self.step)
 
     @property
@@ -70,19 +70,20 @@ class CheckpointCommand(PathCommand):
 
 @dataclass(frozen=True)
 class RunCommand(CheckpointCommand):
-    """Base class of commands that translate with a run."""
+    """Base class for commands that translate with a run."""
 
     beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
     """Number of hypotheses in the beam. 1 is greedy search. Default: the
     run's decode.beam_size."""
     beam_end: Literal["tensor2tensor", "any"] | None = None
     """Which hypotheses can finish at each step. tensor2tensor: as in the
-    paper's code, those with an end token among the 2 x beam_size likeliest
-    continuations. any: all of them. Default: the run's decode.beam_end."""
+    paper's code, those whose end token is among the 2 x beam_size most
+    likely continuations. any: all of them. Default: the run's
+    decode.beam_end."""
 
     @property
     def decode_changes(self) -> dict[str, Any]:
-        """The fields of the run's `DecodeConfig` that options change."""
+        """The fields of the run's `DecodeConfig` that the options override."""
         changes = {"beam_size": self.beam_size, "beam_end": self.beam_end}
         return {key: value for key, value in changes.items() if value is not None}
 
@@ -100,7 +101,7 @@ class Evaluate(RunCommand):
     """Also score each averaged checkpoint separately."""
     baseline: Path | None = None
     """Compare with this run by paired bootstrap. The options apply to both
-    runs; for everything else, each run uses its own config."""
+    runs. For everything else, each run uses its own config."""
     json: FlagCreatePairsOff[bool] = False
     """Print the scores as a JSON object."""
 
@@ -165,12 +166,12 @@ class Evaluate(RunCommand):
 
 @dataclass(frozen=True)
 class Translate(RunCommand):
-    """Translate standard input line by line, with one line of output per line of input."""
+    """Translate standard input line by line, printing one line of output per line of input."""
 
     n_best: int | None = None
     """Print the N best translations of each line, one per output line, as
-    LINE NUMBER, SCORE, TEXT, separated by tabs. A line has fewer if the
-    search finishes fewer, but at least one. A blank line has one."""
+    tab-separated LINE NUMBER, SCORE, and TEXT. There are fewer than N, but
+    at least one, if the search finishes fewer. A blank line has one."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a line that is too long instead of raising an error."""
 
@@ -207,22 +208,22 @@ class Translate(RunCommand):
 class Package(CheckpointCommand):
     """Write a trained model, its vocabulary, and a model card to a small folder for sharing.
 
-    The folder can be loaded like a run. It has no optimizer state, so it cannot resume training.
+    The folder can be loaded like a run. It has no optimizer state, so training cannot resume.
     """
 
     out: Path | None = None
     """The new folder. Default: the run's name followed by -package."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """The dtype of the stored parameters. bfloat16 halves the size and rounds
-    to about three digits. Computations use float32."""
+    """The dtype of the stored parameters. bfloat16 halves their size and
+    rounds them to two or three significant digits. Computations use float32."""
     license: str = "unknown"
-    """The license for the model card, such as cc-by-4.0."""
+    """The license that the model card states, such as cc-by-4.0."""
     languages: tuple[str, str] | None = None
-    """The source language and the target language for the model card, such as
-    en de. Default: the languages in the config or the file names."""
+    """The source and target languages that the model card states, such as
+    en de. Default: the languages in the config or in the file names."""
 
     def run(self) -> None:
-        """Package the model, and print the package's size."""
+        """Package the model and print the package's size."""
         from transformer_jax.runs.run_directory import check_available
 
         out = self.out or Path(f"{Path(self.run_folder).resolve().name}-package")
@@ -247,9 +248,9 @@ class Package(CheckpointCommand):
 
 
 def _decode_lines(data: bytes) -> list[str]:
-    r"""Return the lines of UTF-8 text, split at "\n". The last line may lack a "\n".
+    r"""Split UTF-8 text into lines at "\n", which the last line may lack.
 
-    Remove a byte-order mark, and "\r" at the end of lines, as in the files of a corpus.
+    Remove a byte-order mark and any "\r" at the ends of lines, as for the files of a corpus.
     """
     data = data.removeprefix(codecs.BOM_UTF8)
     lines = data.removesuffix(b"\n").split(b"\n") if data else []

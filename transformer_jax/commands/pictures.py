@@ -1,4 +1,4 @@
-"""The command that draws attention weights: `attention`."""
+"""The `attention` command, which draws attention weights."""
 
 import itertools
 from dataclasses import dataclass
@@ -24,22 +24,22 @@ class Attention(RunCommand):
     target: Positional[Annotated[str | None, arg(metavar="[TARGET]")]] = None
     """A translation, in quotes. Default: the run's best translation."""
     out: Path | None = None
-    """The new file. .html is an interactive page with all layers, heads,
-    and views; .svg and .png are figures. Default: attention.html, or
-    attention-2.html and so on if it exists."""
+    """The file to create. .html is an interactive page with all layers,
+    heads, and views; .svg and .png are figures. Default: attention.html,
+    or attention-2.html and so on if that exists."""
     layer: int = -1
     """The layer to show, counted from 0 as in Python; -1 is the last."""
     kind: Kind = "cross"
-    """Self-attention of the encoder or of the decoder, or attention from
-    the decoder to the encoder."""
+    """The encoder's or the decoder's self-attention, or the decoder's
+    attention to the encoder."""
     view: View = "heads"
     """heads: two columns of tokens joined by lines, as in figures 3 to 5
     of the paper. grid: a heat map for each layer and head. alignment: one
-    heat map, the mean over the heads of the layer."""
+    heat map of the mean over the layer's heads."""
     heads: tuple[int, ...] = ()
     """The heads to show, counted from 0. Default: all."""
     position: int | None = None
-    """Show only what the token at this position of the left column attends to, counted from 0."""
+    """Show only what the left column's token at this position, counted from 0, attends to."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a sentence that is too long instead of raising an error."""
 
@@ -47,7 +47,7 @@ class Attention(RunCommand):
 
     def run(self) -> None:
         """Compute the attention weights and write them to the file."""
-        # Check the options and the file before the import of JAX, so that an error appears soon.
+        # Check the options and the file before importing JAX, so that errors appear immediately.
         selection: dict[str, Any] = {
             "layer": self.layer,
             "kind": self.kind,
@@ -68,7 +68,7 @@ class Attention(RunCommand):
 
 
 def _check_new(path: Path) -> None:
-    """Raise an error if a file exists at this path, or if its folder does not exist."""
+    """Raise an error if this path already exists or its folder does not exist."""
     if path.exists():
         free = _find_free_name(path)
         raise UsageError(
@@ -79,6 +79,6 @@ def _check_new(path: Path) -> None:
 
 
 def _find_free_name(path: Path) -> Path:
-    """Return the path, or the first path with a number that does not exist."""
+    """Return the path if it does not exist, or else the first free path with a number appended."""
     others = (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2))
     return next(other for other in itertools.chain([path], others) if not other.exists())

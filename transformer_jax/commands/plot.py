@@ -1,4 +1,4 @@
-"""The command `plot`, which draws pictures of runs."""
+"""The `plot` command, which draws plots of runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformer_jax.visualization.style import Picture
 
 Kind = Literal["curves", "schedule", "positions", "loss", "heads"]
-# The options that each kind of picture uses. The other options are errors.
+# The options that apply to each kind of plot. Any other option is an error.
 OPTIONS: Mapping[Kind, tuple[str, ...]] = {
     "curves": ("metrics",),
     "schedule": (),
@@ -30,37 +30,36 @@ OPTIONS: Mapping[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Plot(PathCommand):
-    """Draw a picture of a run: curves, learning rates, positions, losses, or attention heads.
+    """Plot a run's curves, learning rates, positions, losses, or attention heads.
 
-    curves: the metrics of one run, or of several. Runs that differ only in
-    their seed form one line with a band.
-    schedule: the learning rate, next to other widths and warmups.
-    positions: the encoder's positional encodings. A learned table appears
-    next to sinusoids, before and after training.
+    curves: the metrics of one or more runs. Runs that differ only in their
+    seed form one line with a band.
+    schedule: the learning rate, compared with other widths and warmups.
+    positions: the encoder's positional encodings. A learned table is shown
+    before and after training, next to sinusoids.
     loss: the loss by position and by sentence length.
-    heads: the increase in loss if each attention head is masked, and the
-    number of heads that can be masked.
+    heads: how much the loss increases when each attention head is masked,
+    and how many heads can be masked.
     """
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="RUN...")]] = ()
-    """The folder of a run. curves accepts several runs."""
+    """A run's folder. curves accepts several runs."""
     kind: Kind = "curves"
-    """What to draw."""
+    """What to plot."""
     out: Annotated[Path | None, arg(help_behavior_hint="(required)")] = None
-    """The file to write, which ends in .svg or .png."""
+    """The file to write, whose name ends in .svg or .png."""
     metrics: tuple[str, ...] = ()
-    """For curves: names of metrics, such as dev/perplexity. Default:
+    """For curves: the names of the metrics, such as dev/perplexity. Default:
     train/loss, dev/perplexity, and dev/bleu."""
     num_positions: int | None = None
     """For positions: the number of positions. Default: at most 128."""
     offset: int | None = None
-    """For positions: the offset k of the linear map from PE(pos) to
-    PE(pos + k) that is drawn. Default: 1."""
+    """For positions: the offset k of the linear map to draw, from PE(pos) to
+    PE(pos + k). Default: 1."""
     split: Literal["dev", "test"] | None = None
-    """For loss and heads: the set to score. Default: dev."""
+    """For loss and heads: the split to score. Default: dev."""
     num_sentences: int | None = None
-    """For heads: the number of sentences to score, which are the first ones
-    of the set. Default: 256."""
+    """For heads: score the first N sentences of the split. Default: 256."""
     margin: float | None = None
     """For heads: the acceptable increase in loss, in nats per token. Default: 0.05."""
     average_checkpoints: int | None = None
@@ -71,11 +70,11 @@ class Plot(PathCommand):
     argument_name = "a run"
 
     def run(self) -> None:
-        """Draw the picture, and write it to the file.
+        """Draw the plot and write it to the file.
 
         Raises:
-            UsageError: the arguments do not suit the kind of picture, or the run has no such
-                picture.
+            UsageError: the arguments do not apply to this kind of plot, or the run does not support
+                it.
         """
         folders = self._open_runs()
         out = self._check_options()
@@ -97,11 +96,11 @@ class Plot(PathCommand):
                 f"--kind {self.kind} draws one run, got {len(self.folders)}; only --kind curves "
                 f"draws several"
             )
-        # Report a wrong path before the import of JAX.
+        # Report a wrong path before importing JAX.
         return [RunDirectory.open(Path(folder)) for folder in self.folders]
 
     def _check_options(self) -> Path:
-        """Return the file to write, after a check of all options."""
+        """Check all options and return the file to write."""
         used = OPTIONS[self.kind]
         for name in dict.fromkeys(name for names in OPTIONS.values() for name in names):
             if getattr(self, name) not in (None, ()) and name not in used:
@@ -116,7 +115,7 @@ class Plot(PathCommand):
         return self.out
 
     def _given(self, *names: str) -> dict[str, Any]:
-        """Return those of these options that were given."""
+        """Return the values of those of the named options that were given."""
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""Commands for ablations: `sweep`, `status`, `report`."""
+"""Commands for ablations: `sweep`, `status`, and `report`."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -36,28 +36,30 @@ class Sweep(ConfigCommand):
         ]
     ] = ()
     """Config files, FILE:ROW, or names of shipped configs such as table3. The
-    sweep has the rows of all configs. A report compares each row with the first
+    sweep has the rows of all of them. A report compares each row with the first
     one."""
     scale: Scale = "full"
-    """Divide the width and depth of all models: half by 2 and 1, small by 4 and
-    2, tiny by 8 and 2."""
+    """Shrink all models. Width and depth are divided by 2 and 1 for half, by 4
+    and 2 for small, and by 8 and 2 for tiny."""
     rows: tuple[str, ...] = ()
     """Train only the first row and these rows."""
     seeds: int = 3
-    """Number of random seeds per row. One seed is not enough to show that rows differ."""
+    """Number of random seeds per row. A single seed cannot show that rows differ."""
     out: Path | None = None
-    """The sweep's folder. Default: sweeps/NAME, or sweeps/NAME-2 if that folder has different
-    configs."""
+    """The sweep's folder. Default: sweeps/NAME, or sweeps/NAME-2 if that folder has a sweep with
+    different configs."""
     launcher: Literal["local", "slurm"] = "local"
-    """Train on the devices of this machine while this command waits, or submit to Slurm."""
+    """local: train on this machine's devices and wait until all runs end. slurm: submit the runs to
+    Slurm."""
     slurm: Resources = field(default_factory=Resources)
     devices: int | None = None
-    """Number of accelerators to use, each for one run at a time; on a CPU,
-    the number of runs at the same time. Default: all."""
+    """Number of accelerators to use, each for one run at a time. On a CPU,
+    the number of concurrent runs. Default: as many as possible."""
     step_timeout: float = 60.0
-    """A run is stopped as stuck after at least this many seconds without a finished step."""
+    """Stop a run as stuck if it finishes no step for this many seconds, or longer if its steps are
+    slow."""
     dry_run: FlagCreatePairsOff[bool] = False
-    """Print the number of runs and the resources that they need, without training."""
+    """Print the number of runs and the resources they need, without training."""
     target: Annotated[str | None, arg(metavar="TARGET")] = None
     """With --dry-run: print how many of these devices each row needs, such as v5e:2x4 or h100:8;
     see the command compile."""
@@ -75,14 +77,14 @@ class Sweep(ConfigCommand):
         return scale_rows(self.with_sections(rows), self.scale)
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Plan the sweep; then print its estimates, train it here, or submit it to Slurm."""
+        """Plan the sweep, and then print estimates, train it here, or submit it to Slurm."""
         from transformer_jax.runs.versions import source_commit
         from transformer_jax.sweeps.plan import Origin, choose_folder, plan_sweep
 
         if self.target is not None and not self.dry_run:
             raise UsageError("--target needs --dry-run: it compiles and trains nothing")
         target = None if self.target is None else parse_target(self.target)
-        # This comparison also rejects NaN.
+        # This condition also rejects NaN.
         if not self.step_timeout > 0:
             raise UsageError(f"--step-timeout must be positive, got {self.step_timeout}")
         is_slurm = self.launcher == "slurm"
@@ -118,8 +120,7 @@ class Sweep(ConfigCommand):
             return
         sweep.store()
         if any(read_status(run).status == "submitted" for run in sweep.runs):
-            # Mark runs whose Slurm jobs no longer exist as stopped, so that this machine trains
-            # them.
+            # Mark runs whose Slurm jobs no longer exist as stopped, so that they train here.
             slurm.reconcile(sweep)
         _prepare_data(sweep)
         retry, timeout = self.retry_failed, self.step_timeout
@@ -177,18 +178,18 @@ class Status(PathCommand):
 
 @dataclass(frozen=True)
 class Report(PathCommand):
-    """Write a sweep's report: results next to the paper's, and significance tests."""
+    """Write a report that compares results with the paper's and tests them for significance."""
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="SWEEP|RUN...")]] = ()
     """A sweep's folder, or the folders of runs that were trained separately.
-    The report compares them with the first run. Runs that differ only in
-    their seed form one row."""
+    The report compares separate runs with the first one. Runs that differ only
+    in their seed form one row."""
     out: Path | None = None
-    """The folder for the report of runs that were trained separately."""
+    """The folder for the report, if the runs were trained separately."""
     argument_name = "a sweep, or runs"
 
     def run(self) -> None:
-        """Write the report, and print its table and footnotes.
+        """Write the report, and print a summary table and the footnotes.
 
         Raises:
             UsageError: the runs cannot be compared, or none is finished.
@@ -270,7 +271,7 @@ def _print_disk_space(sweep: "plan.Sweep", seconds: Mapping[str, float] | None =
 
 
 def _prepare_data(sweep: "plan.Sweep") -> None:
-    """Prepare each corpus once, so that runs with the same corpus do not wait for each other."""
+    """Prepare each corpus once in advance, so that runs that share it do not have to wait."""
     from transformer_jax.data.prepare import prepare
 
     with progress_bar() as progress:

@@ -1,4 +1,4 @@
-"""The tables that commands print: scores, comparisons, sweeps, and parameter counts."""
+"""Tables that commands print: scores, comparisons, run statuses, and parameter counts."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a time in hours and minutes, such as "1 h 05 min", or in days beyond 48 hours."""
+    """Format a duration in hours and minutes, such as "1 h 05 min", or in days if over 48 hours."""
     if seconds > 48 * 3600:
         return f"{seconds / 86_400:,.1f} days"
     hours, minutes = divmod(round(seconds / 60), 60)
@@ -24,7 +24,7 @@ def format_duration(seconds: float) -> str:
 
 
 def print_evaluation(evaluation: "Evaluation") -> None:
-    """Print the scores of a run, and of each averaged checkpoint if they were computed."""
+    """Print a run's scores, and those of each averaged checkpoint if they were computed."""
     result, scores = evaluation.result, evaluation.scores
     count = result["average_checkpoints"]
     mean = f", mean of {count} checkpoints" if count > 1 else ""
@@ -50,7 +50,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
 
 
 def print_comparison(comparisons: Sequence["Comparison"], run: str, baseline: str) -> None:
-    """Print the paired bootstrap results of two runs, with one row per metric."""
+    """Print the paired bootstrap results for two runs, with one row per metric."""
     table = Table("", run, baseline, "p", box=None)
     for c in comparisons:
         table.add_row(
@@ -79,7 +79,7 @@ def _table(*columns: str, first_number: int, last_number: int | None = None) -> 
 
 
 def print_statuses(statuses: Sequence["RunStatus"]) -> None:
-    """Print the status of each run of a sweep, and how many runs have each status."""
+    """Print the status of each run in a sweep, and the number of runs with each status."""
     columns = ("run", "status", "step", "dev ppl", "BLEU", "left", "")
     table = _table(*columns, first_number=2, last_number=6)
     for status in statuses:
@@ -98,7 +98,7 @@ def print_statuses(statuses: Sequence["RunStatus"]) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print a table whose first row contains the headings. The first two columns are text."""
+    """Print a table whose first row is the headings and whose first two columns are text."""
     head, *body = rows
     table = _table(*head, first_number=2)
     for column in table.columns[2:]:
@@ -109,7 +109,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_parameter_totals(totals: Mapping[str, int], rows: Mapping[str, Row]) -> None:
-    """Print each row's number of parameters next to the paper's."""
+    """Print each row's parameter count next to the paper's."""
     table = _table("row", "parameters", "to base", "paper, M", "to base", first_number=1)
     base = next(iter(rows))
     base_paper = rows[base].paper.parameters

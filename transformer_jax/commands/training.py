@@ -1,4 +1,4 @@
-"""Commands that prepare text and train models: `prepare`, `train`, `resume`, `reproduce`."""
+"""Commands that prepare text and train models: `prepare`, `train`, `resume`, and `reproduce`."""
 
 import abc
 import contextlib
@@ -56,23 +56,25 @@ class Prepare(FileCommand):
 
 @dataclass(frozen=True)
 class TrainingCommand(ConfigCommand):
-    """Base class of commands that train in one or more processes, optionally supervised."""
+    """Base class for commands that train in one or more processes, optionally supervised."""
 
     supervise: FlagCreatePairsOff[bool] = False
-    """Train in a child process and watch it: if it hangs or is killed, end
-    with a one-line message and exit code 75. In multi-process training,
-    pass this option to every process."""
+    """Train in a child process and monitor it. If it hangs or is killed, exit
+    with a one-line message and code 75. In multi-process training, pass this
+    option to every process."""
     step_timeout: float = 30.0
-    """With --supervise: seconds without a finished step after which training
-    counts as hung. Slow steps raise this limit to the time of 12 or more."""
+    """With --supervise: how many seconds training can go without finishing a
+    step before it is considered hung. If steps are slow, the timeout is at
+    least the duration of 12 steps."""
     phase_timeout: float = 1800.0
-    """With --supervise: the limit, in seconds, for startup, compilation, evaluation, and saving."""
+    """With --supervise: timeout in seconds for startup, compilation, evaluation, and saving."""
 
     coordinator: str | None = None
     """HOST:PORT of process 0, which all processes connect to. This option and
-    the next two are detected on Slurm, Open MPI, Kubernetes, and Cloud TPU."""
+    the next two are detected automatically on Slurm, Open MPI, Kubernetes, and
+    Cloud TPU."""
     num_processes: int | None = None
-    """Number of processes. If it is 1, training ignores the cluster's environment variables."""
+    """Number of processes. If 1, training ignores the cluster's environment variables."""
     process_id: int | None = None
     """Index of this process, counted from 0."""
 
@@ -82,17 +84,17 @@ class TrainingCommand(ConfigCommand):
         """The run's folder, which may not exist yet."""
 
     def under_supervisor(self, arguments: Sequence[str]) -> int:
-        """Run this command with these arguments under a supervisor; return its exit code."""
+        """Run this command with the given arguments under a supervisor; return its exit code."""
         timeouts = {"step_timeout": self.step_timeout, "phase_timeout": self.phase_timeout}
         for name, seconds in timeouts.items():
-            # This comparison also rejects NaN.
+            # This condition also rejects NaN.
             if not seconds > 0:
                 raise UsageError(f"--{name.replace('_', '-')} must be positive, got {seconds}")
         return supervise(train_command(arguments), self.path, **timeouts)
 
     @contextlib.contextmanager
     def join_processes(self, config: Config) -> Iterator[ProcessGroup]:
-        """Connect to the other processes, if any, and check that all configs are equal."""
+        """Connect to the other processes, if any, and check that they all have the same config."""
         arguments = self.coordinator, self.num_processes, self.process_id
         with join_processes(self.path, *arguments) as group:
             group.check_same_config(config)
@@ -101,12 +103,12 @@ class TrainingCommand(ConfigCommand):
 
 @dataclass(frozen=True)
 class Train(FileCommand, TrainingCommand):
-    """Train a model from a config, and store it in a run folder."""
+    """Train a model from a config, and store it in a run's folder."""
 
     out: Path | None = None
     """The run's folder. Default: runs/NAME, where NAME is the config's name."""
     init_from: Path | None = None
-    """Start from the latest parameters and the vocabulary of this run."""
+    """Start from this run's latest parameters and its vocabulary."""
 
     @property
     def path(self) -> Path:
@@ -117,7 +119,7 @@ class Train(FileCommand, TrainingCommand):
         """Create the run and train it."""
         config = rows[""].config
         with self.join_processes(config) as group:
-            # Check the path before the import of JAX, so that an error appears without delay.
+            # Check the path before importing JAX, so that errors appear immediately.
             if group.is_primary:
                 check_available(self.path)
             group.barrier()
@@ -155,31 +157,31 @@ class Resume(TrainingCommand):
         return self.with_sections({"": Row(RunDirectory.open(self.path).config)})
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Resume the run with this config, which must still describe the same experiment."""
+        """Resume the run with this config, which must describe the same experiment."""
         config = rows[""].config
         with self.join_processes(config) as group:
             folder = RunDirectory.open(self.path)
             _check_moved_text(folder, config.data)
             folder = folder.with_config(config)
-            # The primary process stores the new config after all processes have read the old one.
+            # The primary process stores the new config after every process has read the old one.
             group.barrier()
             _train(folder, group)
 
 
 @dataclass(frozen=True)
 class Reproduce(PathCommand):
-    """Train a run again, and compare the parameters bit by bit.
+    """Retrain a run from scratch, and check that the parameters are bit-identical.
 
-    The same command resumes an interrupted reproduction.
+    To resume an interrupted reproduction, run the same command again.
     """
 
     run_folder: RunArgument
-    """The folder of a run. The command does not change it."""
+    """A run's folder. The command does not change it."""
     out: Path | None = None
-    """The folder of the new run. Default: RUN-reproduced."""
+    """The new run's folder. Default: RUN-reproduced."""
 
     def run(self) -> None:
-        """Train up to the step of the latest checkpoint, and compare the runs' checkpoints.
+        """Train up to the step of the latest checkpoint, and compare the two runs' checkpoints.
 
         Raises:
             DataError: the text differs from the run's text.
@@ -209,7 +211,7 @@ class Reproduce(PathCommand):
 
 
 def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
-    """Print digests of the checkpoints that both runs have, and check that they are equal."""
+    """Print the digests of the checkpoints that both runs have, and check that they are equal."""
     from transformer_jax.inference.trained_run import read_params
     from transformer_jax.model.build import build_transformer
     from transformer_jax.model.inspect import digest_params
@@ -245,13 +247,13 @@ def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
 
 
 def _environment(checkpoint: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions and devices that a checkpoint was trained with."""
+    """Return the software versions and devices that a checkpoint was trained with."""
     devices = {"devices": checkpoint["devices"]} if "devices" in checkpoint else {}
     return {**checkpoint.get("versions", {}), **devices}
 
 
 def _check_moved_text(folder: RunDirectory, data: DataConfig) -> None:
-    """Check that the text itself is unchanged if the config has new paths for it."""
+    """If the config has new paths for the text, check that the text itself is unchanged."""
     paths = {field: getattr(data, field) for field in ("train", "dev", "test", "folder")}
     moved = replace(folder.config.data, **paths)
     if moved != folder.config.data:
@@ -260,7 +262,7 @@ def _check_moved_text(folder: RunDirectory, data: DataConfig) -> None:
         expected = folder.vocabulary, folder.fingerprint
         with progress_bar() as progress:
             report = heartbeat.with_heartbeat(progress)
-            # If the same text is cached, the check itself reports nothing.
+            # The check itself reports nothing if the same text is cached, so report it here.
             report("checking the moved text", 0, 0)
             find_prepared(moved, *expected, verify_text=True, progress=report)
 

@@ -1,1 +1,1 @@
-"""Multi-process training: find the other processes, agree with them, and stop together."""
+"""Multi-process training: processes find each other, agree on decisions, and stop together."""

@@ -1,11 +1,11 @@
 """Wrappers for the private JAX APIs that this package uses.
 
-JAX may move or remove these APIs in any release; `tests/unit/test_private_jax.py` reports which
-ones are missing.
+JAX may move or remove these APIs in any release. If one is missing,
+`tests/unit/test_private_jax.py` fails and names it.
 
 The public `jax.experimental.multihost_utils` also offers a barrier and a broadcast, but they run on
-the devices, in C++. A process that waits in one of them cannot handle signals or send heartbeats,
-and it is aborted if the wait exceeds the timeout of the collective.
+the devices, in C++. While a process waits in one of them, it cannot handle signals or send
+heartbeats, and it is aborted if the wait exceeds the collective's timeout.
 """
 
 from typing import Protocol, cast, runtime_checkable
@@ -13,13 +13,13 @@ from typing import Protocol, cast, runtime_checkable
 
 @runtime_checkable
 class KeyValueStore(Protocol):
-    """The string store that `jax.distributed` shares between processes."""
+    """The store of strings that `jax.distributed` shares between processes."""
 
     def key_value_set(self, key: str, value: str) -> None:
-        """Store a value under a key that is not in use yet."""
+        """Store a value under a new key."""
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        """Wait for the value of a key, or raise `JaxRuntimeError` with DEADLINE_EXCEEDED."""
+        """Wait for a key's value; on timeout, raise `JaxRuntimeError` with DEADLINE_EXCEEDED."""
         ...
 
 
@@ -33,9 +33,8 @@ def key_value_store() -> KeyValueStore:
 def detect_cluster(timeout_seconds: int) -> tuple[str, int, int, list[int] | None] | None:
     """Return the fields of `ProcessSpec` under Slurm, Open MPI, Kubernetes, or Cloud TPU, or None.
 
-    `jax.distributed.initialize` detects clusters in the same way, but aborts the process on
-    failure. This function raises the error instead. The timeout limits the wait for the
-    coordinator's address.
+    `jax.distributed.initialize` detects clusters in the same way but aborts the process on failure.
+    This function raises the error instead. The timeout is for finding the coordinator's address.
     """
     from jax._src.clusters import ClusterEnv
 

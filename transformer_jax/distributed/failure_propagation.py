@@ -1,7 +1,7 @@
-"""End all processes of a run with the same message and exit code if one of them fails.
+"""If one process of a run fails, end all of them with the same message and exit code.
 
-While a process waits in a collective, its main thread does not run Python. Each process therefore
-listens for failures in separate threads, over dedicated connections.
+While a process waits in a collective, its main thread does not run Python code. Each process
+therefore uses separate threads and dedicated connections to listen for failures.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from typing import NoReturn
 from transformer_jax.console import message_and_exit_code, stderr
 from transformer_jax.errors import LostProcessError, is_lost_peer
 
-# How many seconds process 0 waits for the other processes to end first.
+# How many seconds process 0 waits for the other processes to exit first.
 GRACE_SECONDS = 10.0
 GOODBYE = "goodbye"
 
 
 class FailurePropagation:
-    """Connections between process 0 and every other process, open for the whole run.
+    """Connections between process 0 and every other process, which stay open for the whole run.
 
-    A process that fails sends its error message and exit code, and all others end immediately with
+    A process that fails sends its error message and exit code, and all others immediately exit with
     the same message and code. A process that is killed sends nothing, but its operating system
     closes the connection.
     """
@@ -34,9 +34,9 @@ class FailurePropagation:
     def __init__(
         self, connections: dict[int, socket.socket], run: Path, *, is_primary: bool
     ) -> None:
-        """Start listening. The keys of the connections are process indices.
+        """Start listening. The keys of `connections` are process indices.
 
-        Process 0, the primary process, relays the messages of all others. Messages about lost
+        Process 0, the primary process, relays messages between the others. Messages about lost
         processes include the run's folder.
         """
         self._connections, self._run, self._is_primary = connections, run, is_primary
@@ -46,19 +46,19 @@ class FailurePropagation:
             threading.Thread(target=self._listen, args=peer, daemon=True).start()
 
     def leave(self) -> None:
-        """Announce that this process is ending successfully, so that it does not count as lost."""
+        """Announce that this process is exiting successfully, so that it is not considered lost."""
         self._send(GOODBYE)
 
     def close(self) -> None:
-        """Ignore closed connections from now on, because all processes have left."""
+        """Ignore closed connections from now on. Call this method once all processes have left."""
         self._is_closed = True
 
     def end(self, error: BaseException) -> NoReturn:
         """End all processes because of an error in this process."""
         message, is_lost = message_and_exit_code(error), is_lost_peer(error)
         if message is None or is_lost:
-            # JAX may report a lost peer before this process knows why. The peer's own message, or
-            # its closed connection, arrives soon after and ends this process first.
+            # JAX may report a lost peer before this process knows why. Wait, because the peer's own
+            # message or its closed connection usually arrives soon and ends this process.
             time.sleep(GRACE_SECONDS / 2)
         if is_lost:
             reason = str(error).splitlines()[0]
@@ -72,7 +72,7 @@ class FailurePropagation:
 
     def _listen(self, index: int, connection: socket.socket) -> None:
         has_left = False
-        # A killed process may reset the connection or leave half a line.
+        # A process that is killed may reset the connection or send only part of a line.
         with contextlib.suppress(OSError, ValueError):
             for line in connection.makefile("rb"):
                 if (message := json.loads(line)) != GOODBYE:
@@ -87,14 +87,14 @@ class FailurePropagation:
                 connection.sendall(json.dumps(message).encode() + b"\n")
 
     def _end(self, line: str, exit_code: int) -> NoReturn:
-        # Never release the lock, so that only the first failure of this process is reported.
+        # Never release the lock, so that this process reports only its first failure.
         self._ending.acquire()
         if line:
             stderr.print(line)
         self._send((line, exit_code))
         if self._is_primary:
-            # JAX's coordination service runs in this process. If it ended first, JAX would abort
-            # the other processes.
+            # JAX's coordination service runs in this process. If this process exited first, JAX
+            # would abort the others.
             deadline = time.monotonic() + GRACE_SECONDS
             for connection in self._connections.values():
                 with contextlib.suppress(OSError):
@@ -104,6 +104,6 @@ class FailurePropagation:
                             break
         sys.stdout.flush()
         sys.stderr.flush()
-        # A regular exit would wait for the other processes in exit handlers and threads of JAX and
-        # Orbax.
+        # In a normal exit, exit handlers and threads of JAX and Orbax would wait for the other
+        # processes.
         os._exit(exit_code)

@@ -1,7 +1,7 @@
-"""Heartbeats that a trainer sends to its supervisor, the process that watches it.
+"""Heartbeats that a trainer sends to its supervisor, the process that monitors it.
 
-A process has at most one supervisor, so the state is global in this module. Without a supervisor,
-these functions do nothing.
+A process has at most one supervisor, so this module's state is global. Without a supervisor, these
+functions are no-ops.
 """
 
 import faulthandler
@@ -16,10 +16,10 @@ from contextlib import suppress
 VARIABLE = "TRANSFORMER_JAX_HEARTBEAT"
 """The environment variable that contains the file descriptor of the pipe to the supervisor."""
 
-# `Meter.add` waits for step n - 2, so a beat for step n proves that step n - 2 is done. Consecutive
-# messages are three beats apart, so the time between them covers at least one whole step.
+# `Meter.add` waits for step n - 2, so a beat for step n implies that step n - 2 is done. Messages
+# are three beats apart, so the time between two messages covers at least one whole step.
 BEATS_PER_MESSAGE = 3
-# How many seconds a trainer has to save and exit after its supervisor has ended.
+# How many seconds a trainer has to save and exit after its supervisor has exited.
 ORPHAN_SECONDS = 30.0
 
 _pipe: int | None = None
@@ -30,21 +30,21 @@ _beats = 0
 def connect() -> bool:
     """Start the heartbeat if this process has a supervisor; return whether it has one.
 
-    From then on, this process ends when its supervisor does, and prints its stacks on SIGUSR2.
+    From then on, this process exits when its supervisor does, and dumps its stacks on SIGUSR2.
     """
     global _pipe
     if _pipe is None and VARIABLE in os.environ:
         _pipe = int(os.environ.pop(VARIABLE))
-        # Training must not wait for a supervisor that does not read the pipe.
+        # Training must not block if the supervisor does not read the pipe.
         os.set_blocking(_pipe, False)
-        # This handler runs in C, so it works while Python waits in a collective.
+        # This handler runs in C, so it works even while the main thread waits in a collective.
         faulthandler.register(signal.SIGUSR2, all_threads=True)
         threading.Thread(target=_end_with_supervisor, args=(_pipe,), daemon=True).start()
     return _pipe is not None
 
 
 def beat(step: int) -> None:
-    """Report a step. Call this function once per step, after `Meter.add`."""
+    """Report a step. Call this function once per step, after calling `Meter.add`."""
     global _beats
     _beats += 1
     if _beats % BEATS_PER_MESSAGE == 0:
@@ -52,9 +52,9 @@ def beat(step: int) -> None:
 
 
 def busy(phase: str) -> None:
-    """Report a phase that may take a long time, such as compilation.
+    """Report the start of a phase that may take a long time, such as compilation.
 
-    The phase ends only when a later step is done, because a step waits for the slowest process.
+    The phase ends only when a later step is done, because each step waits for the slowest process.
     """
     global _beats
     _beats = 0
@@ -73,14 +73,14 @@ def with_heartbeat(progress: Callable[[str, int, int], None]) -> Callable[[str, 
 
 def _send(message: str) -> None:
     if _pipe is not None:
-        # A full pipe already contains enough messages. `_end_with_supervisor` handles a broken
-        # pipe.
+        # If the pipe is full, it already contains enough messages. `_end_with_supervisor` handles a
+        # broken pipe.
         with suppress(BlockingIOError, BrokenPipeError):
             os.write(_pipe, f"{message}\n".encode())
 
 
 def _end_with_supervisor(pipe: int) -> None:
-    """Wait until the supervisor closes its end of the pipe; then save and end this process."""
+    """Wait until the supervisor closes its end of the pipe, and then save and exit."""
     poll = select.poll()
     poll.register(pipe, 0)
     poll.poll()

@@ -1,4 +1,4 @@
-"""Save and stop on a signal, and save often enough to lose little work if killed."""
+"""Save and stop when a signal arrives, and save often enough to lose little work if killed."""
 
 import signal
 import time
@@ -12,14 +12,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 class GracefulShutdown:
     """A context manager that handles `SIGNALS` by stopping training after the current step.
 
-    Until `can_wait` is set, there is nothing to save, and a signal ends the run at once with
+    Until `can_wait` is set, there is nothing to save, and a signal ends the run immediately with
     `RunInterrupted` (exit code 75). After that, the first signal is only recorded in `signal`, and
-    the training loop saves and stops. Ctrl-C after any other signal ends the run at once (exit code
-    130).
+    the training loop saves and stops. If Ctrl-C follows an earlier signal, the run ends immediately
+    (exit code 130).
     """
 
     def __init__(self, resume_hint: str) -> None:
-        """Create the handler. Error messages end with the hint."""
+        """Create the handler. Error messages end with `resume_hint`."""
         self.signal: signal.Signals | None = None
         self.can_wait = False
         self.resume_hint = resume_hint
@@ -48,16 +48,16 @@ class GracefulShutdown:
 
 
 class CheckpointTimer:
-    """Decides when recovery checkpoints are due: the first at once, then less and less often.
+    """Decides when recovery checkpoints are due: first immediately, and then less and less often.
 
-    A run that is often killed early still makes progress, and a long run rarely pauses.
+    A run that is often killed early still makes progress, and a long run rarely pauses to save.
     """
 
     MIN_SECONDS = 5.0
     """The minimum time between two checkpoints."""
 
     def __init__(self, max_minutes: float) -> None:
-        """Set the maximum time between two checkpoints."""
+        """Set the maximum time between two checkpoints, in minutes."""
         self._max_seconds = 60 * max_minutes
         self._start: float | None = None
         self._last_save = 0.0
@@ -68,8 +68,8 @@ class CheckpointTimer:
         if self._start is None:
             self._start = now
             return True
-        # Wait until the run is twice as old as at the last save, so that at most half of the work
-        # can be lost.
+        # Wait until the run is twice as old as it was at the last save, so that at most half of the
+        # work can be lost.
         wait = max(self.MIN_SECONDS, self._last_save - self._start)
         return now - self._last_save >= min(self._max_seconds, wait)
 

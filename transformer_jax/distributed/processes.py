@@ -1,9 +1,9 @@
-"""Processes, on one machine or several, that train one run together.
+"""Processes that train one run together, on one machine or several.
 
 Each process has its own devices, reads its own rows of each batch, and runs the same program. Only
-the primary process, process 0, writes the run's folder, except for the arrays of checkpoints. The
-processes must agree on each decision that depends on a clock, a disk, or a signal: if one process
-saved and another did not, they would wait for each other forever.
+the primary process, process 0, writes to the run's folder, except that all processes write
+checkpoint arrays. The processes must agree on each decision that depends on a clock, a disk, or a
+signal. For example, if one process saved and another did not, they would deadlock.
 
 This module imports JAX only when processes join.
 """
@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 # JAX waits in C++, where Python cannot handle signals, so each wait lasts at most this long.
 POLL_MILLISECONDS = 2000
-# JAX itself ends a run this many seconds after a machine disappears. `FailurePropagation` usually
-# ends it earlier.
+# If a machine disappears, JAX itself ends the run after this many seconds. `FailurePropagation`
+# usually ends it earlier.
 HEARTBEAT_TIMEOUT_SECONDS = 60
 
 
@@ -39,17 +39,17 @@ class ProcessGroup:
     """The processes that train one run.
 
     Every process must call `barrier`, `broadcast`, and `check_same_config` in the same order. If a
-    process fails, `FailurePropagation` ends the processes that wait for it.
+    process fails, `FailurePropagation` ends the processes that are waiting for it.
     """
 
     def __init__(self, count: int = 1, index: int = 0) -> None:
-        """Store the number of processes, and the index of this process, counted from 0."""
+        """Store the number of processes and the zero-based index of this process."""
         self.count, self.index = count, index
         self._calls = itertools.count()
 
     @property
     def is_primary(self) -> bool:
-        """Whether this process does what only one process may do, such as writing metrics."""
+        """Whether this is the process that does what only one may do, such as writing metrics."""
         return self.index == 0
 
     def barrier(self) -> None:
@@ -62,7 +62,7 @@ class ProcessGroup:
             self._wait_for_value(f"{key}/{index}")
 
     def broadcast(self, value: T) -> T:
-        """Return the primary process's value in every process. The value must be JSON data."""
+        """Return the primary process's value in every process. It must be serializable as JSON."""
         if self.count == 1:
             return value
         key = f"transformer_jax/{next(self._calls)}"
@@ -93,7 +93,7 @@ class ProcessGroup:
         import jax
 
         while True:
-            # If the other process is stuck, its own supervisor ends it.
+            # If the other process is stuck, its own supervisor kills it.
             heartbeat.busy("waiting for another process")
             try:
                 return key_value_store().blocking_key_value_get(key, POLL_MILLISECONDS)
@@ -106,7 +106,7 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 class Vote(NamedTuple):
-    """The combined votes of all processes after a step; 0 means no step or no signal."""
+    """The combined votes of all processes after a step. 0 means no step or no signal."""
 
     step: int
     signal: int
@@ -115,11 +115,11 @@ class Vote(NamedTuple):
 
 
 class StepConsensus:
-    """Lets the processes agree after each step without waiting for each other.
+    """Lets the processes agree after each step without blocking on each other.
 
     The devices compute the maximum of all votes after the step itself. Every process reads the
-    result `DELAY` steps later, when it is ready. With a single process, a vote takes effect at
-    once.
+    result `DELAY` steps later, when it is ready. With a single process, a vote takes effect
+    immediately.
     """
 
     DELAY = 2
@@ -129,7 +129,7 @@ class StepConsensus:
         self._pending: deque[tuple[int, jax.Array]] = deque()
 
     def vote(self, step: int, signal: int, is_due: bool) -> Vote:
-        """After a step starts, submit this process's vote; return the latest combined vote."""
+        """Submit this process's vote after a step has started; return the latest combined vote."""
         if self._max_over_processes is None:
             return Vote(step, signal, is_due)
         self._pending.append((step, self._max_over_processes(signal, is_due)))
@@ -162,14 +162,14 @@ def _make_max_over_processes() -> Callable[[int, bool], "jax.Array"]:
 def join_processes(
     run: Path, coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> Iterator[ProcessGroup]:
-    """Connect the processes of a run, if there are several, before JAX uses a device.
+    """If a run has several processes, connect them before JAX uses a device.
 
-    With several processes, an error inside the context ends all processes and does not propagate.
+    With several processes, an error inside the context ends all of them and does not propagate.
     Messages about a lost process include the run's folder. `resolve_cluster` explains the other
     arguments.
 
     Raises:
-        UsageError: only some of the three options are given, or one is invalid.
+        UsageError: only some of the other three arguments are given, or one of them is invalid.
         ConnectionFailedError: the processes could not connect.
     """
     spec = rendezvous.resolve_cluster(coordinator, num_processes, process_id)
@@ -183,7 +183,7 @@ def join_processes(
 
         # `GracefulShutdown` handles the signals.
         jax.config.update("jax_enable_preemption_service", False)
-        # Silence a warning about proxies that JAX logs at each start.
+        # Suppress a warning about proxies that JAX logs at every startup.
         logging.getLogger("jax._src.distributed").setLevel(logging.ERROR)
         jax.distributed.initialize(
             *spec[:3],

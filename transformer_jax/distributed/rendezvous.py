@@ -10,9 +10,9 @@ from typing import NamedTuple
 from transformer_jax.distributed._private_jax import detect_cluster
 from transformer_jax.errors import ConnectionFailedError, Setting, UsageError
 
-# How many seconds processes wait for one another at the start.
+# How many seconds processes wait for each other at startup.
 RENDEZVOUS_SECONDS = 300.0
-# With these options, a machine that disappears is detected after 10 + 3 * 5 seconds.
+# With these options, a machine's disappearance is detected after 10 + 3 * 5 seconds.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 # Process 0 sends this line once all processes are connected.
 READY = b"ready\n"
@@ -27,7 +27,7 @@ EXAMPLES = (
 
 
 class ProcessSpec(NamedTuple):
-    """One of the `count` processes of a run, with `index` counted from 0."""
+    """One of a run's `count` processes. `index` is zero-based."""
 
     coordinator: str
     """HOST:PORT of process 0."""
@@ -38,7 +38,7 @@ class ProcessSpec(NamedTuple):
 
     @property
     def handshake(self) -> str:
-        """The first line that this process sends."""
+        """The line with which this process identifies itself to process 0."""
         return f"transformer-jax {self.index} of {self.count}\n"
 
 
@@ -47,13 +47,13 @@ def resolve_cluster(
 ) -> ProcessSpec | None:
     """Return the address and rank of this process, or None if it is the only one.
 
-    The arguments are HOST:PORT of process 0, the number of processes, and the index of this
+    The arguments are the HOST:PORT of process 0, the number of processes, and the index of this
     process. If all are None, they are read from the environment of Slurm, Open MPI, Kubernetes, or
     Cloud TPU. If `num_processes` is 1, the environment is ignored.
 
     Raises:
-        UsageError: the arguments are incomplete or invalid, or the environment indicates other
-            processes but not their addresses.
+        UsageError: the arguments are incomplete or invalid, or the environment indicates that there
+            are other processes but does not contain their addresses.
         ConnectionFailedError: JAX cannot read the environment.
     """
     options = (coordinator, num_processes, process_id)
@@ -82,7 +82,7 @@ def _from_environment() -> ProcessSpec | None:
     """Return the process that the environment describes, or None if it is the only one."""
     environ = os.environ
     # srun sets the number of tasks in a job step. An sbatch script sees only the number of tasks in
-    # the whole job, but is itself a single process.
+    # the whole job, although it is itself a single process.
     is_slurm = int(environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
     is_mpi = int(environ.get("OMPI_COMM_WORLD_SIZE", 1)) > 1
     is_pod = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environ.keys()
@@ -97,7 +97,7 @@ def _from_environment() -> ProcessSpec | None:
     try:
         cluster = detect_cluster(int(RENDEZVOUS_SECONDS))
         spec = None if cluster is None else ProcessSpec(*cluster)
-    # The cluster's own tools may raise any exception.
+    # Cluster detection may raise any exception.
     except Exception as error:
         reason = str(error).strip() or type(error).__name__
         raise ConnectionFailedError(*advice, f": {reason}") from error
@@ -107,8 +107,8 @@ def _from_environment() -> ProcessSpec | None:
             raise UsageError(*advice, ", or ", alone, " to train in this process alone")
         # The machine has a single TPU, or has libtpu but no TPU.
         return None
-    # JAX assigns one device to each process, because it expects a process for each device. A
-    # process that is alone on its machine should use all devices instead.
+    # JAX assigns one device to each process, because it expects one process per device. A process
+    # that is alone on its machine should use all of the machine's devices instead.
     is_alone_on_machine = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
     if is_slurm:
         is_alone_on_machine = environ["SLURM_STEP_NUM_TASKS"] == environ.get("SLURM_STEP_NUM_NODES")
@@ -116,7 +116,7 @@ def _from_environment() -> ProcessSpec | None:
 
 
 def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
-    """Connect process 0 with all other processes; return the connections by process index.
+    """Connect process 0 to all other processes; return the connections by process index.
 
     Call this function before `jax.distributed.initialize`, which aborts in C++ if a process is
     missing.
@@ -133,7 +133,7 @@ def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
-            # Some systems do not have these socket options.
+            # Some systems do not support these socket options.
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return connections
@@ -141,7 +141,7 @@ def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
 
 def _accept_others(spec: ProcessSpec, deadline: float, seconds: float) -> dict[int, socket.socket]:
     """Accept a connection from every other process, and then notify them all."""
-    # Other programs may connect too, so accept only handshakes from this run's processes.
+    # Other programs may also connect, so accept only handshakes from this run's processes.
     indices = {spec._replace(index=i).handshake: i for i in range(1, spec.count)}
     connections: dict[int, socket.socket] = {}
     port = int(spec.coordinator.rpartition(":")[2])
@@ -187,7 +187,7 @@ def _connect_to_first(spec: ProcessSpec, deadline: float, seconds: float) -> soc
             timeout = max(deadline - time.monotonic(), 0.01)
             connection = socket.create_connection(address, timeout=timeout)
             connection.sendall(spec.handshake.encode())
-            # Wait a little longer, because process 0 has its own deadline.
+            # Wait a little longer than process 0, which has its own deadline.
             connection.settimeout(seconds + 10)
             if connection.recv(len(READY)) == READY:
                 return connection

@@ -1,8 +1,8 @@
-"""Watch a trainer from a parent process, and end the trainer if it is lost or stuck.
+"""Monitor a trainer from a parent process, and kill the trainer if it hangs.
 
-If one of several trainers is lost or stuck, the others wait for it in a collective, which does not
-run any Python code. JAX may abort them late or never. If each trainer has a supervisor, all of them
-end with a one-line error and an exit code. A supervisor does not import JAX.
+If one of several trainers dies or hangs, the others wait for it in a collective, which runs no
+Python code. JAX may abort them late or never. If each trainer has a supervisor, all of them exit
+with a one-line error and an exit code. A supervisor does not import JAX.
 """
 
 import os
@@ -21,36 +21,38 @@ from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.preemption import SIGNALS
 from transformer_jax.errors import LostProcessError
 
-# The maximum wait for a message, in seconds.
+# How many seconds to wait for a message at a time.
 TICK = 0.5
-# How many seconds a stuck trainer has to print its stacks.
+# How many seconds a stuck trainer has to dump its stacks.
 STACKS_SECONDS = 1.0
-# The limit on silence is PATIENCE times the longest of the last REMEMBERED heartbeat intervals.
+# The timeout is PATIENCE times the longest of the last REMEMBERED heartbeat intervals.
 PATIENCE, REMEMBERED = 4, 100
 
 
 @dataclass
 class Heartbeats:
-    """The heartbeats of a trainer, and the limit on its silence. All times are in seconds."""
+    """A trainer's heartbeats, and how long it may be silent. All times are in seconds."""
 
     step_timeout: float
-    """The minimum silence after which a step counts as stuck."""
+    """How long a trainer may always be silent between steps before it is considered stuck. Slow
+    steps raise this limit."""
     phase_timeout: float
-    """The silence after which a phase counts as stuck."""
+    """How long a trainer may be silent during a phase before it is considered stuck."""
     step: int = 0
     phase: str = "starting"
-    """Empty between steps."""
+    """Empty while the trainer is running steps."""
     silence: float = 0.0
+    """The time since the last heartbeat."""
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """The most recent heartbeat intervals between steps. Older ones are dropped, so old stalls do
     not matter."""
 
     def add_silence(self, seconds: float) -> None:
-        """Add time to the silence, except time in which the supervisor itself was suspended."""
+        """Add to the silence, except for any time during which the supervisor was suspended."""
         self.silence += min(seconds, 2 * TICK)
 
     def receive(self, message: str) -> None:
-        """Process a message from `heartbeat`."""
+        """Process a message that `heartbeat` sent."""
         kind, value = message.split(maxsplit=1)
         if kind == "busy":
             self.phase = value
@@ -62,9 +64,9 @@ class Heartbeats:
 
     @property
     def limit(self) -> float:
-        """The silence, in seconds, after which the trainer counts as stuck."""
+        """How long the trainer may currently be silent before it is considered stuck."""
         longest = max(self.intervals, default=0.0)
-        # The duration of a step is unknown until two steps have reported.
+        # The duration of a step is unknown until two heartbeats from steps have arrived.
         if self.phase or not longest:
             return self.phase_timeout
         return max(self.step_timeout, PATIENCE * longest)
@@ -72,7 +74,7 @@ class Heartbeats:
 
 def train_command(arguments: Sequence[str], module: str = "transformer_jax") -> list[str]:
     """Return a command that runs a module of this package with the current Python interpreter."""
-    # Without -P, `-m` would import modules from the working directory first.
+    # Without -P, `-m` would look for modules in the working directory first.
     safe_path = [] if sys.path[0] in ("", str(Path.cwd())) else ["-P"]
     return [sys.executable, *safe_path, "-m", module, *arguments]
 
@@ -88,11 +90,11 @@ def supervise(
     """Run a trainer and return its exit code.
 
     The command must call `heartbeat.connect`. `Heartbeats` describes the timeouts. Error messages
-    include the run's folder, `run`. Signals forwarded to the trainer are appended to
+    include the run's folder, `run`. Signals that are forwarded to the trainer are appended to
     `forwarded_signals`.
 
     Raises:
-        LostProcessError: the trainer was stuck and killed, or a signal ended it.
+        LostProcessError: the trainer was stuck and was killed, or a signal terminated it.
     """
     ours, theirs = os.pipe()
     environment = {**os.environ, heartbeat.VARIABLE: str(theirs)}
@@ -114,7 +116,7 @@ def supervise(
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-        # If the trainer is still alive, closing the pipe ends it.
+        # If the trainer is still alive, closing the pipe causes it to exit.
         os.close(ours)
     if code is None:
         phase = f" while {heartbeats.phase}" if heartbeats.phase else ""
@@ -134,10 +136,10 @@ def supervise(
 def _wait_for_exit(
     trainer: subprocess.Popen[bytes], pipe: int, heartbeats: Heartbeats
 ) -> int | None:
-    """Read messages until the trainer ends; return its exit code, or None if it was killed."""
+    """Read messages until the trainer exits; return its exit code, or None after killing it."""
     rest, is_open, now = b"", True, time.monotonic()
     while heartbeats.silence <= heartbeats.limit:
-        # Poll before reading, so that no final message is missed.
+        # Poll before reading, so that the final messages are not missed.
         code = trainer.poll()
         data = b""
         if not is_open:
@@ -158,12 +160,12 @@ def _wait_for_exit(
 
 
 def _kill(trainer: subprocess.Popen[bytes]) -> None:
-    """Let a trainer print its stacks; then kill it and its children."""
+    """Let a trainer dump its stacks, and then kill it and its children."""
     trainer.send_signal(signal.SIGUSR2)
     with suppress(subprocess.TimeoutExpired):
         trainer.wait(STACKS_SECONDS)
     with suppress(ProcessLookupError):
         os.killpg(trainer.pid, signal.SIGKILL)
-    # A device driver may keep the process alive, so do not wait forever.
+    # A device driver may keep the process alive, so do not wait indefinitely.
     with suppress(subprocess.TimeoutExpired):
         trainer.wait(10 * STACKS_SECONDS)

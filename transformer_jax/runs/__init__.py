@@ -1,4 +1,4 @@
 """The files of a run: its directory and its checkpoints."""
 
-# Format version of run.json and of checkpoints. Other versions are rejected, not converted.
+# The format version of run.json and of checkpoints. Other versions are rejected, not converted.
 FORMAT = 3

@@ -1,7 +1,7 @@
-"""Store trees of arrays on disk with Orbax; a restore returns the expected arrays or fails.
+"""Store trees of arrays on disk with Orbax. A restore either returns the expected arrays or fails.
 
-Orbax logs long messages about errors that it also raises. Importing this module silences them,
-because callers report each error in one line.
+Orbax logs long messages about errors that it also raises. Importing this module silences these
+messages, because callers report each error in one line.
 """
 
 import logging
@@ -23,8 +23,8 @@ PyTree = Any
 Trees = Mapping[str, PyTree]
 """Trees of arrays, or of `jax.ShapeDtypeStruct` with shardings, by name: "params", "optimizer"."""
 PendingWrite = ocp.AsyncResponse[None]
-# Orbax compresses arrays, so a restored checkpoint may have more bytes than its files. A larger
-# factor than this one is implausible.
+# Orbax compresses arrays, so a restored checkpoint may be larger than its files. A compression
+# factor above this one is implausible.
 MAX_COMPRESSION = 20
 ALWAYS_ALLOWED_BYTES = 64 << 20
 REMOVAL_SECONDS = 10.0
@@ -33,13 +33,13 @@ REMOVAL_SECONDS = 10.0
 def save_async(folder: Path, trees: Trees) -> PendingWrite:
     """Start writing each tree to a subdirectory. After this call, the arrays may be donated.
 
-    This function, and `result()` of the pending write, may raise any Orbax error.
+    This function and the pending write's `result()` may raise any Orbax error.
     """
     return ocp.save_checkpointables_async(str(folder.absolute()), dict(trees))
 
 
 def restore(folder: Path, targets: Trees) -> dict[str, PyTree]:
-    """Read some of a checkpoint's trees; raise StorageError if arrays differ from `targets`."""
+    """Read some of a checkpoint's trees; raise StorageError if they do not match `targets`."""
     name = f"checkpoint {folder.name}"
     try:
         stored: Any = ocp.checkpointables_metadata(str(folder.absolute())).metadata
@@ -56,7 +56,7 @@ def restore(folder: Path, targets: Trees) -> dict[str, PyTree]:
 
 
 def on_device(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
-    """Return targets for `restore`: the arrays' shapes and dtypes, all with the same sharding."""
+    """Return targets for `restore`: the arrays' shapes and dtypes, all with the given sharding."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
@@ -68,7 +68,7 @@ def summarize_error(error: BaseException) -> str:
 
 
 def remove_partial(folder: Path, pattern: str) -> None:
-    """Remove partial writes, and retry for a while because Orbax's threads may still be writing."""
+    """Remove partial writes. Retry for a while, because Orbax's threads may still be writing."""
     deadline = time.monotonic() + REMOVAL_SECONDS
     while (paths := sorted(folder.glob(pattern))) and time.monotonic() < deadline:
         for path in paths:
@@ -80,7 +80,7 @@ def remove_partial(folder: Path, pattern: str) -> None:
 
 
 def _check_size(folder: Path, tree: str, target: PyTree) -> None:
-    """Reject arrays that are implausibly large for their files, before memory is allocated."""
+    """Before allocating memory, reject arrays that are implausibly large for their files."""
     expected = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(target))
     stored = sum(path.stat().st_size for path in (folder / tree).rglob("*") if path.is_file())
     if expected > ALWAYS_ALLOWED_BYTES + MAX_COMPRESSION * stored:

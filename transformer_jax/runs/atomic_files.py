@@ -1,4 +1,4 @@
-"""Replace files atomically: a reader sees either the old or the new content, never a mixture."""
+"""Replace files atomically: a reader sees either the old or the new contents, never a mix."""
 
 import json
 import os
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def write_json(path: Path, content: object) -> None:
-    """Replace a file with JSON, atomically and durably; see `write_text`."""
+    """Atomically and durably replace a file with JSON; see `write_text`."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file with text, atomically and durably. On failure, the old content remains."""
+    """Atomically and durably replace a file with text. On failure, the old contents remain."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
@@ -25,7 +25,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the entries of a directory, are on disk."""
+    """Wait until a file's contents or a directory's entries are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

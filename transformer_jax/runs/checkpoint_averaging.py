@@ -21,11 +21,11 @@ def select_steps(
     """Return the steps of the checkpoints to average, oldest first.
 
     The last of these steps is `step`, which defaults to the latest. If `average` is more than 1,
-    the checkpoints are scheduled and consecutive. With `allow_fewer`, the result may be shorter; if
-    no checkpoint is scheduled, it is the latest checkpoint alone.
+    all of them are consecutive scheduled steps. With `allow_fewer`, the result may be shorter; if
+    there is no scheduled checkpoint, it contains only the latest checkpoint.
 
     Raises:
-        UsageError: the checkpoint does not exist, or there are fewer checkpoints than `average`.
+        UsageError: the checkpoint does not exist, or there are fewer than `average` checkpoints.
         StorageError: the checkpoint at `step` is damaged, or all checkpoints are damaged.
     """
     run = checkpoints.run
@@ -56,14 +56,14 @@ def select_steps(
 
 
 def average_params(checkpoints: CheckpointManager, steps: Sequence[int], target: PyTree) -> PyTree:
-    """Return the mean parameters of these steps; `target` is a target for `array_store.restore`."""
+    """Return the mean parameters over these steps. `target` is passed to `array_store.restore`."""
     params = (checkpoints.restore(step, {"params": target})["params"] for step in steps)
     total = functools.reduce(lambda total, x: jax.tree.map(jnp.add, total, x), params)
     return total if len(steps) == 1 else jax.tree.map(lambda x: x / len(steps), total)
 
 
 def _consecutive_steps(checkpoints: CheckpointManager, last: int, limit: int) -> list[int]:
-    """Return up to `limit` consecutive intact steps, after skipping damaged ones at the end."""
+    """Return the last `limit` or fewer consecutive steps, up to `last`, with intact checkpoints."""
     steps: list[int] = []
     step: int | None = last
     while step is not None and step in checkpoints.scores and len(steps) < limit:

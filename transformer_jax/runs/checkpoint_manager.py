@@ -1,15 +1,15 @@
-"""Manage the checkpoints of a run. Each is complete or absent, even while Orbax is writing.
+"""Manage a run's checkpoints. Each one is complete or absent, even while Orbax is writing.
 
     checkpoints/120/           after step 120
         params/, optimizer/    Orbax arrays, which can be read separately (`array_store`)
         checkpoint.json        score, counters, and identity of the run (`checkpoint_metadata`)
         SHA256SUMS             digests, verified before Orbax reads the files (`checksums`)
 
-A checkpoint is written to a hidden directory, `.120`. When all its files are on disk, a rename
-makes it visible; only then are superseded checkpoints deleted. A damaged checkpoint is renamed to
-`bad-120`, and the previous one is used.
+A checkpoint is written to a hidden directory, `.120`. Once all its files are on disk, a rename
+makes it visible. Only then are superseded checkpoints deleted. A damaged checkpoint is renamed to
+`bad-120`, and the previous one is used instead.
 
-The checkpoint of a scheduled step has a development score. A checkpoint that is saved because of a
+A checkpoint at a scheduled step has a development score. A checkpoint that is saved because of a
 signal, a timer, or the end of training has no score. Only scheduled checkpoints are averaged or
 chosen as the best, so neither signals nor the timer affect results.
 """
@@ -36,7 +36,7 @@ STEP = re.compile(r"(0|[1-9][0-9]{0,8})\Z")
 
 
 class CheckpointManager:
-    """The checkpoints of a run. As a context manager, it waits for pending writes on exit."""
+    """A run's checkpoints. As a context manager, it waits for pending writes on exit."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class CheckpointManager:
         keep: int | None = None,
         say: Callable[[str], object] = stderr.print,
     ) -> None:
-        """Open or create a directory of checkpoints. All of them must belong to this identity.
+        """Open or create a directory of checkpoints, all of which must have the given identity.
 
         The manager keeps the latest checkpoint, the best one, and the last `keep` scheduled ones.
         If `keep` is None, it opens the directory read-only. It calls `say` with one line for each
@@ -55,7 +55,7 @@ class CheckpointManager:
         self.folder, self.run = folder, folder.parent
         self.say = say
         self._identity, self._keep = dict(identity), keep
-        # All processes write arrays. Only the primary process writes other files.
+        # All processes write arrays, but only the primary process writes other files.
         self._is_primary = jax.process_index() == 0
         if keep is None and not folder.is_dir():
             raise UsageError(f"{self.run} has no checkpoint yet")
@@ -84,18 +84,18 @@ class CheckpointManager:
         }
 
     def metadata(self, step: int) -> dict[str, Any]:
-        """Return the custom metadata that was passed to `save`, or raise a StorageError."""
+        """Return the metadata that was passed to `save`; raise a StorageError if it is damaged."""
         self._check(step, self._damage.get(step))
         return self._metadata[step].custom_metadata
 
     def previous_step(self, step: int) -> int | None:
-        """Return the scheduled step before this one, or None if it is unknown."""
+        """Return the scheduled step that precedes this step, or None if it is not known."""
         return self._metadata[step].previous_step if step in self._metadata else None
 
     def latest_valid(self) -> int | None:
-        """Return the step of the latest intact checkpoint; None if there are no checkpoints.
+        """Return the step of the latest intact checkpoint, or None if there are no checkpoints.
 
-        Rename the later, damaged checkpoints unless the directory is read-only. Raise a
+        Rename any later checkpoints, which are damaged, unless the directory is read-only. Raise a
         StorageError if all checkpoints are damaged.
         """
         damage: dict[int, str] = {}
@@ -112,7 +112,7 @@ class CheckpointManager:
         return None
 
     def find_damage(self, step: int) -> str | None:
-        """Return a description of the damage to a checkpoint, or None if it is intact."""
+        """Return a description of how a checkpoint is damaged, or None if it is intact."""
         if step in self._verified:
             return None
         try:
@@ -120,7 +120,7 @@ class CheckpointManager:
         except (CorruptionError, FileNotFoundError) as error:
             return str(error)
         except OSError as error:
-            # The checkpoint may be intact but unreadable to this user, so do not rename it.
+            # The checkpoint may be intact but not readable by this user, so do not rename it.
             raise StorageError(f"checkpoint {step} cannot be read: {error}") from error
         if step not in self._damage:
             self._verified.add(step)
@@ -129,7 +129,7 @@ class CheckpointManager:
     def prepare_save(self, step: int, arrays: Trees) -> None:
         """Wait for the previous write, and check that the disk has room for this checkpoint.
 
-        It must return in all processes before any process calls `save`.
+        This method must return in all processes before any process calls `save`.
         """
         self.wait()
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(dict(arrays)))
@@ -145,9 +145,9 @@ class CheckpointManager:
     ) -> None:
         """Start writing trees of arrays and JSON metadata. Call `prepare_save` first.
 
-        When this method returns, the caller may donate the arrays. If the background write fails,
-        the next call to `wait`, `prepare_save`, or `restore` raises a StorageError. The development
-        perplexity is None if the step is not scheduled.
+        After this method returns, the caller may donate the arrays. If the background write fails,
+        the next call to `wait`, `prepare_save`, or `restore` raises a StorageError. `perplexity` is
+        the perplexity on the development set, or None if the step is not scheduled.
         """
         content = CheckpointMetadata(perplexity, max(self.scores, default=None), dict(metadata))
         with self._as_storage_error(step):
@@ -166,12 +166,12 @@ class CheckpointManager:
         return self._pending is not None and not self._pending.done()
 
     def has_failed(self) -> bool:
-        """Return whether the last write failed; the next `wait` raises its error."""
+        """Return whether the last write failed. If so, the next call to `wait` raises its error."""
         pending = self._pending
         return pending is not None and pending.done() and pending.exception() is not None
 
     def wait(self) -> None:
-        """Wait until the pending write is on disk, or raise the StorageError if it failed."""
+        """Wait until the pending write is on disk; raise a StorageError if the write failed."""
         pending, self._pending = self._pending, None
         try:
             if pending is not None:
@@ -216,8 +216,7 @@ class CheckpointManager:
             if not self._is_primary:
                 return
             temporary = self.folder / f".{step}"
-            # Orbax writes a path on this machine to this file, but needs only the file itself to
-            # exist.
+            # Orbax writes a local path to this file, but needs only the file itself to exist.
             for marker in temporary.glob("commit_success.txt"):
                 marker.write_bytes(b"")
             content.write(temporary, step, self._identity)
@@ -226,7 +225,7 @@ class CheckpointManager:
             sync(self.folder)
             self._verified -= superseded
             for old in superseded:
-                # Rename before deleting, so that a numeric name always means a complete checkpoint.
+                # Rename before deleting, so that a numeric name always implies a full checkpoint.
                 shutil.rmtree((self.folder / str(old)).rename(self.folder / f".old-{old}"))
 
     @contextlib.contextmanager
@@ -244,7 +243,7 @@ class CheckpointManager:
             ) from error
 
     def _move_aside(self, step: int) -> str:
-        """Rename a damaged checkpoint; return a phrase with the new name for a message."""
+        """Rename a damaged checkpoint; return a phrase for a message that states the new name."""
         if self._keep is None or not self._is_primary:
             return ""
         name, count = f"bad-{step}", 1

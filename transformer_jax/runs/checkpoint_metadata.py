@@ -1,4 +1,4 @@
-"""The metadata of a checkpoint: the score, counters, and the identity of the run."""
+"""A checkpoint's metadata: its score, its counters, and the identity of its run."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.checksums import CorruptionError
 
 NAME = "checkpoint.json"
-# If a config field did not exist when a checkpoint was written, its default value applies.
+# If a config field did not exist yet when a checkpoint was written, its default value applies.
 DEFAULTS = {
     f"{section}.{key}": value
     for section, fields in Config().to_dict().items()
@@ -21,14 +21,14 @@ DEFAULTS = {
 
 
 class CheckpointMetadata(NamedTuple):
-    """The metadata of one checkpoint, as JSON data."""
+    """One checkpoint's metadata, as JSON data."""
 
     perplexity: float | None
     """The perplexity on the development set; None unless the step is scheduled."""
     previous_step: int | None
     """The previous scheduled step, whether or not its checkpoint still exists."""
     custom_metadata: dict[str, Any]
-    """What training needs to resume, in addition to the arrays."""
+    """What training needs in order to resume, in addition to the arrays."""
 
     @classmethod
     def read(cls, checkpoint: Path, identity: Mapping[str, object]) -> Self:
@@ -36,8 +36,8 @@ class CheckpointMetadata(NamedTuple):
 
         Raises:
             CorruptionError: the file differs from what was written.
-            StorageError: the file cannot be read, has another format, or belongs to a run with a
-                different identity.
+            StorageError: the file cannot be read, is in a different format, or belongs to a run
+                with a different identity.
         """
         step = int(checkpoint.name)
         try:
@@ -70,6 +70,6 @@ class CheckpointMetadata(NamedTuple):
             raise StorageError(f"checkpoint {step} cannot be read: {error}") from error
 
     def write(self, folder: Path, step: int, identity: Mapping[str, object]) -> None:
-        """Write the metadata, with its step and the identity of the run, to a directory."""
+        """Write the metadata to a directory, together with the step and the run's identity."""
         content = {"format": FORMAT, "step": step, **self._asdict(), "run": dict(identity)}
         write_json(folder / NAME, content)

@@ -1,7 +1,7 @@
-"""Detect damage to the files in a directory by their SHA-256 digests.
+"""Use SHA-256 digests to detect damage to the files in a directory.
 
 Orbax does not store digests of arrays, so a flipped bit would silently change the restored model.
-The digests are stored in the format of `sha256sum`, so that users can verify a directory with
+The digests are stored in `sha256sum` format, so users can verify a directory with
 `sha256sum -c SHA256SUMS`.
 """
 
@@ -14,15 +14,15 @@ from pathlib import Path
 from transformer_jax.runs.atomic_files import sync, write_text
 
 NAME = "SHA256SUMS"
-# Limits in bytes, so that oversized malicious files are rejected before they are read. `MAX_FILE`
-# has room for the pending metrics of 800,000 steps.
+# Size limits in bytes, so that oversized malicious files are rejected before they are read.
+# `MAX_FILE` is large enough for the pending metrics of 800,000 steps.
 MAX_BYTES = 16 << 20
 MAX_FILE = 64 << 20
 LINE = re.compile(r"([0-9a-f]{64})  ([\w./=-]+)", re.ASCII)
 
 
 class CorruptionError(Exception):
-    """A file differs from what was written. The message gives the file and the difference."""
+    """A file differs from what was written. The message names the file and the difference."""
 
 
 def write(folder: Path) -> None:
@@ -34,7 +34,7 @@ def write(folder: Path) -> None:
 
 
 def check(folder: Path) -> None:
-    """Verify that a directory contains exactly the listed files; raise a CorruptionError if not."""
+    """Raise a CorruptionError unless a directory contains exactly the listed files, unchanged."""
     digests = _read_digests(folder)
     names = set(_files(folder)) - {NAME}
     for name in sorted(digests.keys() ^ names):
@@ -45,7 +45,7 @@ def check(folder: Path) -> None:
 
 
 def read(folder: Path, name: str) -> bytes:
-    """Return the contents of a file; raise a CorruptionError if the digest differs."""
+    """Return a file's contents; raise a CorruptionError if its digest differs."""
     digests = _read_digests(folder)
     path = folder / name
     if name not in digests or name not in set(_files(folder)):

@@ -15,7 +15,7 @@ from transformer_jax.errors import StorageError, UsageError
 NAME = "lock"
 # The lock file may be malicious, so read at most this many characters.
 MAX_LENGTH = 4096
-# How often to try to take a lock that only readers hold, and the seconds between attempts.
+# How many times to try to acquire a lock that only readers hold, and the seconds between attempts.
 ATTEMPTS, INTERVAL = 100, 0.01
 
 
@@ -42,7 +42,7 @@ def exclusive_lock(run: Path) -> Iterator[None]:
 
 
 def describe_holder(run: Path) -> str:
-    """Return who trains a run, such as "by process 7 on x, for 2 h 5 min", or "" if nobody does."""
+    """Return who is training a run, such as "by process 7 on x, for 2 h 5 min", or "" if nobody."""
     try:
         with (run / NAME).open("r", encoding="utf-8") as file:
             return "" if _try_lock(file, fcntl.LOCK_SH) else _read_holder(run)
@@ -51,13 +51,13 @@ def describe_holder(run: Path) -> str:
 
 
 def _lock_exclusively(file: IO[str]) -> bool:
-    """Take the exclusive lock, waiting for readers but not for another exclusive holder."""
+    """Acquire the exclusive lock. Wait for readers, but not for another exclusive holder."""
     for _ in range(ATTEMPTS):
         if _try_lock(file, fcntl.LOCK_EX):
             return True
         if not _try_lock(file, fcntl.LOCK_SH):
             return False
-        # Release the shared lock, because two processes that start together would block each other.
+        # Release the shared lock, or two processes that start together would block each other.
         fcntl.flock(file, fcntl.LOCK_UN)
         time.sleep(INTERVAL)
     return False
@@ -79,5 +79,5 @@ def _read_holder(run: Path) -> str:
         age = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
         return f"by process {int(holder['pid'])} on {holder['host']!s}, for {age}"
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        # The holder has taken the lock, but has not written its process ID yet.
+        # The holder has acquired the lock but has not written its process ID yet.
         return "by a process that has just started"

@@ -1,4 +1,4 @@
-"""The file metrics.jsonl, which contains one line of JSON per report of training metrics."""
+"""The metrics.jsonl file, in which each line is one report of training metrics as JSON."""
 
 import contextlib
 import json
@@ -17,9 +17,9 @@ JsonObject: TypeAlias = dict[str, Any]
 
 
 def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObject]:
-    """Return the reports in the last `max_bytes` of a metrics.jsonl, without incomplete lines.
+    """Return the reports in the last `max_bytes` of a metrics.jsonl file, without incomplete lines.
 
-    The list is empty if the file does not exist.
+    Return an empty list if the file does not exist.
     """
     reports = []
     with contextlib.suppress(OSError), path.open("rb") as file:
@@ -33,12 +33,12 @@ def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObj
 
 
 def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
-    """Remove reports that become outdated when a run resumes at `step`.
+    """Remove the reports that become stale when a run resumes at `step`.
 
-    Reports of later steps are outdated, because the run writes them again. Reports at `step` are
-    outdated unless they are for one of `splits`: an unscheduled report is valid only until the run
-    is extended. A damaged end of the file is removed too, because a power failure can leave half a
-    line or zeros.
+    Reports of later steps are stale, because the run writes them again. Reports at `step` are stale
+    unless they are for one of `splits`: an unscheduled report is valid only until the run is
+    extended. Invalid lines at the end of the file are also removed, because a power failure can
+    leave half a line or zeros there.
 
     Raises:
         StorageError: the file cannot be accessed, or an invalid line precedes a report to keep.

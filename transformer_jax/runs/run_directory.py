@@ -1,18 +1,18 @@
-"""A run's directory, which is self-contained, contains only data, and is never overwritten.
+"""A run's directory. It is self-contained, holds only data, and is never overwritten.
 
 The directory contains:
 
     run.json           format, resolved config, digests of the vocabulary and data, and versions
     tokenizer.model    the vocabulary (and tokenizer.source.model for a separate source)
     checkpoints/       one directory for each checkpoint
-    lock               identifies the process that trains or last trained the run
+    lock               identifies the process that is training or last trained the run
     metrics.jsonl      one line of JSON for each report
     tensorboard/       the same reports as TensorBoard events
     profile/           profiler traces of some steps, if train.profile is positive
     samples/           translations of development sentences, one file per evaluation
-    evaluations/       hypotheses, references, and scores: one directory for each evaluation
+    evaluations/       hypotheses, references, and scores, one directory per evaluation
 
-A packaged run has one checkpoint, without optimizer state, plus README.md and SHA256SUMS.
+A packaged run has a single checkpoint without optimizer state, plus README.md and SHA256SUMS.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.versions import current_versions
 
-# Limits in bytes, so that oversized malicious files are rejected before they are read.
+# Size limits in bytes, so that oversized malicious files are rejected before they are read.
 MAX_DESCRIPTION = 1 << 20
 MAX_TOKENIZER = 256 << 20
 TOKENIZERS = {"vocabulary": "tokenizer.model", "source_vocabulary": "tokenizer.source.model"}
-# Fields that may change when a run resumes. Other changes would create a different experiment.
-# Gradient accumulation and parallelism may change dropout masks, but not the experiment.
+# Fields that may change when a run resumes. A change to any other field would make the run a
+# different experiment. Gradient accumulation and parallelism may change only the dropout masks.
 MUTABLE_ON_RESUME = {
     "model": {"remat"},
     # The text files may move, but their fingerprint must not change.
@@ -58,11 +58,11 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class Package(NamedTuple):
-    """How the parameters of a packaged run were made: the mean of checkpoints at these steps."""
+    """How a packaged run's parameters were made: by averaging the checkpoints at these steps."""
 
     steps: tuple[int, ...]
     dtype: Dtype
-    """The dtype of the stored parameters. Computations use float32."""
+    """The dtype in which the parameters are stored. Computations use float32."""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -75,14 +75,14 @@ class Package(NamedTuple):
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run on disk; `fingerprint` is the digest of the text that it is trained on."""
+    """A run on disk. `fingerprint` is the digest of the text that the run is trained on."""
 
     path: Path
     config: Config
     vocabulary: Vocabulary
     fingerprint: str
     package: Package | None = None
-    """How the run was packaged, or None. A packaged run cannot be trained."""
+    """How the run was packaged, or None if it was not. A packaged run cannot be trained."""
 
     @property
     def checkpoints(self) -> Path:
@@ -109,7 +109,7 @@ class RunDirectory:
         """Create the directory atomically. `fill` can add files before it becomes visible.
 
         Raises:
-            UsageError: the path already exists. Nothing is changed.
+            UsageError: the path already exists. It is left unchanged.
             StorageError: the directory cannot be written.
         """
         check_available(path, is_package=package is not None)
@@ -138,10 +138,10 @@ class RunDirectory:
 
         Raises:
             UsageError: the path is not a run directory, or the run has a different format version.
-            StorageError: the run cannot be read, or its files do not match each other.
+            StorageError: the run cannot be read, or its files are inconsistent.
         """
         description = path / "run.json"
-        # For a name that is too long, os.path.isfile returns False, but Path.is_file raises.
+        # If the name is too long, os.path.isfile returns False, whereas Path.is_file raises.
         if not os.path.isfile(description):  # noqa: PTH113
             raise UsageError(f"{path} is not a run: it has no run.json")
         try:
@@ -177,7 +177,7 @@ class RunDirectory:
 
     @property
     def software_versions(self) -> dict[str, str]:
-        """Versions that the run was created with."""
+        """The software versions that the run was created with."""
         stored = json.loads(_read(self.path / "run.json", MAX_DESCRIPTION)).get("versions")
         versions = stored.items() if isinstance(stored, dict) else ()
         return {name: str(version) for name, version in versions}
@@ -199,10 +199,10 @@ class RunDirectory:
         return {**{name: t.digest for name, t in tokenizers}, "data": self.fingerprint}
 
     def with_config(self, config: Config) -> "RunDirectory":
-        """Return the run with another config; `store` writes it to disk.
+        """Return the run with a different config. Call `store` to write it to disk.
 
         Raises:
-            ConfigError: a changed field must not change, or the run is past `train.steps`.
+            ConfigError: a field changes that must not, or the run is past the new `train.steps`.
             UsageError: the run is packaged.
         """
         if self.package is not None:
@@ -255,14 +255,14 @@ def check_available(path: Path, *, is_package: bool = False) -> None:
             return
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error}") from error
-    # Paths such as "." and ".." have no name that a number can be appended to.
+    # Resolve paths such as "." and "..", because they have no name to append a number to.
     base = path if path.name not in ("", "..") else path.resolve()
     others = (base.with_name(f"{base.name}-{count}") for count in itertools.count(2))
     other = next(other for other in others if not other.exists())
     advice = ""
     if holder := describe_holder(path):
         advice = f"it is being trained {holder}; "
-    # Only packages have checksums in this directory, and packages cannot resume.
+    # A checksum file here means that this is a package, which cannot resume.
     elif not is_package and (path / "run.json").exists() and not (path / checksums.NAME).exists():
         advice = f"resume it with `{shell_command('resume', path)}`, or "
     action = "choose another folder" if is_package else "start another run"
@@ -285,10 +285,10 @@ def _read(path: Path, max_bytes: int) -> bytes:
 
 
 def _check_no_links(folder: Path) -> None:
-    """Reject links and special files, which could redirect reads and writes to other places."""
+    """Reject links and special files, which could redirect reads and writes elsewhere."""
     folders = [str(folder)]
     while folders:
-        # Ignore files that disappear during the check, because the run may be training.
+        # Ignore files that disappear during the check, because the run may be in training.
         with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):

@@ -12,13 +12,13 @@ PACKAGES = (
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that can affect results."""
+    """Return the versions of Python and of the packages that may affect results."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {"python": platform.python_version(), **versions}
 
 
 def source_commit() -> str:
-    """Return the commit of this package, with a "+" if files have changed since the commit.
+    """Return this package's commit, followed by "+" if there are uncommitted changes.
 
     Return "" if the package is not in a clone of its repository.
     """

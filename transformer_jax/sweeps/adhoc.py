@@ -13,11 +13,11 @@ from transformer_jax.sweeps.status import RunStatus, with_results
 
 
 def collect_runs(paths: Sequence[Path], out: Path) -> Sweep:
-    """Group existing runs into a sweep. Runs that differ only in their seed form one row.
+    """Group existing runs into a sweep, with one row for all runs that differ only in their seed.
 
     Raises:
         UsageError: a path is not a run or is listed twice, two runs have the same config and seed,
-            or the runs use different text or vocabularies.
+            or the runs were trained on different text or with different vocabularies.
         StorageError: `out`, the folder for the report, exists but does not contain a report.
     """
     if out.exists() and not (out / "report" / "table.csv").exists():
@@ -47,7 +47,7 @@ def collect_runs(paths: Sequence[Path], out: Path) -> Sweep:
 
 
 def read_adhoc_status(run: SweepRun) -> RunStatus:
-    """Return the status of a separately trained run: "done" if it has been evaluated."""
+    """Return a separately trained run's status, which is "done" if the run has been evaluated."""
     status = with_results(RunStatus(run), any_search=True)
     if not status.scores:
         command = shell_command("evaluate", run.path, "--split", "dev")

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import optimize, special, stats
 
-# A matrix as nested tuples, which are hashable, so that `lru_cache` accepts them.
+# A matrix, as nested tuples because `lru_cache` requires hashable arguments.
 Correlation = tuple[tuple[float, ...], ...]
 
 
@@ -20,7 +20,7 @@ def dunnett_probability(bound: float, correlation: Correlation, freedom: int) ->
 
 @functools.lru_cache
 def dunnett_quantile(confidence: float, correlation: Correlation, freedom: int) -> float:
-    """Return the bound for which `dunnett_probability` equals `confidence`."""
+    """Return the bound at which `dunnett_probability` equals `confidence`."""
 
     def excess(bound: float) -> float:
         return dunnett_probability(bound, correlation, freedom) - confidence
@@ -32,12 +32,12 @@ def dunnett_quantile(confidence: float, correlation: Correlation, freedom: int) 
 def _normal_maxima(correlation: Correlation) -> Float[np.ndarray, " N"]:
     """Return quantiles of the largest magnitude among correlated normal variables.
 
-    The samples come from a Sobol sequence, so the result is accurate and deterministic. Averaging
-    groups of 64 neighboring quantiles saves time and loses almost no accuracy.
+    The samples come from a Sobol sequence, so the result is accurate and deterministic. Each group
+    of 64 adjacent quantiles is averaged, which saves time at almost no cost in accuracy.
     """
     size = len(correlation)
     points = stats.qmc.Sobol(size, scramble=False).random_base2(16)
-    # Shift the points modulo 1 to avoid 0, which has an infinite normal quantile.
+    # Shift the points modulo 1 to avoid 0, where the normal quantile is infinite.
     points = (points + np.random.default_rng(0).random(size)) % 1
     normal = special.ndtri(points) @ np.linalg.cholesky(np.array(correlation)).T
     return np.sort(np.abs(normal).max(axis=1)).reshape(-1, 64).mean(axis=1)

@@ -1,4 +1,4 @@
-"""Estimate the time and disk space of a sweep."""
+"""Estimate the time and disk space that a sweep needs."""
 
 import jax
 
@@ -8,18 +8,18 @@ from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.training.flops import peak_flops, train_flops
 
-# The assumed fraction of a device's peak FLOP/s.
+# The fraction of a device's peak FLOP/s that training is assumed to reach.
 ASSUMED_UTILIZATION = 0.3
 
 
 def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
-    """Return the estimated seconds of one run of each row, if `num_parallel` runs train at once.
+    """Estimate how many seconds a run of each row takes if `num_parallel` runs train at once.
 
-    The estimates are too high for text with much padding or with sides of different lengths,
-    because `train_flops` counts full batches. They are also too high if other programs use the
-    device now.
+    The estimates are too high if batches contain a lot of padding or if the source and target
+    differ in length, because `train_flops` counts full batches. If the peak FLOP/s are measured,
+    the estimates are also too high while other programs are using the device.
     """
-    # Each run has a separate accelerator, but all runs on a CPU share the CPU.
+    # Each run has its own accelerator, but all runs on a CPU share it.
     share = num_parallel if jax.default_backend() == "cpu" else jax.local_device_count()
     dtypes = {row.config.model.dtype for row in sweep.rows.values()}
     peaks = {dtype: peak_flops(dtype) / share for dtype in dtypes}
@@ -33,6 +33,6 @@ def estimate_bytes(config: Config) -> int:
     """Estimate the total size of a run's checkpoints in bytes."""
     model = build_transformer(config.model, config.data.vocab_size, config.data.source_vocab_size)
     # A checkpoint contains the parameters and Adam's two moments in float32. The latest and the
-    # best checkpoint are stored in addition to `keep_checkpoints`.
+    # best checkpoints may be kept in addition to the last `keep_checkpoints` scheduled ones.
     checkpoint_bytes = 3 * 4 * parameter_counts(model)["total"]
     return checkpoint_bytes * (config.train.keep_checkpoints + 2)

@@ -1,4 +1,4 @@
-"""Draw the figures of a report as SVG. The same runs yield the same bytes."""
+"""Draw a report's figures as SVG. The same runs always produce the same bytes."""
 
 import math
 import statistics
@@ -12,9 +12,10 @@ from transformer_jax.runs.metrics_file import read_metrics
 from transformer_jax.sweeps.results import Results, RowResult
 from transformer_jax.visualization.style import PALETTE, Picture, escape_formula, line_style
 
-# Larger perplexities and NaN are drawn at this value, which is worse than any uniform prediction.
+# Larger perplexities and NaN are drawn at this value. It is higher than the perplexity of a uniform
+# prediction over any vocabulary.
 MAX_PERPLEXITY = 1e6
-# The maximum length of a row's label, in characters.
+# The maximum number of characters in a row's label.
 MAX_LABEL = 44
 CURVES_CAPTION = (
     "Perplexity on the development set by step. A line is the geometric mean over seeds, and its "
@@ -31,7 +32,7 @@ RATIOS_CAPTION = (
 def draw_curves(results: Results) -> str:
     """Draw perplexity by step: for each row, the mean over seeds and the range as a band.
 
-    The first row and the seven rows that differ most from it have colors. The other rows are gray.
+    The first row and the seven rows that differ most from it are in color; the others are gray.
     """
     curves = {name: _mean_curve(row) for name, row in results.rows.items()}
     names = [name for name in _by_importance(results) if curves[name]]
@@ -59,10 +60,10 @@ def draw_curves(results: Results) -> str:
 
 
 def _mean_curve(row: RowResult) -> list[tuple[int, float, float, float]]:
-    """Return step, geometric mean, minimum, and maximum, for each step that all seeds have."""
+    """Return (step, geometric mean, minimum, maximum) for each step that all seeds reported."""
     reports = [read_metrics(status.run.path / "metrics.jsonl") for status in row.trained]
     curves = [{x["step"]: x["perplexity"] for x in xs if x.get("split") == "dev"} for xs in reports]
-    # The comparison is also false for NaN.
+    # The comparison is false for NaN, so NaN also becomes `MAX_PERPLEXITY`.
     runs = [
         {step: x if x <= MAX_PERPLEXITY else MAX_PERPLEXITY for step, x in curve.items()}
         for curve in curves
@@ -77,7 +78,7 @@ def _mean_curve(row: RowResult) -> list[tuple[int, float, float, float]]:
 
 
 def _by_importance(results: Results) -> list[str]:
-    """Return the first row, then the other rows by the magnitude of their difference from it."""
+    """Return the first row, followed by the others in order of decreasing difference from it."""
 
     def magnitude(name: str) -> float:
         difference = results.compare(name, "perplexity").difference
@@ -88,7 +89,7 @@ def _by_importance(results: Results) -> list[str]:
 
 
 def _log_ticks(low: float, high: float) -> Sequence[float]:
-    """Return a few round numbers as ticks of a logarithmic axis."""
+    """Return a few round numbers to use as ticks on a logarithmic axis."""
     if high < 4 * low:
         return MaxNLocator(6).tick_values(low, high)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
@@ -142,6 +143,6 @@ def _to_svg(draw: Callable[[Axes], None], height: float) -> str:
 
 
 def _describe(row: RowResult) -> str:
-    """Return a row's name and changes, truncated to `MAX_LABEL` characters."""
+    """Return a label with a row's name and changes, truncated to `MAX_LABEL` characters."""
     text = f"{row.name}  {row.change}"
     return escape_formula(text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…")

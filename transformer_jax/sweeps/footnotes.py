@@ -1,4 +1,4 @@
-"""The notes of a report: how runs were trained, what columns mean, and which caveats apply."""
+"""A report's notes: how the runs were trained, what the columns mean, and which caveats apply."""
 
 import json
 from dataclasses import asdict
@@ -27,7 +27,7 @@ def list_footnotes(results: Results) -> list[str]:
 
 
 def _list_commits(results: Results) -> list[str]:
-    """Return a note on runs that were trained at a different commit than the sweep's commands."""
+    """Return a note that lists the runs' commits, except those that the sweep's origins record."""
     statuses = [status for row in results.rows.values() for status in row.statuses]
     versions = [read_json_object(s.run.path / "run.json").get("versions", {}) for s in statuses]
     commits = {str(x["commit"]) for x in versions if isinstance(x, dict) and "commit" in x}
@@ -99,7 +99,7 @@ def _explain_columns(results: Results) -> list[str]:
 
 
 def _describe_agreement(results: Results) -> list[str]:
-    """Compare the signs of all differences with the paper's signs, and with random signs."""
+    """Return how many differences have the paper's sign, and how likely that is by chance."""
     notes = []
     name = results.sweep.path.resolve().name
     for score, label in (("perplexity", "perplexity"), ("bleu", "dev BLEU")):

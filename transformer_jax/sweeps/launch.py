@@ -1,7 +1,7 @@
-"""Run a sweep on this machine, with one worker process for each accelerator or share of the CPU.
+"""Run a sweep on this machine, with one worker process per accelerator or per share of the CPU.
 
-A failed run does not affect the others. This module does not import JAX, because JAX would reserve
-device memory.
+A failed run does not affect the others. This module does not import JAX, which would reserve device
+memory that the workers need.
 """
 
 import os
@@ -40,11 +40,12 @@ def launch(
 ) -> list[RunStatus]:
     """Train and score the unfinished runs of a stored sweep; return the status of every run.
 
-    If another process of this machine still trains a run, wait until it ends; then train the run if
-    it is unfinished. `report` receives a line when a run waits, starts, or ends.
+    If another process on this machine is still training a run, wait for that process to exit, and
+    then train the run if it is unfinished. `report` is called with one line each time a run waits,
+    starts, or ends.
 
     Raises:
-        RunInterrupted: a signal ended the sweep. The runs in progress are saved.
+        RunInterrupted: a signal stopped the sweep. The runs in progress are saved.
         StorageError: the sweep's folder cannot be written.
     """
     queue = _Queue(sweep, report, retry_failed=retry_failed)
@@ -69,7 +70,7 @@ def launch(
 
 
 class _Queue:
-    """The runs that this launcher may still have to train."""
+    """The runs that this launcher may still need to train."""
 
     def __init__(self, sweep: Sweep, report: Callable[[str], None], *, retry_failed: bool) -> None:
         self._report, self._retry_failed = report, retry_failed
@@ -86,12 +87,12 @@ class _Queue:
         return bool(self._pending or self._ending)
 
     def pop(self) -> SweepRun | None:
-        """Remove and return a pending run that no process trains, or None if there is none now."""
+        """Remove and return a pending run that no process is training, or None if there is none."""
         ended = [run for run in self._ending if read_status(run).status != "running"]
         self._ending = [run for run in self._ending if run not in ended]
         self._pending += ended
         for run in list(self._pending):
-            # A trainer whose worker was killed saves before it releases the run.
+            # If its worker was killed, a trainer saves a checkpoint before it releases the lock.
             if self._is_pending(read_status(run)) and (holder := describe_holder(run.path)):
                 self._report_wait(run, holder)
                 continue
@@ -113,19 +114,19 @@ class _Queue:
 
 
 class _Pool:
-    """The slots of this machine, and the workers that occupy them."""
+    """This machine's slots and the workers that occupy them."""
 
     def __init__(self, sweep: Sweep, slots: Sequence[Slot], step_timeout: float) -> None:
         self._sweep = sweep
         self._step_timeout = step_timeout
         self.workers: dict[SweepRun, tuple[Slot, subprocess.Popen[bytes]]] = {}
-        # The workers of a launcher that was killed keep their slots until they exit.
+        # If an earlier launcher was killed, its workers keep their slots until they exit.
         running = {s.slot: s.run for s in map(read_status, sweep.runs) if s.status == "running"}
         self._orphans = {running[slot.name]: slot for slot in slots if slot.name in running}
         self.free = [slot for slot in slots if slot.name not in running]
 
     def start(self, run: SweepRun) -> Slot:
-        """Start a worker for the run in a free slot; return the slot."""
+        """Start a worker for the run in a free slot, and return the slot."""
         slot = self.free.pop(0)
         self.workers[run] = slot, start_worker(self._sweep, run, slot, self._step_timeout)
         return slot
@@ -143,7 +144,7 @@ class _Pool:
         return ended
 
     def stop(self) -> None:
-        """Ask all workers to save and exit; kill those that take too long."""
+        """Ask all workers to save and exit, and kill those that take too long."""
         processes = [process for _, process in self.workers.values()]
         for process in processes:
             # `terminate` does nothing if the process has already exited.
@@ -158,7 +159,7 @@ class _Pool:
 
 
 def _settle_status(run: SweepRun, code: int, *, is_stopping: bool) -> RunStatus:
-    """Return the status of a run whose worker has exited; write it if the worker could not."""
+    """Return the status of a run whose worker has exited, and write it if the worker did not."""
     status = read_status(run)
     is_final = status.status in ("done", "failed") or is_stopping or code == 0
     if is_final or (status.status == "stopped" and status.note != PROCESS_GONE):
@@ -174,9 +175,9 @@ def start_worker(
     """Start a worker process that runs the remaining phases of a run."""
     arguments = [str(sweep.path), run.name, str(step_timeout)]
     worker = train_command(arguments, "transformer_jax.sweeps.worker")
-    # Slurm announces the time limit by sending SIGUSR2 to all processes. Workers ignore the signal,
-    # because the launcher handles it. A shell sets this up: `preexec_fn` would run Python between
-    # fork and exec, which is unsafe while other threads run.
+    # When the time limit is near, Slurm sends SIGUSR2 to all processes. Workers ignore the signal,
+    # because the launcher handles it. The shell's `trap` sets this up, because `preexec_fn` would
+    # run Python code between fork and exec, which is unsafe in a process with other threads.
     command = ["/bin/sh", "-c", 'trap \'\' USR2; exec "$0" "$@"', *worker]
     environment = {**os.environ, **slot.environment, SLOT_VARIABLE: slot.name}
     if slot.cores is not None:
@@ -189,7 +190,7 @@ def start_worker(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # In its own session, the worker does not receive Ctrl-C; the launcher stops it.
+                # In its own session, the worker does not receive Ctrl-C. The launcher stops it.
                 start_new_session=True,
             )
     except OSError as error:
@@ -198,7 +199,7 @@ def start_worker(
 
 @contextmanager
 def _record_signals() -> Iterator[list[int]]:
-    """Yield a list that collects the termination signals that this process receives."""
+    """Yield a list to which each termination signal that this process receives is appended."""
     received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
     previous = {n: signal.signal(n, lambda number, _: received.append(number)) for n in numbers}

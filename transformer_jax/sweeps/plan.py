@@ -8,7 +8,7 @@ A sweep's folder contains:
         base/seed-0.json     the run's config, which `train` reads
         base/seed-0.log      the output of the run's commands
         base/seed-0.state    the run's status
-        slurm/               submitit's scripts, logs, and pickles, if Slurm runs the sweep
+        slurm/               submitit's scripts, logs, and pickles, if the sweep uses Slurm
 """
 
 import json
@@ -24,7 +24,7 @@ from transformer_jax.runs.atomic_files import write_json
 
 # Format 2 uses the config field names introduced on 2026-11-22.
 FORMAT = 2
-# This package never writes a larger sweep.json, so larger files are not parsed.
+# This package never writes a larger sweep.json, so larger files are rejected without parsing them.
 MAX_PLAN_BYTES = 16 << 20
 # A row's name is also the name of its folder.
 ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -32,7 +32,7 @@ ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A run of a sweep: one row with one seed. Its files may not exist yet."""
+    """One run of a sweep: a row with a seed. Its files may not exist yet."""
 
     path: Path
     """The run folder."""
@@ -65,7 +65,7 @@ class Origin(NamedTuple):
 
     command: str
     commit: str
-    """The commit of this package, or "" if it was installed without its repository."""
+    """This package's commit, or "" if it was not installed from a clone of the repository."""
 
     def __str__(self) -> str:
         return f"{self.command} (commit {self.commit})" if self.commit else self.command
@@ -73,12 +73,12 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Sweep:
-    """The rows of an ablation, and their runs."""
+    """The rows of an ablation and their runs."""
 
     path: Path
     """The sweep's folder."""
     rows: Mapping[str, Row]
-    """The rows by name. Reports compare all other rows with the first row."""
+    """The rows by name. Reports compare every other row with the first one."""
     runs: Sequence[SweepRun]
     origins: Sequence[Origin] = ()
     """The commands that planned the sweep."""
@@ -89,18 +89,18 @@ class Sweep:
         return sorted({run.seed for run in self.runs})
 
     def find(self, name: str) -> SweepRun:
-        """Return the run with this name; raise UsageError if there is none."""
+        """Return the run with this name, or raise UsageError if there is none."""
         for run in self.runs:
             if run.name == name:
                 return run
         raise UsageError(f"{self.path} has no run {name!r}")
 
     def store(self) -> None:
-        """Write the plan, or merge it into the plan that the folder already contains.
+        """Write the plan, or merge it into the plan that is already in the folder.
 
         Raises:
-            UsageError: a stored row has a different config, or the folder exists but is not a
-                sweep.
+            UsageError: a row is already stored with a different config, or the folder exists but is
+                not a sweep.
             StorageError: the folder cannot be read or written.
         """
         rows, seeds, origins = self.rows, self.seeds, self.origins
@@ -132,7 +132,7 @@ class Sweep:
 
         Raises:
             UsageError: the folder has no plan.
-            StorageError: the plan cannot be read, is invalid, or has a different format.
+            StorageError: the plan cannot be read, is invalid, or is in a different format.
         """
         file = path / "sweep.json"
         if not file.is_file():
@@ -156,7 +156,7 @@ class Sweep:
 
 
 def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
-    """Return `path`, with a number appended if it contains a sweep with different configs."""
+    """Return `path`, with a number appended if that folder has a sweep with different configs."""
     for candidate in (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 1000))):
         if not candidate.exists():
             return candidate
@@ -172,7 +172,7 @@ def plan_sweep(
 ) -> Sweep:
     """Plan a sweep of the first row and the rows in `only` (None for all), without writing files.
 
-    The seeds are consecutive and start at the first row's seed.
+    The seeds are consecutive, starting with the first row's seed.
 
     Raises:
         UsageError: a row in `only` does not exist, a row's name is not a valid folder name, or
@@ -205,7 +205,7 @@ def _plan_runs(path: Path, rows: Mapping[str, Row], seeds: Iterable[int]) -> lis
 
 
 def check_row_name(name: str) -> str:
-    """Return a row's name; raise UsageError if it is not a valid folder name."""
+    """Return a row's name, or raise UsageError if it is not a valid folder name."""
     if not ROW_NAME.fullmatch(name):
         raise UsageError(f"a row's name must consist of letters, digits, and ._+-, got {name!r}")
     return name

@@ -1,12 +1,12 @@
-"""Write the report of a sweep: its results next to the paper's, as in Table 3.
+"""Write a sweep's report, which shows its results next to the paper's, as in Table 3.
 
 A report's folder contains:
 
     report/
-        table.md  table.tex    scores and comparisons with the first row, for reading or printing
+        table.md  table.tex    scores and comparisons with the first row, as formatted tables
         table.csv              the scores, for a spreadsheet
         comparisons.csv        the unrounded differences from the first row, with their intervals
-        runs.csv               the unrounded scores of every run, and how to reproduce them
+        runs.csv               the unrounded scores of every run and the commands to reproduce them
         index.html             a page with the tables, figures, and notes
         curves.svg             perplexity on the development set by step
         ratios.svg             each row's difference in log perplexity from the first row
@@ -42,7 +42,7 @@ Column = Callable[[Results, RowResult], str]
 
 
 def write_report(results: Results) -> Path:
-    """Write all files of the report and return the folder; raise StorageError on failure."""
+    """Write all of the report's files and return its folder; raise StorageError on failure."""
     folder = results.sweep.path / "report"
     scores, comparisons = make_table(results, SCORES), make_table(results, COMPARISONS)
     figures = {"ratios.svg": draw_ratios(results), "curves.svg": draw_curves(results)}
@@ -73,7 +73,7 @@ def _format_interval(interval: Interval | None, spec: str) -> str:
 
 
 def _score(name: str, digits: int) -> Column:
-    """Return a column with the mean and standard deviation of a score."""
+    """Return a column that shows the mean and standard deviation of a score."""
 
     def format_cell(_: Results, row: RowResult) -> str:
         statistics = row.statistics(name)
@@ -83,7 +83,7 @@ def _score(name: str, digits: int) -> Column:
 
 
 def _difference(score: PaperScore, spec: str) -> Column:
-    """Return a column with the differences from the first row and their intervals."""
+    """Return a column that shows each row's difference from the first row, with its interval."""
 
     def format_cell(results: Results, row: RowResult) -> str:
         comparison = results.compare(row.name, score)
@@ -101,7 +101,7 @@ def _format_test_differences(results: Results, row: RowResult) -> str:
     return ", ".join(cells) if row.test_differences else MISSING
 
 
-# Each column's heading, and the function that formats a row's cell.
+# The heading of each column, and the function that formats a row's cell in it.
 SCORES: dict[str, Column] = {
     "row": lambda _, row: row.name,
     "change": lambda _, row: row.change or "base",
@@ -128,7 +128,7 @@ COMPARISONS: dict[str, Column] = {
     "verdict, BLEU": lambda r, row: r.verdict(row.name, "bleu") or MISSING,
     "test BLEU to base by seed (p)": _format_test_differences,
 }
-# The columns that the command prints, few enough to fit in a terminal.
+# The columns that the command prints. The full tables are too wide for a terminal.
 SUMMARY: dict[str, Column] = {
     **{heading: SCORES[heading] for heading in ("row", "change", "dev perplexity")},
     **{heading: COMPARISONS[heading] for heading in ("ln perplexity to base", "verdict")},
@@ -136,7 +136,7 @@ SUMMARY: dict[str, Column] = {
 
 
 def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str]]:
-    """Return a table of rows, headings first, without optional columns that are empty."""
+    """Return a table whose first row is the headings, without optional columns that are empty."""
     table = [
         [heading, *(format_cell(results, row) for row in results.rows.values())]
         for heading, format_cell in columns.items()
@@ -147,7 +147,7 @@ def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str
 
 
 def _list_comparisons(results: Results) -> Table:
-    """Return the unrounded differences from the first row: one line for each row and score."""
+    """Return the unrounded differences from the first row, with one line per row and score."""
     headings = ["row", "score", "difference", "low", "high", "p", "welch_low", "welch_high"]
     table = [[*headings, "paper", "verdict"]]
     missing = (None, None)
@@ -162,7 +162,7 @@ def _list_comparisons(results: Results) -> Table:
 
 
 def make_run_table(results: Results, digits: int | None = None) -> list[list[str]]:
-    """Return the table of runs, headings first, with scores rounded to `digits` decimals."""
+    """Return the table of runs, headings first, with scores rounded to `digits` decimal places."""
     dev_scores, test_scores = ("perplexity", "bleu"), ("perplexity", "bleu", "chrf")
     headings = ["run", "status", "step", *(f"dev_{name}" for name in dev_scores)]
     table = [[*headings, *(f"test_{name}" for name in test_scores), "signature", "command"]]
@@ -170,7 +170,7 @@ def make_run_table(results: Results, digits: int | None = None) -> list[list[str
         dev, test = (status.scores.get(split, {}) for split in ("dev", "test"))
         scores = [dev.get(x, "") for x in dev_scores] + [test.get(x, "") for x in test_scores]
         if digits is not None:
-            # If a run failed to train, its perplexity may be enormous.
+            # The perplexity of a run that failed to train may be enormous.
             scores = [f"{x:.{digits}{'f' if x < 1e6 else 'e'}}" if x != "" else x for x in scores]
         command = shell_command("evaluate", status.run.path)
         signature = test.get("bleu_signature", "")

@@ -10,16 +10,16 @@ TIME = re.compile(r"(\d+)|(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 
 @dataclass(frozen=True)
 class Resources:
-    """Options of `--launcher slurm`. Slurm's defaults apply to unset options."""
+    """Options for `--launcher slurm`. Slurm's defaults apply to options that are not set."""
 
     partition: str | None = None
     """Slurm partition."""
     time: str = "12:00:00"
     """Time limit: minutes, HOURS:MINUTES:SECONDS, or
-    DAYS-HOURS:MINUTES:SECONDS. A run that reaches it saves and queues
-    itself again, so the limit may be shorter than the run."""
+    DAYS-HOURS:MINUTES:SECONDS. A run that reaches the limit saves and
+    requeues itself, so the limit can be shorter than the run."""
     max_parallel: int = 8
-    """Maximum number of runs at the same time."""
+    """Maximum number of runs that train concurrently."""
     gpus: int = 1
     """GPUs per run; 0 trains on the CPU."""
     cpus: int | None = None
@@ -41,7 +41,7 @@ class Resources:
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise UsageError(f"slurm.{name} must be at least {minimum}, got {value}")
-        # The comparison is also false for NaN.
+        # This condition also rejects NaN.
         if self.memory_gb is not None and not 0 < self.memory_gb < float("inf"):
             raise UsageError(f"slurm.memory_gb must be positive, got {self.memory_gb}")
 

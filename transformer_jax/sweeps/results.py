@@ -37,7 +37,7 @@ from transformer_jax.sweeps.seed_statistics import (
 from transformer_jax.sweeps.status import RunStatus, read_json_object
 from transformer_jax.sweeps.translations import BleuDifference, compare_test_bleu, read_translations
 
-# A score in `Paper` to compare with ours.
+# A score in `Paper` that is compared with ours.
 PaperScore = Literal["perplexity", "bleu"]
 MARGINS: dict[PaperScore, float] = {"perplexity": LOG_PERPLEXITY_MARGIN, "bleu": BLEU_MARGIN}
 
@@ -48,18 +48,18 @@ class RowResult:
 
     name: str
     change: str
-    """The row's differences from the first row: fields and values."""
+    """The fields that differ from the first row's, with their values."""
     config: Config
     """The config of the trained runs. The vocabulary may be smaller than requested."""
     paper: Paper
     parameters: int
     flops: tuple[float, float] | None
-    """The FLOPs of one training run: the count, and the paper's estimate (training time multiplied
-    by the peak FLOP/s of the devices). None if no run has finished."""
+    """The FLOPs of one training run: first our count, then the paper's kind of estimate (training
+    time multiplied by the devices' peak FLOP/s). None if no run has finished."""
     statuses: Sequence[RunStatus]
     scores: Mapping[str, Mapping[int, float]]
-    """The scores by name and seed: perplexity and bleu on the development set, test_bleu and
-    compound_bleu on the test set. Runs that failed to train are excluded."""
+    """The scores by name and seed. perplexity and bleu are for the development set, and test_bleu
+    and compound_bleu are for the test set. Runs that failed to train are excluded."""
     unigram: float | None
     """The best unigram model's perplexity on the development set, if known."""
     failed: Mapping[int, float]
@@ -67,8 +67,8 @@ class RowResult:
     test_differences: Mapping[int, BleuDifference] = field(default_factory=dict)
     """The differences in test BLEU from the first row, by seed."""
     has_own_text: bool = False
-    """Whether the text or the vocabulary differs from the first row's. If so, perplexities per
-    token cannot be compared."""
+    """Whether the text or the vocabulary differs from the first row's. If so, the row's perplexity
+    per token cannot be compared."""
 
     @property
     def num_seeds(self) -> int:
@@ -90,7 +90,7 @@ class RowResult:
         ]
 
     def statistics(self, score: str) -> SeedStatistics | None:
-        """Return the statistics of a score over seeds; None if the row has no such score."""
+        """Return the statistics of a score over seeds, or None if the row has no such score."""
         values = self.scores.get(score)
         return SeedStatistics(tuple(values.values())) if values else None
 
@@ -113,7 +113,7 @@ class Results:
 
     @functools.cached_property
     def analyses(self) -> Mapping[PaperScore, Analysis]:
-        """The comparisons of all rows with the first, by log perplexity and by dev BLEU."""
+        """The comparisons of every row with the first row, in log perplexity and in dev BLEU."""
         rows = self.rows.items()
         comparable = {name: row for name, row in rows if not row.has_own_text}
         logarithms = {
@@ -124,20 +124,20 @@ class Results:
         return {"perplexity": analyze(logarithms), "bleu": analyze(bleu)}
 
     def compare(self, name: str, score: PaperScore) -> Comparison:
-        """Compare a row with the first row by log perplexity or by BLEU."""
+        """Compare a row with the first row in log perplexity or in BLEU."""
         difference = 0.0 if name == self.base.name else None
         nothing = Comparison({}, difference, None, None)
         return self.analyses[score].comparisons.get(name, nothing)
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
-        """Return the paper's difference from the first row; None if a score is missing."""
+        """Return the difference from the first row in the paper; None if a score is missing."""
         ours, base = getattr(self.rows[name].paper, score), getattr(self.base.paper, score)
         if ours is None or base is None:
             return None
         return math.log(ours / base) if score == "perplexity" else ours - base
 
     def verdict(self, name: str, score: PaperScore) -> Verdict | None:
-        """Return whether a row's difference agrees with the paper's; None if either is missing."""
+        """Return how a row's difference compares with the paper's; None if either is missing."""
         paper, comparison = self.paper_difference(name, score), self.compare(name, score)
         if paper is None or comparison.difference is None or name == self.base.name:
             return None
@@ -204,7 +204,7 @@ def _collect_row(name: str, row: Row, base: Row, statuses: Sequence[RunStatus]) 
 def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
     """Return the best unigram model's perplexity on the development references."""
     for status in statuses:
-        # A run from a different version of this package may have a different format.
+        # A run from another version of this package may be in a different format.
         with contextlib.suppress(TransformerJaxError, KeyError, OSError):
             _, references = read_translations(status, "dev")
             tokenizer = RunDirectory.open(status.run.path).vocabulary.target
@@ -215,8 +215,10 @@ def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
 
 
 def _config_as_trained(statuses: Sequence[RunStatus]) -> Config:
-    """Return the config of the first run that has started, or the planned config if none has."""
-    # A learned vocabulary may be smaller than requested.
+    """Return the config of the first run that has started, or the planned config if none has.
+
+    The two can differ, because a learned vocabulary may be smaller than requested.
+    """
     for status in statuses:
         with contextlib.suppress(KeyError, TypeError, ConfigError):
             return Config.from_dict(read_json_object(status.run.path / "run.json")["config"])
@@ -224,7 +226,7 @@ def _config_as_trained(statuses: Sequence[RunStatus]) -> Config:
 
 
 def _fingerprints(statuses: Sequence[RunStatus]) -> set[str]:
-    """Return the fingerprints of the text and vocabulary that the runs were trained with."""
+    """Return the fingerprints of the text and vocabularies that the runs were trained with."""
     fingerprints = set()
     for status in statuses:
         with contextlib.suppress(KeyError, TypeError):
@@ -242,18 +244,18 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]
             scores.setdefault("bleu", {})[seed] = float(dev["bleu"])
         if test := status.scores.get("test"):
             scores.setdefault("test_bleu", {})[seed] = float(test["bleu"])
-            # Character-level BLEU has no words to split.
+            # Character-level BLEU has no compound-split variant, because there are no words.
             if (compound := test.get("compound_bleu")) is not None:
                 scores.setdefault("compound_bleu", {})[seed] = float(compound)
     return scores
 
 
 def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
-    """Return the mean FLOPs of a training run: the count, and the paper's estimate."""
+    """Return a training run's mean FLOPs: our count, and the paper's kind of estimate."""
     all_reports = [read_metrics(status.run.path / "metrics.jsonl") for status in statuses]
     runs = [xs for reports in all_reports if (xs := [x for x in reports if x.get("flops")])]
     if not runs:
         return None
     counted = statistics.fmean(sum(x["flops"] for x in xs) for xs in runs)
-    # Utilization is the ratio of the counted FLOPs to the peak FLOPs.
+    # Utilization is counted FLOPs divided by peak FLOPs.
     return counted, statistics.fmean(sum(x["flops"] / x["utilization"] for x in xs) for xs in runs)

@@ -1,6 +1,6 @@
-"""Change all rows of an ablation in the same way, and keep the differences between rows.
+"""Apply the same change to all rows of an ablation, while preserving the differences between rows.
 
-This module imports only `config`, so the command line can import it quickly.
+This module imports only `config`, so importing it does not slow down the command line.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ from typing import Literal
 from transformer_jax.config import Config, Row
 
 Scale = Literal["full", "half", "small", "tiny"]
-# The divisors for width and depth.
+# The divisors of the width and of the depth.
 DIVISORS: dict[Scale, tuple[int, int]] = {
     "full": (1, 1),
     "half": (2, 1),
@@ -21,10 +21,10 @@ WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 
 
 def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> dict[str, Row]:
-    """Replace config sections, such as "data", in all rows with the sections of other configs.
+    """Replace config sections, such as "data", in all rows with those of other configs.
 
-    Each row keeps the values that differ from the first row. Raise ConfigError if a resulting row
-    is invalid.
+    Each row keeps the values that differ from the first row's. Raise ConfigError if a resulting
+    config is invalid.
     """
     base = next(iter(rows.values())).config
 
@@ -38,7 +38,7 @@ def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> di
             for section, other in sections.items()
         }
         if "train" in fields:
-            # Keep the ratio of the row's steps to the first row's steps.
+            # Preserve the ratio of this row's steps to the first row's steps.
             ratio = row.config.train.steps / base.train.steps
             fields["train"]["steps"] = max(1, round(ratio * sections["train"].train.steps))
         return dataclasses.replace(row, config=row.config.change(**fields))
@@ -47,9 +47,9 @@ def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> di
 
 
 def scale_rows(rows: Mapping[str, Row], scale: Scale) -> dict[str, Row]:
-    """Shrink the models of all rows, and keep the ratios between rows.
+    """Shrink the models of all rows while preserving the ratios between rows.
 
-    Widths and depth are divided and rounded up; the number of heads does not change.
+    Widths and depths are divided and rounded up. The number of heads does not change.
     """
     width_divisor, depth_divisor = DIVISORS[scale]
 

@@ -1,7 +1,7 @@
 """Compare the rows of an ablation over random seeds, as docs/statistics.md describes.
 
-Scores are plain numbers by row and seed, and the first row is the baseline. Perplexities are
-compared as logarithms, because a difference of 1 is large at perplexity 5 and small at 30.
+Each score belongs to a row and a seed, and the first row is the baseline. Perplexities are compared
+by their logarithms, because a difference of 1 is large at perplexity 5 but small at 30.
 """
 
 import math
@@ -16,11 +16,10 @@ from scipy import special, stats
 from transformer_jax.sweeps.dunnett import dunnett_probability, dunnett_quantile
 
 CONFIDENCE = 0.95
-# Smaller differences do not matter. These margins are half of the smallest differences that the
-# paper interprets.
+# The largest differences that do not matter: half of the smallest ones that the paper interprets.
 LOG_PERPLEXITY_MARGIN = 0.01
 BLEU_MARGIN = 0.2
-# A row is wide if its standard deviation is more than this many times the typical one.
+# A row is wide if its standard deviation exceeds the typical one by more than this factor.
 WIDE_RATIO = 4.0
 
 Scores = Mapping[str, Mapping[int, float]]
@@ -29,7 +28,7 @@ Verdict = Literal["as in the paper", "differs", "inconclusive"]
 
 @dataclass(frozen=True)
 class SeedStatistics:
-    """One score of one row, by seed."""
+    """One row's values of one score, one value per seed."""
 
     values: tuple[float, ...]
 
@@ -44,13 +43,13 @@ class SeedStatistics:
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     def format(self, digits: int) -> str:
-        """Format the mean, and the deviation if there is one, with this many decimals."""
+        """Format the mean, and the deviation if there is one, to this many decimal places."""
         mean = f"{self.mean:.{digits}f}"
         return mean if self.deviation is None else f"{mean} ± {self.deviation:.{digits}f}"
 
 
 class Interval(NamedTuple):
-    """A confidence interval of a difference."""
+    """A confidence interval for a difference."""
 
     low: float
     high: float
@@ -63,31 +62,31 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference of one row from the first row: the row's score minus the first row's."""
+    """How one row differs from the first row: its score minus the first row's score."""
 
     by_seed: Mapping[int, float]
     """The difference for each seed with scores in both rows."""
     difference: float | None
     """The estimate, at the center of `interval`; None if either row has no score."""
     interval: Interval | None
-    """The simultaneous interval: with 95 % probability, the intervals of all rows contain the true
+    """The simultaneous interval. With 95 % probability, the intervals of all rows contain the true
     differences. None if this row or the first row has fewer than two seeds."""
     welch: Interval | None
-    """Welch's 95 % interval from these two rows alone, not corrected for multiple comparisons."""
+    """Welch's 95 % interval for these two rows alone, not corrected for multiple comparisons."""
     p: float | None = None
     """Dunnett's p-value. None if `interval` is a Welch interval with Bonferroni correction."""
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """The comparison of all rows with the first row."""
+    """The comparison of every other row with the first row."""
 
     base: str
     comparisons: Mapping[str, Comparison]
-    """All rows except the first, by name."""
+    """The comparison of each row except the first, by the row's name."""
     wide: Mapping[str, float]
-    """The rows that vary much more over seeds than the others, and the ratio of each row's standard
-    deviation to the typical one. These rows are not pooled with the others."""
+    """The rows that vary much more over seeds than the others do, each with the ratio of its
+    standard deviation to the typical one. These rows are not pooled with the others."""
     deviation: float | None
     """The residual standard deviation, pooled over rows. None if no row has a Dunnett interval."""
     freedom: int
@@ -95,11 +94,11 @@ class Analysis:
 
 
 class SignAgreement(NamedTuple):
-    """The number of rows whose difference from the first row has the same sign as in the paper."""
+    """How many rows differ from the first row in the same direction as in the paper."""
 
     same: int
     rows: int
-    """The number of rows for which the paper claims a sign."""
+    """The number of rows for which the paper claims a direction."""
     p: float
     """The probability that random signs agree with the paper in at least as many rows."""
 
@@ -109,7 +108,7 @@ def failed_runs(perplexity: Scores, unigram: float | None = None) -> list[tuple[
 
     Args:
         perplexity: perplexities, not their logarithms.
-        unigram: the perplexity of a unigram model on the same text. If it is None, only runs whose
+        unigram: the perplexity of a unigram model on the same text. If None, only runs whose
             perplexity is not finite count as failed.
     """
     limit = math.inf if unigram is None else unigram
@@ -126,7 +125,7 @@ def analyze(scores: Scores, failed: Collection[tuple[str, int]] = ()) -> Analysi
 
     Args:
         scores: the scores by row and seed. Rows may have different seeds.
-        failed: the row and seed of each run to exclude.
+        failed: the row and seed of each run that is excluded because it failed to train.
     """
     kept = {
         row: {seed: score for seed, score in by_seed.items() if (row, seed) not in failed}
@@ -157,8 +156,7 @@ def analyze(scores: Scores, failed: Collection[tuple[str, int]] = ()) -> Analysi
 
 def _find_wide(scores: Scores) -> dict[str, float]:
     """Return each wide row and the ratio of its standard deviation to the typical one."""
-    # Divide each variance by the median of its distribution, which makes the median over rows
-    # unbiased.
+    # Dividing each variance by the median of its distribution makes the median over rows unbiased.
     variances = [
         statistics.variance(by_seed.values()) / special.chdtri(n := len(by_seed) - 1, 0.5) * n
         for by_seed in scores.values()
@@ -180,7 +178,7 @@ def _compare_pooled(
     Args:
         scores: rows with at least two seeds and similar deviations.
         base: the name of the first row, which `scores` may lack.
-        num_compared: the number of rows that share the error rate, including rows not in `scores`.
+        num_compared: the number of rows that share the error rate, including any not in `scores`.
 
     Returns:
         The estimate, interval, and p-value of each row that shares seeds with the first row,
@@ -201,7 +199,7 @@ def _compare_pooled(
     connected = np.flatnonzero(np.isclose(np.diag(inverse @ design)[: len(others)], 1.0))
     if not freedom or not connected.size:
         return {}, None, 0
-    # Round off floating-point noise, which matters if all differences are equal.
+    # Remove floating-point noise, which would matter if all differences were equal.
     effects = (inverse @ values).round(12)
     deviation = round(math.sqrt(np.sum((values - design @ inverse @ values) ** 2) / freedom), 12)
     covariance = (inverse @ inverse.T)[np.ix_(connected, connected)]
@@ -222,7 +220,7 @@ def _compare_pooled(
 def welch_interval(
     ours: Sequence[float], theirs: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Return Welch's interval for a difference of means; None if either has only one score."""
+    """Return Welch's interval for a difference of means; None if either side has only one score."""
     if min(len(ours), len(theirs)) < 2:
         return None
     difference = statistics.fmean(ours) - statistics.fmean(theirs)
@@ -261,8 +259,8 @@ def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) ->
 
     Args:
         differences: for each row, our difference from the first row and the paper's difference.
-        margin: the largest difference that does not matter. Rows whose difference in the paper is
-            within the margin are excluded.
+        margin: the largest difference that does not matter. Rows are excluded if their difference
+            in the paper is within the margin.
     """
     agrees = [ours * paper > 0 for ours, paper in differences if abs(paper) > margin]
     p = float(stats.binom.sf(sum(agrees) - 1, len(agrees), 0.5))
@@ -270,12 +268,12 @@ def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) ->
 
 
 def format_p(p: float) -> str:
-    """Format a p-value with three decimals, the resolution of a bootstrap with 1,000 samples."""
+    """Format a p-value to three decimal places, the resolution of a 1,000-sample bootstrap."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def describe_limits(analysis: Analysis) -> list[str]:
-    """Return sentences that list the rows without an interval and the wide rows."""
+    """Return notes that list the rows without an interval and the wide rows."""
     without = [row for row, x in analysis.comparisons.items() if x.interval is None]
     notes = []
     if len(without) == len(analysis.comparisons):

@@ -1,4 +1,4 @@
-"""Divide this machine into slots that each train one run at a time."""
+"""Divide this machine into slots, each of which trains one run at a time."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from transformer_jax.errors import StorageError, UsageError
 COUNT_DEVICES = (
     "import jax, json; print(json.dumps([jax.default_backend(), jax.local_device_count()]))"
 )
-# The assumed memory use of a run on the CPU, in bytes.
+# How much memory a run on the CPU is assumed to use, in bytes.
 CPU_RUN_BYTES = 2 << 30
 
 
@@ -30,13 +30,13 @@ class Slot:
 
 
 def find_slots(limit: int | None = None) -> list[Slot]:
-    """Return one slot per accelerator, or as many CPU slots as its cores and memory allow.
+    """Return one slot per accelerator, or as many CPU slots as the cores and memory allow.
 
     Raises:
         UsageError: `limit` is not between 1 and the number of slots.
         StorageError: JAX finds no device.
     """
-    # A child process counts the devices, because JAX would reserve their memory in this process.
+    # Count the devices in a child process, because JAX would reserve their memory in this one.
     command = [sys.executable, "-c", COUNT_DEVICES]
     child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if child.returncode:
@@ -57,7 +57,7 @@ def make_slots(backend: str, num_devices: int, limit: int | None = None) -> list
 
 def _make_accelerator_slots(backend: str, num_devices: int) -> list[Slot]:
     if backend == "tpu":
-        # With these variables, a process sees one chip and does not connect to other processes.
+        # With these variables, a process sees only one chip and does not connect to others.
         single = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
         chips = map(str, range(num_devices))
         return [Slot(f"tpu {chip}", {"TPU_VISIBLE_CHIPS": chip, **single}) for chip in chips]
@@ -70,14 +70,14 @@ def _make_cpu_slots(limit: int | None) -> list[Slot]:
     if not hasattr(os, "sched_getaffinity"):
         return [Slot("cpu")]
     cores = sorted(os.sched_getaffinity(0))
-    # Without a limit, the available memory determines the number of slots.
+    # If there is no limit, the available memory determines the number of slots.
     wanted = limit or max(1, _available_bytes() // CPU_RUN_BYTES)
     count = max(1, min(wanted, len(cores)))
     return [Slot(f"cpu {i}", cores=frozenset(cores[i::count])) for i in range(count)]
 
 
 def _available_bytes() -> int:
-    """Return the available memory, including the kernel's disk cache if that is known."""
+    """Return the available memory, including reclaimable disk cache if the system reports it."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
         return 1024 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1])

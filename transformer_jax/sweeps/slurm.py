@@ -1,8 +1,8 @@
-"""Submit a sweep to Slurm: one array job, with one task per unfinished run.
+"""Submit a sweep to Slurm as one array job, with one task per unfinished run.
 
 submitit writes its scripts, logs, and pickles to the sweep's `slurm/` folder. The pickles contain
 only strings and numbers, and only submitit reads them. Each run's status and log are in the same
-files as with the local launcher.
+files that the local launcher uses.
 """
 
 import contextlib
@@ -27,26 +27,26 @@ from transformer_jax.sweeps.status import RunStatus, current_slurm_job, read_sta
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
-# Slurm sends a signal this many seconds before the time limit, so that a trainer can save. If a
-# quarter of the limit is shorter, that is used instead.
+# Slurm sends a signal this many seconds before the time limit, or after three quarters of the limit
+# if that is later, so that a trainer has time to save.
 SAVING_SECONDS = 120
 # How many seconds a task waits for the submitting process to record its job.
 SUBMISSION_SECONDS = 60.0
-# How many seconds a task waits after Slurm has ended its worker.
+# How many seconds a task waits for Slurm to kill or requeue it after its worker has exited.
 LINGER_SECONDS = 300.0
 # A run fails after this many consecutive allocations without progress.
 MAX_FRUITLESS_REQUEUES = 3
-# submitit limits the number of timeouts even if a run makes progress. This value disables that
-# limit.
+# submitit limits the number of timeouts even if a run makes progress. This value effectively
+# disables that limit.
 MAX_TIMEOUTS = 10_000
 
 
 @dataclass
 class Task:
-    """One task of the array job, which starts the worker of one run.
+    """One task of the array job, which starts one run's worker.
 
     submitit pickles the task and calls it on the compute node. The private attributes change only
-    there.
+    on that node.
     """
 
     sweep: str
@@ -54,13 +54,13 @@ class Task:
     run_name: str
     step_timeout: float
     fruitless_requeues: int = 0
-    """The number of consecutive allocations without progress before this one."""
+    """How many consecutive allocations immediately before this one made no progress."""
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _progress_at_start: tuple[int, int] = field(default=(0, 0), init=False)
     _is_ending: bool = field(default=False, init=False)
 
     def __call__(self) -> None:
-        """Run the remaining phases of the run; exit with the worker's exit code."""
+        """Run the remaining phases of the run, and exit with the worker's exit code."""
         sweep = Sweep.open(Path(self.sweep))
         run = sweep.find(self.run_name)
         _await_submission(run)
@@ -72,16 +72,16 @@ class Task:
         _await_exit(self._process)
         code = self._process.wait()
         status = read_status(run)
-        # A killed worker has not written a status, but a worker that saved may have written one.
+        # A worker that was killed has not written a status. One that saved may have written one.
         if status.status in ("submitted", "stopped"):
             note = status.note or f"its worker ended with exit code {code}"
             if self._is_ending:
                 note = f"Slurm ended job {current_slurm_job()}, and may queue it again"
             write_status(run, "stopped", code=code, note=note)
             if self._is_ending:
-                # If the task exited now, Slurm would consider it complete. Wait instead: Slurm then
-                # kills the task and may requeue it, or sends the signal that makes submitit requeue
-                # it.
+                # If the task exited now, Slurm would consider it complete. While it waits, Slurm
+                # either kills it and may requeue it, or sends the signal that makes submitit
+                # requeue it.
                 time.sleep(LINGER_SECONDS)
         if code:
             sys.exit(code if code > 0 else RunInterrupted.exit_code)
@@ -89,8 +89,8 @@ class Task:
     def checkpoint(self) -> "DelayedSubmission | None":
         """Let the worker save; return the task to requeue, or None if the run has ended.
 
-        submitit calls this method when Slurm signals that the time limit is near, or that another
-        job needs the node.
+        submitit calls this method when Slurm signals that the time limit is near or that the job is
+        being preempted.
         """
         from submitit.helpers import DelayedSubmission
 
@@ -111,15 +111,15 @@ class Task:
 
     def _end_worker(self) -> None:
         self._is_ending = True
-        # `Popen.terminate` could deadlock here: it takes a lock that the code interrupted by this
-        # signal handler may hold.
+        # `Popen.terminate` could deadlock here: it acquires a lock that may be held by the code
+        # that this signal handler interrupted.
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGTERM)
 
 
 def _await_exit(process: subprocess.Popen[bytes]) -> None:
-    """Wait until a process exits, but leave its exit code for `Popen.wait`."""
+    """Wait until a process exits, but do not reap it: `Popen.wait` still needs its exit code."""
     if process.returncode is None:
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -127,7 +127,7 @@ def _await_exit(process: subprocess.Popen[bytes]) -> None:
 
 def _await_submission(run: SweepRun) -> None:
     # Slurm may start a task before the submitting process has written the run's status. Wait for
-    # that write, because it would replace the worker's status.
+    # that write, because it would otherwise overwrite the worker's status.
     deadline = time.monotonic() + SUBMISSION_SECONDS
     while (job := read_status(run).job) != current_slurm_job():
         if time.monotonic() > deadline:
@@ -136,13 +136,13 @@ def _await_submission(run: SweepRun) -> None:
 
 
 def _measure_progress(run: SweepRun) -> tuple[int, int]:
-    """Return a run's progress: the number of finished phases, and the latest checkpoint."""
+    """Return the number of finished phases and the step of the latest checkpoint."""
     steps = [int(path.name) for path in run.path.glob("checkpoints/*") if path.name.isdecimal()]
     return len(read_status(run).finished), max(steps, default=0)
 
 
 def check_available() -> None:
-    """Raise an error if submitit is not installed or Slurm does not answer."""
+    """Raise an error if submitit is not installed or Slurm does not respond."""
     try:
         import submitit  # noqa: F401
     except ImportError:
@@ -153,7 +153,7 @@ def check_available() -> None:
 
 
 def reconcile(sweep: Sweep) -> list[RunStatus]:
-    """Mark runs as stopped if Slurm no longer has their jobs; return the status of all runs."""
+    """Mark runs whose Slurm jobs no longer exist as stopped; return the status of every run."""
     statuses = [read_status(run) for run in sweep.runs]
     active = [s for s in statuses if s.job and s.status in ("submitted", "running")]
     jobs = list_jobs() if active else set()
@@ -165,8 +165,8 @@ def reconcile(sweep: Sweep) -> list[RunStatus]:
 
 
 def list_jobs() -> set[str]:
-    """Return the IDs of all pending and running jobs, in the format of `RunStatus.job`."""
-    # List all jobs, because squeue reports an error if a job in `--jobs` has ended.
+    """Return the IDs of all pending and running jobs, formatted like `RunStatus.job`."""
+    # List all jobs, because squeue fails if a job passed to `--jobs` has ended.
     command = [_find_program("squeue"), "--noheader", "--array", "--format=%i"]
     squeue = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if squeue.returncode:
@@ -177,14 +177,14 @@ def list_jobs() -> set[str]:
 def submit(
     sweep: Sweep, resources: Resources, *, retry_failed: bool = False, step_timeout: float = 60.0
 ) -> list[str]:
-    """Submit the unfinished runs of a stored sweep, except those already pending or running.
+    """Submit the unfinished runs of a stored sweep, except those that are pending or running.
 
-    Return the job IDs, as `squeue` prints them. Raise UsageError if Slurm rejects the jobs, and
-    ConnectionFailedError if it does not answer.
+    Return the job IDs as `squeue` prints them. Raise UsageError if Slurm rejects the jobs, or
+    ConnectionFailedError if it does not respond.
     """
     statuses, jobs = reconcile(sweep), list_jobs()
     wanted = {"queued", "stopped", *(["failed"] if retry_failed else [])}
-    # Slurm may have requeued the job of a stopped run.
+    # Slurm may have requeued a stopped run's job.
     runs = [s.run for s in statuses if s.status in wanted and s.job not in jobs]
     if not runs:
         return []
@@ -220,7 +220,7 @@ def _submit_array(path: Path, tasks: list[Task], resources: Resources) -> list[s
         additional_parameters={"requeue": True},
     )
     try:
-        # submitit also prints the message of its exception to standard error.
+        # submitit also prints its exception's message to standard error.
         with contextlib.redirect_stderr(io.StringIO()):
             return [job.job_id for job in executor.submit_array(tasks)]
     except (FailedJobError, FailedSubmissionError) as error:

@@ -1,6 +1,6 @@
-"""Read and write the status of a sweep's runs.
+"""Read and write the statuses of a sweep's runs.
 
-The status is stored in files, so any machine with access to the sweep's folder can read it.
+Statuses are stored in files, so any machine that can access the sweep's folder can read them.
 """
 
 import contextlib
@@ -20,35 +20,35 @@ from transformer_jax.runs.metrics_file import JsonObject, read_metrics
 from transformer_jax.sweeps.plan import SweepRun
 
 Status = Literal["queued", "submitted", "running", "stopped", "failed", "done"]
-# A process on another machine counts as lost if it writes nothing for this many seconds.
+# A process on another machine is considered lost if it writes nothing for this many seconds.
 SILENT_SECONDS = 1800.0
 PROCESS_GONE = "its process is gone"
-# Environment variables that pass a worker the name and the CPU cores of its slot.
+# Environment variables that pass the name and the CPU cores of a slot to its worker.
 SLOT_VARIABLE = "TRANSFORMER_JAX_SLOT"
 CORES_VARIABLE = "TRANSFORMER_JAX_CORES"
-# How many bytes at the end of metrics.jsonl are read for the status of a run.
+# To get a run's status, read only this many bytes at the end of its metrics.jsonl.
 TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run and its results so far."""
+    """A run's status and its results so far."""
 
     run: SweepRun
     status: Status = "queued"
     phase: str = ""
-    """The current or last phase: "train", or the split that is being scored. For a submitted run,
-    the Slurm job."""
+    """The current or last phase: "train", or the split to score. For a submitted run, its Slurm
+    job."""
     job: str = ""
-    """The ID of the run's last Slurm job, as `squeue` prints it."""
+    """The ID of the run's latest Slurm job, as `squeue` prints it."""
     slot: str = ""
-    """The local launcher's slot for the run, if the run is on this machine."""
+    """The slot that the local launcher assigned to the run, if the run is on this machine."""
     finished: tuple[str, ...] = ()
     """The finished phases."""
     code: int | None = None
     """The exit code of a run that failed or stopped."""
     note: str = ""
-    """One line that explains the status, such as the reason for a failure."""
+    """One line that explains the status, such as why the run failed."""
     step: int = 0
     """The last step in metrics.jsonl."""
     perplexity: float | None = None
@@ -56,7 +56,7 @@ class RunStatus:
     bleu: float | None = None
     """The most recent BLEU score on the development set."""
     seconds_left: float | None = None
-    """The estimated time until training ends, if the run is running."""
+    """The estimated number of seconds until training ends, if the run is running."""
     evaluations: Mapping[Split, Path] = field(default_factory=dict)
     """The folder of the latest evaluation, by split."""
     scores: Mapping[Split, JsonObject] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def write_status(
     code: int | None = None,
     note: str = "",
 ) -> None:
-    """Write the status of a run, with this process as the writer. `RunStatus` describes the fields.
+    """Write a run's status and record this process as its writer. `RunStatus` describes the fields.
 
     If `phase` or `finished` is None, its stored value does not change. `job` defaults to this
     process's Slurm job.
@@ -139,7 +139,7 @@ def read_status(run: SweepRun) -> RunStatus:
 
 
 def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
-    """Add results from the run's metrics and latest evaluations to a status."""
+    """Return the status with the results in the run's metrics and latest evaluations."""
     run = status.run
     metrics = read_metrics(run.path / "metrics.jsonl", TAIL_BYTES)
     train, dev = ([x for x in metrics if x.get("split") == name] for name in ("train", "dev"))
@@ -164,8 +164,8 @@ def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
 def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) -> Path | None:
     """Return the folder of the latest evaluation on a split, by step and then by time.
 
-    Unless `any_search` is true, consider only evaluations with the search options and the number of
-    averaged checkpoints in the run's config.
+    Unless `any_search` is true, consider only evaluations that used the search options and the
+    number of averaged checkpoints in the run's config.
     """
     decode = run.config.decode
     own_search = (asdict(decode), decode.average_checkpoints)
@@ -180,7 +180,7 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
 
 
 def _reason_if_lost(run: SweepRun, stored: JsonObject) -> str:
-    """Return why a run's process counts as lost, or "" if it does not."""
+    """Return why a run's process is considered lost, or "" if it is not."""
     if stored.get("host") == socket.gethostname():
         try:
             os.kill(int(stored["pid"]), 0)
@@ -199,9 +199,9 @@ def _reason_if_lost(run: SweepRun, stored: JsonObject) -> str:
 
 
 def _process_start(pid: int) -> str:
-    """Return the start time of a process in clock ticks since boot, or "" without /proc."""
+    """Return a process's start time in clock ticks since boot, or "" if /proc is not available."""
     try:
-        # The second field, the name in parentheses, may contain spaces.
+        # Skip the second field, the program's name in parentheses, because it may contain spaces.
         return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[19]
     except (OSError, IndexError, UnicodeDecodeError):
         return ""
@@ -219,7 +219,7 @@ def _seconds_left(train: list[JsonObject], steps: int) -> float | None:
 
 
 def read_json_object(path: Path) -> JsonObject:
-    """Return the object in a JSON file, or {} if the file is missing or incomplete."""
+    """Return the object in a JSON file, or {} if the file is missing or invalid."""
     with contextlib.suppress(OSError, ValueError):
         content = json.loads(path.read_text("utf-8"))
         if isinstance(content, dict):

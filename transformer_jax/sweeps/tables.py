@@ -27,7 +27,7 @@ LATEX_ESCAPES = str.maketrans(
 
 
 class Link(NamedTuple):
-    """A hyperlink with a path relative to the page, and a tooltip."""
+    """A hyperlink, with a path relative to the page and a tooltip."""
 
     path: str
     tooltip: str
@@ -39,7 +39,7 @@ def escape_markdown(text: str) -> str:
 
 
 def to_markdown(table: Table, *, align: bool = False) -> str:
-    """Return a Markdown table; `align` pads cells and right-aligns all columns except the first."""
+    """Return a Markdown table. `align` pads cells and right-aligns every column but the first."""
     head, *body = [[escape_markdown(cell) for cell in row] for row in table]
     rule = ["---"] * len(head)
     if align:
@@ -52,7 +52,7 @@ def to_markdown(table: Table, *, align: bool = False) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """Return a LaTeX table that needs the package booktabs; the first two columns are text."""
+    """Return a LaTeX table that requires the booktabs package. The first two columns are text."""
     head, *body = [
         " & ".join(cell.translate(LATEX_ESCAPES) for cell in row) + r" \\" for row in table
     ]
@@ -62,7 +62,7 @@ def to_latex(table: Table) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Return CSV, with an apostrophe before text that a spreadsheet would execute as a formula."""
+    """Return CSV, with an apostrophe before text that a spreadsheet would evaluate as a formula."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(map(_escape_formula, row) for row in table)
     return out.getvalue()
@@ -75,7 +75,7 @@ def _escape_formula(cell: str) -> str:
 
 
 def to_html(table: Table, links: Sequence[Link], caption: str = "") -> str:
-    """Return an HTML table. The first cell of each row, except the headings, is a link."""
+    """Return an HTML table. The first cell of each row, except the heading row, is a link."""
     head, *body = table
     lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
     for (first, *others), link in zip(body, links, strict=True):

@@ -1,4 +1,4 @@
-"""Compare the test translations of runs, as stored by `evaluate`."""
+"""Compare the test translations of runs, as `evaluate` stored them."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +13,6 @@ class BleuDifference(NamedTuple):
     """The difference in test BLEU between a run and the first row's run with the same seed."""
 
     bleu: float
-    """The difference in test BLEU."""
     p: float
     """The p-value of a paired bootstrap over sentences."""
 
@@ -31,9 +30,10 @@ def read_translations(status: RunStatus, split: Split) -> tuple[list[str], list[
 def compare_test_bleu(
     tokenizer: str, by_row: Mapping[str, Sequence[RunStatus]]
 ) -> tuple[dict[str, dict[int, BleuDifference]], str]:
-    """Compare each run with the first row's run of the same seed, if their references are equal.
+    """Compare each run with the first row's run for the same seed, if their references are equal.
 
-    Return the differences by row and seed, and sacreBLEU's signature, or "" without differences.
+    Return the differences by row and seed, and the sacreBLEU signature ("" if there are no
+    differences).
     """
     bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
     base = next(iter(by_row))

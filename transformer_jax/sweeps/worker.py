@@ -1,4 +1,4 @@
-"""Train and score one run of a sweep, in a process that a launcher starts.
+"""Train and score one run of a sweep in a process that a launcher starts.
 
 The launcher runs `python -m transformer_jax.sweeps.worker SWEEP ROW/seed-0 STEP_TIMEOUT`.
 """
@@ -28,15 +28,15 @@ from transformer_jax.sweeps.status import (
 
 PHASE_TIMEOUT = 1800.0
 SCORING_TIMEOUT = 4 * 3600.0
-# The maximum length, in characters, of a note copied from the log.
+# The maximum length, in characters, of a note that is copied from the log.
 MAX_NOTE_LENGTH = 300
 
 
 def run_worker(run: SweepRun, step_timeout: float) -> int:
     """Run the remaining phases of a run; return the exit code of the phase that failed, or 0."""
     status = read_status(run)
-    # A requeued Slurm job takes over its own run, even if the status still says that the run is
-    # running on the previous node.
+    # A requeued Slurm job takes over its own run, even if the run's status is still "running"
+    # because of the previous node.
     is_own_job = bool(status.job) and status.job == current_slurm_job()
     if status.status == "running" and not is_own_job:
         # Another launcher has already started a worker for this run.
@@ -63,7 +63,7 @@ def run_worker(run: SweepRun, step_timeout: float) -> int:
 
 
 def list_phases(run: SweepRun) -> list[Split]:
-    """Return the phases of a run: "train", and the splits to score."""
+    """Return a run's phases: "train", followed by the splits to score."""
     data = run.config.data
     if data.corpus == "tfds":
         from transformer_jax.data.prepare import prepare
@@ -75,7 +75,7 @@ def list_phases(run: SweepRun) -> list[Split]:
 
 
 def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int, str]:
-    """Train under a supervisor and append signals to `signals`; return the exit code and a note."""
+    """Train under a supervisor; return the exit code and a note. Append signals to `signals`."""
     if (run.path / "run.json").exists():
         arguments = ["resume", str(run.path), "--train.steps", str(run.config.train.steps)]
     else:
@@ -99,7 +99,7 @@ def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int,
 
 
 def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str]:
-    """Score a split and append signals to `signals`; return the exit code and a note."""
+    """Score a split; return the exit code and a note. Append signals to `signals`."""
     command = train_command(["evaluate", str(run.path), "--split", split])
     with subprocess.Popen(command) as process:  # noqa: S603 - runs this package
 
@@ -120,16 +120,16 @@ def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str
     if code < 0:
         return RunInterrupted.exit_code, f"{signal.Signals(-code).name} ended it"
     if code == 0 and newest_evaluation(run, split) is None:
-        # `evaluate` succeeds even if it can print the scores but not store them. A report needs the
+        # `evaluate` succeeds even if it prints the scores but cannot store them. A report needs the
         # stored scores, so treat this case as a failure.
         code = StorageError.exit_code
     return code, ""
 
 
 def main(sweep_path: str, run_name: str, step_timeout: str) -> int:
-    """Run the worker with these command-line arguments; return the exit code."""
+    """Run the worker with the given command-line arguments; return the exit code."""
     if cores := os.environ.pop(CORES_VARIABLE, ""):
-        # Child processes inherit the CPU affinity.
+        # Child processes inherit this CPU affinity.
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     return run_worker(Sweep.open(Path(sweep_path)).find(run_name), float(step_timeout))
 

@@ -1,1 +1,1 @@
-"""Pictures of attention, positions, training, and head importance, drawn from arrays."""
+"""Plots of attention, positions, training, and head importance, drawn from arrays."""

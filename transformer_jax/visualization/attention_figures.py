@@ -1,4 +1,4 @@
-"""Static figures of attention weights, with matplotlib, for papers and pages.
+"""Static figures of attention weights for papers and web pages, drawn with matplotlib.
 
 Shapes: Q queries, K keys.
 """
@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from transformer_jax.visualization.attention_maps import AttentionMap, AttentionMaps, select
 from transformer_jax.visualization.attention_views import Resolved, Selection
 
-# The colors of heads, which repeat after eight heads. Color-blind readers can distinguish them.
+# The colors of heads, which repeat after eight heads. The palette is color-blind safe.
 HEAD_COLORS = (
     *("#0072b2", "#d55e00", "#009e73", "#c0559a"),
     *("#b07d00", "#2d9fe0", "#882255", "#6b6b6b"),
@@ -28,17 +28,18 @@ HEAD_COLORS = (
 HEAT, SCALE = "Blues", Normalize(0.0, 1.0)
 # Omit dates and versions, so that a file depends only on the weights.
 METADATA: dict[str, dict[str, None]] = {"svg": {"Date": None}, "png": {"Software": None}}
-# A line below this weight would be invisible, but it would enlarge the file.
+# A line for a weight below this one would be invisible but would still enlarge the file.
 MIN_WEIGHT = 0.01
-# Longer tokens are shortened, in characters.
+# Tokens with more characters are truncated.
 MAX_TOKEN = 24
-# Sizes in inches. A row is the height of one token, and a cell is a heat map of the grid.
+# Sizes in inches, except for the resolution: the height of a token, the side of a heat map in the
+# grid, and the width of a character.
 ROW, CELL, CHARACTER, PIXELS_PER_INCH = 0.22, 1.1, 0.085, 150
 SIZE = "small"
 
 
 def render_figure(maps: AttentionMaps, selection: Selection, file_format: str) -> bytes:
-    """Return a figure of the selected weights as "svg" or "png". The same weights yield same bytes.
+    """Return a figure of the selected weights as "svg" or "png". The bytes are deterministic.
 
     Raises:
         UsageError: the selection does not exist.
@@ -49,15 +50,15 @@ def render_figure(maps: AttentionMaps, selection: Selection, file_format: str) -
         mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}),
         warnings.catch_warnings(),
     ):
-        # A program that displays the SVG has more fonts than matplotlib, so it shows the character.
-        # A PNG shows a box.
+        # An SVG viewer has more fonts than matplotlib, so it displays the character. A PNG contains
+        # a box instead.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(out, format=file_format, metadata=METADATA[file_format], dpi=PIXELS_PER_INCH)
     return out.getvalue()
 
 
 def draw_figure(maps: AttentionMaps, selection: Selection) -> Figure:
-    """Return the figure of a view.
+    """Return a figure of the selected view.
 
     Raises:
         UsageError: the selection does not exist.
@@ -71,7 +72,7 @@ def draw_figure(maps: AttentionMaps, selection: Selection) -> Figure:
 
 
 def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
-    """Draw both sentences as columns, joined by lines in the colors of their heads."""
+    """Draw both sentences as columns of tokens, joined by lines in the colors of the heads."""
     widths = [_width(tokens) for tokens in (chosen.queries, chosen.keys)]
     rows = max(len(chosen.queries), len(chosen.keys))
     lines_width = 2.4
@@ -94,7 +95,7 @@ def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
         axes.text(x, -1.2, label, ha=align, va="center", size=SIZE, color="#595959")
         for row, token in enumerate(tokens):
             weight = "bold" if x < 0 and row == indices.position else "normal"
-            # Dollar signs do not begin a formula.
+            # Do not interpret dollar signs as the start of a formula.
             style = {"size": SIZE, "weight": weight, "parse_math": False}
             axes.text(x, row, _shorten(token), ha=align, va="center", **style)
     figure.suptitle(_title(chosen, indices), size="medium", y=1 - 0.12 / figure.get_figheight())
@@ -107,7 +108,7 @@ def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
 def _head_lines(
     weights: Float[np.ndarray, "Q K"], head: int, shift: float, indices: Resolved
 ) -> LineCollection:
-    """Return a line for each weight of a head, whose opacity is the weight."""
+    """Return a line for each of a head's weights. The weight is the opacity of the line."""
     is_shown = weights >= MIN_WEIGHT
     if indices.position is not None:
         is_shown &= (np.arange(len(weights)) == indices.position)[:, None]
@@ -122,7 +123,7 @@ def _head_lines(
 
 
 def _draw_grid(chosen: AttentionMap) -> Figure:
-    """Draw a heat map for each layer and head, with one scale from 0 to 1."""
+    """Draw a heat map for each layer and head, all on the same scale from 0 to 1."""
     layers, heads = chosen.num_layers, chosen.num_heads
     size = (heads * CELL + 0.9, layers * CELL + 1.1)
     figure = Figure(figsize=size, layout="constrained")
@@ -142,7 +143,7 @@ def _draw_grid(chosen: AttentionMap) -> Figure:
 
 
 def _draw_alignment(chosen: AttentionMap, indices: Resolved) -> Figure:
-    """Draw the mean over the selected heads of a layer, with a token at each row and column."""
+    """Draw the mean over a layer's selected heads as a heat map, with tokens as its labels."""
     weights = chosen.weights[indices.layer, list(indices.heads)].mean(axis=0)
     width, height = (ROW * len(tokens) for tokens in (chosen.keys, chosen.queries))
     size = (width + _width(chosen.queries) + 1.4, height + _width(chosen.keys) + 1.0)
@@ -166,12 +167,12 @@ def _draw_alignment(chosen: AttentionMap, indices: Resolved) -> Figure:
 
 
 def _draw_heat_map(axes: Axes, weights: Float[np.ndarray, "Q K"]) -> None:
-    # Without interpolation, an SVG contains one pixel for each weight.
+    # With interpolation turned off, an SVG contains exactly one pixel for each weight.
     axes.imshow(weights, norm=SCALE, cmap=HEAT, aspect="auto", interpolation="none")
 
 
 def _add_color_bar(figure: Figure) -> None:
-    """Add the scale of all heat maps of a figure, from 0 to 1."""
+    """Add a color bar that all of a figure's heat maps share, from 0 to 1."""
     bar = figure.colorbar(ScalarMappable(SCALE, HEAT), ax=figure.axes, shrink=0.8, aspect=30)
     bar.set_label("weight", size=SIZE)
     bar.ax.tick_params(labelsize=SIZE)

@@ -1,8 +1,8 @@
-"""An interactive page of attention weights: one HTML file that needs nothing else.
+"""An interactive page of attention weights, as a single self-contained HTML file.
 
-The page contains the weights as 8-bit integers: a weight w is stored as round(255 w), so its error
-is at most 0.002, and 6 layers of 8 heads over 60 tokens take 0.7 MB. The page loads nothing: a
-content security policy forbids it.
+The page contains the weights as 8-bit integers. A weight w is stored as round(255 w), so its error
+is at most 0.002. With 6 layers of 8 heads, the weights of 60 tokens take 0.7 MB. A content security
+policy prevents the page from loading anything else.
 """
 
 import base64
@@ -22,11 +22,12 @@ from transformer_jax.visualization.attention_maps import (
 )
 from transformer_jax.visualization.attention_views import Selection
 
-# The number of steps in which the page stores weights from 0 to 1.
+# The page stores weights from 0 to 1 as integers from 0 to this value.
 STEPS = 255
 # The scripts share one scope, and the last one starts the page.
 SCRIPTS = ("data.js", "heads.js", "heat_maps.js", "controls.js")
-# The heights of the frame in a notebook, and of one token in it, in pixels.
+# Heights in pixels: the minimum and maximum of the frame in a notebook, one row of tokens, and
+# everything else.
 MIN_HEIGHT, MAX_HEIGHT, ROW_HEIGHT, OTHER_HEIGHT = 480, 1000, 28, 420
 
 
@@ -35,7 +36,6 @@ class AttentionPage:
     """An HTML page, which a notebook displays in a frame."""
 
     html: str
-    """The complete page."""
     height: int
     """The height of the frame in a notebook, in pixels."""
 
@@ -43,7 +43,7 @@ class AttentionPage:
         return f"AttentionPage({len(self.html):,} characters of HTML, which a notebook displays)"
 
     def _repr_html_(self) -> str:
-        # Scripts in the frame can neither read nor change the notebook.
+        # Scripts in the sandboxed frame can neither read nor change the notebook.
         return (
             f'<iframe title="Attention weights" sandbox="allow-scripts" '
             f'style="width:100%;height:{self.height}px;border:0" '
@@ -54,11 +54,11 @@ class AttentionPage:
 def render_page(
     maps: AttentionMaps, selection: Selection, *, source: str, target: str
 ) -> AttentionPage:
-    """Return a page of all weights that first shows the selection.
+    """Return a page of all weights, which initially shows the selection.
 
     Args:
-        maps: the weights by kind; the page shows all of them.
-        selection: what the page shows first.
+        maps: the weights by kind. All of them are on the page.
+        selection: what the page initially shows.
         source: the source sentence, for the title.
         target: its translation, for the title.
 
@@ -79,7 +79,7 @@ def render_page(
         },
     }
     page = _read("page.html")
-    # The data come last, so nothing is replaced inside them.
+    # Insert the data last, so that nothing inside them is replaced.
     for name, content in (
         ("STYLE", _read("style.css")),
         ("SCRIPT", "\n".join(map(_read, SCRIPTS))),
@@ -92,7 +92,7 @@ def render_page(
 
 
 def to_json(data: object) -> str:
-    """Return JSON in ASCII that no HTML parser can mistake for markup."""
+    """Return ASCII JSON, escaped so that an HTML parser cannot mistake it for markup."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"))
     return text.translate({ord(c): f"\\u{ord(c):04x}" for c in "<>&"})
 

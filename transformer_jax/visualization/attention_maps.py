@@ -13,19 +13,19 @@ from jaxtyping import Float
 from transformer_jax.errors import UsageError
 from transformer_jax.visualization.attention_views import Resolved, Selection
 
-# Control characters, overrides of the writing direction, and surrogates, which XML does not allow
-# or which would change the text around them.
+# Control characters, bidirectional formatting characters, and surrogates. XML does not allow them,
+# or they would change how the surrounding text is displayed.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 def printable(token: str) -> str:
-    r"""Return a token with unprintable characters as escape sequences, such as `\x1b`."""
+    r"""Return a token with its unprintable characters escaped, such as `\x1b`."""
     return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), token)
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """The weights of one kind of attention in all layers and heads."""
+    """The weights of one kind of attention, for all layers and heads."""
 
     label: str
     """For example "cross-attention"."""
@@ -35,9 +35,9 @@ class AttentionMap:
     keys: tuple[str, ...]
     """The token at each key position."""
     query_label: str
-    """What the query tokens are, for example "predicted token"."""
+    """What a query token is, for example "predicted token"."""
     key_label: str
-    """What the key tokens are."""
+    """What a key token is, for example "source token"."""
 
     def __post_init__(self) -> None:
         expected = (len(self.queries), len(self.keys))
@@ -65,7 +65,7 @@ AttentionMaps = Mapping[str, AttentionMap]
 
 
 def select(maps: AttentionMaps, selection: Selection) -> tuple[AttentionMap, Resolved]:
-    """Return the selected kind of attention and the indices in it.
+    """Return the selected kind of attention, and the selection's indices into it.
 
     Raises:
         UsageError: the kind, the layer, a head, or the position does not exist.

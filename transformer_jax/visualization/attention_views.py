@@ -1,4 +1,4 @@
-"""What a picture of attention shows: the kind of attention, the layer, the heads, and the view."""
+"""What an attention figure shows: the kind of attention, the layer, the heads, and the view."""
 
 import operator
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
 
 Kind = Literal["encoder", "decoder", "cross"]
-"""Self-attention of the encoder or of the decoder, or attention from decoder to encoder."""
+"""The encoder's or the decoder's self-attention, or the decoder's attention to the encoder."""
 
 View = Literal["heads", "grid", "alignment"]
-"""heads: the sentence twice, joined by lines, as in figures 3 to 5 of the paper. grid: a small heat
-map for each layer and head. alignment: one heat map, the mean over the heads of a layer."""
+"""heads: two columns of tokens joined by lines, as in figures 3 to 5 of the paper. grid: a small
+heat map for each layer and head. alignment: one heat map of the mean over a layer's heads."""
 
 SUFFIXES = (".html", ".svg", ".png")
 
 
 def check_suffix(path: Path) -> str:
-    """Return the suffix of a picture's file in lower case; raise UsageError if it is unknown."""
+    """Return an output file's suffix in lowercase; raise UsageError if it is not supported."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise UsageError(f"the name of the file must end in {', '.join(SUFFIXES)}, got {path}")
@@ -29,21 +29,21 @@ def check_suffix(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of the attention weights that a picture shows.
+    """The part of the attention weights that a figure shows.
 
-    Layers, heads, and positions are Python indices: they begin at 0, and negative ones count from
-    the end. Pictures number layers and heads from 1, as the paper does.
+    Layers, heads, and positions are Python indices: they start at 0, and negative indices count
+    from the end. Figures number layers and heads from 1, as the paper does.
     """
 
     kind: str = "cross"
     """A `Kind`."""
     layer: SupportsIndex = -1
     view: str = "heads"
-    """A `View`. The grid shows all layers."""
+    """A `View`. The grid always shows all layers."""
     heads: Sequence[SupportsIndex] | None = None
-    """The heads to show; None for all."""
+    """The heads to show, or None for all heads."""
     position: SupportsIndex | None = None
-    """The position of a query in its sentence, to show only what this token attends to."""
+    """If given, show only what the query token at this position attends to."""
 
     def __post_init__(self) -> None:
         for name, value, choices in (
@@ -55,7 +55,7 @@ class Selection:
                 raise UsageError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
 
     def resolve(self, num_layers: int, num_heads: int, num_queries: int) -> "Resolved":
-        """Return the selection with indices that are not negative.
+        """Return the selection with nonnegative indices.
 
         Raises:
             UsageError: a layer, a head, or a position does not exist, or `heads` is empty.
@@ -73,7 +73,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The indices of a selection, which are not negative."""
+    """A selection's indices, which are nonnegative."""
 
     layer: int
     heads: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Curves of training metrics, of one run or of several with their spread, and of losses.
+"""Curves of losses and of training metrics, for one run or for several with their spread.
 
 Shapes: P points.
 """
@@ -23,7 +23,7 @@ from transformer_jax.visualization.style import (
 )
 
 MAX_COLUMNS = 3
-# A curve with fewer points has a marker at each point.
+# Curves with fewer points have a marker at each point.
 MAX_MARKERS = 20
 
 
@@ -34,7 +34,7 @@ class Curve(NamedTuple):
     x: Shaped[np.ndarray, " P"]
     y: Float[np.ndarray, " P"]
     low: Float[np.ndarray, " P"]
-    """The lower edge of the band; equal to `y` if there is no band."""
+    """The lower edge of the band, which equals `y` if there is no band."""
     high: Float[np.ndarray, " P"]
     """The upper edge of the band."""
 
@@ -42,13 +42,13 @@ class Curve(NamedTuple):
 def average_runs(
     label: str, runs: Sequence[Mapping[int, float]], *, geometric: bool = False
 ) -> Curve:
-    """Return the mean over runs, which map a step to a value, at the steps that all runs have.
+    """Return the mean over runs, each a mapping from step to value, at the steps they all have.
 
-    The band extends from the lowest to the highest run. The geometric mean suits perplexities.
+    The band extends from the lowest to the highest run. Use the geometric mean for perplexities.
     """
     shared = sorted(set.intersection(*map(set, runs))) if runs else []
     values = [[run[step] for run in runs] for step in shared]
-    # The geometric mean of a single value can differ from it in the last bit.
+    # The geometric mean of a single value can differ from that value in the last bit.
     is_geometric = geometric and len(runs) > 1
     is_geometric = is_geometric and all(0 < x < math.inf for row in values for x in row)
     mean = statistics.geometric_mean if is_geometric else statistics.fmean
@@ -57,7 +57,7 @@ def average_runs(
 
 
 def draw_curves(panels: Mapping[str, Sequence[Curve]], *, x_label: str = "step") -> Picture:
-    """Draw one panel of curves for each name; perplexities have a logarithmic axis."""
+    """Draw one panel of curves for each name. Perplexities may get a logarithmic axis."""
     columns = min(len(panels), MAX_COLUMNS)
     rows = math.ceil(len(panels) / MAX_COLUMNS)
     figure = Figure(figsize=(7 if columns == 1 else 4 * columns, 3.6 * rows), layout="constrained")
@@ -87,7 +87,7 @@ def draw_curve(axes: Axes, curve: Curve, number: int) -> None:
 
 
 def _use_log_axis(axes: Axes, values: Sequence[float]) -> None:
-    """Use a logarithmic axis if the values span a factor of four, and write plain numbers."""
+    """Use a logarithmic axis with plain numbers if the values span a factor of four or more."""
     positive = [value for value in values if 0 < value < math.inf]
     if not positive or max(positive) < 4 * min(positive):
         return
@@ -99,7 +99,7 @@ def _use_log_axis(axes: Axes, values: Sequence[float]) -> None:
 
 
 def draw_losses(by_position: Sequence[Curve], by_length: Sequence[Curve]) -> Picture:
-    """Draw the loss by position and by sentence length, in nats per token, with intervals."""
+    """Draw the loss in nats per token, with intervals, by position and by sentence length."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     titles = ("Loss by position", "Loss by sentence length")
     labels = ("position in the target, in tokens", "length of the target, in tokens")
@@ -118,10 +118,10 @@ def draw_losses(by_position: Sequence[Curve], by_length: Sequence[Curve]) -> Pic
 def inline_curve(
     x: Sequence[float], y: Sequence[float], *, width: int = 240, height: int = 60
 ) -> str:
-    """Return a small SVG of a curve for HTML, in the color of the text, or "" without two points.
+    """Return a small SVG of a curve to embed in HTML, or "" if it has fewer than two points.
 
-    The axes are linear and extend from the lowest to the highest value. Values that are not finite
-    are left out.
+    The curve is in the color of the surrounding text. The axes are linear and extend from the
+    lowest to the highest value. Values that are not finite are omitted.
     """
     points = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
     if len({a for a, _ in points}) < 2:

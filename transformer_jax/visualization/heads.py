@@ -1,4 +1,4 @@
-"""Maps of the importance of attention heads, and the loss while heads are pruned.
+"""Heat maps of attention head importance, and the loss as heads are pruned.
 
 Shapes: L layers, H heads, P pruned heads.
 """
@@ -18,12 +18,12 @@ def draw_heads(
     losses: Float[np.ndarray, " P"],
     limit: float,
 ) -> Picture:
-    """Draw a map of layers and heads for each kind of attention, and the loss while pruning.
+    """Draw a layer-by-head map for each kind of attention, and the loss as heads are pruned.
 
     Args:
-        increases: the increase in loss without each head, in nats per token.
+        increases: how much the loss increases without each head, in nats per token.
         losses: the loss without the 0, 1, 2, ... least important heads.
-        limit: the largest loss that is acceptable.
+        limit: the largest acceptable loss.
     """
     num_layers, num_heads = next(iter(increases.values())).shape
     map_width, map_height = 1.0 + 0.34 * max(num_heads, 5), 1.8 + 0.34 * num_layers

@@ -1,4 +1,4 @@
-"""Pictures of tables of positional encodings (section 3.5), and what they measure.
+"""Plots of positional encoding tables (section 3.5), and measures of their structure.
 
 Shapes: T positions, D d_model, K offsets.
 """
@@ -12,17 +12,16 @@ from matplotlib.ticker import MaxNLocator
 
 from transformer_jax.visualization.style import DIVERGING, GRID, Picture, add_legend, line_style
 
-# Directions whose singular value is below this share of the largest one are rounding errors of
-# float32.
+# Singular values below this fraction of the largest one are attributed to float32 rounding errors.
 MIN_SINGULAR_VALUE = 1e-5
-# A residual below this value is drawn at this value.
+# Smaller residuals are drawn at this value.
 MIN_RESIDUAL = 1e-5
-# The number of offsets in the picture.
+# The maximum number of offsets to plot.
 MAX_OFFSETS = 33
 
 
 def dot_products(table: Float[np.ndarray, "T D"], num_offsets: int) -> Float[np.ndarray, " K"]:
-    """Return the mean dot product of PE(pos) and PE(pos + k), for k from 0 to `num_offsets` - 1.
+    """Return the mean dot product of PE(pos) and PE(pos + k) for k from 0 to `num_offsets` - 1.
 
     For sinusoids, the dot product depends only on k.
     """
@@ -33,12 +32,12 @@ def dot_products(table: Float[np.ndarray, "T D"], num_offsets: int) -> Float[np.
 def fit_linear_map(
     table: Float[np.ndarray, "T D"], offset: int
 ) -> tuple[Float[np.ndarray, "D D"], float]:
-    """Fit the matrix M for which M PE(pos) is closest to PE(pos + offset), by least squares.
+    """Fit the least-squares matrix M that maps PE(pos) to PE(pos + offset).
 
-    M is fitted to every second position. The second value is the error at the other positions: the
-    root of the sum of squares, relative to that of PE(pos + offset) around its mean. It is 0 if
-    PE(pos + offset) is a linear function of PE(pos), and 1 or more if M predicts nothing. The error
-    at the fitted positions would be 0 for any table that has fewer positions than dimensions.
+    M is fitted to every other position. The second result is the error at the remaining positions:
+    the root of the sum of squares, relative to that of PE(pos + offset) around its mean. It is 0 if
+    PE(pos + offset) is a linear function of PE(pos), and 1 or more if M predicts nothing. At the
+    fitted positions, the error would be 0 for any table with fewer positions than dimensions.
     """
     before, after = (x.astype(float) for x in (table[: len(table) - offset], table[offset:]))
     transposed = np.linalg.lstsq(before[::2], after[::2], rcond=MIN_SINGULAR_VALUE)[0]
@@ -47,7 +46,7 @@ def fit_linear_map(
 
 
 def draw_positions(tables: Mapping[str, Float[np.ndarray, "T D"]], *, offset: int = 1) -> Picture:
-    """Draw each table, its map from PE(pos) to PE(pos + offset), and two measures by offset.
+    """Draw each table, its linear map from PE(pos) to PE(pos + offset), and two measures by offset.
 
     The measures are the dot product of PE(pos) and PE(pos + k), and the residual of
     `fit_linear_map`.

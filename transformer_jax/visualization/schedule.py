@@ -1,4 +1,4 @@
-"""The learning rate by step, for several widths and warmups (section 5.3, equation 3).
+"""Plots of the learning rate by step, for several widths and warmups (section 5.3, equation 3).
 
 Shapes: P points.
 """
@@ -16,9 +16,9 @@ from transformer_jax.visualization.style import GRID, Picture, add_legend, line_
 def draw_schedules(
     steps: Int[np.ndarray, " P"], panels: Mapping[str, Mapping[str, Float[np.ndarray, " P"]]]
 ) -> Picture:
-    """Draw the learning rate by step: one panel for each title, with one line for each label.
+    """Draw the learning rate by step, with one panel per title and one line per label.
 
-    The first line of each panel is the one to compare with, and is drawn wider than the others.
+    The first line in each panel is the reference and is drawn wider than the others.
     """
     figure = Figure(figsize=(4.5 * len(panels), 3.6), layout="constrained")
     all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]

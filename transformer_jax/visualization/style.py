@@ -1,4 +1,4 @@
-"""The common style of all pictures: colors, line styles, and files with stable bytes."""
+"""The common style of all plots: colors, line styles, and deterministic files."""
 
 import io
 from pathlib import Path
@@ -9,11 +9,10 @@ from matplotlib.figure import Figure
 
 from transformer_jax.errors import StorageError, UsageError
 
-# This is Okabe and Ito's palette, which color-blind readers can distinguish, with Tol's wine in
-# place of yellow.
+# Okabe and Ito's color-blind-safe palette, except that Tol's wine replaces yellow.
 PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 LINE_STYLES = ("-", "--", "-.", ":")
-# The color map for values of both signs, which color-blind readers can distinguish.
+# The diverging colormap for values of both signs, which is color-blind safe.
 DIVERGING = "RdBu_r"
 GRID = {"alpha": 0.3, "linewidth": 0.6}
 # Omit dates and versions, so that a file depends only on the data.
@@ -25,11 +24,11 @@ PIXELS_PER_INCH = 150
 
 
 class Picture:
-    """A static picture, which notebooks display and `save` writes to a file."""
+    """A static plot, which notebooks display and `save` writes to a file."""
 
     def __init__(self, figure: Figure) -> None:
         self.figure = figure
-        """The matplotlib figure, which can be changed before it is saved."""
+        """The matplotlib figure, which can be modified before it is saved."""
 
     def __repr__(self) -> str:
         titles = [axes.get_title() or axes.get_ylabel() for axes in self.figure.axes]
@@ -40,14 +39,14 @@ class Picture:
 
     @property
     def svg(self) -> str:
-        """The picture as SVG. The same data yields the same text."""
+        """The plot as SVG. The same data always produces the same text."""
         return self._encode("svg").decode()
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture to a file whose name ends in .svg or .png.
+        """Write the plot to a file whose name ends in .svg or .png.
 
         Raises:
-            UsageError: the name ends in something else.
+            UsageError: the name has a different suffix.
             StorageError: the file cannot be written.
         """
         path = Path(path)
@@ -68,24 +67,24 @@ class Picture:
 
 
 def check_suffix(path: Path) -> None:
-    """Raise UsageError if a picture cannot be written in the format that the name ends in."""
+    """Raise UsageError if plots cannot be saved in the format that the path's suffix names."""
     if path.suffix[1:] not in METADATA:
         endings = " or ".join(f".{kind}" for kind in METADATA)
         raise UsageError(f"the name of a picture ends in {endings}, got {str(path)!r}")
 
 
 def add_legend(axes: Axes) -> None:
-    """Add a legend if the axes have labeled artists."""
+    """Add a legend if any artist in the axes has a label."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         axes.legend(handles, labels, fontsize="small", frameon=False)
 
 
 def escape_formula(text: str) -> str:
-    """Escape dollar signs, between which matplotlib expects a formula."""
+    """Escape dollar signs, because matplotlib interprets text between them as a formula."""
     return text.replace("$", r"\$")
 
 
 def line_style(number: int) -> tuple[str, str]:
-    """Return the color and the style of a line by its number, counted from 0."""
+    """Return the color and the style of the line with this zero-based number."""
     return PALETTE[number % len(PALETTE)], LINE_STYLES[number % len(LINE_STYLES)]
