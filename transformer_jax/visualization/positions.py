@@ -78,7 +78,7 @@ def _draw_measures(figure: SubFigure, tables: Mapping[str, Float[np.ndarray, "T 
     products, residuals = figure.subplots(1, 2)
     for number, (name, table) in enumerate(tables.items()):
         num_offsets = min(len(table) // 2, MAX_OFFSETS)
-        offsets = np.arange(num_offsets)
+        offsets = range(num_offsets)
         errors = [fit_linear_map(table, k)[1] for k in offsets[1:]]
         color, line = line_style(number)
         style = {"label": name, "linewidth": 1.6, "color": color, "linestyle": line}
