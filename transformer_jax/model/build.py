@@ -1,4 +1,4 @@
-"""Build a model from a config. Only this file maps names in the config to Flax modules."""
+"""Build a model from a config. Only this file maps config values to Flax modules."""
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import MultiHeadAttention, dot_product, scaled_dot_product
@@ -11,7 +11,7 @@ from transformer_jax.model.variants.fused_attention import BlockwiseAttention, C
 from transformer_jax.model.variants.pre_norm import NormAndAdd
 
 POSITION_SCHEMES: dict[str, tuple[type[AddPositions], type[MultiHeadAttention] | None]] = {
-    # None selects the class for `model.attention_implementation`, which ignores positions.
+    # None stands for the class that `model.attention_implementation` selects. It ignores positions.
     "sinusoidal": (AddPositions, None),
     "concatenated_sinusoidal": (positional_encodings.AddConcatenatedSinusoids, None),
     "learned": (AddLearnedPositions, None),
@@ -39,7 +39,7 @@ LAYER_NORM_PLACEMENTS = {"post": AddAndNorm, "pre": NormAndAdd}
 
 
 def choose_components(config: ModelConfig) -> Components:
-    """Return the modules that the config names."""
+    """Return the modules that the config selects."""
     add_positions, self_attention = POSITION_SCHEMES[config.positions]
     if config.positions == "learned" and config.out_of_range_positions == "clamp":
         add_positions = positional_encodings.AddClampedPositions
@@ -58,6 +58,7 @@ def build_transformer(
 ) -> Transformer:
     """Build the model that the config describes. `Transformer` explains the vocabulary sizes.
 
-    Equal arguments give equal models, so `jax.jit` compiles functions of the model only once.
+    Equal arguments give models that compare equal, so `jax.jit` compiles each function of the
+    model only once.
     """
     return Transformer(config, choose_components(config), vocab_size, source_vocab_size)
