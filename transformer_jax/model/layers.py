@@ -82,7 +82,7 @@ class EncoderLayer(nn.Module):
         c, components = self.config, self.components
         self.self_attention = components.self_attention(c, components.score)
         self.feed_forward = FeedForward(c)
-        # Parameter names follow figure 1, which has "Add & Norm" after each sub-layer.
+        # Parameter names follow figure 1, where "Add & Norm" comes after each sub-layer.
         self.attention_residual = components.residual(c, name="after_self_attention")
         self.feed_forward_residual = components.residual(c, name="after_feed_forward")
 

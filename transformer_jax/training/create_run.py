@@ -31,8 +31,8 @@ def create_run(
     """Prepare the text and create a run folder, which appears only once it is complete.
 
     If `init_from` is given, the new run starts with that run's vocabulary and latest parameters.
-    The stored config contains the actual vocabulary sizes; the console prints a note if they differ
-    from the requested sizes.
+    The stored config contains the actual vocabulary sizes; a note on the console reports any
+    difference from the requested sizes.
 
     Raises:
         UsageError: the folder exists, or the parameters of `init_from` have different shapes.

@@ -129,7 +129,7 @@ class MetricWriter:
 
 
 class NullWriter(MetricWriter):
-    """A writer that writes no files, for processes other than the primary one."""
+    """A writer that does not write any files, for processes other than the primary one."""
 
     def report(self, step: int, split: str, values: dict[str, float]) -> None:
         """Do nothing."""
