@@ -49,7 +49,7 @@ def load_row(spec: str) -> Row:
 
 
 def load_rows(spec: str) -> dict[str, Row]:
-    """Return the rows of FILE, or only FILE:ROW, by name. A single experiment has the name "".
+    """Return the rows of FILE, or only FILE:ROW, keyed by name; a single experiment's key is "".
 
     Raises:
         ConfigError: the file or row does not exist or is invalid.
@@ -131,7 +131,7 @@ def _execute(path: Path) -> dict[str, object]:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Let a config file import `configs.x` and, from its own folder, `x`; undo the imports later.
+    """Let a config file import `configs.x`, or `x` from its own folder; undo the imports on exit.
 
     The files in `folder` take precedence over the shipped ones. Undoing the imports
     prevents modules with the same name in different folders from being confused.

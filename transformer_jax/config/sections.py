@@ -1,6 +1,6 @@
 """The four sections of a config. Their defaults are the paper's base model.
 
-A field's docstring is its help text. Multi-line help texts fit in 80 columns.
+A field's docstring is its help text. Multi-line help text fits in 80 columns.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class ModelConfig(ConfigSection):
     d_v: Annotated[int, between(1, 1_000_000)] = 64
     """Width of the values in each head."""
     dropout: Annotated[float, PROBABILITY] = 0.1
-    """Dropout rate P_drop of sub-layer outputs and of embeddings plus positions (section 5.4)."""
+    """Dropout rate P_drop for sub-layer outputs and embeddings plus positions (section 5.4)."""
     attention_dropout: Annotated[float, PROBABILITY] = 0.0
     """Dropout rate for the attention weights. Differs from the paper when above 0."""
     activation_dropout: Annotated[float, PROBABILITY] = 0.0
@@ -158,7 +158,7 @@ class DataConfig(ConfigSection):
     num_pairs: Annotated[int, between(1, MAX_NUMBER_WORDS_PAIRS)] = 20_000
     """For number_words: the number of training pairs."""
     max_numbers_per_line: Annotated[int, between(1, 300)] = 1
-    """For number_words: lines cycle through 1 to N numbers, separated by semicolons."""
+    """For number_words: each line has 1 to N numbers, separated by semicolons."""
     max_digits: Annotated[int | None, between(5, 6)] = None
     """For number_words: number lengths are uniform over 1 to N digits (5 or 6).
     Default: numbers below a million are equally likely, so most are long."""
@@ -209,7 +209,7 @@ class DataConfig(ConfigSection):
         limit = MAX_NUMBER_WORDS_PAIRS // self.max_numbers_per_line
         reason = f"{MAX_NUMBER_WORDS_PAIRS} / data.max_numbers_per_line"
         if self.max_digits is not None:
-            # All lines are different. Lines with a single number, including held-out lines, use at
+            # All lines are distinct. Lines with a single number, including held-out lines, use at
             # most a quarter of all numbers with up to max_digits digits.
             distinct = 10**self.max_digits // 4 * self.max_numbers_per_line - HELD_OUT_PAIRS
             if distinct < limit:
@@ -227,7 +227,7 @@ class TrainConfig(ConfigSection):
     warmup_steps: Annotated[int, POSITIVE] = 4000
     """Number of steps during which the learning rate rises linearly (section 5.3)."""
     learning_rate_scale: Annotated[float, POSITIVE] = 1.0
-    """Factor that multiplies the paper's learning rate (section 5.3)."""
+    """Multiplier for the paper's learning rate (section 5.3)."""
     adam_beta1: Annotated[float, PROBABILITY] = 0.9
     """Decay rate of Adam's first moment, the mean of the gradients."""
     adam_beta2: Annotated[float, PROBABILITY] = 0.98

@@ -150,7 +150,7 @@ class Batches:
             return None
         return (
             f"warning: {steps:,} steps are {epochs:,.0f} passes over the training set, with "
-            f"{self.per_epoch:,} batches each: set fewer train.steps, or use more text"
+            f"{self.per_epoch:,} batches each: reduce train.steps, or use more text"
         )
 
     @property

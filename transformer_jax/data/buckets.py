@@ -40,7 +40,7 @@ def choose_bucket_sizes(lengths: np.ndarray, *, target_density: float = 0.92) ->
 
 
 def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the index of the first bucket that fits each pair. Every pair must fit in one."""
+    """Return the index of the first bucket that fits each pair. Every pair must fit in a bucket."""
     bucket = np.full(len(lengths), len(sizes) - 1)
     for i in reversed(range(len(sizes))):
         bucket[(lengths <= sizes[i]).all(axis=1)] = i
@@ -79,7 +79,7 @@ class PaddingCost:
         return int(self.widths[0][i]), int(self.widths[1][j])
 
     def _find_best_addition(self, sizes: list[Size]) -> Size:
-        """Return the bucket that saves the most positions if it is added to `sizes`."""
+        """Return the bucket that saves the most positions when added to `sizes`."""
         current = self._positions_per_pair(sizes)
         saved = np.zeros(self.counts.shape)
         # Pairs with the same current cost save the same number of positions in a candidate bucket.
@@ -99,7 +99,7 @@ class PaddingCost:
         return sizes
 
     def random_start(self, rng: np.random.Generator, count: int) -> list[Size]:
-        """Return `count` random sizes, distributed like the lengths of the pairs."""
+        """Return `count` random sizes, drawn from the lengths of the pairs."""
         i, j = np.nonzero(self.counts)
         drawn = rng.choice(len(i), count, p=self.counts[i, j] / self.counts.sum())
         return [self._size(i[k], j[k]) for k in drawn]

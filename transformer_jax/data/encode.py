@@ -80,7 +80,7 @@ def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
 
 
 class SplitWriter:
-    """Writes the files of one split. Writing resumes after an interruption."""
+    """Writes the files of one split, and resumes after an interruption."""
 
     def __init__(
         self, folder: Path, corpus: Corpus, split: Split, vocabulary: Vocabulary, config: DataConfig
@@ -97,7 +97,7 @@ class SplitWriter:
         self.journal = folder / f"{split}.journal.json"
 
     def write(self, progress: Progress) -> dict[str, int]:
-        """Encode the split; count its pairs, the kept pairs, and the dropped pairs by reason.
+        """Encode the split; return the numbers of all, kept, and dropped pairs (dropped by reason).
 
         Raises:
             DataError: no pairs are left, or a line of dev or test is too long.

@@ -43,7 +43,7 @@ class Prepared(NamedTuple):
         return self.report["fingerprint"]
 
     def tokens(self, split: Split) -> tuple[Ragged, Ragged]:
-        """Return all sources and targets, memory-mapped; raise UsageError without this split."""
+        """Return the sources and targets, memory-mapped; raise UsageError if there are none."""
         self._check_has(split)
         source = read_tokens(self.folder, split, "source", self.vocabulary.source)
         return source, read_tokens(self.folder, split, "target", self.vocabulary.target)

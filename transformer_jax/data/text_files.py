@@ -109,7 +109,7 @@ class TextFiles:
 
 
 def is_too_long(line: str) -> bool:
-    """Return whether a line has more than `MAX_LINE_BYTES` bytes in UTF-8."""
+    """Return whether a line is longer than `MAX_LINE_BYTES` in UTF-8."""
     return len(line) > MAX_LINE_BYTES // 4 and len(line.encode()) > MAX_LINE_BYTES
 
 

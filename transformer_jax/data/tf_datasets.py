@@ -50,7 +50,7 @@ class TranslationDataset:
     """NAME/CONFIG or NAME/CONFIG:VERSION."""
     languages: tuple[str, str] = ("en", "de")
     folder: Path | str | None = None
-    """The data folder of TFDS; None means $TFDS_DATA_DIR or ~/tensorflow_datasets."""
+    """The TFDS data folder; None means $TFDS_DATA_DIR or ~/tensorflow_datasets."""
 
     @property
     def name(self) -> str:

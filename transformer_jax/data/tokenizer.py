@@ -63,7 +63,7 @@ class Tokenizer:
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int) -> "Tokenizer":
-        """Train a vocabulary of at most `vocab_size` tokens. A short text yields fewer.
+        """Train a vocabulary of at most `vocab_size` tokens. Short text yields fewer.
 
         The same lines yield the same model bytes on any machine: training uses one thread, and the
         model contains no file names.
@@ -99,7 +99,7 @@ class Tokenizer:
                 minloglevel=2,
             )
         except RuntimeError as error:
-            # SentencePiece wraps every exception that the iterator raises, even on Ctrl-C.
+            # SentencePiece wraps every exception that the iterator raises, even Ctrl-C.
             if raised:
                 raise raised[0] from None
             needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
@@ -117,7 +117,7 @@ class Tokenizer:
 
     @classmethod
     def load_untrusted(cls, model: bytes, name: str) -> "Tokenizer":
-        """Read a model, after testing it in a separate process because a corrupt one may crash.
+        """Test a model in a separate process, which a corrupt model may crash, and then read it.
 
         Raises:
             DataError: the model is invalid, or it crashed the separate process.
@@ -157,7 +157,7 @@ class Tokenizer:
         return self._processor.encode(list(lines), add_eos=True)
 
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """Return the line for each sequence, without padding, BOS, or EOS."""
+        """Decode each sequence to a line, without padding, BOS, or EOS."""
         return self._processor.decode([list(sequence) for sequence in tokens])
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:

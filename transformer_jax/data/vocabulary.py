@@ -31,12 +31,12 @@ def digest(*parts: object) -> str:
 
 @contextmanager
 def exclusive(folder: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock, so that only one process writes at a time. A process that dies releases it."""
+    """Hold a lock so that only one process writes at a time. It is released if the process dies."""
     with folder.with_suffix(".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress("waiting for another process that prepares the same text", 0, 0)
+            progress("waiting for another process that is preparing the same text", 0, 0)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -26,7 +26,7 @@ _jitted_weights = jax.jit(attention_weights, static_argnums=0)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Attention:
-    """All attention weights of a source sentence and its translation, and their tokens.
+    """The attention weights and the tokens of a source sentence and its translation.
 
     Indices of layers, heads, and positions work as in Python: they start at 0, and negative indices
     count from the end. Pictures number layers and heads from 1, as the paper does: `layer=4` is
@@ -83,7 +83,7 @@ class Attention:
         """Return an interactive page that a notebook displays.
 
         `selection` contains fields of `Selection`: `kind`, `layer`, `view`, `heads`, and
-        `position`. Without them, the page first shows the last layer of cross-attention.
+        `position`. By default, the page first shows the last layer of cross-attention.
 
         Raises:
             UsageError: the selection does not exist.
@@ -154,7 +154,7 @@ def compute_attention(
 def _compute_weights(
     translator: Translator, params: Params, source: list[int], target: list[int]
 ) -> dict[str, np.ndarray]:
-    """Return the weights of one pair, without the padding that reduces compilations."""
+    """Return the weights for one sentence pair, with the padding removed."""
     rows = []
     for tokens, longest in (
         (source, translator.longest_source),

@@ -32,7 +32,7 @@ SEED_FOLDER = re.compile(r"seed-\d+")
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Several runs, grouped by config without the seed."""
+    """Several runs, grouped by config, ignoring the seed."""
 
     groups: dict[str, tuple[RunDirectory, ...]]
     """The runs of each group by the group's label. Runs of a group differ only in their seed."""
@@ -118,7 +118,7 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
 
 
 def _label(groups: Sequence[Sequence[RunDirectory]]) -> dict[str, tuple[RunDirectory, ...]]:
-    """Label each group by the name of its first run, or by its path if names are not unique."""
+    """Label each group with its first run's name, or with that run's path if the name is taken."""
     labeled: dict[str, tuple[RunDirectory, ...]] = {}
     for runs in groups:
         path = runs[0].path.resolve()

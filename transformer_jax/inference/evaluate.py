@@ -124,11 +124,11 @@ def score(
 def compound_bleu(
     tokenizer: str, hypotheses: Sequence[str], references: Sequence[str]
 ) -> float | None:
-    """Return BLEU as the paper computes it, with Tensor2Tensor's `get_ende_bleu.sh`.
+    """Return BLEU computed as in the paper, which uses Tensor2Tensor's `get_ende_bleu.sh`.
 
     Both sides are tokenized as in Moses's `tokenizer.perl -l de`, and split at hyphens. BLEU is
-    computed as in `multi-bleu.perl`, without smoothing. If `tokenizer` is "none", the text is
-    already tokenized. Return None if `tokenizer` splits text into characters, which have no
+    computed as in `multi-bleu.perl`, without smoothing. If `tokenizer` is "none", the text
+    must already be tokenized. Return None if `tokenizer` splits text into characters, which have no
     compounds.
     """
     if tokenizer in ("char", "zh"):
@@ -216,7 +216,7 @@ def evaluate(
     averaged checkpoint separately, with at most two sets of parameters in memory. `progress` is
     called with a description, the number of finished sentences, and the total.
 
-    Raises the errors of `prepare_split` or `read_files`, and DataError if a source is too long for
+    Raises the errors of `prepare_split` or `read_files`, or a DataError if a source is too long for
     the model.
     """
     if per_checkpoint and run.folder.package is not None:

@@ -25,7 +25,7 @@ from transformer_jax.runs.atomic_files import write_json
 
 
 def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
-    """Write the lines, the sentence scores, and then the scores; return the directory.
+    """Write the lines, the sentence scores, and finally the overall scores; return the directory.
 
     Evaluations of individual checkpoints have separate directories. An evaluation replaces an
     earlier one only if the split, the checkpoints, and the decode config are the same.

@@ -28,7 +28,7 @@ MARGIN = 0.05
 
 
 class Head(NamedTuple):
-    """A head of a model. Layers and heads count from 0."""
+    """An attention head. Layers and heads count from 0."""
 
     kind: str
     """One of `KINDS`."""
@@ -89,7 +89,7 @@ def head_importance(
     margin: float = MARGIN,
     progress: Progress = ignore_progress,
 ) -> HeadImportance:
-    """Compute the loss on the first sentences of a split with heads masked.
+    """With heads masked, compute the loss on the first `num_sentences` sentences of a split.
 
     First, each head is masked alone. Then the heads are masked cumulatively, the least important
     first, until the loss exceeds that of the full model by more than `margin` nats per token.

@@ -83,8 +83,8 @@ def _mean_curves(name: str, groups: Mapping[str, Sequence[MetricsTable]]) -> lis
 def stored_evaluations(folder: RunDirectory) -> list[dict[str, Any]]:
     """Return the evaluations that `evaluate` has stored in a run, ordered by set and step.
 
-    Each has the keys "split", "step", "average_checkpoints", "beam_size", "alpha", and the scores
-    that `SCORE_NAMES` lists. Within a step, evaluations with the run's decode config come last.
+    Each has the keys "split", "step", "average_checkpoints", "beam_size", and "alpha", and the
+    scores in `SCORE_NAMES`. Within a step, evaluations with the run's decode config come last.
     """
     found: list[dict[str, Any]] = []
     decode = dataclasses.asdict(folder.config.decode)

@@ -158,7 +158,7 @@ def _describe_training(config: Config, versions: Mapping[str, str], steps: Seque
     lines = [
         f"- Steps: {', '.join(map(str, steps))}{mean}.",
         f"- Seed: {config.train.seed}.",
-        f"- Commit of transformer-jax: {_code(commit) if commit else 'not recorded'}.",
+        f"- transformer-jax commit: {_code(commit) if commit else 'not recorded'}.",
         f"- Versions: {_code(software)}.",
         "",
         "`run.json` contains the full config. These fields differ from the paper's base model:",
@@ -194,11 +194,11 @@ def _describe_scores(scores: Sequence[StoredScores], dtype: Dtype) -> str:
 
 def _describe_limits(config: Config) -> str:
     return f"""- It translates single sentences of at most {config.model.max_lengths[0]:,} tokens.
-- It was trained only on the text above. Other kinds of text give worse translations.
+- It was trained only on the text above. Translations of other kinds of text are worse.
 - A character that the training text does not contain becomes \u2047.
 - Translations can be wrong, and they can share the biases of the training text. Have a person
   check them where errors matter.
-- The terms of the training text apply in addition to the license."""
+- The training text's terms of use apply in addition to the license."""
 
 
 def _code(text: object) -> str:

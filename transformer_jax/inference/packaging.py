@@ -36,7 +36,7 @@ def package_run(
     license_id: str = "unknown",
     languages: tuple[str, str] | None = None,
 ) -> RunDirectory:
-    """Write a loaded run's parameters and description, and a model card, to a new folder.
+    """Write a loaded run's parameters, its description, and a model card to a new folder.
 
     If `languages` is None, `find_languages` chooses them.
 

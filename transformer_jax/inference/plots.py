@@ -74,13 +74,14 @@ def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 
 
 
 def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_progress) -> Picture:
-    """Draw the loss on a split by position in the target and by length of the target.
+    """Draw the loss on a split by target position and by target length.
 
     Bands are 95% confidence intervals over sentences. Positions that fewer than 10 sentences reach
-    are omitted. Lengths form up to ten groups of about the same number of sentences.
+    are omitted. Lengths are grouped into up to ten bins with about the same number of
+    sentences.
 
     Raises:
-        UsageError: the run has no such split, or it has fewer than 10 sentences.
+        UsageError: the run has no such split, or the split has fewer than 10 sentences.
         DataError: the text of the run has changed.
     """
     prepared = prepare_split(split, of=run, progress=progress)
@@ -123,7 +124,7 @@ def loss_by_length(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> Cur
 
 
 def _group_lengths(lengths: Int[np.ndarray, " S"]) -> list[Int[np.ndarray, " group"]]:
-    """Return the indices of the sentences in each group; equal lengths are in the same group."""
+    """Return the indices of the sentences in each group; equal lengths share a group."""
     order = np.argsort(lengths, kind="stable")
     size = max(MIN_SENTENCES, math.ceil(len(lengths) / NUM_LENGTHS))
     groups: list[list[int]] = [[]]

@@ -72,7 +72,7 @@ class Run:
 
     @property
     def metrics(self) -> MetricsTable:
-        """Metrics as a list of one dictionary for each step, which `pandas.DataFrame` accepts.
+        """Metrics by step: a list of dictionaries that `pandas.DataFrame` accepts.
 
         The keys are "step" and names such as "train/loss" and "dev/perplexity". A row has only the
         metrics that were reported at its step. A package has no metrics.
@@ -153,8 +153,8 @@ def load(
 
     The parameters are the mean of the last `average_checkpoints` scheduled checkpoints up to
     `step`, which defaults to the latest. A single checkpoint need not be a scheduled one. The
-    number defaults to the run's `decode.average_checkpoints`. If the run has fewer checkpoints,
-    `load` then issues a warning and averages those that exist.
+    number defaults to the run's `decode.average_checkpoints`. If the run has fewer than this
+    default, `load` issues a warning and averages the existing checkpoints.
 
     Raises:
         UsageError: the run or its checkpoint at this step does not exist, the run has too few

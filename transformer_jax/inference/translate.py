@@ -132,7 +132,7 @@ class Translator:
         truncate: bool = False,
         progress: Callable[[int], None] = lambda _: None,
     ) -> list[list[Hypothesis]]:
-        """Return the best translations of each line, at most `num_best` and the beam size.
+        """Return up to `num_best` translations of each line, but not more than the beam size.
 
         A blank line has one empty translation. `progress` is called with the number of lines in
         each finished batch.

@@ -11,7 +11,7 @@ from transformer_jax.model.variants.fused_attention import BlockwiseAttention, C
 from transformer_jax.model.variants.pre_norm import NormAndAdd
 
 POSITION_SCHEMES: dict[str, tuple[type[AddPositions], type[MultiHeadAttention] | None]] = {
-    # None stands for the class that `model.attention_implementation` selects. It ignores positions.
+    # None means the class that `model.attention_implementation` selects, which ignores positions.
     "sinusoidal": (AddPositions, None),
     "concatenated_sinusoidal": (positional_encodings.AddConcatenatedSinusoids, None),
     "learned": (AddLearnedPositions, None),
@@ -56,7 +56,7 @@ def choose_components(config: ModelConfig) -> Components:
 def build_transformer(
     config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None
 ) -> Transformer:
-    """Build the model that the config describes. `Transformer` explains the vocabulary sizes.
+    """Build the model that the config describes. See `Transformer` for the vocabulary sizes.
 
     Equal arguments give models that compare equal, so `jax.jit` compiles each function of the
     model only once.

@@ -23,9 +23,9 @@ def linear_indices(shape: tuple[int, ...]) -> UInt32[Array, "..."]:
 def random_bits(rng: Array, index: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     """Return 32 random bits for each element of an array: a hash of the index and the key.
 
-    The key must be a "threefry2x32" key, which is JAX's default. Two rounds run after
-    the key's second half is added. With fewer rounds, similar keys would give mutually exclusive
-    masks.
+    The key must be a "threefry2x32" key, which is JAX's default. Two rounds of mixing
+    follow the addition of the key's second half. With fewer rounds, similar keys would give
+    mutually exclusive masks.
     """
     first, second = jax.random.key_data(rng).astype(jnp.uint32)
     bits = index + first

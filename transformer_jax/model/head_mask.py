@@ -12,7 +12,7 @@ from transformer_jax.errors import UsageError
 from transformer_jax.model.transformer import Params
 
 KINDS = ("encoder", "decoder", "cross")
-"""Self-attention of the encoder, self-attention of the decoder, and attention to the source."""
+"""Encoder self-attention, decoder self-attention, and attention to the source."""
 
 # For each kind: the stack, and the module in each of its layers.
 MODULES = {
@@ -23,7 +23,7 @@ MODULES = {
 
 
 def mask_heads(params: Params, mask: Bool[Array, "3 L H"] | Bool[np.ndarray, "3 L H"]) -> Params:
-    """Return a copy of the parameters that disables the heads whose mask is False.
+    """Return a copy of the parameters in which heads with a False mask have no effect.
 
     A head contributes head_i W_i^O to the output of its sub-layer (section 3.2.2), where W_i^O are
     the rows of W^O that belong to head i. Zeroing these rows is exactly equivalent to

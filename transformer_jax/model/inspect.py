@@ -54,7 +54,7 @@ def digest_params(params: Params) -> str:
 def position_table(
     model: Transformer, params: Params, num_positions: int
 ) -> Float[Array, "num_positions d_model"]:
-    """Return what the encoder adds to the embeddings at the first positions (section 3.5).
+    """Return the vectors that the encoder adds to the embeddings, by position (section 3.5).
 
     The table is zero if the model does not encode positions, or encodes them in self-attention.
     """
@@ -69,7 +69,7 @@ def position_table(
 def initial_position_table(
     model: Transformer, seed: int, num_positions: int
 ) -> Float[Array, "num_positions d_model"]:
-    """Return the `position_table` with which a run with this seed starts."""
+    """Return the initial `position_table` of a run with this seed."""
 
     @jax.jit
     def initialize() -> Params:

@@ -62,7 +62,7 @@ class AddAndNorm(nn.Module):
 
 @dataclass(frozen=True)
 class Components:
-    """The modules of a Transformer that have variants. `build` chooses them from the config."""
+    """The Transformer modules that have variants. `build` chooses them from the config."""
 
     add_positions: type[AddPositions]
     self_attention: type[MultiHeadAttention]

@@ -30,7 +30,8 @@ def create_run(
 ) -> RunDirectory:
     """Prepare the text and create a run folder, which appears only once it is complete.
 
-    If `init_from` is given, the new run starts with that run's vocabulary and latest parameters.
+    If `init_from` is given, the new run starts with the vocabulary and latest parameters of the run
+    at that path.
     The stored config contains the actual vocabulary sizes; a note on the console reports any
     difference from the requested sizes.
 

@@ -95,7 +95,7 @@ def peak_flops(dtype: str) -> float:
     size = 1024 if devices[0].platform == "cpu" else 8192
     matrix = jnp.ones((size, size), dtype)
     multiply = jax.jit(jnp.matmul)
-    # The first time includes compilation, so the return statement ignores it.
+    # The first timing includes compilation, so exclude it below.
     seconds = timeit.repeat(
         lambda: multiply(matrix, matrix).block_until_ready(), number=1, repeat=6
     )

@@ -33,7 +33,7 @@ from transformer_jax.training.step import TrainState, make_train_step
 from transformer_jax.training.throughput import Meter
 from transformer_jax.training.tracing import StepTracer
 
-# A run ends after this many consecutive steps whose gradient is not finite.
+# A run ends after this many consecutive steps with a loss or gradient that is not finite.
 MAX_SKIPPED_STEPS = 10
 
 
@@ -94,7 +94,7 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
             splits = {"train": not pending, "dev": first in checkpointer.scores}
             truncate_metrics(run.folder.metrics, first, {x for x in splits if splits[x]})
         run.group.barrier()
-        # FLOPs are a function of the steps, so checkpoints do not store them.
+        # FLOPs can be recomputed from the steps, so checkpoints do not store them.
         pending_flops = sum(run.step_flops(first - n) for n in reversed(range(len(pending))))
         peak = run.group.count * peak_flops(config.model.dtype)
         meter = Meter(peak, pending, pending_flops)

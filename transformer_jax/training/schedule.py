@@ -1,4 +1,4 @@
-"""Decide what is due after each training step, as a pure function of the step and the votes.
+"""Decide what is due after each training step, as a pure function of the step and a vote.
 
 Steps count from 1. A scheduled checkpoint is saved at a fixed step and has a score, the perplexity
 on the development set. All other checkpoints (for recovery, after a signal, or at an unscheduled

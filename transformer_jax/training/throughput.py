@@ -35,7 +35,7 @@ class Meter:
     def add(self, metrics: StepMetrics, flops: float) -> int:
         """Record step n, and wait until the devices have finished step n - 2.
 
-        The wait limits how far the host runs ahead of the devices, and allows `heartbeat.beat` to
+        The wait limits how far the host runs ahead of the devices, and lets `heartbeat.beat`
         report progress. For the first two steps after a report, this method returns 0 without
         waiting. For later steps, it returns the number of consecutive skipped steps, up to
         step n - 2.

@@ -11,12 +11,12 @@ class StepTracer:
     """A context manager that traces consecutive steps of a run."""
 
     def __init__(self, folder: Path, *, after: int, steps: int) -> None:
-        """Trace `steps` steps after step `after`, by which most batch shapes are compiled."""
+        """Trace `steps` steps after step `after`. By then, most batch shapes are compiled."""
         self._folder, self._first, self._last = folder, after, after + steps
         self._is_tracing = False
 
     def after(self, step: int, state: object) -> None:
-        """Start or stop the trace if it is time to; `step` is the latest step and returned `state`.
+        """Start or stop the trace if it is due after this step, which returned `state`.
 
         Raises:
             StorageError: the trace cannot be written.

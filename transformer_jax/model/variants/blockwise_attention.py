@@ -44,7 +44,7 @@ class Inputs(NamedTuple):
 def blockwise_attention(
     inputs: Inputs, mask: Bool[Array, "#B #H #T S"], rng: Array | None, scale: float, rate: float
 ) -> Float[Array, "B T H V"]:
-    """Average the values by softmax(scale q k), as `MultiHeadAttention` does, but block by block.
+    """Average the values, weighted by softmax(scale q k), like `MultiHeadAttention` but by block.
 
     Dropout drops the same weights as in full attention. If `rng` is None, there is no dropout.
     """
@@ -52,7 +52,7 @@ def blockwise_attention(
 
 
 def block_size(length: int, max_size: int) -> int:
-    """Return the smallest block size that needs as few blocks as `max_size`."""
+    """Return the smallest block size that does not need more blocks than `max_size`."""
     return -(-length // -(-length // max_size))
 
 
@@ -158,7 +158,7 @@ class Blocks:
 
 
 class Residuals(NamedTuple):
-    """The arrays that the backward pass needs. Only the mask has T S elements."""
+    """The arrays that the backward pass needs. Only the mask's size is proportional to T S."""
 
     inputs: Inputs
     mask: Bool[Array, "#B #H #T S"]

@@ -1,4 +1,4 @@
-"""Attention without storing all weights, which saves memory and time on long sequences.
+"""Attention that does not store all weights, to save memory and time on long sequences.
 
 Both classes compute equation 1 with the parameters of `MultiHeadAttention`, but do not record the
 weights.

@@ -73,7 +73,7 @@ class RotaryAttention(MultiHeadAttention):
 class RelativeAttention(MultiHeadAttention):
     """Adds learned vectors for each distance to the keys and the values (Shaw et al. 2018).
 
-    These are equations 3 to 5 of Shaw et al. Heads share the vectors. Tensor2Tensor's later
+    Implements equations 3 to 5 of Shaw et al. All heads share the vectors. Tensor2Tensor's later
     `dot_product_relative_v2` omits the vectors for the values by default.
     """
 
