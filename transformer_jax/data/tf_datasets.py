@@ -38,7 +38,7 @@ class TranslationDataset:
     `wmt14_translate/de-en` is the paper's dataset: about 4.5 million training pairs from Europarl
     v7, Common Crawl, and News Commentary v9; newstest2013 as dev; newstest2014 as test. TFDS has
     one dataset for both directions, and `languages` selects the direction. Each sentence becomes
-    one line. All members except `name` download the dataset if necessary.
+    one line. Members other than `name` download the dataset if necessary.
 
     Raises:
         UsageError: TFDS does not have this dataset or language, or is not installed.

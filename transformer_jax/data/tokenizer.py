@@ -99,7 +99,7 @@ class Tokenizer:
                 minloglevel=2,
             )
         except RuntimeError as error:
-            # SentencePiece wraps every exception that the iterator raises, even Ctrl-C.
+            # SentencePiece wraps all exceptions that the iterator raises, even KeyboardInterrupt.
             if raised:
                 raise raised[0] from None
             needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
@@ -117,7 +117,7 @@ class Tokenizer:
 
     @classmethod
     def load_untrusted(cls, model: bytes, name: str) -> "Tokenizer":
-        """Test a model in a separate process, which a corrupt model may crash, and then read it.
+        """Load a model in a separate process first, because a corrupt model may crash the process.
 
         Raises:
             DataError: the model is invalid, or it crashed the separate process.

@@ -152,9 +152,9 @@ def load(
     """Load a run onto JAX's default device. Nothing in its directory is executed or changed.
 
     The parameters are the mean of the last `average_checkpoints` scheduled checkpoints up to
-    `step`, which defaults to the latest. A single checkpoint need not be a scheduled one. The
-    number defaults to the run's `decode.average_checkpoints`. If the run has fewer than this
-    default, `load` issues a warning and averages the existing checkpoints.
+    `step`, which defaults to the latest. A single checkpoint need not be a scheduled one. By
+    default, `average_checkpoints` is the run's `decode.average_checkpoints`. If the run has fewer
+    than this default, `load` issues a warning and averages the existing checkpoints.
 
     Raises:
         UsageError: the run or its checkpoint at this step does not exist, the run has too few

@@ -89,8 +89,8 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
             console.print(f"{run.folder.path} is already at step {first}: nothing to do")
             return len(checkpointer.scores)
         if run.group.is_primary:
-            # The next report includes the pending metrics, so an earlier report that has them is
-            # outdated.
+            # The next report includes the pending metrics and replaces an earlier report that has
+            # them.
             splits = {"train": not pending, "dev": first in checkpointer.scores}
             truncate_metrics(run.folder.metrics, first, {x for x in splits if splits[x]})
         run.group.barrier()
