@@ -147,7 +147,7 @@ plt.show()
 #   model learn *faster*. The paper trains for 100,000 steps, and then capacity and regularization
 #   count.
 # - **C3, with more layers, is far worse** for the same reason.
-# - **E, the learned table, is better here.** Its vectors start with norm 1, and sinusoids have norm
+# - **E, the learned table, is better here.** Its vectors start with norm 1, whereas sinusoids have norm
 #   $\sqrt{d_{model} / 2}$. This can change how fast a model learns (`docs/positions.md` has
 #   controls).
 #
@@ -192,7 +192,7 @@ axes.set_title("left: learned is better; right: sinusoids are better", fontsize=
 plt.show()
 
 # %% [markdown]
-# An interval that contains 0 does not decide between the two. Within the training length, the sign
+# An interval that contains 0 is inconclusive. Within the training length, the sign
 # depends on the text: sinusoids are better on both texts of numbers, and the learned table is
 # better on the captions of Multi30k. No scheme is better everywhere, which is compatible with the
 # paper's "nearly identical". Just beyond the training length, the learned table is not better on

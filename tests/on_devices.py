@@ -73,7 +73,7 @@ def train(
 
 
 def divide_state() -> dict[int, float]:
-    """For each number of devices, return the largest share of the state on a device with FSDP."""
+    """For each device count, return the largest fraction of the state on one device under FSDP."""
     # Two layers of the base model at an eighth of its width, with an odd vocabulary size.
     config = Config().change(
         model={"num_layers": 2, "d_model": 64, "d_ff": 256, "num_heads": 8, "d_k": 8, "d_v": 8}

@@ -13,7 +13,7 @@ it changes (here row A of Table 3, with one attention head):
     >>> from transformer_jax import Config
     >>> config = Config().change(model={"num_heads": 1, "d_k": 512, "d_v": 512})
 
-Build a config's Flax module for a shared vocabulary of 37,000 tokens:
+Build the Flax module for a config, with a shared vocabulary of 37,000 tokens:
 
     >>> from transformer_jax import build_transformer
     >>> model = build_transformer(config.model, vocab_size=37_000)
@@ -27,8 +27,8 @@ Compare runs by their metrics, without loading their parameters:
 The command `transformer-jax` trains, evaluates, and compares runs.
 
 The subpackages follow the paper: `model` (section 3), `data` (5.1), `training` (5.2 to 5.4), and
-`inference` (6.1). Only the names in this module are a stable interface. The first use of a name
-that needs JAX imports JAX.
+`inference` (6.1). Only the names exported here are a stable API. JAX is
+imported lazily, on first use of a name that needs it.
 """
 
 import importlib
@@ -71,7 +71,7 @@ __all__ = [
     "plot_schedule",
 ]
 
-# The module of each name that needs JAX. The first use of a name imports its module.
+# The names that need JAX, and their modules. Each module is imported on first use.
 _MODULES = {
     "Attention": "inference.attention",
     "Run": "inference.trained_run",

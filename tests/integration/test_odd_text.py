@@ -49,7 +49,7 @@ NOT_FILES = ["nothing", "dangling", "folder", "pipe", "device"]
 
 
 class RandomCorpus:
-    """A corpus in files, with the error messages and counts that `prepare` should give."""
+    """A corpus on disk, with the error messages and counts that `prepare` should print."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)

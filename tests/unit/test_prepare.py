@@ -388,7 +388,7 @@ def test_two_processes_that_prepare_the_same_text_share_the_work(
     assert has_started.wait(60)
     results.append(prepare(CONFIG, VOCABULARY, progress=second))
     thread.join()
-    assert activities == ["waiting for another process that prepares the same text"]
+    assert activities == ["waiting for another process that is preparing the same text"]
     assert encoder.lines == LINES
     assert results[0].folder == results[1].folder
     assert results[0].report == results[1].report

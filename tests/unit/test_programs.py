@@ -1,4 +1,4 @@
-"""Test the numbers that describe a compiled step, with a CPU in place of the target."""
+"""Test the statistics of a compiled step, with the CPU as the target device."""
 
 import jax
 import numpy as np

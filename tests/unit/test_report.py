@@ -183,8 +183,8 @@ def test_the_committed_report_on_multi30k_differs_where_its_scores_do(tmp_path: 
         set_status(run, "done")
     results = collect(sweep)
     verdicts = {name: results.verdict(name, "perplexity") for name in rows}
-    # Row E contradicts the paper most clearly: its perplexity is 8.16 lower than base's, but equal
-    # to it in the paper.
+    # Row E contradicts the paper most clearly: its perplexity is 8.16 points below base's, whereas
+    # the paper reports the same perplexity for both.
     assert {name for name, x in verdicts.items() if x == "differs"} == {"C1", "D1", "E"}
     assert {name for name, x in verdicts.items() if x == "as in the paper"} == {"B1"}
     assert results.sign_agreement("perplexity")[:2] == (4, 8)

@@ -117,7 +117,7 @@ def count_executions(computations: dict[str, list[Instruction]], entry: str) -> 
 
 
 def array_sizes(shape: str) -> Iterator[tuple[str, int]]:
-    """Yield the data type and the bytes of each array in a shape such as `(f32[8], s32[])`."""
+    """Yield the data type and size in bytes of each array in a shape like `(f32[8], s32[])`."""
     for dtype, dimensions in ARRAY.findall(shape):
         if dtype in WIDTHS:
             yield dtype, WIDTHS[dtype] * math.prod(int(d) for d in dimensions.split(",") if d)

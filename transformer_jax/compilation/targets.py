@@ -123,7 +123,7 @@ def parse_target(text: str) -> Target:
     """Return the devices that `text` names; without a shape, one device.
 
     Examples: `v5e:2x4` has 8 TPU chips, `v4:2x2x1` 4 TPU chips, `h100:8` 8 GPUs of one host, and
-    `h100:16` or `h100:2x8` 8 GPUs of each of two hosts.
+    `h100:16` or `h100:2x8` two hosts with 8 GPUs each.
 
     Raises:
         UsageError: the kind does not exist, or its devices cannot have this shape.

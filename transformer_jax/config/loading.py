@@ -1,7 +1,7 @@
 """Find and read a config file by path or name, such as `configs/table3.py:A1` or `table3:A1`.
 
-A config file is the user's own Python code and is executed. Stored configs, such as those of a
-sweep's runs, are JSON and are not executed.
+A config file is the user's own Python code, and loading it executes it. Stored configs, such as
+those of a sweep's runs, are JSON, and loading them executes nothing.
 """
 
 import json
@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def shipped_configs() -> Path:
-    """Return the folder of shipped configs: in the installed package, or next to its source."""
+    """Return the folder of shipped configs: in the installed package, or next to the source."""
     installed = PACKAGE / "shipped" / "configs"
     return installed if installed.is_dir() else PACKAGE.parent / "configs"
 
@@ -49,7 +49,7 @@ def load_row(spec: str) -> Row:
 
 
 def load_rows(spec: str) -> dict[str, Row]:
-    """Return the rows of FILE, or only FILE:ROW, by name; a single experiment is named "".
+    """Return the rows of FILE, or only FILE:ROW, keyed by name; a single experiment's key is "".
 
     Raises:
         ConfigError: the file or row does not exist or is invalid.
@@ -76,7 +76,7 @@ def split_spec(spec: str) -> tuple[str, str | None]:
 
 
 def run_name(spec: str) -> str:
-    """Return the default name of a config's run, such as "table3-A1" for configs/table3.py:A1."""
+    """Return the default run name for a config, such as "table3-A1" for configs/table3.py:A1."""
     path, row = split_spec(spec)
     return Path(path).stem + (f"-{row}" if row else "")
 
@@ -100,7 +100,7 @@ def _read_json_config(path: Path) -> Config:
 
 
 def _rows_of(names: Mapping[str, object], path: str) -> dict[str, Row]:
-    """Return the rows that the top-level names of a config file define."""
+    """Return the rows that a config file defines, given its top-level names."""
     if "SWEEP" in names:
         sweep = names["SWEEP"]
         if not isinstance(sweep, dict) or not sweep or not all(isinstance(k, str) for k in sweep):
@@ -131,10 +131,10 @@ def _execute(path: Path) -> dict[str, object]:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Let a config file import `configs.x`, and `x` from its own folder; then undo the imports.
+    """Let a config file import `configs.x`, or `x` from its own folder; undo the imports on exit.
 
-    The files in `folder` take precedence over the shipped ones. Undoing the imports avoids
-    confusion between modules with the same name in two folders.
+    The files in `folder` take precedence over the shipped ones. Undoing the imports
+    prevents modules with the same name in different folders from being confused.
     """
     path, modules = list(sys.path), dict(sys.modules)
     sys.path[:0] = [str(folder.parent), str(folder), str(shipped_configs().parent)]
@@ -168,7 +168,7 @@ def _error_location(path: Path, error: BaseException) -> str:
 
 
 def _error_message(error: BaseException) -> str:
-    """Return the error message in one line; for an unknown field, suggest the closest name."""
+    """Return the error message on one line; for an unknown field, suggest the closest name."""
     unknown = re.match(
         r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)
     )

@@ -24,7 +24,7 @@ class Config:
     """One experiment. `Config()` is the paper's base model, trained on number words.
 
     Raises:
-        ConfigError: a value breaks a rule, or two fields contradict each other.
+        ConfigError: a value violates a rule, or two fields conflict.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -61,7 +61,7 @@ class Config:
         """Return a copy with some fields changed: `base.change(model={"num_heads": 4})`.
 
         Raises:
-            ConfigError: a section or field does not exist, or a value breaks a rule.
+            ConfigError: a section or field does not exist, or a value violates a rule.
         """
         changed = {}
         for name, fields in sections.items():
@@ -75,7 +75,7 @@ class Config:
         return dataclasses.replace(self, **changed)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the config as JSON data."""
+        """Return the config as JSON-serializable data."""
         return {
             section: {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
             for section, fields in dataclasses.asdict(self).items()
@@ -85,11 +85,11 @@ class Config:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Convert the output of `to_dict` back to a config; missing fields get their defaults.
 
-        If only `decode.beam_end` is missing from its section, an earlier version stored the config,
-        so the field gets the value of `DecodeConfig.beam_end_before`.
+        If the decode section lacks only `beam_end`, an earlier version stored the config, so the
+        field gets the value of `DecodeConfig.beam_end_before`.
 
         Raises:
-            ConfigError: `data` is not an object of sections, or `change` rejects it.
+            ConfigError: `data` is not a mapping of sections, or `change` rejects it.
         """
         if not isinstance(data, Mapping) or not all(isinstance(v, Mapping) for v in data.values()):
             raise ConfigError(f"a config must be an object of sections, got {data!r}")
@@ -99,7 +99,7 @@ class Config:
         return cls().change(**{**data, "decode": add_beam_end(data.get("decode", {}))})
 
     def differences(self, other: Self) -> dict[tuple[str, str], tuple[Any, Any]]:
-        """Return the differing fields, as (section, field): (own value, other's value)."""
+        """Return the fields that differ, as {(section, field): (own value, other's value)}."""
         theirs = other.to_dict()
         return {
             (section, key): (value, theirs[section][key])
@@ -120,7 +120,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Paper:
-    """The paper's results for a row of Table 3; None for results that the paper omits."""
+    """The paper's results for a row of Table 3. Results that the paper omits are None."""
 
     perplexity: float | None = None
     """The per-token perplexity on newstest2013, without label smoothing."""
@@ -132,16 +132,16 @@ class Paper:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a sweep: an experiment, and the paper's results for the same experiment."""
+    """A row of a sweep: an experiment, and the paper's results for it."""
 
     config: Config
     paper: Paper = Paper()
 
 
 def add_beam_end(decode: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored decode section, with the `beam_end` of its time if it has all other fields.
+    """Return a stored decode section; if it lacks only `beam_end`, add the field's former value.
 
-    Such a section was stored before this field existed.
+    Such a section was stored before the field existed.
     """
     is_old = {*field_names(DecodeConfig)} - decode.keys() == {"beam_end"}
     return {**decode, **({"beam_end": DecodeConfig.beam_end_before} if is_old else {})}

@@ -1,6 +1,6 @@
 """The four sections of a config. Their defaults are the paper's base model.
 
-A field's docstring is its help text. Multi-line help texts fit in 80 columns.
+A field's docstring is its help text. Multi-line help text fits in 80 columns.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class ModelConfig(ConfigSection):
     d_v: Annotated[int, between(1, 1_000_000)] = 64
     """Width of the values in each head."""
     dropout: Annotated[float, PROBABILITY] = 0.1
-    """Dropout rate P_drop of sub-layer outputs and of embeddings plus positions (section 5.4)."""
+    """Dropout rate P_drop for sub-layer outputs and embeddings plus positions (section 5.4)."""
     attention_dropout: Annotated[float, PROBABILITY] = 0.0
     """Dropout rate for the attention weights. Differs from the paper when above 0."""
     activation_dropout: Annotated[float, PROBABILITY] = 0.0
@@ -55,17 +55,17 @@ class ModelConfig(ConfigSection):
     Tensor2Tensor; none does not encode positions; alibi, rotary, and
     relative (Shaw et al.) work inside self-attention."""
     max_relative_position: Annotated[int, between(1, 1_000_000)] = 16
-    """With relative positions: the largest distance; longer ones are clipped (k in Shaw et al.)."""
+    """With relative positions: maximum distance; longer ones are clipped (k in Shaw et al.)."""
     attention_score: Literal["scaled_dot_product", "dot_product", "general", "additive"] = (
         "scaled_dot_product"
     )
     """How queries are compared with keys (section 3.2.1). All but
-    scaled_dot_product differ from the paper: dot_product does not scale;
+    scaled_dot_product differ from the paper: dot_product is unscaled;
     general is q^T W k (Luong et al.); additive is v^T tanh(q + k)
     (Bahdanau et al.)."""
     attention_implementation: Literal["full", "blockwise", "cudnn"] = "full"
     """How attention is computed. full stores all weights at once. blockwise
-    needs less memory, and is faster on a CPU for sequences of 1,000 tokens
+    uses less memory, and is faster on a CPU for sequences of 1,000 tokens
     or more. cudnn is cuDNN's flash attention on NVIDIA GPUs."""
     attention_bias: bool = False
     """Add biases to the four attention projections. Differs from the paper when set."""
@@ -98,7 +98,7 @@ class ModelConfig(ConfigSection):
     """Data type of the computation. Parameters, softmax, and loss use float32.
     float64 is only for verification in Python, within jax.enable_x64(True)."""
     remat: bool = False
-    """Recompute each layer's activations in the backward pass: slower, but needs less memory."""
+    """Recompute each layer's activations in the backward pass: slower, but uses less memory."""
 
     name = "model"
 
@@ -155,16 +155,16 @@ class DataConfig(ConfigSection):
     """The corpus, its vocabulary, and its batches (section 5.1)."""
 
     corpus: Literal["number_words", "text", "tfds"] = "number_words"
-    """The source of the sentence pairs. number_words: numbers in English and
-    German words, generated on the fly. text: your own files. tfds: a
-    dataset of TensorFlow Datasets, downloaded on first use."""
+    """The source of the sentence pairs. number_words: numbers spelled out in
+    English and German, generated on the fly. text: your own files. tfds: a
+    dataset from TensorFlow Datasets, downloaded on first use."""
     num_pairs: Annotated[int, between(1, MAX_NUMBER_WORDS_PAIRS)] = 20_000
     """For number_words: the number of training pairs."""
     max_numbers_per_line: Annotated[int, between(1, 300)] = 1
-    """For number_words: each line has 1 to N numbers (equally often), separated by semicolons."""
+    """For number_words: each line has 1 to N numbers, separated by semicolons."""
     max_digits: Annotated[int | None, between(5, 6)] = None
-    """For number_words: numbers have 1 to N digits (5 or 6), equally often.
-    Default: all numbers below a million, equally often, so most are long."""
+    """For number_words: number lengths are uniform over 1 to N digits (5 or 6).
+    Default: numbers below a million are equally likely, so most are long."""
     train: tuple[str, str] | None = None
     """For text: the source file and target file of the training set (UTF-8,
     plain or gzip). Line n of one file translates line n of the other."""
@@ -173,7 +173,7 @@ class DataConfig(ConfigSection):
     test: tuple[str, str] | None = None
     """For text: the test set, in the same format. Only the evaluate command uses it."""
     folder: str | None = None
-    """For text: the folder that relative file names refer to. Default:
+    """For text: the folder that relative file names start from. Default:
     $TRANSFORMER_JAX_DATA, or else the current folder. For tfds: the data
     folder of TensorFlow Datasets."""
     dataset: str = "wmt14_translate/de-en"
@@ -182,7 +182,7 @@ class DataConfig(ConfigSection):
     """For tfds: the source and target languages."""
     vocab_size: Annotated[int, between(8, 1_000_000)] = 37_000
     """Number of tokens in the vocabulary shared by source and target. If the
-    corpus yields fewer tokens, training reports and stores their number."""
+    corpus yields fewer tokens, training reports and stores the actual number."""
     source_vocab_size: Annotated[int | None, between(8, 1_000_000)] = None
     """Number of tokens in a separate source vocabulary, for languages with
     different scripts. data.vocab_size is then the size of the target
@@ -195,8 +195,8 @@ class DataConfig(ConfigSection):
     """Maximum number of tokens in a source or target, including the
     end-of-sentence token. Training skips longer pairs."""
     max_ratio: Annotated[float, at_least(1)] = 9.0
-    """Training skips a pair if one side has more than this many times as many
-    tokens as the other, because such pairs are rarely translations."""
+    """Maximum ratio between the numbers of tokens on the two sides of a pair.
+    Training skips pairs above it, because they are rarely translations."""
     batch_tokens: Annotated[int, POSITIVE] = 25_000
     """Approximate number of source tokens, and of target tokens, in a batch
     across all devices, including padding."""
@@ -212,7 +212,7 @@ class DataConfig(ConfigSection):
         limit = MAX_NUMBER_WORDS_PAIRS // self.max_numbers_per_line
         reason = f"{MAX_NUMBER_WORDS_PAIRS} / data.max_numbers_per_line"
         if self.max_digits is not None:
-            # All lines are different. Lines with a single number, including held-out lines, use at
+            # All lines are distinct. Lines with a single number, including held-out lines, use at
             # most a quarter of all numbers with up to max_digits digits.
             distinct = 10**self.max_digits // 4 * self.max_numbers_per_line - HELD_OUT_PAIRS
             if distinct < limit:
@@ -230,7 +230,7 @@ class TrainConfig(ConfigSection):
     warmup_steps: Annotated[int, POSITIVE] = 4000
     """Number of steps during which the learning rate rises linearly (section 5.3)."""
     learning_rate_scale: Annotated[float, POSITIVE] = 1.0
-    """Factor that multiplies the paper's learning rate (section 5.3)."""
+    """Multiplier for the paper's learning rate (section 5.3)."""
     adam_beta1: Annotated[float, PROBABILITY] = 0.9
     """Decay rate of Adam's first moment, the mean of the gradients."""
     adam_beta2: Annotated[float, PROBABILITY] = 0.98
@@ -245,15 +245,15 @@ class TrainConfig(ConfigSection):
     """Number of micro-batches that each batch is split into to save memory.
     Each micro-batch draws its own dropout masks."""
     parallelism: Literal["data", "fsdp", "pmap"] = "data"
-    """How several devices share the work. data: each device holds all
+    """How multiple devices share the work. data: each device holds all
     parameters and processes part of the batch. fsdp: parameters and Adam's
-    moments are sharded too, to save memory. pmap: like data, but with jax.pmap,
+    moments are also sharded, to save memory. pmap: like data, but with jax.pmap,
     and each device draws its own dropout masks."""
     seed: Annotated[int, between(0, 2**31 - 1)] = 0
-    """Random seed of the initial parameters, the dropout masks, and the order of the data."""
+    """Random seed for the initial parameters, the dropout masks, and the order of the data."""
     checkpoint_every: Annotated[int, POSITIVE] = 1000
-    """Number of steps or epochs between scheduled checkpoints. Training
-    computes the perplexity of each one on the development set."""
+    """Number of steps or epochs between scheduled checkpoints. At each
+    one, training computes the perplexity on the development set."""
     checkpoint_unit: Literal["step", "epoch"] = "step"
     """The unit of train.checkpoint_every."""
     bleu_every: Annotated[int, POSITIVE] = 1
@@ -265,8 +265,8 @@ class TrainConfig(ConfigSection):
     """Number of most recent scheduled checkpoints to keep, for averaging.
     The best checkpoint is always kept."""
     max_minutes_between_checkpoints: Annotated[float, POSITIVE] = 10.0
-    """Maximum time between recovery checkpoints. The first is saved after step
-    1, and the intervals then grow to this maximum."""
+    """Maximum number of minutes between recovery checkpoints. The first is saved
+    after step 1, and the intervals then grow to this maximum."""
     log_every: Annotated[int, POSITIVE] = 100
     """Number of steps between reports of training metrics."""
     profile: Annotated[int, at_least(0)] = 0
@@ -277,7 +277,7 @@ class TrainConfig(ConfigSection):
 
 @dataclass(frozen=True)
 class DecodeConfig(ConfigSection):
-    """The search for translations (section 6.1)."""
+    """How to search for translations (section 6.1)."""
 
     beam_size: Annotated[int, POSITIVE] = 4
     """Number of hypotheses in the beam. 1 is greedy search."""
@@ -291,7 +291,7 @@ class DecodeConfig(ConfigSection):
     """Maximum length of a translation: the source length plus this many tokens."""
     beam_end: Literal["tensor2tensor", "any"] = "tensor2tensor"
     """Which hypotheses can finish at each step. tensor2tensor: as in the
-    paper's code, those with an end token among the 2 x beam_size likeliest
+    paper's code, those with the end token among the 2 x beam_size most likely
     continuations. any: all of them. Differs from the paper when set to any."""
     average_checkpoints: Annotated[int, POSITIVE] = 1
     """Translate with the mean of the last N scheduled checkpoints. The paper

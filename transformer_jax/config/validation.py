@@ -1,4 +1,4 @@
-"""Validate config sections. Every field has a type, and most numbers have a rule.
+"""Validate config sections. Every field has a type, and most numeric fields have a rule.
 
 A rule is part of the field's annotation:
 
@@ -58,7 +58,7 @@ class ConfigSection:
                     self.require(key, rule.allows(value), rule.words)
 
     def require(self, key: str, is_valid: bool, rule: str) -> None:
-        """Raise a ConfigError with the field, the rule, and the value unless `is_valid` is true."""
+        """Unless `is_valid` is true, raise a ConfigError that gives the field, rule, and value."""
         if not is_valid:
             raise ConfigError(f"{self.name}.{key} must be {rule}, got {getattr(self, key)!r}")
 
@@ -103,8 +103,8 @@ def _check_type(field: str, kind: Any, value: object) -> None:
     allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     # Every tuple field is a pair of strings.
     plain = tuple(typing.get_origin(k) or k for k in allowed)
-    # A float field accepts an int. A number field rejects a bool, although bool is a subclass of
-    # int.
+    # A float field accepts an int. A numeric field rejects a bool, even though bool is a subclass
+    # of int.
     accepted = (*plain, int) if float in plain else plain
     if (
         not isinstance(value, accepted)

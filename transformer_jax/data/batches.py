@@ -11,7 +11,7 @@ import numpy as np
 
 from transformer_jax.data.buckets import assign_buckets, choose_bucket_sizes
 
-# The number of rows in a batch is a multiple of this, so devices can usually share rows evenly.
+# The number of rows in a batch is a multiple of this, so rows usually divide evenly among devices.
 ROW_MULTIPLE = 8
 
 
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """The shards of each batch that one process needs: [first, last) of `total` shards."""
+    """The shards that one process needs from each batch: [first, last) of `total` shards."""
 
     first: int = 0
     last: int = 1
@@ -65,7 +65,7 @@ def max_rows(batch_tokens: int, width: int) -> int:
     return max(batch_tokens // width // ROW_MULTIPLE, 1) * ROW_MULTIPLE
 
 
-# Training starts with a warning if a run would read its text more often than this.
+# If a run would read its text more times than this, training starts with a warning.
 MAX_EPOCHS = 100
 
 
@@ -154,7 +154,7 @@ class Batches:
             return None
         return (
             f"warning: {steps:,} steps are {epochs:,.0f} passes over the training set, with "
-            f"{self.per_epoch:,} batches each: set fewer train.steps, or use more text"
+            f"{self.per_epoch:,} batches each: reduce train.steps, or use more text"
         )
 
     @property

@@ -3,9 +3,9 @@
 XLA compiles one program for each batch shape, so sentence pairs are grouped into a few buckets. A
 bucket of size (S, T) pads pairs of at most S source tokens and T target tokens to S + T positions.
 The search minimizes the total number of positions. First, it repeatedly adds the bucket that saves
-the most, until enough positions contain tokens. Then it replaces each bucket in turn with the best
-one, given the others. It repeats this second step from random buckets and keeps the best result.
-The random generator has a fixed seed, so the same lengths always give the same buckets.
+the most positions, until enough positions contain tokens. Then it replaces each bucket in turn with
+the best one, given the others. It repeats this second step from random buckets and keeps the best
+result. The random generator has a fixed seed, so the same lengths always give the same buckets.
 """
 
 import math
@@ -35,12 +35,12 @@ def choose_bucket_sizes(lengths: np.ndarray, *, target_density: float = 0.92) ->
         candidate = padding.local_search([sizes[0], *padding.random_start(rng, len(sizes) - 1)])
         best = min(best, candidate, key=padding.cost)
     ordered = np.asarray(sorted(set(best), key=lambda size: (sum(size), size)))
-    # Drop buckets without pairs. The largest is often empty, because all pairs fit in others.
+    # Drop empty buckets. The largest one is often empty, because all pairs fit in others.
     return ordered[np.unique(assign_buckets(lengths, ordered))]
 
 
 def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the index of the first bucket that fits each pair. At least one must fit."""
+    """Return the index of the first bucket that fits each pair. Every pair must fit in a bucket."""
     bucket = np.full(len(lengths), len(sizes) - 1)
     for i in reversed(range(len(sizes))):
         bucket[(lengths <= sizes[i]).all(axis=1)] = i
@@ -68,7 +68,7 @@ class PaddingCost:
         return int((self._positions_per_pair(sizes) * self.counts).sum())
 
     def _positions_per_pair(self, sizes: list[Size]) -> np.ndarray:
-        """Return the positions that each combination of lengths takes in the smallest bucket."""
+        """Return the positions that pairs of each length occupy in the smallest fitting bucket."""
         cheapest = np.full(self.counts.shape, self.positions[-1, -1])
         for source, target in sizes:
             fits = np.ix_(self.widths[0] <= source, self.widths[1] <= target)
@@ -79,7 +79,7 @@ class PaddingCost:
         return int(self.widths[0][i]), int(self.widths[1][j])
 
     def _find_best_addition(self, sizes: list[Size]) -> Size:
-        """Return the bucket that saves the most positions if it is added to `sizes`."""
+        """Return the bucket that saves the most positions when added to `sizes`."""
         current = self._positions_per_pair(sizes)
         saved = np.zeros(self.counts.shape)
         # Pairs with the same current cost save the same number of positions in a candidate bucket.
@@ -99,7 +99,7 @@ class PaddingCost:
         return sizes
 
     def random_start(self, rng: np.random.Generator, count: int) -> list[Size]:
-        """Return `count` random sizes, distributed like the lengths of the pairs."""
+        """Return `count` random sizes, drawn from the lengths of the pairs."""
         i, j = np.nonzero(self.counts)
         drawn = rng.choice(len(i), count, p=self.counts[i, j] / self.counts.sum())
         return [self._size(i[k], j[k]) for k in drawn]

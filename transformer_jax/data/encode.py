@@ -29,18 +29,18 @@ from transformer_jax.errors import DataError
 T = TypeVar("T")
 
 SIDES = ("source", "target")
-# A chunk ends at either of these limits. A token takes 36 bytes in a list of Python integers.
+# A chunk ends when it reaches either limit. In a list of Python integers, a token takes 36 bytes.
 CHUNK_PAIRS = 4096
 CHUNK_CHARACTERS = 1 << 21
 LENGTH = np.dtype("<u4")
 
-# Symbols that no sentence may contain: control characters except the tab, line ends other than
-# "\n", byte-order marks, and the symbols that SentencePiece reserves.
+# Symbols that sentences must not contain: control characters except the tab, line endings other
+# than "\n", byte-order marks, and the symbols that SentencePiece reserves.
 CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ufeff\u2581\u2585]|<(?:pad|s|/s|unk)>")
 
 Progress = Callable[[str, int, int], None]
-"""A function that is called about once per chunk with the activity, the number of finished pairs,
-and the total (0 if unknown)."""
+"""A callback that receives, about once per chunk, the activity, the number of finished pairs, and
+the total (0 if unknown)."""
 
 
 def ignore_progress(_activity: str, _done: int, _total: int) -> None:
@@ -60,7 +60,7 @@ def read_tokens(folder: Path, split: Split, side: str, tokenizer: Tokenizer) -> 
 
 
 def unfit_text(source: str, target: str) -> str | None:
-    """Return the reason why training drops this pair of lines, or None if it keeps the pair."""
+    """Return why training drops this pair of lines, or None if it keeps the pair."""
     if not source.strip() or not target.strip():
         return "empty"
     if is_too_long(source) or is_too_long(target):
@@ -80,7 +80,7 @@ def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
 
 
 class SplitWriter:
-    """Writes the files of one split. Writing resumes after an interruption."""
+    """Writes the files of one split, and resumes after an interruption."""
 
     def __init__(
         self, folder: Path, corpus: Corpus, split: Split, vocabulary: Vocabulary, config: DataConfig
@@ -97,10 +97,10 @@ class SplitWriter:
         self.journal = folder / f"{split}.journal.json"
 
     def write(self, progress: Progress) -> dict[str, int]:
-        """Encode the split; return the numbers of all, kept, and (by reason) dropped pairs.
+        """Encode the split; return the numbers of all, kept, and dropped pairs (dropped by reason).
 
         Raises:
-            DataError: no pair is left, or a line of dev or test is too long.
+            DataError: no pairs are left, or a line of dev or test is too long.
         """
         total = self.corpus.count(self.split)
         done, outcome = self._resume()

@@ -1,4 +1,4 @@
-"""A built-in corpus of numbers in English and German words. It needs no files or network."""
+"""A built-in corpus of numbers spelled out in English and German. It needs no files or network."""
 
 import functools
 import random
@@ -9,13 +9,13 @@ from num2words import num2words
 
 from transformer_jax.data.splits import SPLITS, Split
 
-# English numbers can contain commas, as "nine hundred thousand, two hundred" does.
+# English numbers can contain commas, as in "nine hundred thousand, two hundred".
 SEPARATOR = "; "
 
 
 @dataclass(frozen=True)
 class NumberWords:
-    """Numbers below a million in English and German words.
+    """Numbers below a million, spelled out in English and German.
 
     The corpus is small but poses real translation problems: 231 is "two hundred and thirty-one" and
     "zweihunderteinunddreißig", so in German the words move, merge, and inflect. Lines cycle through

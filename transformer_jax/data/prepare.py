@@ -4,8 +4,8 @@
         report.json          numbers of pairs (kept, or dropped by reason); file sizes; fingerprint
         files of `encode`    tokens and lengths; lines of dev and test
 
-Text is read in chunks, so memory use does not grow with the size of the text. An interrupted
-preparation resumes.
+Text is read in chunks, so memory use does not grow with the size of the text. If preparation
+is interrupted, it resumes where it stopped.
 """
 
 import hashlib
@@ -39,11 +39,11 @@ class Prepared(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of all tokens and lines. Equal data has equal fingerprints on any machine."""
+        """The SHA-256 of all tokens and lines. Equal data has the same fingerprint everywhere."""
         return self.report["fingerprint"]
 
     def tokens(self, split: Split) -> tuple[Ragged, Ragged]:
-        """Return all sources and targets, memory-mapped, or raise UsageError if there are none."""
+        """Return the sources and targets, memory-mapped; raise UsageError if there are none."""
         self._check_has(split)
         source = read_tokens(self.folder, split, "source", self.vocabulary.source)
         return source, read_tokens(self.folder, split, "target", self.vocabulary.target)
@@ -83,7 +83,7 @@ def prepare(
     """Encode the config's corpus, or find it in the cache; train a vocabulary if none is given.
 
     Raises:
-        UsageError: the config does not say where the text is.
+        UsageError: the config does not specify where the text is.
         DataError: the text cannot be used.
         StorageError: the cache cannot be written.
     """
@@ -142,7 +142,7 @@ def _read_report(folder: Path) -> Report | None:
 def _encode(
     folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: DataConfig, progress: Progress
 ) -> Report:
-    """Encode all splits, rename the finished folder, and return its report."""
+    """Encode all splits, rename the folder once it is complete, and return its report."""
     partial = folder.with_suffix(".partial")
     partial.mkdir(exist_ok=True)
     report: Report = {"corpus": corpus.name, **vocabulary.describe()}
@@ -154,7 +154,7 @@ def _encode(
     report["sizes"] = {path.name: path.stat().st_size for path in files}
     report["fingerprint"] = _compute_fingerprint(files)
     (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-    # Remove the journals last, so that an interruption before that loses no encoded pairs.
+    # Remove the journals last, so that an interruption before this point loses no encoded pairs.
     for journal in partial.glob("*.journal.*"):
         journal.unlink()
     shutil.rmtree(folder, ignore_errors=True)

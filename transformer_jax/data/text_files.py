@@ -25,12 +25,12 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 class TextFiles:
-    """A corpus in pairs of plain or gzip-compressed files."""
+    """A corpus stored in pairs of plain or gzip-compressed files."""
 
     def __init__(self, files: Mapping[Split, tuple[str, str] | None], folder: str | None) -> None:
         """Find the source and target files of each split. The train and dev splits are required.
 
-        Relative names are relative to `folder`, `$TRANSFORMER_JAX_DATA`, or the working directory.
+        Relative names start from `folder`, `$TRANSFORMER_JAX_DATA`, or the working directory.
         """
         for split in ("train", "dev"):
             if files.get(split) is None:
@@ -52,7 +52,7 @@ class TextFiles:
     def name(self) -> str:
         """The names of the training files, without their folders."""
         names = " + ".join(path.name for path in self._paths["train"])
-        # Escape bytes of file names that are not UTF-8, because terminals cannot show them.
+        # Escape bytes in file names that are not valid UTF-8, because terminals cannot show them.
         return names.encode(errors="backslashreplace").decode()
 
     @property
@@ -76,7 +76,7 @@ class TextFiles:
         return f"text files, {digest.hexdigest()}"
 
     def count(self, split: Split) -> int:
-        """Check every line; return the number of pairs, or raise a DataError that names a line."""
+        """Check every line; return the number of pairs, or raise a DataError for a bad line."""
         if split not in self._counts:
             first, second = self._paths[split]
             sources, targets = _count(first, split), _count(second, split)
@@ -109,7 +109,7 @@ class TextFiles:
 
 
 def is_too_long(line: str) -> bool:
-    """Return whether a line has more than `MAX_LINE_BYTES` bytes in UTF-8."""
+    """Return whether a line is longer than `MAX_LINE_BYTES` in UTF-8."""
     return len(line) > MAX_LINE_BYTES // 4 and len(line.encode()) > MAX_LINE_BYTES
 
 
@@ -156,7 +156,7 @@ def _count(path: Path, split: Split) -> int:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file without line endings; truncate lines that are too long."""
+    """Yield a file's lines without their line endings; truncate lines that are too long."""
     number = 0
     try:
         with _open(path) as file:

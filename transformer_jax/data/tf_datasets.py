@@ -37,8 +37,8 @@ class TranslationDataset:
 
     `wmt14_translate/de-en` is the paper's dataset: about 4.5 million training pairs from Europarl
     v7, Common Crawl, and News Commentary v9; newstest2013 as dev; newstest2014 as test. TFDS has
-    one dataset for both directions, and `languages` chooses the direction. Each sentence becomes
-    one line. All members except `name` download the dataset if necessary.
+    one dataset for both directions, and `languages` selects the direction. Each sentence becomes
+    one line. Members other than `name` download the dataset if necessary.
 
     Raises:
         UsageError: TFDS does not have this dataset or language, or is not installed.
@@ -50,7 +50,7 @@ class TranslationDataset:
     """NAME/CONFIG or NAME/CONFIG:VERSION."""
     languages: tuple[str, str] = ("en", "de")
     folder: Path | str | None = None
-    """The data folder of TFDS; None means $TFDS_DATA_DIR or ~/tensorflow_datasets."""
+    """The TFDS data folder; None means $TFDS_DATA_DIR or ~/tensorflow_datasets."""
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class TranslationDataset:
 
     @property
     def identity(self) -> str:
-        """The name and the sizes of all splits."""
+        """The dataset's name and the size of each split."""
         sizes = (
             f"{split} {self.count(split)} pairs of {int(self._info(split).num_bytes)} bytes"
             for split in self.splits
@@ -111,7 +111,7 @@ class TranslationDataset:
 
     @cached_property
     def _prepared(self) -> Builder:
-        """The same builder, after it has stored the data, which includes at least train and dev."""
+        """The same builder, once the data is stored. It has at least the splits train and dev."""
         builder = self._builder
         _download_and_prepare(builder)
         if not builder.info.splits:
@@ -180,7 +180,7 @@ def _find_builder(dataset: str, folder: Path | str | None) -> Builder:
                 Setting("data.folder", "FOLDER"),
             ) from error
         if isinstance(error, ValueError | AssertionError):
-            # TFDS's message contains the failed call, then the reason.
+            # TFDS's message gives the failed call and then the reason.
             reason = reason.rpartition('": ')[2]
             raise UsageError(f"TFDS cannot provide {dataset}: {reason}") from error
         raise DataError(f"{dataset} cannot be read from {location}: {reason}") from error
@@ -207,7 +207,7 @@ def _download_and_prepare(builder: Builder) -> None:
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
     config = tfds.download.DownloadConfig(try_download_gcs=False)
-    # Give up on an unreachable server sooner, and silence the log of each attempt.
+    # Give up on an unreachable server sooner, and do not log each attempt.
     downloader: Any = importlib.import_module("tensorflow_datasets.core.download.downloader")
     logger = logging.getLogger("urllib3.connectionpool")
     retries, level = downloader.MAX_RETRIES, logger.level

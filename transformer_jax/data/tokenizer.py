@@ -5,7 +5,7 @@ Encoding and then decoding a line returns the same line, with these exceptions:
 1. a run of spaces (only U+0020) becomes one space;
 2. "▁" (U+2581), which SentencePiece uses for a space, becomes a space;
 3. spaces at both ends are removed;
-4. a run of characters that occur in no training line becomes " ⁇ ", including the spaces.
+4. a run of characters that do not occur in the training text becomes " ⁇ ", with both spaces.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ p = sentencepiece.SentencePieceProcessor(model_proto=sys.stdin.buffer.read())
 p.encode("Two words, ½ and \u2581 \U0001f600.")
 p.decode(list(range(len(p))))
 """
-# What the special tokens are called where tokens are shown.
+# The display names of the special tokens.
 NAMES = {PAD: "<PAD>", BOS: "<BOS>", EOS: "<EOS>", UNKNOWN: "<UNK>"}
 # Digests of the tokenizer models that a separate process has already loaded safely.
 TRIED: set[str] = set()
@@ -63,10 +63,10 @@ class Tokenizer:
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int) -> "Tokenizer":
-        """Train a vocabulary of at most `vocab_size` tokens. Short text yields fewer tokens.
+        """Train a vocabulary of at most `vocab_size` tokens. Short text yields fewer.
 
-        The same lines yield the same bytes on any machine: training uses one thread, and the model
-        contains no file names.
+        The same lines yield the same model bytes on any machine: training uses one thread, and the
+        model contains no file names.
 
         Raises:
             DataError: the lines are empty or have too many distinct characters.
@@ -99,7 +99,7 @@ class Tokenizer:
                 minloglevel=2,
             )
         except RuntimeError as error:
-            # SentencePiece wraps every exception that the iterator raises, including Ctrl-C.
+            # SentencePiece wraps all exceptions that the iterator raises, even KeyboardInterrupt.
             if raised:
                 raise raised[0] from None
             needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
@@ -117,7 +117,7 @@ class Tokenizer:
 
     @classmethod
     def load_untrusted(cls, model: bytes, name: str) -> "Tokenizer":
-        """Read a model, after testing it in a separate process that a corrupt model may crash.
+        """Load a model in a separate process first, because a corrupt model may crash the process.
 
         Raises:
             DataError: the model is invalid, or it crashed the separate process.
@@ -131,7 +131,7 @@ class Tokenizer:
         path = [entry for entry in sys.path if Path(entry).is_absolute()]
         command = [sys.executable, "-I", "-c", PROBE, *path]
         try:
-            # The program is a constant, and only Python itself runs it.
+            # The program is a constant, and this Python interpreter runs it.
             probe = subprocess.run(command, input=model, capture_output=True, timeout=60)  # noqa: S603
         except subprocess.TimeoutExpired:
             raise DataError(f"{problem}: reading it did not finish") from None
@@ -162,11 +162,11 @@ class Tokenizer:
         return self._processor.encode(list(lines), add_eos=True)
 
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """Return the line for each sequence, without padding, BOS, or EOS."""
+        """Decode each sequence to a line, without padding, BOS, or EOS."""
         return self._processor.decode([list(sequence) for sequence in tokens])
 
     def to_pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text of each token, in which "▁" begins a word; `EOS` is "<EOS>"."""
+        """Return the text of each token. "▁" marks the start of a word, and `EOS` is "<EOS>"."""
         return [NAMES.get(token) or self._processor.id_to_piece(token) for token in tokens]
 
 

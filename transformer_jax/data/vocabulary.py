@@ -17,7 +17,7 @@ from transformer_jax.data.encode import CHUNK_PAIRS, SIDES, Progress, unfit_text
 from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Vocabulary
 from transformer_jax.errors import DataError
 
-# Every digest includes this number. Increase it when the format of the cache changes.
+# Every digest includes this number. Increase it when the cache format changes.
 FORMAT = 6
 # Limits on the text that a tokenizer is trained on, because SentencePiece keeps it in memory.
 SAMPLE_PAIRS = 500_000
@@ -31,12 +31,12 @@ def digest(*parts: object) -> str:
 
 @contextmanager
 def exclusive(folder: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock so that only one process writes at a time. The lock ends with the process."""
+    """Hold a lock so that only one process writes at a time. It is released if the process dies."""
     with folder.with_suffix(".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress("waiting for another process that prepares the same text", 0, 0)
+            progress("waiting for another process that is preparing the same text", 0, 0)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -78,7 +78,7 @@ def _load_cached_tokenizer(path: Path) -> Tokenizer | None:
 
 
 def verify_every_line(corpus: Corpus, progress: Progress) -> None:
-    """Read every line, so that errors in files are raised before any long computation starts."""
+    """Read every line, so that file errors are raised before any long computation starts."""
     progress("reading", 0, 0)
     for split in corpus.splits:
         corpus.count(split)

@@ -1,4 +1,4 @@
-"""The attention weights of one sentence pair, to compute with and to look at (figures 3 to 5).
+"""The attention weights of one sentence pair, for analysis and visualization (figures 3 to 5).
 
 Shapes: S source positions, T target positions. Both include the end token, and there is no padding.
 """
@@ -26,11 +26,11 @@ _jitted_weights = jax.jit(attention_weights, static_argnums=0)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Attention:
-    """All attention weights of a source sentence and its translation, and their tokens.
+    """The attention weights and the tokens of a source sentence and its translation.
 
-    Index i of a layer, a head, or a position is Python's: it begins at 0, and negative ones count
-    from the end. Pictures number layers and heads from 1, as the paper does: `layer=4` is "layer 5
-    of 6".
+    Indices of layers, heads, and positions work as in Python: they start at 0, and negative indices
+    count from the end. Pictures number layers and heads from 1, as the paper does: `layer=4` is
+    shown as "layer 5 of 6".
     """
 
     encoder: Float[np.ndarray, "layer head S S"]
@@ -39,13 +39,11 @@ class Attention:
     """Self-attention of the decoder, from each of `decoder_input_tokens` to itself and to earlier
     ones; all other weights are 0."""
     cross: Float[np.ndarray, "layer head T S"]
-    """Attention from the decoder to the encoder, while the decoder predicts each of
-    `target_tokens`."""
+    """Attention from the decoder to the encoder as the decoder predicts each of `target_tokens`."""
     source_tokens: tuple[str, ...]
-    """The source, ending in `<EOS>`. "▁" begins a word, as in SentencePiece."""
+    """The source, ending in `<EOS>`. "▁" marks the start of a word, as in SentencePiece."""
     target_tokens: tuple[str, ...]
-    """The tokens that the decoder predicts. A translation that reached its maximum length has no
-    `<EOS>`."""
+    """The tokens that the decoder predicts, ending in `<EOS>`."""
     source: str
     """The source as text."""
     target: str
@@ -82,10 +80,10 @@ class Attention:
         }
 
     def show(self, **selection: Any) -> AttentionPage:
-        """Return a page that a notebook displays, with controls for everything that it shows.
+        """Return an interactive page that a notebook displays.
 
         `selection` contains fields of `Selection`: `kind`, `layer`, `view`, `heads`, and
-        `position`. Without them, the page first shows the last layer of cross-attention.
+        `position`. By default, the page first shows the last layer of cross-attention.
 
         Raises:
             UsageError: the selection does not exist.
@@ -94,13 +92,13 @@ class Attention:
         return render_page(self.maps, chosen, source=self.source, target=self.target)
 
     def save(self, path: str | Path, **selection: Any) -> None:
-        """Write the page (.html) or a figure of the selection (.svg, .png); replace an older file.
+        """Save the page (.html) or a figure of the selection (.svg, .png), overwriting any file.
 
-        The selection is that of `show`. A page contains all weights, and a figure only the selected
-        ones.
+        `selection` is the same as for `show`. A page contains all weights; a figure contains only
+        the selected ones.
 
         Raises:
-            UsageError: the name has another suffix, or the selection does not exist.
+            UsageError: the file suffix is not supported, or the selection does not exist.
             StorageError: the file cannot be written.
         """
         path = Path(path)
@@ -128,9 +126,9 @@ def compute_attention(
 ) -> Attention:
     """Return the attention weights of a sentence pair.
 
-    If `target` is None, it is the best translation of the source: exactly the tokens that the
-    search found, which may differ from those of its text. `truncate` shortens a sentence that is
-    too long instead of raising DataError.
+    If `target` is None, the best translation of the source is used: exactly the tokens that the
+    search found, which may differ from the tokens that encoding its text would give. `truncate`
+    shortens a sentence that is too long instead of raising DataError.
 
     Raises:
         DataError: a sentence is blank or too long for the model.
@@ -156,7 +154,7 @@ def compute_attention(
 def _compute_weights(
     translator: Translator, params: Params, source: list[int], target: list[int]
 ) -> dict[str, np.ndarray]:
-    """Return the weights of a batch of one, without the padding that limits compilations."""
+    """Return the weights for one sentence pair, with the padding removed."""
     rows = []
     for tokens, longest in (
         (source, translator.longest_source),

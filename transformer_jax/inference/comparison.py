@@ -26,13 +26,13 @@ from transformer_jax.inference.trained_run import Run
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.visualization.style import Picture
 
-# Names of run folders that a sweep gives, such as sweeps/table3/base/seed-0.
+# The names that sweeps give to run folders, as in sweeps/table3/base/seed-0.
 SEED_FOLDER = re.compile(r"seed-\d+")
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Several runs, grouped by their configs without the seed."""
+    """Several runs, grouped by config, ignoring the seed."""
 
     groups: dict[str, tuple[RunDirectory, ...]]
     """The runs of each group by the group's label. Runs of a group differ only in their seed."""
@@ -50,7 +50,7 @@ class Comparison:
 
     @property
     def table(self) -> list[dict[str, Any]]:
-        """One row for each run, which `pandas.DataFrame` accepts.
+        """One row for each run, in a form that `pandas.DataFrame` accepts.
 
         The keys are "group", "run", "seed", the config fields in which the runs differ, "step", the
         last value of each metric on the development set, such as "dev/perplexity", and the newest
@@ -78,7 +78,7 @@ class Comparison:
     def plot(self, *names: str) -> Picture:
         """Draw metrics such as "dev/perplexity" by step, with one line for each group.
 
-        The line of several runs is their mean, which is geometric for perplexities, and its band
+        For several runs, the line is their mean (the geometric mean for perplexities), and the band
         extends from the lowest to the highest run. Without names, the picture shows the training
         loss, and the perplexity and BLEU on the development set.
 
@@ -92,11 +92,11 @@ class Comparison:
 
 
 def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
-    """Compare runs, each given by its path or already loaded.
+    """Compare runs, each given as a path or as a loaded run.
 
     Raises:
-        UsageError: there is no run, a path is not a run or is listed twice, or the runs have
-            different text or vocabularies, so that their metrics cannot be compared.
+        UsageError: no runs are given, a path is not a run or is listed twice, or the runs have
+            different text or vocabularies, so their metrics cannot be compared.
         StorageError: a run cannot be read.
     """
     if isinstance(runs, str | Path | Run):
@@ -118,7 +118,7 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
 
 
 def _label(groups: Sequence[Sequence[RunDirectory]]) -> dict[str, tuple[RunDirectory, ...]]:
-    """Label each group by the name of its first run, or by its path if names are not unique."""
+    """Label each group with its first run's name, or with that run's path if the name is taken."""
     labeled: dict[str, tuple[RunDirectory, ...]] = {}
     for runs in groups:
         path = runs[0].path.resolve()
@@ -128,7 +128,7 @@ def _label(groups: Sequence[Sequence[RunDirectory]]) -> dict[str, tuple[RunDirec
 
 
 def _differing_fields(configs: Sequence[Config]) -> list[tuple[str, str]]:
-    """Return the fields in which a config differs from the first one, except for the seed."""
+    """Return the fields, other than the seed, in which a config differs from the first one."""
     fields = [key for config in configs for key in configs[0].differences(config)]
     return [key for key in dict.fromkeys(fields) if key != ("train", "seed")]
 

@@ -22,7 +22,7 @@ from transformer_jax.inference.perplexity import SentenceScore, perplexity, scor
 from transformer_jax.inference.trained_run import Run, read_params
 from transformer_jax.model.transformer import Params
 
-# The paper's script splits text as bytes, so only ASCII white space separates words.
+# The paper's script splits text as bytes, so only ASCII whitespace separates words.
 COMPOUND = re.compile(r"(\S)-(\S)", re.ASCII)
 Files = tuple[Path, Path]
 """A source file and a target file."""
@@ -42,7 +42,7 @@ class Scores:
     """BLEU's n-gram precisions, in percent, for n from 1 to 4."""
     brevity_penalty: float
     lengths: list[int]
-    """The total number of words in the translations and in the references."""
+    """The total numbers of words in the translations and in the references."""
     chrf: float
     """chrF2 in percent."""
     chrf_signature: str
@@ -72,7 +72,7 @@ class Evaluation(NamedTuple):
 
     result: dict[str, Any]
     """JSON data: how the translations were produced, the perplexity, the fields of `Scores`, the
-    `compound_bleu`, and, in `per_checkpoint`, the same scores for each single checkpoint."""
+    `compound_bleu`, and, in `per_checkpoint`, the same scores for each checkpoint alone."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]
@@ -85,7 +85,7 @@ class Evaluation(NamedTuple):
 def sacrebleu_metrics(
     tokenizer: str, *, warn: bool = True
 ) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
-    """Return BLEU with this tokenizer, and chrF. If `warn`, BLEU warns about tokenized text."""
+    """Return BLEU with this tokenizer, and chrF. With `warn`, BLEU warns about tokenized text."""
     force = tokenizer == "none" or not warn
     return sacrebleu.BLEU(tokenize=tokenizer, force=force), sacrebleu.CHRF()
 
@@ -124,11 +124,11 @@ def score(
 def compound_bleu(
     tokenizer: str, hypotheses: Sequence[str], references: Sequence[str]
 ) -> float | None:
-    """Return BLEU as in the paper, computed by Tensor2Tensor's `get_ende_bleu.sh`.
+    """Return BLEU computed as in the paper, which uses Tensor2Tensor's `get_ende_bleu.sh`.
 
-    Both sides are tokenized like Moses's `tokenizer.perl -l de` does, and split at hyphens. BLEU is
-    computed as in `multi-bleu.perl`, without smoothing. If `tokenizer` is "none", the text is
-    already tokenized. Return None if `tokenizer` splits text into characters, which have no
+    Both sides are tokenized as in Moses's `tokenizer.perl -l de`, and split at hyphens. BLEU is
+    computed as in `multi-bleu.perl`, without smoothing. If `tokenizer` is "none", the text
+    must already be tokenized. Return None if `tokenizer` splits text into characters, which have no
     compounds.
     """
     if tokenizer in ("char", "zh"):
@@ -216,7 +216,7 @@ def evaluate(
     averaged checkpoint separately, with at most two sets of parameters in memory. `progress` is
     called with a description, the number of finished sentences, and the total.
 
-    Raises the errors of `prepare_split` or `read_files`, and DataError if a source is too long for
+    Raises the errors of `prepare_split` or `read_files`, or a DataError if a source is too long for
     the model.
     """
     if per_checkpoint and run.folder.package is not None:

@@ -25,10 +25,13 @@ from transformer_jax.runs.atomic_files import write_json
 
 
 def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
-    """Write the lines, the sentence scores, and then the scores; return the directory.
+    """Write the lines, the sentence scores, and finally the overall scores; return the directory.
 
-    Evaluations of single checkpoints have separate directories. An evaluation replaces an earlier
-    one only if the split, the checkpoints, and the decode config are the same. Raises StorageError.
+    Evaluations of individual checkpoints have separate directories. An evaluation replaces an
+    earlier one only if the split, the checkpoints, and the decode config are the same.
+
+    Raises:
+        StorageError: a file cannot be written.
     """
     for single in evaluation.per_checkpoint:
         save_evaluation(run, single)
@@ -54,10 +57,10 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 
 
 def _move_other_search(folder: Path) -> None:
-    """Move an evaluation whose directory name means another search today to its present name.
+    """Rename the directory of an older evaluation if its name now describes a different search.
 
     An earlier version had only the rule `DecodeConfig.beam_end_before` and did not store it, so the
-    name that meant this rule now means the default.
+    name that described this rule now describes the default.
     """
     try:
         scores = json.loads((folder / "scores.json").read_bytes())
@@ -67,7 +70,7 @@ def _move_other_search(folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         # There is no earlier evaluation, or another program wrote it.
         return
-    # An evaluation with the present name is newer and has the same settings.
+    # If the new name is taken, that evaluation is newer and has the same settings.
     if not present.exists():
         folder.rename(present)
 
@@ -75,8 +78,8 @@ def _move_other_search(folder: Path) -> None:
 def directory_name(result: Mapping[str, Any]) -> str:
     """Return a directory name that is unique to the split, checkpoints, and decode config.
 
-    The name lists the fields that differ from the defaults, because a run's config may change when
-    it resumes.
+    The name lists the fields that differ from the defaults, not from the run's config, which may
+    change when the run resumes.
     """
     decode = dict(result["decode"])
     name = f"{result['split']}-step{result['step']}-average{result['average_checkpoints']}"

@@ -1,9 +1,9 @@
 """Which attention heads matter: the loss with each head masked, and with many heads masked.
 
-Michel et al. (2019) measured that many heads of a trained model can be removed. Heads are masked by
+Michel et al. (2019) found that many heads of a trained model can be removed. Heads are masked by
 `model.head_mask`, so all masks share one compiled program.
 
-Shapes: L layers, H heads, P numbers of masked heads.
+Shapes: L layers, H heads, P trials, each with one more head masked.
 """
 
 import math
@@ -28,7 +28,7 @@ MARGIN = 0.05
 
 
 class Head(NamedTuple):
-    """A head of a model. Layers and heads count from 0."""
+    """An attention head. Layers and heads count from 0."""
 
     kind: str
     """One of `KINDS`."""
@@ -38,21 +38,21 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadImportance:
-    """The losses of a run with masked heads, in nats per target token."""
+    """A run's losses with masked heads, in nats per target token."""
 
     loss: float
     """The loss with all heads."""
     masked_losses: Float[np.ndarray, "3 L H"]
     """The loss with one head masked, by kind (in the order of `KINDS`), layer, and head."""
     pruned_losses: Float[np.ndarray, " P"]
-    """The loss with the 0, 1, 2, ... first heads of `order` masked. It ends with the first loss
-    above `loss` + `margin`, or with all heads masked."""
+    """The loss with the first 0, 1, 2, ... heads of `order` masked. The array ends with the first
+    loss above `loss` + `margin`, or with all heads masked."""
     margin: float
     """The acceptable increase in loss."""
 
     @property
     def order(self) -> list[Head]:
-        """All heads, beginning with the one whose mask increases the loss least."""
+        """All heads, starting with the one whose masking increases the loss the least."""
         flat = np.argsort(self.masked_losses, axis=None, kind="stable")
         indices = zip(*np.unravel_index(flat, self.masked_losses.shape), strict=True)
         return [Head(KINDS[kind], int(layer), int(head)) for kind, layer, head in indices]
@@ -64,11 +64,11 @@ class HeadImportance:
         return len(is_acceptable) - 1 if is_acceptable.all() else int(np.argmin(is_acceptable)) - 1
 
     def mask(self, num_masked: int) -> Bool[np.ndarray, "3 L H"]:
-        """Return the mask of the first heads of `order`, for `mask_heads`."""
+        """Return a mask for `mask_heads` that disables the first `num_masked` heads of `order`."""
         return mask_of(self.order[:num_masked], self.masked_losses.shape)
 
     def plot(self) -> Picture:
-        """Draw a map of the heads of each kind, and the loss while heads are masked in order."""
+        """Draw a map of the heads of each kind, and the loss as heads are masked in order."""
         increases = dict(zip(KINDS, self.masked_losses - self.loss, strict=True))
         return draw_heads(increases, self.pruned_losses, self.loss + self.margin)
 
@@ -89,12 +89,12 @@ def head_importance(
     margin: float = MARGIN,
     progress: Progress = ignore_progress,
 ) -> HeadImportance:
-    """Compute the loss on the first sentences of a split with heads masked.
+    """With heads masked, compute the loss on the first `num_sentences` sentences of a split.
 
-    First, each head is masked alone. Then the heads are masked one after the other, the least
-    important first, until the loss is more than `margin` nats per token above that of the whole
-    model. `progress` receives a description, the number of finished losses, and the largest
-    possible total.
+    First, each head is masked alone. Then the heads are masked cumulatively, the least important
+    first, until the loss exceeds that of the full model by more than `margin` nats per token.
+    `progress` receives a description, the number of finished losses, and the largest possible
+    total.
 
     Raises:
         UsageError: `num_sentences` is not positive, or the margin is negative or not a number.

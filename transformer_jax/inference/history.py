@@ -1,6 +1,6 @@
-"""Metrics and scores of a run, read from its files without its parameters.
+"""Metrics and scores of a run, read from its files without loading its parameters.
 
-The files may come from others, so values of unexpected types are left out.
+The files may come from an untrusted source, so values of unexpected types are ignored.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ MetricsTable = list[dict[str, float]]
 
 
 def metrics_table(folder: RunDirectory) -> MetricsTable:
-    """Return the metrics of a run by step; a row has only the metrics that the step reported."""
+    """Return a run's metrics by step; a row has only the metrics that were reported at its step."""
     rows: dict[int, dict[str, float]] = {}
     for report in read_metrics(folder.metrics):
         step = report["step"]
@@ -50,12 +50,12 @@ def metric_names(table: MetricsTable) -> list[str]:
 def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> Picture:
     """Draw metrics by step, with one line for each group of runs.
 
-    The line of several runs is their mean, which is geometric for perplexities, and its band
-    extends from the lowest to the highest run. Without names, draw those of `DEFAULT_METRICS` that
-    exist.
+    For several runs, the line is their mean (the geometric mean for perplexities), and the band
+    extends from the lowest to the highest run. Without names, draw the metrics in `DEFAULT_METRICS`
+    that exist.
 
     Raises:
-        UsageError: no run has a metric with one of these names, or there are no metrics.
+        UsageError: a name is not a metric of any run, or there are no metrics.
     """
     tables = [table for tables in groups.values() for table in tables]
     available = sorted({name for table in tables for name in metric_names(table)})
@@ -83,8 +83,8 @@ def _mean_curves(name: str, groups: Mapping[str, Sequence[MetricsTable]]) -> lis
 def stored_evaluations(folder: RunDirectory) -> list[dict[str, Any]]:
     """Return the evaluations that `evaluate` has stored in a run, ordered by set and step.
 
-    Each has the keys "split", "step", "average_checkpoints", "beam_size", "alpha", and the scores
-    that `SCORE_NAMES` lists. Those with the run's own search come last within a step.
+    Each has the keys "split", "step", "average_checkpoints", "beam_size", and "alpha", and the
+    scores in `SCORE_NAMES`. Within a step, evaluations with the run's decode config come last.
     """
     found: list[dict[str, Any]] = []
     decode = dataclasses.asdict(folder.config.decode)

@@ -38,7 +38,7 @@ def package_run(
     languages: tuple[str, str] | None = None,
     versions: Mapping[str, str] | None = None,
 ) -> RunDirectory:
-    """Write a loaded run's parameters and description, and a model card, to a new folder.
+    """Write a loaded run's parameters, its description, and a model card to a new folder.
 
     If `languages` is None, `find_languages` chooses them. `versions` default to the run's.
 
@@ -53,7 +53,7 @@ def package_run(
         if not LANGUAGE.fullmatch(language):
             raise UsageError(f"a language is an identifier such as en, got {language!r}")
 
-    # Escape bytes of the name that are not UTF-8, because they cannot be written.
+    # Escape bytes in the name that are not valid UTF-8, because the card is written in UTF-8.
     name = path.resolve().name.encode(errors="backslashreplace").decode()
 
     def fill(folder: RunDirectory) -> None:

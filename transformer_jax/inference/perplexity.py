@@ -1,4 +1,4 @@
-"""Perplexity of a corpus, of its sentences, and of their tokens (section 6.1).
+"""Perplexity of a corpus, and the losses of its sentences and tokens (section 6.1).
 
 Shapes: B batch, T target positions.
 """
@@ -31,7 +31,7 @@ class SentenceScore(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames="model")
 def _losses(params: Params, batch: Batch, *, model: Transformer) -> Loss:
-    """Return the loss of each sentence of a batch."""
+    """Return the loss of each sentence in a batch."""
     logits: Any = model.apply({"params": params}, *batch)
     sentence_loss = functools.partial(cross_entropy, smoothing=0.0)
     return jax.vmap(sentence_loss)(logits[:, None], batch.target[:, None])
@@ -55,7 +55,7 @@ def score_sentences(
 
 @functools.partial(jax.jit, static_argnames="model")
 def _token_losses(params: Params, batch: Batch, *, model: Transformer) -> Float[Array, "B T"]:
-    """Return the negative log-likelihood of each target token; that of padding is 0."""
+    """Return the negative log-likelihood of each target token, and 0 for padding."""
     logits: Any = model.apply({"params": params}, *batch)
     token_loss = functools.partial(cross_entropy, smoothing=0.0)
     one_token = (slice(None), slice(None), None, None)

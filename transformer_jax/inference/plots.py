@@ -24,22 +24,21 @@ from transformer_jax.visualization.style import Picture
 
 NUM_POSITIONS = 128
 MIN_POSITIONS = 4
-# A mean of fewer sentences is not drawn.
+# Means over fewer sentences are not drawn.
 MIN_SENTENCES = 10
 NUM_LENGTHS = 10
-# The quantile of the normal distribution for intervals of 95 %.
+# The quantile of the normal distribution for 95% intervals.
 QUANTILE = 1.96
 
 
 def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 1) -> Picture:
     """Draw the encoder's positional encodings, and the map from PE(pos) to PE(pos + offset).
 
-    A learned table appears next to the paper's sinusoids and to the table with which a run of this
-    seed begins. `num_positions` is the number of positions, by default at most 128.
+    A learned table appears next to the paper's sinusoids and the initial table of a run with the
+    same seed. `num_positions` defaults to 128, or to the number of positions if that is smaller.
 
     Raises:
-        UsageError: the run has no table of positions, or the number of positions or the offset does
-            not suit its table.
+        UsageError: the run has no position table, or `num_positions` or `offset` is out of range.
     """
     config = run.config.model
     if config.positions in ("none", "alibi", "rotary", "relative"):
@@ -75,13 +74,14 @@ def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 
 
 
 def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_progress) -> Picture:
-    """Draw the loss on a split by position in the target and by length of the target.
+    """Draw the loss on a split by target position and by target length.
 
-    Bands are intervals of 95 % over sentences. Positions that fewer than 10 sentences reach are
-    left out. Lengths form up to ten groups with about the same number of sentences.
+    Bands are 95% confidence intervals over sentences. Positions that fewer than 10 sentences reach
+    are omitted. Lengths are grouped into up to ten bins with about the same number of
+    sentences.
 
     Raises:
-        UsageError: the run has no such split, or it has fewer than 10 sentences.
+        UsageError: the run has no such split, or the split has fewer than 10 sentences.
         DataError: the text of the run has changed.
     """
     prepared = prepare_split(split, of=run, progress=progress)
@@ -95,7 +95,7 @@ def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_p
 
 
 def loss_by_position(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> Curve:
-    """Return the mean loss of the tokens at each position, which counts from 1."""
+    """Return the mean token loss at each position. Positions count from 1."""
     lengths = np.array([len(x) for x in losses])
     points: list[tuple[float, ...]] = []
     for position in range(lengths.max()):
@@ -124,7 +124,7 @@ def loss_by_length(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> Cur
 
 
 def _group_lengths(lengths: Int[np.ndarray, " S"]) -> list[Int[np.ndarray, " group"]]:
-    """Return the indices of the sentences of each group; equal lengths are in the same group."""
+    """Return the indices of the sentences in each group; equal lengths share a group."""
     order = np.argsort(lengths, kind="stable")
     size = max(MIN_SENTENCES, math.ceil(len(lengths) / NUM_LENGTHS))
     groups: list[list[int]] = [[]]

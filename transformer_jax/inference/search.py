@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 State = Any
-"""Data that a step function keeps between positions, such as keys and values: a tree of arrays."""
+"""Data that a step function carries between positions, such as keys and values, as a pytree."""
 
 Step = Callable[
     [Int[Array, "B J"], Int[Array, ""], Int[Array, "B J L"], State],
@@ -61,18 +61,18 @@ class Continuations(NamedTuple):
 
 
 class EndRule(NamedTuple):
-    """Which live hypotheses can finish at a step: the entry of one `beam_end`."""
+    """The rule for one `beam_end`: which live hypotheses can finish at a step."""
 
     num_kept: Callable[[int], int]
     """Maps J to the number of likeliest continuations that the search keeps."""
     may_end: Callable[[Continuations, int], Bool[Array, "B J"]]
-    """Maps (continuations, this number) to True for each hypothesis that can finish."""
+    """Maps (continuations, number kept) to True for each hypothesis that can finish."""
 
 
 def _is_among_likeliest(continuations: Continuations, num_kept: int) -> Bool[Array, "B J"]:
     """Return whether the end of a hypothesis is one of the `num_kept` likeliest continuations.
 
-    If no hypothesis of a sentence has finished at its limit, all of them can.
+    If no hypothesis of a sentence has finished by the limit, all of its hypotheses can finish.
     """
     is_live, ends, others, is_last, finished_scores = continuations
     kept, _ = jax.lax.top_k(jnp.concatenate([ends, others], axis=1), num_kept)
@@ -82,8 +82,8 @@ def _is_among_likeliest(continuations: Continuations, num_kept: int) -> Bool[Arr
     return is_likely | (is_live & is_last & has_none)
 
 
-# The paper does not say which hypotheses can finish (section 6.1). The first rule is that of the
-# authors' code. The second rule differs from the paper.
+# The paper does not say which hypotheses can finish (section 6.1). The first rule is the one in
+# the authors' code. The second rule differs from the paper.
 END_RULES = {
     "tensor2tensor": EndRule(lambda beam_size: 2 * beam_size, _is_among_likeliest),
     "any": EndRule(lambda beam_size: beam_size, lambda continuations, _: continuations.is_live),
@@ -150,7 +150,7 @@ def beam_search(
 
     `beam_end` is a name in `END_RULES` and decides which live hypotheses can finish at each step.
     "tensor2tensor": a hypothesis can finish if its end is one of the sentence's 2 J likeliest
-    continuations, or if none has finished at the limit. "any": all can.
+    continuations, or if none has finished by the limit. "any": every hypothesis can finish.
 
     A sentence is done when no live hypothesis can still become one of its `num_best` results.
     Log-probabilities never increase, and the penalty that divides them is largest at `limit`, so
@@ -161,7 +161,7 @@ def beam_search(
     search = _Search(step, limit, eos, penalty, num_best, END_RULES[beam_end])
     shape = (len(limit), beam_size)
     empty = jnp.zeros((*shape, max_length), jnp.int32)
-    # All hypotheses start out equal, so only the first one is live.
+    # All hypotheses would start out identical, so only the first one is live.
     first = jnp.where(jnp.arange(beam_size) == 0, 0.0, NEG_INF)
     beam = _Beam(
         position=jnp.zeros((), jnp.int32),
@@ -266,5 +266,5 @@ def greedy_search(
 
 
 def _select(x: Array, index: Int[Array, "B J"]) -> Array:
-    """Select entries of axis 1, separately for each sentence."""
+    """Select entries along axis 1, separately for each sentence."""
     return jnp.take_along_axis(x, index.reshape(*index.shape, *[1] * (x.ndim - 2)), axis=1)

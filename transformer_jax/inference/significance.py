@@ -1,4 +1,4 @@
-"""Test with sacreBLEU's paired bootstrap whether one run is significantly better than another."""
+"""Test whether one run is significantly better than another, with sacreBLEU's paired bootstrap."""
 
 import hashlib
 import os
@@ -19,21 +19,20 @@ from transformer_jax.inference.trained_run import Run
 from transformer_jax.runs.atomic_files import write_json
 
 SAMPLES = 1000
-# sacreBLEU's default seed. The seed is fixed, so that a comparison is reproducible in any
-# environment.
+# sacreBLEU's default seed. It is fixed, so that comparisons are reproducible in any environment.
 SEED = 12345
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The scores of a run and a baseline on the same sentences, according to one metric."""
+    """The scores of a run and a baseline on the same sentences, by one metric."""
 
     metric: str
     score: float
     mean: float
     """The run's mean score over bootstrap samples."""
     interval: float
-    """Half the width of the 95 % confidence interval."""
+    """Half the width of the 95% confidence interval."""
     baseline: float
     baseline_mean: float
     baseline_interval: float
@@ -66,7 +65,7 @@ def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> lis
     """
     _check_same_references(evaluation.references, baseline.references, evaluation.result["split"])
     systems = [("baseline", baseline.hypotheses), ("run", evaluation.hypotheses)]
-    # Do not warn, because BLEU has already warned when each evaluation was scored.
+    # Do not warn again: BLEU already warned when each evaluation was scored.
     metrics = dict(zip(("BLEU", "chrF2"), sacrebleu_metrics(tokenizer, warn=False), strict=True))
     signatures, results = bootstrap(systems, metrics, evaluation.references)
     return [
@@ -140,7 +139,7 @@ def save_comparison(
     text = encode_lines(hypotheses)
     name = f"baseline-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"
     try:
-        # Delete the old comparison first, so that no comparison is ever next to different
+        # Delete the old comparison first, so that a comparison is never next to different
         # translations.
         (folder / f"{name}.json").unlink(missing_ok=True)
         (folder / f"{name}.txt").write_bytes(text)

@@ -1,6 +1,6 @@
 """The HTML summary that a notebook shows for a run: its config, scores, and training history.
 
-The colors are those of the surrounding page, so the summary is readable in light and dark mode.
+The summary inherits the page's colors, so it is readable in both light and dark mode.
 """
 
 import html
@@ -25,7 +25,7 @@ RULE = "border-bottom:1px solid rgba(128,128,128,.4)"
 
 
 def summarize(folder: RunDirectory, steps: Sequence[int], num_parameters: int) -> str:
-    """Return the summary as HTML, in which all text from the run is escaped."""
+    """Return the summary as HTML, with all text from the run escaped."""
     kind = "package" if folder.package is not None else "run"
     at = f"step {steps[-1]:,}" if len(steps) == 1 else f"mean of {len(steps)} checkpoints"
     vocabulary = " and ".join(f"{size:,}" for size in dict.fromkeys(_sizes(folder)))
@@ -49,7 +49,7 @@ def _section(title: str, content: str) -> str:
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return an HTML table with escaped text, whose first row has the headings."""
+    """Return an HTML table with escaped text. The first row contains the headings."""
     head, *body = [[html.escape(cell) for cell in row] for row in rows]
     cells = "".join(f'<th style="{CELL};{RULE}">{cell}</th>' for cell in head)
     lines = [cells, *("".join(f'<td style="{CELL}">{x}</td>' for x in row) for row in body)]

@@ -67,20 +67,20 @@ class Run:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Tokenizers of source and target."""
+        """Source and target tokenizers."""
         return self.folder.vocabulary
 
     @property
     def metrics(self) -> MetricsTable:
-        """Metrics by step, which `pandas.DataFrame` accepts: one dictionary for each step.
+        """Metrics by step: a list of dictionaries that `pandas.DataFrame` accepts.
 
         The keys are "step" and names such as "train/loss" and "dev/perplexity". A row has only the
-        metrics that the step reported. A package has none.
+        metrics that were reported at its step. A package has no metrics.
         """
         return metrics_table(self.folder)
 
     def plot_curves(self, *names: str) -> Picture:
-        """Draw metrics by step; the default and the errors are those of `Comparison.plot`."""
+        """Draw metrics by step, with the same defaults and errors as `Comparison.plot`."""
         return plot_metrics({self.folder.path.resolve().name: [self.metrics]}, *names)
 
     @functools.cached_property
@@ -115,10 +115,11 @@ class Run:
     ) -> list[list[Hypothesis]]:
         """Return up to `num_best` translations of each line with their scores, best first.
 
-        A line has fewer, but at least one, if the search finishes fewer. With `decode.beam_end`
-        "tensor2tensor", this is common for a model that rarely predicts the end of a sentence.
+        If the search finishes fewer hypotheses, the line has fewer translations, but at least one.
+        With `decode.beam_end` "tensor2tensor", this is common for a model that rarely predicts the
+        end of a sentence.
 
-        Raises UsageError if the beam has fewer hypotheses, and the errors of `translate`.
+        Raises UsageError if `num_best` is not from 1 to the beam size, or an error of `translate`.
         """
         translator = self.translator(**decode)
         if num_best < 1:
@@ -133,7 +134,7 @@ class Run:
     def attention(
         self, source: str, target: str | None = None, *, truncate: bool = False, **decode: Any
     ) -> Attention:
-        """Return the attention weights of a source and a target, by default its best translation.
+        """Return the attention weights for a source and a target, by default its best translation.
 
         `truncate` shortens a sentence that is too long instead of raising DataError. `decode`
         changes fields of `DecodeConfig`, which determine the best translation.
@@ -151,12 +152,12 @@ def load(
     """Load a run onto JAX's default device. Nothing in its directory is executed or changed.
 
     The parameters are the mean of the last `average_checkpoints` scheduled checkpoints up to
-    `step`, which defaults to the latest. A single checkpoint need not be a scheduled one. The
-    default is the run's `decode.average_checkpoints`; if the run has fewer, `load` issues a warning
-    and averages those that exist.
+    `step`, which defaults to the latest. A single checkpoint need not be a scheduled one. By
+    default, `average_checkpoints` is the run's `decode.average_checkpoints`. If the run has fewer
+    than this default, `load` issues a warning and averages the existing checkpoints.
 
     Raises:
-        UsageError: the run or the checkpoint of this step does not exist, it has too few
+        UsageError: the run or its checkpoint at this step does not exist, the run has too few
             checkpoints, or `average_checkpoints` is not positive.
         StorageError: the run cannot be read.
     """
@@ -181,7 +182,8 @@ def load(
     try:
         return read()
     except (StorageError, FileNotFoundError):
-        # A run in training may have deleted a selected checkpoint after saving a newer one.
+        # A run that is still training may have deleted a selected checkpoint to make room for a
+        # newer one.
         if set(folder.checkpoints.glob("*")) == before:
             raise
         return read()
@@ -219,7 +221,7 @@ def _load_package(
 
 
 def read_params(folder: RunDirectory, model: Transformer, steps: Sequence[int]) -> Params:
-    """Return the mean of the parameters of these checkpoints, on JAX's default device.
+    """Return the mean parameters of these checkpoints, on JAX's default device.
 
     Raises:
         StorageError: a checkpoint is damaged or cannot be read.

@@ -35,7 +35,7 @@ class Hypothesis(NamedTuple):
 
 
 def padded_length(length: int, longest: int | None) -> int:
-    """Return the padded length of a sentence: a power of two, at most `longest`."""
+    """Return the padded length of a sentence: a power of two, capped at `longest`."""
     padded = max(MIN_WIDTH, 1 << (length - 1).bit_length())
     return padded if longest is None else min(padded, longest)
 
@@ -72,7 +72,7 @@ def search(
 
 
 class Translator:
-    """Translates with one model and one decode config, and compiles each width at first use."""
+    """Translates with one model and one decode config; compiles the search for each width once."""
 
     def __init__(self, model: Transformer, vocabulary: Vocabulary, config: DecodeConfig) -> None:
         self.model, self.vocabulary, self.config = model, vocabulary, config
@@ -103,7 +103,7 @@ class Translator:
         """Return the tokens of a translation, including `eos`.
 
         Raises:
-            DataError: the line is blank, or it is too long for the model and `truncate` is not set.
+            DataError: the line is blank, or it is too long for the model and `truncate` is false.
         """
         [tokens] = self.vocabulary.target.encode([line])
         longest = self.longest_target
@@ -132,7 +132,7 @@ class Translator:
         truncate: bool = False,
         progress: Callable[[int], None] = lambda _: None,
     ) -> list[list[Hypothesis]]:
-        """Return the best translations of each line, at most `num_best` and the beam size.
+        """Return up to `num_best` translations of each line, but not more than the beam size.
 
         A blank line has one empty translation. `progress` is called with the number of lines in
         each finished batch.
@@ -158,9 +158,9 @@ class Translator:
         return translations
 
     def find_tokens(self, params: Params, source: list[int]) -> list[int]:
-        """Return the tokens of the best translation of a source, given as tokens.
+        """Return the tokens of a source's best translation, ending in `eos`.
 
-        They end in `eos`. The search is that of `translate`.
+        `source` contains tokens. The search is the same as in `translate`.
         """
         width = self.width(len(source))
         tokens = self._search_batch(params, [source], width, 1).tokens[0, 0]

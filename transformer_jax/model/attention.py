@@ -1,7 +1,7 @@
 """Scaled dot-product attention and multi-head attention (section 3.2).
 
-Shapes: B batch, T queries, S keys, D d_model, H heads, K d_k, V d_v. Masks are boolean and True
-    where attention is allowed.
+Shapes: B batch, T queries, S keys, D d_model, H heads, K d_k, V d_v. Masks are boolean, and
+    True where attention is allowed.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array
 """A function that scores how well each query matches each key, in float32."""
 
 MakeScore = Callable[[ModelConfig], Score]
-"""Builds the attention-score function for a config. A score with parameters is a Flax module."""
+"""Builds the score function for a config. A score function with parameters is a Flax module."""
 
 
 class Positions(NamedTuple):
@@ -56,7 +56,7 @@ def dot_product(
 def scaled_dot_product(
     query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
 ) -> Float[Array, "B H T S"]:
-    """Score each query against each key by q k / sqrt(d_k), which keeps the variance near one."""
+    """Score each query against each key as q k / sqrt(d_k), which keeps the variance near one."""
     return dot_product(query, key) * query.shape[-1] ** -0.5
 
 
@@ -65,7 +65,7 @@ def masked_softmax(
 ) -> Float[Array, "B H T S"]:
     """Turn scores into weights that sum to one over S (the softmax of equation 1).
 
-    A query that may not attend to any key gets equal weights, so padded positions stay finite.
+    A fully masked query gets uniform weights, so padded positions stay finite.
     """
     # Use at least float32, because bfloat16 sums lose small weights.
     scores = scores.astype(sum_dtype(scores))
@@ -75,7 +75,7 @@ def masked_softmax(
 def weighted_sum(
     weights: Float[Array, "B H T S"], value: Float[Array, "B S H V"]
 ) -> Float[Array, "B T H V"]:
-    """Average the values by their weights (equation 1)."""
+    """Return the weighted averages of the values (equation 1)."""
     return jnp.einsum("bhts,bshv->bhtv", weights.astype(value.dtype), value).swapaxes(1, 2)
 
 
@@ -89,7 +89,7 @@ class MultiHeadAttention(nn.Module):
     make_score: MakeScore
 
     def setup(self) -> None:
-        """Create the four projections, the score function, and the dropout of the weights."""
+        """Create the four projections, the score function, and the attention dropout."""
         c = self.config
         dtype, use_bias = c.dtype, c.attention_bias
         self.query = Dense((c.num_heads, c.d_k), dtype, use_bias=use_bias)
@@ -135,14 +135,14 @@ class MultiHeadAttention(nn.Module):
         return self.output(self.attend_heads(heads, train))
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Return Attention(Q, K, V) for each head (equation 1). This ignores positions."""
+        """Return Attention(Q, K, V) for each head (equation 1), ignoring positions."""
         scores = self.score(heads.query, heads.key)
         return weighted_sum(self.to_weights(scores, heads.mask, train=train), heads.value)
 
     def to_weights(
         self, scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T S"], *, train: bool
     ) -> Float[Array, "B H T S"]:
-        """Record the softmax of the scores, apply dropout to it, and return the result."""
+        """Record the softmax of the scores, and return it with dropout applied."""
         weights = masked_softmax(scores, mask)
         self.sow("intermediates", "weights", weights)
         return self.dropout(weights, train=train)

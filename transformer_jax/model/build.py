@@ -1,4 +1,4 @@
-"""Build a model from a config. Only this file maps names in the config to Flax modules."""
+"""Build a model from a config. Only this file maps config values to Flax modules."""
 
 import jax.numpy as jnp
 
@@ -13,7 +13,7 @@ from transformer_jax.model.variants.fused_attention import BlockwiseAttention, C
 from transformer_jax.model.variants.pre_norm import NormAndAdd
 
 POSITION_SCHEMES: dict[str, tuple[type[AddPositions], type[MultiHeadAttention] | None]] = {
-    # None selects the class for `model.attention_implementation`, which ignores positions.
+    # None means the class that `model.attention_implementation` selects, which ignores positions.
     "sinusoidal": (AddPositions, None),
     "concatenated_sinusoidal": (positional_encodings.AddConcatenatedSinusoids, None),
     "learned": (AddLearnedPositions, None),
@@ -41,7 +41,7 @@ LAYER_NORM_PLACEMENTS = {"post": AddAndNorm, "pre": NormAndAdd}
 
 
 def choose_components(config: ModelConfig) -> Components:
-    """Return the modules that the config names."""
+    """Return the modules that the config selects."""
     add_positions, self_attention = POSITION_SCHEMES[config.positions]
     if config.positions == "learned" and config.out_of_range_positions == "clamp":
         add_positions = positional_encodings.AddClampedPositions
@@ -58,9 +58,10 @@ def choose_components(config: ModelConfig) -> Components:
 def build_transformer(
     config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None
 ) -> Transformer:
-    """Build the model that the config describes. `Transformer` explains the vocabulary sizes.
+    """Build the model that the config describes. See `Transformer` for the vocabulary sizes.
 
-    Equal arguments give equal models, so `jax.jit` compiles functions of the model only once.
+    Equal arguments give models that compare equal, so `jax.jit` compiles each function of the
+    model only once.
 
     Raises:
         ConfigError: the dtype is float64, but JAX's 64-bit types are disabled.

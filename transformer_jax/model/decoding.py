@@ -86,9 +86,10 @@ def decode_step(
     ancestors: Int[Array, "B J L"],
     state: DecodingState,
 ) -> tuple[Float[Array, "B J N"], DecodingState]:
-    """Return the logits that `Transformer.decode` returns at `position`, counted from 0.
+    """Return the logits that `Transformer.decode` would return at `position`, counted from 0.
 
-    Each hypothesis reads its latest token, and `ancestors` includes this position.
+    `tokens` holds the latest token of each hypothesis, and `ancestors` already includes this
+    position.
     """
     model = model.bind({"params": params})
     # Reshape to T = 1, so that this position's vector broadcasts to all hypotheses.
@@ -120,11 +121,11 @@ def decode_layer(
     update = jax.lax.dynamic_update_slice_in_dim
     keys = update(cache.keys, new.keys, view.start, axis=3)
     cache = KeyValueCache(keys, update(cache.values, new.values, view.start, axis=2))
-    # Masking the entries of other hypotheses costs less than moving entries between beam slots.
+    # Masking the entries of other hypotheses is cheaper than moving entries between slots.
     attended = layer.self_attention.attend(h, *from_cache_layout(cache), view.mask, view.positions)
     x = layer.self_attention_residual.leave(x, attended)
     h = layer.cross_attention_residual.enter(x)
-    # The J hypotheses of a sentence are J queries to the same memory.
+    # The J hypotheses of a sentence are J queries over the same memory.
     attended = layer.cross_attention.attend(h, *from_cache_layout(memory), memory_mask)
     x = layer.cross_attention_residual.leave(x, attended)
     h = layer.feed_forward_residual.enter(x)

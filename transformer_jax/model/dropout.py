@@ -23,9 +23,9 @@ def linear_indices(shape: tuple[int, ...]) -> UInt32[Array, "..."]:
 def random_bits(rng: Array, index: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     """Return 32 random bits for each element of an array: a hash of the index and the key.
 
-    The key must be a "threefry2x32" key, which is JAX's default. Two rounds follow the addition of
-    the key's second half. With fewer rounds, keys with nearly equal halves would give mutually
-    exclusive masks.
+    The key must be a "threefry2x32" key, which is JAX's default. Two rounds of mixing
+    follow the addition of the key's second half. With fewer rounds, similar keys would give
+    mutually exclusive masks.
     """
     first, second = jax.random.key_data(rng).astype(jnp.uint32)
     bits = index + first
@@ -41,7 +41,7 @@ def keep_mask(rng: Array, rate: float, index: UInt32[Array, "*shape"]) -> Bool[A
     return random_bits(rng, index) >= threshold
 
 
-# `jit` traces this function once per shape, which makes tracing the base model 20 % faster.
+# `jit` traces this function once per shape, which makes tracing the base model 20% faster.
 @functools.partial(jax.jit, static_argnames="rate")
 def dropout(x: Float[Array, "*shape"], rate: float, rng: Array) -> Float[Array, "*shape"]:
     """Zero each element with probability `rate`, and scale the others to preserve the mean."""
@@ -50,12 +50,12 @@ def dropout(x: Float[Array, "*shape"], rate: float, rng: Array) -> Float[Array, 
 
 
 class Dropout(nn.Module):
-    """Applies `dropout` with a key from Flax's "dropout" stream, which differs between modules."""
+    """Applies `dropout` with a key from Flax's "dropout" stream. Each module gets its own key."""
 
     rate: float
 
     def draw_key(self, *, train: bool) -> Array | None:
-        """Return the random key of this module, or None if dropout is off."""
+        """Return this module's random key, or None if dropout is off."""
         return self.make_rng("dropout") if train and self.rate > 0 else None
 
     def __call__(self, x: Float[Array, "*shape"], *, train: bool) -> Float[Array, "*shape"]:

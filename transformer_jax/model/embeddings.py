@@ -33,6 +33,6 @@ class SharedEmbedding(nn.Module):
         return self.table[tokens].astype(dtype) * jnp.asarray(self.config.d_model**0.5, dtype)
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
-        """Return the dot product of each vector with each token's vector, at least in float32."""
+        """Return the dot products with all token vectors, accumulated at least in float32."""
         table = self.table.astype(x.dtype)
         return flat_matmul(x, table.T, preferred_element_type=sum_dtype(x))

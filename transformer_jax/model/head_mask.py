@@ -1,4 +1,4 @@
-"""Mask attention heads, as in Michel et al. (2019), without a change to the model.
+"""Mask attention heads, as in Michel et al. (2019), without changing the model.
 
 Shapes: L layers, H heads. The first axis of a mask is the kind of attention, in the order of
 `KINDS`.
@@ -12,9 +12,9 @@ from transformer_jax.errors import UsageError
 from transformer_jax.model.transformer import Params
 
 KINDS = ("encoder", "decoder", "cross")
-"""Self-attention of the encoder, self-attention of the decoder, and attention to the source."""
+"""Encoder self-attention, decoder self-attention, and attention to the source."""
 
-# The stack and the module of each kind in the parameters.
+# For each kind: the stack, and the module in each of its layers.
 MODULES = {
     "encoder": ("encoder", "self_attention"),
     "decoder": ("decoder", "self_attention"),
@@ -23,14 +23,14 @@ MODULES = {
 
 
 def mask_heads(params: Params, mask: Bool[Array, "3 L H"] | Bool[np.ndarray, "3 L H"]) -> Params:
-    """Return parameters with which a head has no effect where the mask is False.
+    """Return a copy of the parameters in which heads with a False mask have no effect.
 
     A head contributes head_i W_i^O to the output of its sub-layer (section 3.2.2), where W_i^O are
-    the rows of W^O that belong to head i. The function sets these rows to zero, which has exactly
-    the effect of setting the head's output to zero. The other parameters stay the same arrays.
+    the rows of W^O that belong to head i. Zeroing these rows is exactly equivalent to
+    zeroing the head's output. The other parameters are shared with `params`, not copied.
 
     Raises:
-        UsageError: the mask has another number of kinds, layers, or heads.
+        UsageError: the mask's shape does not match the model's layers and heads.
     """
     num_layers = sum(name.startswith("encoder_") and name[8:].isdigit() for name in params)
     num_heads = params["encoder_0"]["self_attention"]["output"]["kernel"].shape[0]

@@ -24,7 +24,7 @@ def abstract_params(model: Transformer) -> Params:
     return jax.eval_shape(_init_params, model)
 
 
-# A jitted function is traced once for each model.
+# `jit` caches the trace, so each model is traced only once.
 @functools.partial(jax.jit, static_argnums=0)
 def _init_params(model: Transformer) -> Params:
     return init_params(model, jax.random.key(0))
@@ -54,9 +54,9 @@ def digest_params(params: Params) -> str:
 def position_table(
     model: Transformer, params: Params, num_positions: int
 ) -> Float[Array, "num_positions d_model"]:
-    """Return what the encoder adds to the embeddings at the first positions (section 3.5).
+    """Return the vectors that the encoder adds to the embeddings, by position (section 3.5).
 
-    The table is zero if the model encodes no positions, or if its scheme acts in self-attention.
+    The table is zero if the model does not encode positions, or encodes them in self-attention.
     """
     zeros = jnp.zeros((1, num_positions, model.config.d_model))
 
@@ -69,11 +69,11 @@ def position_table(
 def initial_position_table(
     model: Transformer, seed: int, num_positions: int
 ) -> Float[Array, "num_positions d_model"]:
-    """Return the `position_table` of a run with this seed before its first step."""
+    """Return the initial `position_table` of a run with this seed."""
 
     @jax.jit
     def initialize() -> Params:
-        # XLA removes the other parameters.
+        # XLA eliminates the other parameters as dead code.
         params = init_params(model, make_rng(seed))
         return {"source_positions": params.get("source_positions", {})}
 
@@ -83,7 +83,7 @@ def initial_position_table(
 def attention_weights(
     model: Transformer, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
 ) -> dict[str, Float[Array, "layers B H ..."]]:
-    """Return all attention weights of a forward pass, as in figures 3 to 5 of the paper.
+    """Return all attention weights from a forward pass, as in figures 3 to 5 of the paper.
 
     They are stacked over layers: "encoder" [layers, B, H, S, S], "decoder" [layers, B, H, T, T],
     and "cross" [layers, B, H, T, S]. The forward pass always uses the `full` attention

@@ -37,20 +37,20 @@ def layer_norm(config: ModelConfig, *, name: str | None = None) -> nn.LayerNorm:
 class AddAndNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), the residual connection of section 3.1 and figure 1.
 
-    A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. A variant overrides all methods.
+    A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. Variants override all methods.
     """
 
     config: ModelConfig
 
     def enter(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Return the input of the sub-layer: x itself."""
+        """Return the sub-layer's input: x itself."""
         return x
 
     @nn.compact
     def leave(
         self, x: Float[Array, "B T D"], y: Float[Array, "B T D"], *, train: bool = False
     ) -> Float[Array, "B T D"]:
-        """Add the output y of the sub-layer to x, and normalize the sum."""
+        """Add the sub-layer's output y to x, and normalize the sum."""
         x = x + Dropout(self.config.dropout)(y, train=train)
         return layer_norm(self.config, name="norm")(x)
 
@@ -62,7 +62,7 @@ class AddAndNorm(nn.Module):
 
 @dataclass(frozen=True)
 class Components:
-    """The modules of a Transformer that have variants. `build` chooses them from the config."""
+    """The Transformer modules that have variants. `build` chooses them from the config."""
 
     add_positions: type[AddPositions]
     self_attention: type[MultiHeadAttention]
@@ -82,7 +82,7 @@ class EncoderLayer(nn.Module):
         c, components = self.config, self.components
         self.self_attention = components.self_attention(c, components.score)
         self.feed_forward = FeedForward(c)
-        # Parameter names follow figure 1, which has "Add & Norm" after each sub-layer.
+        # Parameter names follow figure 1, where "Add & Norm" comes after each sub-layer.
         self.attention_residual = components.residual(c, name="after_self_attention")
         self.feed_forward_residual = components.residual(c, name="after_feed_forward")
 

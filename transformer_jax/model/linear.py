@@ -18,7 +18,7 @@ def flat_matmul(
     num_input_axes: int = 1,
     preferred_element_type: jax.typing.DTypeLike | None = None,
 ) -> Float[Array, "..."]:
-    """Multiply x, [B, T, in] or [B, in], by a matrix [in, out] as one product of 2-D matrices.
+    """Multiply x, [B, T, in] or [B, in], by a matrix [in, out] as a single 2-D matrix product.
 
     The gradient of `jax.lax.dot_general` with respect to the matrix sums over two axes, batch and
     positions. XLA's CPU backend copies transposed operands for such sums; flattening avoids the
@@ -37,10 +37,10 @@ def sum_dtype(x: Float[Array, "..."]) -> jax.typing.DTypeLike:
 
 
 class Dense(nn.Module):
-    """Computes x W + b at each position. W has a Glorot-uniform initializer, and b starts at zero.
+    """Computes x W + b at each position. W is initialized as Glorot uniform, and b as zeros.
 
-    The paper does not specify an initializer. H heads of width K are initialized like one matrix
-    [D, H K].
+    The paper does not specify an initializer. H heads of width K are initialized like a
+    single matrix [D, H K].
     """
 
     features: tuple[int, ...]

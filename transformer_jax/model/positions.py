@@ -32,7 +32,7 @@ class AddPositions(nn.Module):
 
     config: ModelConfig
     max_positions: int
-    """The size of a learned table."""
+    """The number of rows in a learned table."""
 
     @nn.compact
     def __call__(
@@ -68,11 +68,11 @@ class AddLearnedPositions(AddPositions):
                 return sinusoid(jnp.arange(length), d_model)
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
-        """Return the table row of each position; raise ValueError if there are too many positions.
+        """Return the table row for each position; raise ValueError if there are too many positions.
 
-        On a device, an index past the end of an array raises no error. Cached decoding passes one
-        position at a time, which this check cannot catch, so `Translator` limits the length of
-        translations.
+        On a device, an index past the end of an array does not raise an error. Cached decoding
+        passes one position at a time, which this check cannot catch, so `Translator` limits the
+        length of translations.
         """
         if len(positions) > self.max_positions:
             raise ValueError(

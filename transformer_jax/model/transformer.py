@@ -107,7 +107,7 @@ class Transformer(nn.Module):
 
 
 def make_rng(seed: int | Int[Array, ""]) -> Array:
-    """Return a run's random key. Its generator does not depend on JAX's settings."""
+    """Return a run's random key. The PRNG does not depend on JAX's configuration."""
     return jax.random.key(seed, impl="threefry2x32")
 
 

@@ -41,7 +41,8 @@ def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
     leave half a line or zeros there.
 
     Raises:
-        StorageError: the file cannot be accessed, or an invalid line precedes a report to keep.
+        StorageError: the file cannot be accessed, or a line before the last report to keep is
+            invalid.
     """
     try:
         if not path.exists():

@@ -26,7 +26,7 @@ def checkpoint_arrays(state: TrainState) -> dict[str, object]:
 
 
 def checkpoint_metadata(state: TrainState, pending_metrics: Sums) -> dict[str, object]:
-    """Return the JSON metadata to store in a checkpoint next to the arrays."""
+    """Return the JSON metadata to store in a checkpoint along with the arrays."""
     counts = {name: int(getattr(state, name)) for name in COUNTS}
     environment = {"versions": installed_versions(), "devices": describe_devices()}
     return {**environment, "pending_metrics": pending_metrics, **counts}
@@ -46,7 +46,7 @@ def describe_devices() -> str:
 class Checkpointer:
     """Saves and restores a run's state, and decides when a recovery checkpoint is due.
 
-    All processes call `restore`, `save`, and `wait` at the same steps.
+    All processes must call `restore`, `save`, and `wait` at the same steps.
     """
 
     def __init__(self, run: RunComponents, console: Console) -> None:
@@ -71,7 +71,7 @@ class Checkpointer:
         """The step of the latest checkpoint; 0 if there is none."""
 
     def restore(self) -> tuple[TrainState, Sums]:
-        """Return the latest (or initial) state, and the metrics that are not reported yet.
+        """Return the latest (or initial) state, and the metrics not reported yet.
 
         Raises:
             StorageError: the checkpoint is damaged.

@@ -30,9 +30,10 @@ def create_run(
 ) -> RunDirectory:
     """Prepare the text and create a run folder, which appears only once it is complete.
 
-    If `init_from` is given, the new run starts with that run's vocabulary and latest parameters.
-    The stored config contains the actual vocabulary sizes; the console prints a note if they differ
-    from the requested sizes.
+    If `init_from` is given, the new run starts with the vocabulary and latest parameters of the run
+    at that path.
+    The stored config contains the actual vocabulary sizes; a note on the console reports any
+    difference from the requested sizes.
 
     Raises:
         UsageError: the folder exists, or the parameters of `init_from` have different shapes.

@@ -30,8 +30,8 @@ class DevEvaluator:
     def evaluate(self, state: TrainState, step: int, *, translate: bool) -> float:
         """Return the perplexity of a state; with `translate`, also write BLEU and translations.
 
-        All processes call this method. Only the primary process computes the perplexity, so that
-        all processes use exactly the same value.
+        All processes must call this method. Only the primary process computes the perplexity, so
+        that all processes use exactly the same value.
 
         Raises:
             DivergedError: the perplexity is not finite.

@@ -73,8 +73,8 @@ def flops_of_lengths(
 def train_flops(config: Config) -> float:
     """Estimate a whole run's FLOPs from full batches of sentences of `TYPICAL_LENGTH` tokens.
 
-    Padding does not count as FLOPs, but it fills a part of each real batch. So does the difference
-    in length between the sides: a batch of number words needs about 60 % of the estimate.
+    The estimate is usually high, because real batches contain padding, which does not count, and
+    the two sides differ in length. A batch of number words needs about 60% of the estimate.
     """
     length = min(TYPICAL_LENGTH, config.data.max_length)
     side = np.ones((max(1, config.data.batch_tokens // length), length), np.int32)
@@ -84,8 +84,8 @@ def train_flops(config: Config) -> float:
 def peak_flops(dtype: str) -> float:
     """Return the total peak FLOP/s of all local devices.
 
-    For bfloat16 on a device in `PEAK_FLOPS`, this is the vendor's figure; otherwise, it is the best
-    rate among a few timed matrix products.
+    For bfloat16 on a device in `PEAK_FLOPS`, this is the vendor's figure; otherwise, it is the rate
+    of the fastest of a few timed matrix products.
     """
     devices = jax.local_devices()
     kind = devices[0].device_kind
@@ -95,7 +95,7 @@ def peak_flops(dtype: str) -> float:
     size = 1024 if devices[0].platform == "cpu" else 8192
     matrix = jnp.ones((size, size), dtype)
     multiply = jax.jit(jnp.matmul)
-    # The first multiplication also compiles the program.
+    # The first timing includes compilation, so exclude it below.
     seconds = timeit.repeat(
         lambda: multiply(matrix, matrix).block_until_ready(), number=1, repeat=6
     )

@@ -33,7 +33,7 @@ from transformer_jax.training.step import TrainState, make_train_step
 from transformer_jax.training.throughput import Meter
 from transformer_jax.training.tracing import StepTracer
 
-# A run ends after this many consecutive steps whose gradient is not finite.
+# A run ends after this many consecutive steps with a loss or gradient that is not finite.
 MAX_SKIPPED_STEPS = 10
 
 
@@ -42,8 +42,8 @@ def run_training(
 ) -> int:
     """Train from the latest checkpoint, or from the start, to the config's last step.
 
-    Returns the number of scheduled checkpoints on disk, which can be averaged. Progress goes to the
-    console, which must be quiet in all processes except the primary one.
+    Returns the number of scheduled checkpoints on disk, which can be averaged. The console shows
+    progress; it must be quiet in all processes except the primary one.
 
     Raises:
         RunInterrupted: a signal ended the run; the run's state is saved.
@@ -89,12 +89,12 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
             console.print(f"{run.folder.path} is already at step {first}: nothing to do")
             return len(checkpointer.scores)
         if run.group.is_primary:
-            # The next report includes the pending metrics, so a report that already has them is
-            # outdated.
+            # The next report includes the pending metrics and replaces an earlier report that has
+            # them.
             splits = {"train": not pending, "dev": first in checkpointer.scores}
             truncate_metrics(run.folder.metrics, first, {x for x in splits if splits[x]})
         run.group.barrier()
-        # FLOPs are a function of the steps, so checkpoints do not store them.
+        # FLOPs can be recomputed from the steps, so checkpoints do not store them.
         pending_flops = sum(run.step_flops(first - n) for n in reversed(range(len(pending))))
         peak = run.group.count * peak_flops(config.model.dtype)
         meter = Meter(peak, pending, pending_flops)
@@ -119,7 +119,7 @@ def _run_steps(
     schedule_rate = make_schedule(config.train, config.model.d_model)
     evaluator = DevEvaluator(run, writer)
     consensus = StepConsensus(run.group)
-    # All processes run the same program, so it is enough to trace one of them.
+    # All processes run the same program, so tracing one of them is enough.
     num_traced = config.train.profile if run.group.is_primary else 0
     trace_folder = run.folder.path / "profile"
     with StepTracer(trace_folder, after=first + schedule.log_every, steps=num_traced) as tracer:
@@ -130,8 +130,8 @@ def _run_steps(
                     heartbeat.busy("compiling")
                     writer.say(str(train_step.compile(state, batch)))
             state, metrics = train_step(state, batch)
-            # `Meter.add` waits for step n - 2, and returns how many steps in a row up to n - 2 were
-            # skipped.
+            # `Meter.add` waits for step n - 2, and returns the number of consecutive skipped steps
+            # up to n - 2.
             _check_divergence(run, step - 2, meter.add(metrics, run.step_flops(step)))
             heartbeat.beat(step)
             writer.advance(step)
@@ -142,7 +142,7 @@ def _run_steps(
                 _check_divergence(run, step, int(meter.last.skipped_in_a_row))
             pending = meter.pending_metrics() if due.keep_pending_metrics else []
             if due.report:
-                # Skipped steps are not updates.
+                # Skipped steps do not count as updates.
                 num_updates = max(step - int(meter.last.skipped), 1)
                 rate = {"learning_rate": float(schedule_rate(num_updates))}
                 writer.report(step, "train", meter.read() | rate)
@@ -160,7 +160,7 @@ def _run_steps(
             tracer.after(step, state)
             if schedule.is_out_of_patience(step, checkpointer.scores):
                 count = schedule.patience
-                writer.say(f"training ends: no better perplexity in {count} checkpoints")
+                writer.say(f"training stops: perplexity has not improved in {count} checkpoints")
                 break
 
 

@@ -44,7 +44,7 @@ class MetricWriter:
             TextColumn("{task.fields[status]}"),
             console=console,
             transient=True,
-            # Without a terminal, print only lines, so that log files contain no escape codes.
+            # Show the bar only on a terminal, so that log files contain no escape codes.
             disable=not console.is_terminal,
         )
         self._task = self._progress.add_task(
@@ -52,7 +52,7 @@ class MetricWriter:
         )
 
     def advance(self, step: int) -> None:
-        """Move the progress bar."""
+        """Advance the progress bar to `step`."""
         self._progress.update(self._task, completed=step)
 
     def set_status(self, status: str) -> None:
@@ -129,7 +129,7 @@ class MetricWriter:
 
 
 class NullWriter(MetricWriter):
-    """A writer that writes no files, for processes other than the primary one."""
+    """A writer that does not write any files, for processes other than the primary one."""
 
     def report(self, step: int, split: str, values: dict[str, float]) -> None:
         """Do nothing."""

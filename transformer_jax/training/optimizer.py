@@ -16,8 +16,8 @@ def learning_rate(
 ) -> Float[Array, ""]:
     """Return scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (equation 3).
 
-    The rate grows linearly up to step `warmup_steps`, its peak, and then decays with the inverse
-    square root of the step. `step` counts from 1.
+    The rate grows linearly, peaks at step `warmup_steps`, and then decays with the inverse square
+    root of the step. `step` counts from 1.
     """
     step = jnp.asarray(step, jnp.float32)
     return scale * d_model**-0.5 * jnp.minimum(step**-0.5, step * warmup_steps**-1.5)

@@ -1,8 +1,8 @@
-"""Decide what is due after each training step, as a pure function of the step and the votes.
+"""Decide what is due after each training step, as a pure function of the step and a vote.
 
 Steps count from 1. A scheduled checkpoint is saved at a fixed step and has a score, the perplexity
 on the development set. All other checkpoints (for recovery, after a signal, or at an unscheduled
-last step) have no score, so clocks and signals do not affect which checkpoints are averaged.
+last step) have no score, so timing and signals do not affect which checkpoints are averaged.
 """
 
 from collections.abc import Mapping
@@ -78,7 +78,7 @@ class Schedule:
         )
 
     def is_out_of_patience(self, step: int, scores: Mapping[int, float]) -> bool:
-        """Return whether the last `patience` perplexities did not improve on the best one."""
+        """Return whether none of the last `patience` perplexities improved on the best one."""
         if self.patience is None or step % self.checkpoint_every:
             return False
         best = min(scores, key=lambda step: scores[step], default=step)

@@ -1,4 +1,4 @@
-"""A picture of the learning rate by step, next to other widths and warmups (section 5.3).
+"""A picture of the learning rate by step, compared with other widths and warmups (section 5.3).
 
 Shapes: P points.
 """
@@ -21,7 +21,7 @@ NUM_POINTS = 400
 
 
 def plot_schedule(config: Config) -> Picture:
-    """Draw the learning rate of a config by step, for several widths and for several warmups."""
+    """Draw a config's learning rate by step, for several widths and for several warmups."""
     d_model, train = config.model.d_model, config.train
     steps = np.unique(np.linspace(1, max(train.steps, 2), NUM_POINTS).astype(int))
     # Include the peaks.
@@ -43,5 +43,5 @@ def plot_schedule(config: Config) -> Picture:
 
 
 def _scaled(value: int) -> Iterable[int]:
-    """Return the value, then other values, without duplicates."""
+    """Return the value multiplied by each factor, without duplicates."""
     return dict.fromkeys(max(1, round(value * factor)) for factor in FACTORS)

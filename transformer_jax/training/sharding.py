@@ -4,9 +4,9 @@
     fsdp    like data, but parameters and optimizer state are also split over the devices
     pmap    like data, but with `jax.pmap`: each device sums over its rows, and `psum` adds the sums
 
-Under data and fsdp, the step is one program over global arrays: XLA adds the communication, and the
-dropout masks are the same on any number of devices. Under pmap, each device draws different masks.
-All three keep the state in the same global arrays, so a run can resume with any of them.
+Under data and fsdp, the step is one program over global arrays: XLA inserts the communication, and
+the dropout masks are the same on any number of devices. Under pmap, each device draws different
+masks. All three keep the state in the same global arrays, so a run can resume with any of them.
 """
 
 import time
@@ -108,7 +108,7 @@ class DataParallel:
             out_shardings=(shardings, self.replicated),
             donate_argnums=0,
         )
-        # JAX keys its cache of programs on the shardings of the inputs. The shardings of a new
+        # JAX keys its program cache on the input shardings. The shardings of a new
         # state and of a state returned by a step are equivalent but not equal. With abstract
         # arrays, both states use the same cache entry.
         return jitted.lower(self.abstract_state(state), batch).compile()
@@ -151,7 +151,7 @@ class PmapDataParallel(DataParallel):
 
         axes = {"axis_name": self.axis, "in_axes": (None, 0), "out_axes": None}
         mapped = jax.pmap(train_step, **axes, donate_argnums=0, devices=self.devices)
-        # With several processes, `jax.pmap` can lower only for concrete arrays.
+        # With multiple processes, `jax.pmap` can be lowered only with concrete arrays.
         is_alone = jax.process_count() == 1
         return mapped.lower(self.abstract_state(state) if is_alone else state, batch).compile()
 
@@ -193,7 +193,7 @@ class CompiledStep:
         return Compilation(self._sharding.count_rows(rows), source_length, target_length, seconds)
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Run one step on this process's rows; compile it if necessary. It donates the state."""
+        """Run one step on this process's rows; compile it if necessary. The state is donated."""
         if not self.is_compiled_for(batch):
             self.compile(state, batch)
         return self._compiled[_shape(batch)](state, self._sharding.place_batch(batch))

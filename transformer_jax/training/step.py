@@ -36,7 +36,7 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """The measurements of one step."""
+    """The metrics of one step."""
 
     loss: Loss
     """All fields are zero if the step was skipped."""
@@ -53,7 +53,7 @@ GradientSum = tuple[Params, Loss]
 
 @dataclass(frozen=True)
 class TrainStep:
-    """One update as two pure functions. Between the two, devices can add their sums."""
+    """One update, split into two pure functions so that devices can add their sums in between."""
 
     compute_gradients: Callable[[TrainState, Batch, Array], GradientSum]
     """Computes the sums over a batch or a shard of a batch. The last argument, the shard's index,
@@ -141,8 +141,8 @@ def apply_gradients(
         updates, adam = optimizer.update(gradients, state.optimizer, state.params, norm=norm)
         return optax.apply_updates(state.params, updates), adam
 
-    # With `jnp.where` instead of `cond`, XLA on a CPU would copy Adam's moments, because the new
-    # parameters would read the old moments after the new moments overwrite them.
+    # With `jnp.where` instead of `cond`, XLA on a CPU would copy Adam's moments, because computing
+    # the new parameters would read the old moments after the new moments overwrite them.
     params, adam = jax.lax.cond(is_finite, update, lambda: (state.params, state.optimizer))
     skipped = state.skipped + ~is_finite
     skipped_in_a_row = jnp.where(is_finite, 0, state.skipped_in_a_row + 1)

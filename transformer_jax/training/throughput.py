@@ -20,8 +20,8 @@ class Meter:
     def __init__(self, peak: float, earlier: Sums, earlier_flops: float = 0.0) -> None:
         """Start the clock. `peak` is the peak FLOP/s of all devices.
 
-        `earlier` contains the `pending_metrics` of an interrupted process, for the next report, and
-        `earlier_flops` the FLOPs of the same steps.
+        `earlier` contains an interrupted process's `pending_metrics`, which the next report
+        includes. `earlier_flops` is the number of FLOPs of the same steps.
         """
         self._peak = peak
         self._reset(earlier, earlier_flops)
@@ -33,12 +33,12 @@ class Meter:
         self._start = time.perf_counter()
 
     def add(self, metrics: StepMetrics, flops: float) -> int:
-        """Count step n, and wait until the devices have finished step n - 2.
+        """Record step n, and wait until the devices have finished step n - 2.
 
-        The wait limits how far the host runs ahead of the devices, and allows `heartbeat.beat` to
+        The wait limits how far the host runs ahead of the devices, and lets `heartbeat.beat`
         report progress. For the first two steps after a report, this method returns 0 without
-        waiting. For later steps, it returns how many steps in a row, up to step n - 2, were
-        skipped.
+        waiting. For later steps, it returns the number of consecutive skipped steps, up to
+        step n - 2.
         """
         self._metrics.append(metrics)
         self._flops += flops

@@ -11,12 +11,12 @@ class StepTracer:
     """A context manager that traces consecutive steps of a run."""
 
     def __init__(self, folder: Path, *, after: int, steps: int) -> None:
-        """Trace `steps` steps after step `after`, when most batch shapes are compiled."""
+        """Trace `steps` steps after step `after`. By then, most batch shapes are compiled."""
         self._folder, self._first, self._last = folder, after, after + steps
         self._is_tracing = False
 
     def after(self, step: int, state: object) -> None:
-        """Start or stop the trace if that is due after this step, which returned `state`.
+        """Start or stop the trace if it is due after this step, which returned `state`.
 
         Raises:
             StorageError: the trace cannot be written.
@@ -33,7 +33,7 @@ class StepTracer:
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be created: {error.strerror}") from error
         options = jax.profiler.ProfileOptions()
-        # Traces of Python calls would crowd out the operations of the devices.
+        # Traces of Python calls would crowd out the device operations.
         options.python_tracer_level = 0
         jax.profiler.start_trace(str(self._folder), profiler_options=options)
         self._is_tracing = True

@@ -33,7 +33,8 @@ class General(nn.Module):
 class Additive(nn.Module):
     """Computes v^T tanh(q + k) with one v for each head (Bahdanau et al. 2015).
 
-    The query and key projections play the role of the authors' W and U. v starts as N(0, 1/d_k).
+    The query and key projections play the role of the authors' W and U. The vector v is drawn from
+    N(0, 1/d_k).
     """
 
     config: ModelConfig

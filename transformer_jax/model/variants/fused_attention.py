@@ -1,4 +1,4 @@
-"""Attention without storing all weights, which saves memory and time on long sequences.
+"""Attention that does not store all weights, to save memory and time on long sequences.
 
 Both classes compute equation 1 with the parameters of `MultiHeadAttention`, but do not record the
 weights.
@@ -32,12 +32,12 @@ class BlockwiseAttention(MultiHeadAttention):
 class CudnnAttention(MultiHeadAttention):
     """Runs cuDNN's flash attention on an NVIDIA GPU through `jax.nn.dot_product_attention`.
 
-    The config enforces cuDNN's requirements: bfloat16, no dropout of weights, and d_k = d_v.
+    The config enforces cuDNN's requirements, such as bfloat16 and no attention dropout.
     """
 
     def attend_heads(self, heads: Heads, _train: bool, /) -> Float[Array, "B T H V"]:
         """Return Attention(Q, K, V) for each head, up to rounding."""
-        # cuDNN's backward pass accepts only even numbers of masked queries and keys.
+        # With a mask, cuDNN's backward pass requires even numbers of queries and keys.
         query, key, value, mask, _ = heads
         num_queries, num_keys = query.shape[1], key.shape[1]
         query, key, value = (

@@ -22,13 +22,13 @@ class NormAndAdd(AddAndNorm):
         self.dropout = Dropout(self.config.dropout)
 
     def enter(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Return the input of the sub-layer: LayerNorm(x)."""
+        """Return the sub-layer's input: LayerNorm(x)."""
         return self.norm(x)
 
     def leave(
         self, x: Float[Array, "B T D"], y: Float[Array, "B T D"], *, train: bool = False
     ) -> Float[Array, "B T D"]:
-        """Add the output y of the sub-layer to x."""
+        """Add the sub-layer's output y to x."""
         return x + self.dropout(y, train=train)
 
     @staticmethod

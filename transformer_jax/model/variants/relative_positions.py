@@ -32,7 +32,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 class AlibiAttention(MultiHeadAttention):
     """Lowers each score by the head's slope times the distance (ALiBi, Press et al. 2022).
 
-    The authors give no formula for the encoder; here, both directions have the same slope.
+    The authors give no formula for the encoder; here, both directions use the same slope.
     """
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
@@ -73,12 +73,12 @@ class RotaryAttention(MultiHeadAttention):
 class RelativeAttention(MultiHeadAttention):
     """Adds learned vectors for each distance to the keys and the values (Shaw et al. 2018).
 
-    These are equations 3 to 5 of Shaw et al. Heads share the vectors. Tensor2Tensor's later
+    Implements equations 3 to 5 of Shaw et al. All heads share the vectors. Tensor2Tensor's later
     `dot_product_relative_v2` omits the vectors for the values by default.
     """
 
     def setup(self) -> None:
-        """Create the projections, and the vectors for 2 R + 1 distances."""
+        """Create the projections, and two vectors for each of the 2 R + 1 distances."""
         super().setup()
         c = self.config
         init, rows = nn.initializers.xavier_uniform(), 2 * c.max_relative_position + 1
@@ -86,7 +86,7 @@ class RelativeAttention(MultiHeadAttention):
         self.relative_value = self.param("relative_value", init, (rows, c.d_v))
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Compute scores q (k + a) and averages of v + b, where a and b are the distance's vectors.
+        """Compute scores q (k + a) and averages of v + b; a and b are the vectors for the distance.
 
         Because q (k + a) = q k + q a, this method computes q a only once for each distance.
         """
