@@ -141,7 +141,7 @@ def _describe_wide(study: Study) -> list[str]:
     if not found:
         return []
     return [
-        "The gray bands do not apply to these rows, whose standard deviation is more than "
+        "The gray bands do not apply to these rows, whose standard deviations are more than "
         f"{WIDE_RATIO:g} times the typical one: {', '.join(found)}."
     ]
 
@@ -207,15 +207,15 @@ def footnotes(study: Study) -> Sequence[str]:
         "The length of a sentence pair is the length of its source or target, whichever is longer.",
         "Perplexity is per token of the reference, without label smoothing; ± is the standard "
         f"deviation over random seeds ({', '.join(map(str, seeds))}).",
-        "In the figure, a mean outside the gray band of its bucket differs significantly from "
-        f"that of {study.schemes[0]} (95 % for all rows of a bucket together, by Dunnett's method "
-        "with seeds as blocks).",
+        "In the figure, a mean outside its bucket's gray band differs significantly from that of "
+        f"{study.schemes[0]} (with 95 % confidence for all rows of a bucket together, by Dunnett's "
+        "method with seeds as blocks).",
         *_describe_wide(study),
     ]
     if study.metric == "bleu":
         notes.append(
-            f"BLEU is computed for each bucket separately ({study.bleu_signature}). Buckets "
-            "contain different sentences, so compare rows rather than columns."
+            f"BLEU is computed separately for each bucket ({study.bleu_signature}). Different "
+            "buckets contain different sentences, so compare rows rather than columns."
         )
     return [*notes, *(f"Missing: {description}" for description in study.missing)]
 

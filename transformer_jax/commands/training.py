@@ -125,8 +125,8 @@ class Train(FileCommand, TrainingCommand):
             group.barrier()
             if self.init_from is not None and group.count > 1:
                 raise UsageError(
-                    "--init-from works in one process only: train one step there "
-                    "(--train.steps 1), then `resume` the run in several processes"
+                    "--init-from works only in a single process: train one step that way "
+                    "(--train.steps 1), and then `resume` the run in several processes"
                 )
             if group.is_primary:
                 from transformer_jax.training.create_run import create_run
@@ -242,7 +242,7 @@ def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
     also = f"and so do: {', '.join(dict.fromkeys(changes))}"
     raise NotReproducedError(
         f"{original.path} is not reproduced: the parameters differ at step {differing[0]}, "
-        + (also if changes else "although text and recorded versions and devices are the same")
+        + (also if changes else "although the text, recorded versions, and devices are the same")
     )
 
 
