@@ -53,7 +53,7 @@ class Bucket:
     above: float
     end: float
     indices: np.ndarray
-    """int[sentences]."""
+    """The indices of the bucket's sentences, int[sentences]."""
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class Study:
     """The scores of all schemes by length, with statistics over seeds."""
 
     schemes: Sequence[str]
-    """All rows of the sweep. Differences are relative to the first row."""
+    """The sweep's rows. All other rows are compared with the first one."""
     seeds: Mapping[str, Sequence[int]]
     """The seeds of the finished runs by scheme, in the same order as the scores."""
     max_training_length: int
@@ -213,7 +213,7 @@ def _references(sentences: Sequence[Sentence]) -> list[tuple[int, int, str]]:
 def _compute_scores(
     sentences: Sequence[Sentence], metric: Score, tokenizer: str
 ) -> dict[Score, float]:
-    """Return perplexity, and either BLEU or the percentage of exact matches."""
+    """Return the perplexity, and either the BLEU score or the percentage of exact matches."""
     nll = math.fsum(x.nll for x in sentences) / sum(x.target_tokens for x in sentences)
     scores: dict[Score, float] = {"perplexity": math.exp(min(nll, 700.0))}
     if metric == "exact":

@@ -58,7 +58,7 @@ class CheckpointCommand(PathCommand):
     """The step of the checkpoint or, for an average, of the last one in it. Default: the latest."""
 
     def load(self, path: Path | None = None) -> "Run":
-        """Load the run, or the run at `path`, from the checkpoints that the options select."""
+        """Load the command's run, or the run at `path`, from the selected checkpoints."""
         return load_run(path or Path(self.run_folder), self.average_checkpoints, self.step)
 
     @property

@@ -76,7 +76,7 @@ class TrainingCommand(ConfigCommand):
     num_processes: int | None = None
     """Number of processes. If 1, training ignores the cluster's environment variables."""
     process_id: int | None = None
-    """Index of this process, counted from 0."""
+    """Zero-based index of this process."""
 
     @property
     @abc.abstractmethod
