@@ -189,7 +189,7 @@ class Reproduce(PathCommand):
         """
         original = RunDirectory.open(Path(self.run_folder))
         if original.package is not None:
-            raise UsageError(f"{original.path} is packaged: reproduce the run that it comes from")
+            raise UsageError(f"{original.path} is packaged: reproduce the run it was made from")
         if original.steps_done == 0:
             raise UsageError(f"{original.path} has no checkpoint after step 0 to reproduce")
         out = self.out or original.path.with_name(f"{original.path.resolve().name}-reproduced")
