@@ -147,7 +147,7 @@ plt.show()
 #   model learn *faster*. The paper trains for 100,000 steps, and then capacity and regularization
 #   count.
 # - **C3, with more layers, is far worse** for the same reason.
-# - **E, the learned table, is better here.** Its vectors start with norm 1, whereas sinusoids have norm
+# - **E, the learned table, is better here.** Its vectors start with norm 1, and sinusoids have norm
 #   $\sqrt{d_{model} / 2}$. This can change how fast a model learns (`docs/positions.md` has
 #   controls).
 #

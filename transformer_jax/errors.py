@@ -28,7 +28,7 @@ class Setting:
 
 
 class TransformerJaxError(Exception):
-    """Base class of errors that end a command with a one-line message and an exit code.
+    """Base class for errors that end a command with a one-line message and an exit code.
 
     `str` formats the settings in the message as Python arguments, and `for_shell` formats them as
     command-line options.
@@ -46,7 +46,7 @@ class TransformerJaxError(Exception):
 
 
 class UsageError(TransformerJaxError):
-    """The arguments of a command or a call are invalid."""
+    """The arguments to a command or a function are invalid."""
 
     exit_code = 2
 

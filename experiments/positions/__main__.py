@@ -23,7 +23,7 @@ def write_report(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> 
     """Write a figure and tables of scores by sentence length.
 
     Args:
-        sweep: the folder of a sweep. For the table.csv of an earlier report, the command only draws
+        sweep: a sweep's folder. Given the table.csv of an earlier report, the command only redraws
             the figure.
         out: the folder for the files. Default: SWEEP/extrapolation, or the folder of table.csv.
     """
@@ -46,7 +46,7 @@ def write_report(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code. Print every error as one line."""
+    """Run the command and return its exit code. Print any error as one line."""
     return run_and_report(
         lambda: tyro.cli(write_report, prog="python -m experiments.positions", args=arguments)
     )

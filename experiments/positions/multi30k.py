@@ -3,10 +3,10 @@
     transformer-jax sweep experiments/positions/multi30k.py --seeds 3
     python -m experiments.positions sweeps/multi30k
 
-A run takes about three minutes on one CPU core, including its scores. configs/multi30k.py describes
-where the files must be. With L = 14, 6,227 of 29,000 pairs are short enough to train on. Among the
-2,014 captions of dev and test, 65 have more than 2.5 L tokens, 20 have more than 3 L tokens, and
-none has more than 4 L tokens. The vocabulary is smaller than in configs/multi30k.py, so that
+A run takes about three minutes on one CPU core, including scoring. configs/multi30k.py describes
+where the files must be. With L = 14, 6,227 of the 29,000 pairs are short enough to train on. Among
+the 2,014 dev and test captions, 65 have more than 2.5 L tokens, 20 have more than 3 L tokens, and
+none have more than 4 L tokens. The vocabulary is smaller than in configs/multi30k.py, so that
 captions have more tokens and each token is more frequent.
 """
 
@@ -47,7 +47,8 @@ SWEEP = {
     "rotary": Row(BASE.change(model={"positions": "rotary"})),
     "relative": Row(BASE.change(model={"positions": "relative"})),
     "none": Row(BASE.change(model={"positions": "none"})),
-    # These rows are controls for the initial table: sinusoids are larger than learned vectors.
+    # These rows control for the initial table, because sinusoids have a larger norm than vectors in
+    # an untrained table.
     "scaled": Row(LEARNED.change(model={"learned_positions_init": "sinusoidal_scale"})),
     "from_sinusoids": Row(LEARNED.change(model={"learned_positions_init": "sinusoids"})),
 }

@@ -3,8 +3,9 @@
     transformer-jax sweep experiments/positions/number_words.py --seeds 3
     python -m experiments.positions sweeps/number_words
 
-A run takes two to three minutes on one CPU core, including its scores. A line of k numbers has at
-most 15 k tokens, so L = 30 allows two numbers and 4 L allows eight.
+A run takes two to three minutes on one CPU core, including scoring. A line of k numbers has at most
+15 k tokens, so every line of two numbers fits in L = 30 tokens, and every line of eight fits in
+4 L.
 """
 
 from configs.tiny import CONFIG as TINY
@@ -30,8 +31,8 @@ SWEEP = {
     "rotary": Row(BASE.change(model={"positions": "rotary"})),
     "relative": Row(BASE.change(model={"positions": "relative"})),
     "none": Row(BASE.change(model={"positions": "none"})),
-    # These rows test whether the initial scale matters, because a sinusoid has a larger norm than a
-    # vector in an untrained table.
+    # These rows control for the initial table, because sinusoids have a larger norm than vectors in
+    # an untrained table.
     "scaled": Row(LEARNED.change(model={"learned_positions_init": "sinusoidal_scale"})),
     "from_sinusoids": Row(LEARNED.change(model={"learned_positions_init": "sinusoids"})),
 }

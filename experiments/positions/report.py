@@ -23,8 +23,8 @@ LABELS: dict[Score, str] = {
     "bleu": "BLEU",
 }
 DIGITS: dict[Score, int] = {"perplexity": 2, "exact": 1, "bleu": 1}
-# The palette is Okabe and Ito's, which color-blind readers can distinguish. Gray replaces yellow,
-# which is hard to see on white. Wine and olive come from Paul Tol's palette.
+# Okabe and Ito's color-blind-safe palette. Gray replaces yellow, which is hard to see on white.
+# Wine and olive come from Paul Tol's palette.
 COLORS = (
     *("#000000", "#D55E00", "#E69F00", "#0072B2", "#009E73"),
     *("#CC79A7", "#56B4E9", "#888888", "#882255", "#999933"),
@@ -34,11 +34,11 @@ DASHES = ("-", "--", "-.", ":")
 
 
 def draw_figure(study: Study) -> Figure:
-    """Plot perplexity and the other score by length, one curve for each scheme.
+    """Plot perplexity and the other score by length, with one curve per scheme.
 
-    Error bars show one standard deviation over seeds. Each point is in the middle of its bucket,
-    and the number of sentences is above it. The gray band of a bucket contains all means that do
-    not differ significantly from the mean of the first scheme. The dashed vertical line marks L.
+    Error bars show one standard deviation over seeds. Each point is near the middle of its bucket.
+    The number of sentences in each bucket is at the top. A bucket's gray band contains all means
+    that do not differ significantly from the first scheme's mean. The dashed vertical line marks L.
     """
     drawing = Figure(figsize=(11, 4.8), layout="constrained")
     names: tuple[Score, ...] = ("perplexity", study.metric)
@@ -60,7 +60,7 @@ def draw_figure(study: Study) -> Figure:
 
 def _plot_curves(axes: "Axes", study: Study, name: Score) -> None:
     for number, (scheme, curve) in enumerate(study.curves.items()):
-        # Shift the curves sideways, so that their error bars do not overlap.
+        # Shift the curves horizontally, so that their error bars do not overlap.
         shift = number / max(1, len(study.curves) - 1) - 0.5
         shift *= study.max_training_length / 8
         scores = [by_name[name] for by_name in curve]
@@ -87,7 +87,7 @@ def _plot_bands(axes: "Axes", study: Study, name: Score) -> None:
             axes.fill_between(
                 x, max(0.0, band[0]), band[1], color="black", alpha=0.12, linewidth=0, label=label
             )
-            # The legend needs one entry for all buckets.
+            # A label that starts with "_" is omitted from the legend, which needs only one entry.
             label = "_"
 
 
@@ -105,10 +105,10 @@ def analyze_bucket(study: Study, number: int, name: Score) -> Analysis:
 def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | None]:
     """Return, for each bucket, the range of means that are compatible with the first scheme's mean.
 
-    A mean outside this range differs significantly from the mean of the first scheme by Dunnett's
-    method: the probability of any wrong claim in a bucket is 5 %. If runs are missing, schemes have
-    different intervals, and the range is that of the widest one. There is no range without two
-    seeds, without variation, or if the first scheme is a wide row.
+    By Dunnett's method, a mean outside this range differs significantly from the first scheme's
+    mean: the probability of any false claim in a bucket is 5 %. If runs are missing, the widths of
+    the schemes' intervals differ, and the widest interval determines the range. The range is None
+    if there are fewer than two seeds, if scores do not vary, or if the first scheme is a wide row.
     """
     bands: list[tuple[float, float] | None] = []
     for number in range(len(study.buckets)):
@@ -129,7 +129,7 @@ def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | 
 
 
 def _describe_wide(study: Study) -> list[str]:
-    """Return a note that names the schemes and buckets to which the bands do not apply, if any."""
+    """Return a note that lists the schemes and buckets to which the bands do not apply, if any."""
     names: tuple[Score, ...] = ("perplexity", study.metric)
     found: list[str] = []
     for name in names:
@@ -141,7 +141,7 @@ def _describe_wide(study: Study) -> list[str]:
     if not found:
         return []
     return [
-        "The gray bands do not apply to these rows, whose standard deviation is more than "
+        "The gray bands do not apply to these rows, whose standard deviations are more than "
         f"{WIDE_RATIO:g} times the typical one: {', '.join(found)}."
     ]
 
@@ -172,17 +172,17 @@ def _label_buckets(axes: "Axes", study: Study) -> None:
 
 
 def render_figure(study: Study, form: str) -> bytes:
-    """Return the figure as an SVG or PNG file. Equal scores give equal bytes."""
+    """Return the figure as an SVG or PNG file. Equal scores always produce equal bytes."""
     with mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}):
         out = io.BytesIO()
-        # Omit the date and the version of Matplotlib, so that equal figures are equal files.
+        # Omit the date and Matplotlib's version, so that equal figures produce equal files.
         metadata: dict[str, None] = {"Date" if form == "svg" else "Software": None}
         draw_figure(study).savefig(out, format=form, dpi=150, metadata=metadata)
     return out.getvalue()
 
 
 def to_markdown(study: Study) -> str:
-    """Return a table of schemes by buckets for each score, with footnotes."""
+    """Return a scheme-by-bucket table for each score, with footnotes."""
     sections: list[str] = []
     columns = [f"{bucket.name}, {len(bucket.indices)} sentences" for bucket in study.buckets]
     names: tuple[Score, ...] = ("perplexity", study.metric)
@@ -207,21 +207,21 @@ def footnotes(study: Study) -> Sequence[str]:
         "The length of a sentence pair is the length of its source or target, whichever is longer.",
         "Perplexity is per token of the reference, without label smoothing; ± is the standard "
         f"deviation over random seeds ({', '.join(map(str, seeds))}).",
-        "In the figure, a mean outside the gray band of its bucket differs significantly from "
-        f"that of {study.schemes[0]} (95 % for all rows of a bucket together, by Dunnett's method "
-        "with seeds as blocks).",
+        "In the figure, a mean outside its bucket's gray band differs significantly from that of "
+        f"{study.schemes[0]} (with 95 % confidence for all rows of a bucket together, by Dunnett's "
+        "method with seeds as blocks).",
         *_describe_wide(study),
     ]
     if study.metric == "bleu":
         notes.append(
-            f"BLEU is computed for each bucket separately ({study.bleu_signature}). Buckets "
-            "contain different sentences, so compare rows rather than columns."
+            f"BLEU is computed separately for each bucket ({study.bleu_signature}). Different "
+            "buckets contain different sentences, so compare rows rather than columns."
         )
     return [*notes, *(f"Missing: {description}" for description in study.missing)]
 
 
 def to_csv(study: Study) -> str:
-    """Return a line for each scheme, bucket, score, and seed."""
+    """Return CSV with one line for each combination of scheme, bucket, score, and seed."""
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     table.writerow(["row", "above", "end", "sentences", "score", "seed", "value"])

@@ -3,9 +3,9 @@
     transformer-jax sweep experiments/positions/short_numbers.py --seeds 3
     python -m experiments.positions sweeps/short_numbers
 
-This sweep is like number_words, but each number has one to six digits, so training includes some
-lines of up to eight numbers that fit in L = 30 tokens. Most longer lines therefore differ from the
-training lines in length, but not in how many numbers they contain.
+This sweep is like number_words, except that each number has one to six digits. Training therefore
+includes some lines of up to eight numbers that fit in L = 30 tokens. Most longer lines differ from
+the training lines in length, but not in how many numbers they contain.
 """
 
 from experiments.positions.number_words import SWEEP as NUMBER_WORDS

@@ -1,9 +1,9 @@
-"""Score the runs of a sweep by sentence length, within and beyond the lengths in training.
+"""Score the runs of a sweep by sentence length, within and beyond the training lengths.
 
-The scores come from files that `evaluate` saved: `sentences.csv`, `hypothesis.txt`, and
-`reference.txt`. `read_scores` reads them from the `table.csv` of an earlier report instead. L is
-the length of the longest training sentence in tokens, including EOS (data.max_length). Each row of
-the sweep is a position scheme.
+The scores are computed from files that `evaluate` saved: `sentences.csv`, `hypothesis.txt`, and
+`reference.txt`. `read_scores` reads them from an earlier report's `table.csv` instead. L is the
+length of the longest training sentence in tokens, including EOS (data.max_length). Each row of the
+sweep is a position scheme.
 """
 
 import csv
@@ -31,38 +31,38 @@ Score = Literal["perplexity", "exact", "bleu"]
 
 
 class Sentence(NamedTuple):
-    """A sentence of the dev or test set, with its translation by one run."""
+    """A sentence from the dev or test set, with one run's translation."""
 
     source_tokens: int
     target_tokens: int
     nll: float
-    """Negative log-likelihood of the reference, in nats."""
+    """The negative log-likelihood of the reference, in nats."""
     hypothesis: str
     reference: str
 
     @property
     def length(self) -> int:
-        """The number of tokens of the source or target, whichever is longer, including EOS."""
+        """The number of tokens in the source or target, whichever is longer, including EOS."""
         return max(self.source_tokens, self.target_tokens)
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The sentences with more than `above` tokens and at most `end`."""
+    """The sentences with more than `above` but at most `end` tokens."""
 
     above: float
     end: float
     indices: np.ndarray
-    """int[sentences]."""
+    """The indices of the bucket's sentences, int[sentences]."""
 
     @property
     def name(self) -> str:
-        """The lengths in the bucket, as an interval."""
+        """The bucket's lengths, as an interval."""
         return f"({self.above:g}, {self.end:g}]"
 
 
 Curve = Sequence[Mapping[Score, SeedStatistics]]
-"""The scores of a scheme in each bucket."""
+"""A scheme's scores in each bucket."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ class Study:
     """The scores of all schemes by length, with statistics over seeds."""
 
     schemes: Sequence[str]
-    """All rows of the sweep. Differences are relative to the first row."""
+    """The sweep's rows. All other rows are compared with the first one."""
     seeds: Mapping[str, Sequence[int]]
-    """The seeds of the finished runs, by scheme, in the order of the scores."""
+    """The seeds of the finished runs by scheme, in the same order as the scores."""
     max_training_length: int
     """L, the length of the longest training sentence."""
     buckets: Sequence[Bucket]
     metric: Score
-    """The second score, after perplexity: "exact" for number words, "bleu" for other text."""
+    """The score in addition to perplexity: "exact" for number words, "bleu" for other text."""
     bleu_signature: str
     curves: Mapping[str, Curve]
     """The curve of each scheme that has a finished run."""
@@ -86,11 +86,11 @@ class Study:
 
 
 def score_by_length(sweep: Sweep) -> Study:
-    """Score the translations of the finished runs of a sweep in buckets of length.
+    """Score the translations of a sweep's finished runs in buckets by length.
 
     Raises:
         UsageError: no run is finished, or the runs were scored on different sentences.
-        StorageError: the evaluation of a run cannot be read.
+        StorageError: a run's evaluation cannot be read.
     """
     config = next(iter(sweep.rows.values())).config
     missing: list[str] = []
@@ -132,9 +132,9 @@ def score_by_length(sweep: Sweep) -> Study:
 
 
 def read_scores(path: Path) -> Study:
-    """Read the `table.csv` of a report, so that its figure can be drawn again without the runs.
+    """Read a report's `table.csv`, so that its figure can be redrawn without the runs.
 
-    The result has all scores, but neither a BLEU signature nor descriptions of missing runs.
+    The result has all of the scores but neither a BLEU signature nor descriptions of missing runs.
 
     Raises:
         StorageError: the file cannot be read.
@@ -169,7 +169,7 @@ def read_scores(path: Path) -> Study:
 def split_by_length(lengths: np.ndarray, limit: int) -> tuple[list[Bucket], list[str]]:
     """Split sentences into buckets that end at multiples of L / 2, up to 4 L.
 
-    A bucket of fewer than `MIN_SENTENCES` sentences is merged with the next bucket, or with the
+    A bucket with fewer than `MIN_SENTENCES` sentences is merged with the next bucket, or with the
     previous bucket if it is the last. No bucket contains lengths on both sides of L.
 
     Args:
@@ -213,7 +213,7 @@ def _references(sentences: Sequence[Sentence]) -> list[tuple[int, int, str]]:
 def _compute_scores(
     sentences: Sequence[Sentence], metric: Score, tokenizer: str
 ) -> dict[Score, float]:
-    """Return perplexity, and either BLEU or the percentage of exact matches."""
+    """Return the perplexity, and either the BLEU score or the percentage of exact matches."""
     nll = math.fsum(x.nll for x in sentences) / sum(x.target_tokens for x in sentences)
     scores: dict[Score, float] = {"perplexity": math.exp(min(nll, 700.0))}
     if metric == "exact":
@@ -234,7 +234,7 @@ def _read_sentences(run: SweepRun, split: str) -> Iterator[Sentence]:
     """Yield the sentences of a split from the latest evaluation of a run.
 
     Raises:
-        StorageError: the run has no evaluation of the split, or a file is missing or invalid.
+        StorageError: the run has not been evaluated on the split, or a file is missing or invalid.
     """
     advice = f"run `{shell_command('evaluate', run.path, '--split', split)}`"
     folders = [path.parent for path in run.path.glob(f"evaluations/{split}-*/scores.json")]

@@ -92,7 +92,7 @@ def test_one_array_job_requests_the_resources_of_the_options(
     assert submit_sweep(*arguments) == 0
     out = capsys.readouterr().out
     assert out.splitlines() == [
-        "submitted array 70 (4 tasks, 3 at a time); this terminal may be closed",
+        "submitted array 70 (4 tasks, 3 at a time); you can close this terminal",
         "next: transformer-jax status sweeps/mine",
     ]
     [script] = submissions(cluster)
@@ -190,7 +190,7 @@ def test_the_local_launcher_trains_only_runs_that_slurm_has_dropped(
         (["--slurm.time", "soon"], "slurm.time must be minutes, HOURS:MINUTES:SECONDS, or", 2),
         (["--slurm.gpus", "some"], "--slurm.gpus must be an integer, got 'some'", 2),
         (["--slurm.partitoin", "x"], "did you mean --slurm.partition?", 2),
-        (["--devices", "2"], "takes --slurm.max-parallel in place of --devices", 2),
+        (["--devices", "2"], "takes --slurm.max-parallel instead of --devices", 2),
         (["--launcher", "local", "--slurm.gpus", "0"], "need --launcher slurm", 2),
         (["--launcher", "slrum"], "did you mean 'slurm'?", 2),
         (["refuses"], "Slurm rejects the job: sbatch: error: Invalid partition", 2),
@@ -373,7 +373,7 @@ def test_on_a_cluster_a_failure_affects_one_run_and_ended_runs_resume(tmp_path: 
     options = ["sweep", "mine.py", "--seeds", "2", "--launcher", "slurm", "--slurm.gpus", "0"]
     submission = run_command(tmp_path, *options)
     assert submission.returncode == 0, submission.stderr
-    assert "(6 tasks, 8 at a time); this terminal may be closed" in submission.stdout
+    assert "(6 tasks, 8 at a time); you can close this terminal" in submission.stdout
     [number] = [line.split()[2] for line in submission.stdout.splitlines() if "array" in line]
     runs = {run.name: run for run in Sweep.open(tmp_path / "sweeps" / "mine").runs}
 

@@ -293,7 +293,7 @@ def test_a_dry_run_prints_what_a_sweep_needs_and_creates_nothing(
     assert re.search(
         r"^  A1 +up to [\dh ]+ min and about 0\.\d\d GB per run$", out, re.MULTILINE
     ), out
-    assert re.search(r"^up to about .* of training in all, if it reaches 30%", out, re.MULTILINE)
+    assert re.search(r"^up to about .* of training in total, if it reaches 30%", out, re.MULTILINE)
     assert re.search(r"^about \d+\.\d GB on disk \(free: \d+\)$", out, re.MULTILINE)
     assert not any(tmp_path.iterdir())
 
@@ -325,4 +325,4 @@ def test_a_dry_run_warns_if_the_disk_is_too_small(
         usage = shutil._ntuple_diskusage(10**12, 10**12 - free, free)
         monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
         assert main(["sweep", "mine.py", "--dry-run"]) == 0
-        assert ("GB do not fit into the 0 GB" in capsys.readouterr().err) is is_warned
+        assert ("GB do not fit in the 0 GB" in capsys.readouterr().err) is is_warned

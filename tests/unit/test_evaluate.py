@@ -193,7 +193,7 @@ def test_the_command_line_scores_text_in_files(
         return captured.err
 
     source, target = map(str, files)
-    assert "--on and --split exclude each other" in error_of(2, *on[2:], "--split", "test")
+    assert "--on and --split are mutually exclusive" in error_of(2, *on[2:], "--split", "test")
     assert f"there is no file {source}x" in error_of(65, "--on", f"{source}x", target)
     with files[0].open("a") as file:
         file.write("one\n")

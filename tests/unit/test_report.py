@@ -159,7 +159,7 @@ def test_footnotes_compare_sign_agreement_with_chance_and_name_missing_runs(fold
     text = (folder / "table.md").read_text()
     assert (
         "In this report (s), the difference in perplexity has the paper's sign in 2 of 3 rows. "
-        "Fair coins agree in at least as many rows with probability 0.500." in text
+        "Random signs would match in at least as many rows with probability 0.500." in text
     )
     assert text.count("Missing: ") == 1
     assert "Missing: other/seed-2: failed, train:" in text

@@ -48,7 +48,7 @@ class ConfigCommand(abc.ABC):
         """Run the command on the rows that `load_rows` returned, with all options applied."""
 
     def with_sections(self, rows: Mapping[str, Row]) -> dict[str, Row]:
-        """Return the rows after replacing sections as `--data-from` and similar options request."""
+        """Return the rows with sections replaced as `--data-from` and similar options specify."""
         specs = {"data": self.data_from, "train": self.train_from, "decode": self.decode_from}
         sections = {key: loading.load_config(spec) for key, spec in specs.items() if spec}
         return with_sections(rows, sections)

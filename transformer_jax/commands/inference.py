@@ -58,7 +58,7 @@ class CheckpointCommand(PathCommand):
     """The step of the checkpoint or, for an average, of the last one in it. Default: the latest."""
 
     def load(self, path: Path | None = None) -> "Run":
-        """Load the run, or the run at `path`, from the checkpoints that the options select."""
+        """Load the command's run, or the run at `path`, from the selected checkpoints."""
         return load_run(path or Path(self.run_folder), self.average_checkpoints, self.step)
 
     @property
@@ -111,11 +111,11 @@ class Evaluate(RunCommand):
             # Report a wrong path before importing JAX.
             RunDirectory.open(self.baseline)
         if self.on is not None and self.split is not None:
-            raise UsageError("--on and --split exclude each other: pass one of them")
+            raise UsageError("--on and --split are mutually exclusive: pass only one of them")
         run = self.load()
         if self.per_checkpoint and run.average_checkpoints == 1:
             raise UsageError(
-                "--per-checkpoint needs a mean of checkpoints: pass --average-checkpoints 2 or more"
+                "--per-checkpoint needs averaged checkpoints: pass --average-checkpoints 2 or more"
             )
         from transformer_jax.data.corpora import bleu_tokenizer
         from transformer_jax.inference import significance

@@ -89,7 +89,7 @@ class Sweep(ConfigCommand):
             raise UsageError(f"--step-timeout must be positive, got {self.step_timeout}")
         is_slurm = self.launcher == "slurm"
         if is_slurm and self.devices is not None:
-            raise UsageError("--launcher slurm takes --slurm.max-parallel in place of --devices")
+            raise UsageError("--launcher slurm takes --slurm.max-parallel instead of --devices")
         if not is_slurm and self.slurm != Resources():
             raise UsageError("options such as --slurm.time need --launcher slurm")
         default = Path("sweeps") / loading.run_name(self.files[0])
@@ -135,7 +135,7 @@ class Sweep(ConfigCommand):
             stdout.print(f"{_describe_size(sweep)} by Slurm, {parallel}")
             _print_disk_space(sweep)
             stdout.print(
-                f"GPUs per run: {self.slurm.gpus}. Each run saves and queues itself again after "
+                f"GPUs per run: {self.slurm.gpus}. Each run saves and requeues itself after "
                 f"{self.slurm.time}. The training time depends on the nodes."
             )
             return
@@ -152,7 +152,7 @@ class Sweep(ConfigCommand):
         number, is_array, _ = jobs[0].partition("_")
         array = f"array {number} ({len(jobs)} tasks, {parallel})"
         submitted = array if is_array else f"job {number} (1 task)"
-        stdout.print(f"submitted {submitted}; this terminal may be closed")
+        stdout.print(f"submitted {submitted}; you can close this terminal")
         stdout.print(f"next: {shell_command('status', sweep.path)}")
 
 
@@ -235,9 +235,9 @@ def _print_estimates(sweep: "plan.Sweep", num_slots: int) -> None:
     _print_disk_space(sweep, seconds)
     total = len(sweep.seeds) * sum(seconds.values()) / num_slots
     stdout.print(
-        f"up to about {format_duration(total)} of training in all, if it reaches "
-        f"{ASSUMED_UTILIZATION:.0%} of the peak that this machine has now; padding and short "
-        "targets reduce the time, and scoring takes additional time"
+        f"up to about {format_duration(total)} of training in total, if it reaches "
+        f"{ASSUMED_UTILIZATION:.0%} of this machine's current peak; padding and short targets "
+        "reduce the time, and scoring adds to it"
     )
 
 
@@ -265,7 +265,7 @@ def _print_disk_space(sweep: "plan.Sweep", seconds: Mapping[str, float] | None =
     stdout.print(f"about {total:.1f} GB on disk (free: {free:.0f})")
     if total > free:
         stderr.print(
-            f"warning: {total:.0f} GB do not fit into the {free:.0f} GB that are free: "
+            f"warning: {total:.0f} GB do not fit in the {free:.0f} GB of free space: "
             "choose another --out, or fewer --rows or --seeds"
         )
 

@@ -61,8 +61,8 @@ def print_comparison(comparisons: Sequence["Comparison"], run: str, baseline: st
         )
     stdout.print(table)
     stdout.print(
-        f"p: how often a run that is as good as the baseline, {baseline}, differs from it\n"
-        "this much due to the choice of sentences alone; below 0.05 is significant.\n"
+        f"p: how often a run that is as good as the baseline, {baseline}, would differ from it\n"
+        "by this much because of the choice of sentences alone; below 0.05 is significant.\n"
         "In parentheses: mean and 95 % interval over resampled sets (paired bootstrap)."
     )
     for c in comparisons:

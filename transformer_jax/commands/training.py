@@ -76,7 +76,7 @@ class TrainingCommand(ConfigCommand):
     num_processes: int | None = None
     """Number of processes. If 1, training ignores the cluster's environment variables."""
     process_id: int | None = None
-    """Index of this process, counted from 0."""
+    """Zero-based index of this process."""
 
     @property
     @abc.abstractmethod
@@ -125,8 +125,8 @@ class Train(FileCommand, TrainingCommand):
             group.barrier()
             if self.init_from is not None and group.count > 1:
                 raise UsageError(
-                    "--init-from works in one process only: train one step there "
-                    "(--train.steps 1), then `resume` the run in several processes"
+                    "--init-from works only in a single process: train one step that way "
+                    "(--train.steps 1), and then `resume` the run in several processes"
                 )
             if group.is_primary:
                 from transformer_jax.training.create_run import create_run
@@ -189,7 +189,7 @@ class Reproduce(PathCommand):
         """
         original = RunDirectory.open(Path(self.run_folder))
         if original.package is not None:
-            raise UsageError(f"{original.path} is packaged: reproduce the run that it comes from")
+            raise UsageError(f"{original.path} is packaged: reproduce the run it was made from")
         if original.steps_done == 0:
             raise UsageError(f"{original.path} has no checkpoint after step 0 to reproduce")
         out = self.out or original.path.with_name(f"{original.path.resolve().name}-reproduced")
@@ -242,7 +242,7 @@ def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
     also = f"and so do: {', '.join(dict.fromkeys(changes))}"
     raise NotReproducedError(
         f"{original.path} is not reproduced: the parameters differ at step {differing[0]}, "
-        + (also if changes else "although text and recorded versions and devices are the same")
+        + (also if changes else "although the text, recorded versions, and devices are the same")
     )
 
 

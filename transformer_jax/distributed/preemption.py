@@ -63,7 +63,7 @@ class CheckpointTimer:
         self._last_save = 0.0
 
     def is_due(self) -> bool:
-        """Return whether to save now. The first call starts the clock and returns True."""
+        """Return whether to save now. The first call starts the timer and returns True."""
         now = time.monotonic()
         if self._start is None:
             self._start = now
@@ -74,5 +74,5 @@ class CheckpointTimer:
         return now - self._last_save >= min(self._max_seconds, wait)
 
     def record_save(self) -> None:
-        """Restart the wait. Call this method after each checkpoint, scheduled or not."""
+        """Reset the timer. Call this method after each checkpoint, scheduled or not."""
         self._last_save = time.monotonic()

@@ -31,13 +31,13 @@ PATIENCE, REMEMBERED = 4, 100
 
 @dataclass
 class Heartbeats:
-    """A trainer's heartbeats, and how long it may be silent. All times are in seconds."""
+    """A trainer's heartbeats, and its current timeout. All times are in seconds."""
 
     step_timeout: float
-    """How long a trainer may always be silent between steps before it is considered stuck. Slow
-    steps raise this limit."""
+    """The minimum time without a heartbeat between steps after which the trainer is considered
+    stuck. Slow steps raise this threshold."""
     phase_timeout: float
-    """How long a trainer may be silent during a phase before it is considered stuck."""
+    """How long a phase can go without a heartbeat before the trainer is considered stuck."""
     step: int = 0
     phase: str = "starting"
     """Empty while the trainer is running steps."""
@@ -64,7 +64,7 @@ class Heartbeats:
 
     @property
     def limit(self) -> float:
-        """How long the trainer may currently be silent before it is considered stuck."""
+        """How long the trainer can now go without a heartbeat before it is considered stuck."""
         longest = max(self.intervals, default=0.0)
         # The duration of a step is unknown until two heartbeats from steps have arrived.
         if self.phase or not longest:

@@ -63,7 +63,7 @@ def average_params(checkpoints: CheckpointManager, steps: Sequence[int], target:
 
 
 def _consecutive_steps(checkpoints: CheckpointManager, last: int, limit: int) -> list[int]:
-    """Return the last `limit` or fewer consecutive steps, up to `last`, with intact checkpoints."""
+    """Return up to `limit` consecutive steps with intact checkpoints, counting back from `last`."""
     steps: list[int] = []
     step: int | None = last
     while step is not None and step in checkpoints.scores and len(steps) < limit:

@@ -220,8 +220,8 @@ class RunDirectory:
             raise ConfigError(f"{self.path} cannot resume with changes in {', '.join(changes)}")
         if config.train.steps < self.steps_done:
             raise ConfigError(
-                f"train.steps must be at least {self.steps_done}, the steps that {self.path} has "
-                f"done, got {config.train.steps}"
+                f"train.steps must be at least {self.steps_done}, the number of steps that "
+                f"{self.path} has done, got {config.train.steps}"
             )
         return replace(self, config=config)
 

@@ -18,14 +18,14 @@ MAX_PERPLEXITY = 1e6
 # The maximum number of characters in a row's label.
 MAX_LABEL = 44
 CURVES_CAPTION = (
-    "Perplexity on the development set by step. A line is the geometric mean over seeds, and its "
-    "band extends from the lowest to the highest seed."
+    "Perplexity on the development set by step. Each line is the geometric mean over seeds, and "
+    "its band extends from the lowest to the highest seed."
 )
 RATIOS_CAPTION = (
-    "Difference in the logarithm of perplexity from base, here (circles, with simultaneous 95 % "
-    "intervals) and in the paper (diamonds). Lower is better; 0.1 is about 10 % of the "
-    "perplexity. A row whose interval includes 0 does not differ significantly from base; for a "
-    "typical row, the circle is then in the gray band."
+    "Difference in log perplexity from base, here (circles, with simultaneous 95 % intervals) and "
+    "in the paper (diamonds). Lower is better, and +0.1 means about 10 % higher perplexity. A row "
+    "whose interval includes 0 does not differ significantly from base. For a typical row, the "
+    "circle is then in the gray band."
 )
 
 

@@ -27,7 +27,7 @@ def list_footnotes(results: Results) -> list[str]:
 
 
 def _list_commits(results: Results) -> list[str]:
-    """Return a note that lists the runs' commits, except those that the sweep's origins record."""
+    """Return a note with any commits of runs that differ from those of the sweep's commands."""
     statuses = [status for row in results.rows.values() for status in row.statuses]
     versions = [read_json_object(s.run.path / "run.json").get("versions", {}) for s in statuses]
     commits = {str(x["commit"]) for x in versions if isinstance(x, dict) and "commit" in x}
@@ -71,29 +71,29 @@ def _explain_columns(results: Results) -> list[str]:
         "FLOPs: the floating-point operations of one training run, excluding padding. time x peak: "
         "the paper's estimate, training time multiplied by the peak FLOP/s of the devices; the "
         "paper reports 3.3e18 for base and 2.3e19 for big (Table 2).",
-        f"to base: a row's mean minus that of {base}, in ln perplexity (+0.1 is about 10 % more "
-        f"perplexity) or BLEU. In brackets are Dunnett's simultaneous {confidence} intervals, with "
-        "seeds as blocks: they limit the probability of any false difference in the table. "
-        f"Welch's {confidence} intervals use only two rows, and do not.",
+        f"to base: a row's mean minus that of {base}, in ln perplexity (+0.1 is about 10 % higher "
+        f"perplexity) or BLEU. The brackets contain Dunnett's simultaneous {confidence} intervals, "
+        "with seeds as blocks, which limit the probability of any false difference in the table. "
+        f"Welch's {confidence} intervals use only two rows and do not limit it.",
     ]
     if any(results.verdict(name, score) for name in results.rows for score in MARGINS):
         notes.append(
             "verdict: as in the paper, if the whole interval has the paper's sign; differs, if the "
             "interval excludes all differences of the paper's sign above a margin; otherwise "
             f"inconclusive. The margin is {MARGINS['perplexity']} ln perplexity or "
-            f"{MARGINS['bleu']} BLEU. If the paper's difference is within the margin, as in the "
-            "paper means that the whole interval is, and differs that none of it is."
+            f"{MARGINS['bleu']} BLEU. If the paper's difference is within the margin, the verdict "
+            "is as in the paper if the whole interval is too, and differs if none of it is."
         )
     if any("compound_bleu" in row.scores for row in results.rows.values()):
         notes.append(
-            "compound-split: test BLEU as the paper's script computes it: Moses tokenization, "
-            "words split at hyphens, no smoothing."
+            "compound-split: test BLEU as the paper's script computes it (Moses tokenization, "
+            "words split at hyphens, no smoothing)."
         )
     if results.signature:
         notes.append(
-            "test BLEU to base by seed: in parentheses is the p-value of sacreBLEU's paired "
-            f"bootstrap over sentences ({results.signature}), which 1,000 samples limit to "
-            "0.001. It compares two trained models, not two methods."
+            "test BLEU to base by seed: the parentheses contain the p-value of sacreBLEU's paired "
+            f"bootstrap over sentences ({results.signature}). With 1,000 samples, its resolution "
+            "is 0.001. It compares two trained models, not two methods."
         )
     return [*notes, f"{STATISTICS} of transformer-jax describes this analysis."]
 
@@ -107,7 +107,7 @@ def _describe_agreement(results: Results) -> list[str]:
         if rows:
             notes.append(
                 f"In this report ({name}), the difference in {label} has the paper's sign in "
-                f"{same} of {rows} rows. Fair coins agree in at least as many rows with "
+                f"{same} of {rows} rows. Random signs would match in at least as many rows with "
                 f"probability {format_p(p)}."
             )
     return notes
@@ -116,7 +116,7 @@ def _describe_agreement(results: Results) -> list[str]:
 def _list_caveats(results: Results) -> list[str]:
     rows = results.rows.values()
     notes = [
-        f"Failed to train, and left out of all means: {row.name}/seed-{seed}, with a dev "
+        f"Failed to train and excluded from all means: {row.name}/seed-{seed}, with a dev "
         f"perplexity of {perplexity:.4g}"
         + (f". A unigram model has {row.unigram:.4g}." if row.unigram else ".")
         for row in rows

@@ -92,7 +92,7 @@ class _Queue:
         self._ending = [run for run in self._ending if run not in ended]
         self._pending += ended
         for run in list(self._pending):
-            # If its worker was killed, a trainer saves a checkpoint before it releases the lock.
+            # A trainer whose worker was killed saves a checkpoint before it releases the lock.
             if self._is_pending(read_status(run)) and (holder := describe_holder(run.path)):
                 self._report_wait(run, holder)
                 continue

@@ -65,7 +65,7 @@ class Origin(NamedTuple):
 
     command: str
     commit: str
-    """This package's commit, or "" if it was not installed from a clone of the repository."""
+    """This package's commit, or "" if the package is not in a clone of its repository."""
 
     def __str__(self) -> str:
         return f"{self.command} (commit {self.commit})" if self.commit else self.command

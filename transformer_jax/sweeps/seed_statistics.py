@@ -292,8 +292,8 @@ def describe_limits(analysis: Analysis) -> list[str]:
             for row, ratio in analysis.wide.items()
         )
         notes.append(
-            f"The standard deviation of these rows is more than {WIDE_RATIO:g} times the typical "
-            f"one: {ratios}. It is not pooled with the others, and comparisons with these rows use "
-            "Welch's intervals with Bonferroni's correction."
+            f"These rows have a standard deviation more than {WIDE_RATIO:g} times the typical one: "
+            f"{ratios}. They are not pooled with the others, and comparisons with them use Welch's "
+            "intervals with Bonferroni correction."
         )
     return notes

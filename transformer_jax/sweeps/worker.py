@@ -112,7 +112,7 @@ def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str
             code = process.wait(SCORING_TIMEOUT)
         except subprocess.TimeoutExpired:
             process.kill()
-            note = f"scoring did not end within {SCORING_TIMEOUT / 3600:.0f} hours"
+            note = f"scoring did not finish within {SCORING_TIMEOUT / 3600:.0f} hours"
             return RunInterrupted.exit_code, note
         finally:
             for number, handler in previous.items():

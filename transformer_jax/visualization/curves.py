@@ -57,7 +57,7 @@ def average_runs(
 
 
 def draw_curves(panels: Mapping[str, Sequence[Curve]], *, x_label: str = "step") -> Picture:
-    """Draw one panel of curves for each name. Perplexities may get a logarithmic axis."""
+    """Draw one panel of curves per name, with a log axis for perplexities with a wide range."""
     columns = min(len(panels), MAX_COLUMNS)
     rows = math.ceil(len(panels) / MAX_COLUMNS)
     figure = Figure(figsize=(7 if columns == 1 else 4 * columns, 3.6 * rows), layout="constrained")
@@ -77,7 +77,7 @@ def draw_curves(panels: Mapping[str, Sequence[Curve]], *, x_label: str = "step")
 
 
 def draw_curve(axes: Axes, curve: Curve, number: int) -> None:
-    """Draw one curve and its band; its number determines its color and style."""
+    """Draw one curve and its band. `number` determines the color and the line style."""
     color, style = line_style(number)
     if not np.array_equal(curve.low, curve.high):
         axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.15, linewidth=0)

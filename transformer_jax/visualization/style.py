@@ -70,7 +70,7 @@ def check_suffix(path: Path) -> None:
     """Raise UsageError if plots cannot be saved in the format that the path's suffix names."""
     if path.suffix[1:] not in METADATA:
         endings = " or ".join(f".{kind}" for kind in METADATA)
-        raise UsageError(f"the name of a picture ends in {endings}, got {str(path)!r}")
+        raise UsageError(f"the name of a picture must end in {endings}, got {str(path)!r}")
 
 
 def add_legend(axes: Axes) -> None:
