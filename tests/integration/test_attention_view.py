@@ -3,7 +3,6 @@
 Playwright drives Chromium. If either is not installed, these tests are skipped.
 """
 
-import importlib.util
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +20,9 @@ from transformer_jax.visualization.attention_views import Selection
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 if CHROMIUM is None:
     pytest.skip("needs chromium", allow_module_level=True)
-if importlib.util.find_spec("playwright") is None:
-    pytest.skip("needs playwright: pip install --group browser", allow_module_level=True)
+playwright_api = pytest.importorskip(
+    "playwright.sync_api", reason="needs playwright: pip install --group browser"
+)
 
 MAPS = make_maps(layers=3, heads=2)
 HOSTILE_MAPS = make_maps(layers=6, heads=8, queries=60, keys=60, hostile=True)
@@ -65,10 +65,8 @@ class View:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
     # Chromium refuses to run as root in a sandbox.
-    with sync_playwright() as playwright:
+    with playwright_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
