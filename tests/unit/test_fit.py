@@ -1,12 +1,16 @@
 """Test the searches for what fits, with a formula in place of a compiler."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import jax
 import pytest
 
-from transformer_jax.compilation.fit import find_cures, find_largest_batch
+from transformer_jax.compilation import fit
+from transformer_jax.compilation.fit import count_devices, find_cures, find_largest_batch
 from transformer_jax.compilation.programs import StepProgram
 from transformer_jax.compilation.shapes import full_bucket
+from transformer_jax.compilation.targets import Target, parse_target
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Bucket
 
@@ -98,3 +102,26 @@ def test_options_that_are_not_enough_alone_are_combined() -> None:
 def test_a_single_device_is_not_told_to_use_fsdp() -> None:
     names = {name for cure in cures_of(Formula(170, num_devices=1), Config()) for name in cure}
     assert "train.parallelism" not in names
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "tried", "answer"),
+    [(1, [1], None), (4, [1, 2, 4], None), (6, [1, 2, 4, 6], 6), (8, [1, 2, 4, 8], 8)],
+)
+def test_a_step_that_needs_more_than_four_devices_is_also_compiled_for_all(
+    num_devices: int, tried: list[int], answer: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+
+    def compile_step(
+        config: Config, _target: Target, devices: Sequence[jax.Device], bucket: Bucket
+    ) -> StepProgram:
+        counts.append(len(devices))
+        # The activations of 24 rows need 384 bytes on four devices and 256 on six.
+        return Formula(capacity=400, num_devices=len(devices))(config, bucket)
+
+    monkeypatch.setattr(fit, "compile_step", compile_step)
+    devices = jax.devices()[:1] * num_devices
+    target = parse_target(f"h100:{num_devices}")
+    assert count_devices(Config(), Bucket(24, 64, 64, 0), target, devices) == answer
+    assert counts == tried

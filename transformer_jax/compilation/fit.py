@@ -93,12 +93,12 @@ def find_largest_batch(
 def count_devices(
     config: Config, bucket: Bucket, target: Target, devices: Sequence[jax.Device]
 ) -> int | None:
-    """Return how many of the devices the step needs: 1, 2, 4, ..., or None if all are too few."""
-    count = 1
-    while count <= len(devices):
+    """Return how many devices the step needs: 1, 2, 4, ..., or all; None if all are too few."""
+    powers = [1 << i for i in range(len(devices).bit_length())]
+    # The number of devices need not be a power of two.
+    for count in dict.fromkeys([*powers, len(devices)]):
         if compile_step(config, target, devices[:count], bucket).fits:
             return count
-        count *= 2
     return None
 
 

@@ -16,7 +16,7 @@ Counts = Mapping[str, int | None]
 def count_devices_of_rows(
     sweep: Sweep, target: Target, *, report: Callable[[str], object] = lambda _: None
 ) -> Counts:
-    """Return the number of devices that each row needs: 1, 2, 4, ..., or None.
+    """Return how many devices each row needs: 1, 2, 4, ..., or all; None if all are too few.
 
     The largest assumed batch shape decides; see `assume_shapes`.
 
