@@ -66,7 +66,7 @@ class Compile(FileCommand):
                 raise UsageError(f"--parallelism must be one of {allowed}, got {value!r}{hint}")
         if self.fit and self.largest:
             raise UsageError("--fit compiles only the largest batches: leave out --largest")
-        configure_environment()
+        configure_environment(for_gpus=not all(target.is_tpu for target in targets))
         name = loading.run_name(self.file)
         checks: list[Check] = []
         for check in self._checks(next(iter(rows.values())).config, targets):
