@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from transformer_jax.cli import main
-from transformer_jax.compilation import check, environment, fit, topologies
+from transformer_jax.compilation import check, environment, fit, programs, topologies
 from transformer_jax.compilation.hlo import Collectives
 from transformer_jax.compilation.programs import StepProgram
 from transformer_jax.compilation.targets import GIB, Target
@@ -149,6 +149,44 @@ def test_a_dry_run_prints_the_devices_that_each_row_needs(
     assert "2 rows x 1 seeds = 2 runs" in out
     assert "base to A1 need 2 v5e chips each" in out
     assert "GB per run" in out
+
+
+CUDNN = ("--model.attention-implementation", "cudnn", "--model.dtype", "bfloat16")
+CUDNN += ("--model.attention-dropout", "0")
+
+
+def test_cudnn_is_rejected_for_tpus_before_anything_is_compiled(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "compile_step", None)
+    _, line = run(capsys, "tiny", "--target", "h100", "v5e", *CUDNN, code=2)
+    assert line == (
+        "transformer-jax: model.attention_implementation cudnn needs NVIDIA GPUs, not v5e: use "
+        "--model.attention-implementation full"
+    )
+
+
+def test_cudnn_is_accepted_for_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = run(capsys, "tiny", "--target", "h100", "--largest", *CUDNN)
+    assert "tiny fits h100 (data)" in out
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)),
+    reason="JAX's CUDA plugin is installed",
+)
+def test_a_missing_cudnn_is_reported_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "compile_step", programs.compile_step)
+    monkeypatch.setattr(
+        "transformer_jax.compilation.topologies.make_devices", lambda _: jax.devices()[:1]
+    )
+    _, line = run(capsys, "tiny", "--target", "h100", "--largest", *CUDNN, code=2)
+    assert line == (
+        "transformer-jax: JAX cannot find cuDNN: pip install '.[cuda]', or use "
+        "--model.attention-implementation full"
+    )
 
 
 def test_the_answer_names_the_program_that_needs_the_most_memory() -> None:
