@@ -34,7 +34,7 @@ CONFIGS: dict[str, list[str]] = {
 COUNT = """
 import json, sys
 from transformer_jax.compilation.environment import configure_environment
-configure_environment()
+configure_environment(for_gpus=False)
 from transformer_jax.compilation.targets import parse_target
 from transformer_jax.compilation.topologies import make_devices
 devices = [make_devices(parse_target(target)) for target in sys.argv[1:]]

@@ -2,13 +2,14 @@
 
 import importlib.util
 import json
+import os
 from collections.abc import Sequence
 
 import jax
 import pytest
 
 from transformer_jax.cli import main
-from transformer_jax.compilation import check, fit, topologies
+from transformer_jax.compilation import check, environment, fit, programs, topologies
 from transformer_jax.compilation.hlo import Collectives
 from transformer_jax.compilation.programs import StepProgram
 from transformer_jax.compilation.targets import GIB, Target
@@ -32,8 +33,10 @@ def compile_by_formula(
 
 @pytest.fixture(autouse=True)
 def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_jax.commands.compilation.configure_environment", lambda: None)
-    monkeypatch.setattr("transformer_jax.commands.sweeps.configure_environment", lambda: None)
+    monkeypatch.setattr(
+        "transformer_jax.commands.compilation.configure_environment", lambda **_: None
+    )
+    monkeypatch.setattr("transformer_jax.commands.sweeps.configure_environment", lambda **_: None)
     monkeypatch.setattr(fit, "compile_step", compile_by_formula)
     devices = [None] * 64
     for module in ("transformer_jax.sweeps.device_counts", topologies.__name__):
@@ -103,12 +106,34 @@ def test_fit_prints_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> Non
     assert out.splitlines()[-1].startswith("tiny fits v5e (data) up to data.batch_tokens 7")
 
 
+@pytest.mark.parametrize(
+    ("targets", "has_gpu_flags"), [(["v5e"], False), (["h100"], True), (["v5e", "h100"], True)]
+)
+def test_xla_gets_flags_for_gpus_only_if_a_target_has_gpus(
+    targets: list[str],
+    has_gpu_flags: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "transformer_jax.commands.compilation.configure_environment",
+        environment.configure_environment,
+    )
+    monkeypatch.setattr(os, "environ", {**os.environ, "XLA_FLAGS": "--xla_dump_to=dump"})
+    run(capsys, "tiny", "--target", *targets, "--largest")
+    flags = f"--xla_dump_to=dump {environment.GPU_FLAGS}" if has_gpu_flags else "--xla_dump_to=dump"
+    assert os.environ["XLA_FLAGS"] == flags
+    assert os.environ["JAX_PLATFORMS"] == "cpu"
+
+
 @pytest.mark.parametrize(("target", "extra"), [("v5e", "tpu"), ("h100", "cuda")])
 def test_a_missing_compiler_is_reported_with_its_extra(
     target: str, extra: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr("transformer_jax.commands.compilation.configure_environment", lambda: None)
+    monkeypatch.setattr(
+        "transformer_jax.commands.compilation.configure_environment", lambda **_: None
+    )
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     _, line = run(capsys, "tiny", "--target", target, code=2)
     assert line.endswith(f"pip install '.[{extra}]'")
@@ -124,6 +149,44 @@ def test_a_dry_run_prints_the_devices_that_each_row_needs(
     assert "2 rows x 1 seeds = 2 runs" in out
     assert "base to A1 need 2 v5e chips each" in out
     assert "GB per run" in out
+
+
+CUDNN = ("--model.attention-implementation", "cudnn", "--model.dtype", "bfloat16")
+CUDNN += ("--model.attention-dropout", "0")
+
+
+def test_cudnn_is_rejected_for_tpus_before_anything_is_compiled(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "compile_step", None)
+    _, line = run(capsys, "tiny", "--target", "h100", "v5e", *CUDNN, code=2)
+    assert line == (
+        "transformer-jax: model.attention_implementation cudnn needs NVIDIA GPUs, not v5e: use "
+        "--model.attention-implementation full"
+    )
+
+
+def test_cudnn_is_accepted_for_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = run(capsys, "tiny", "--target", "h100", "--largest", *CUDNN)
+    assert "tiny fits h100 (data)" in out
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)),
+    reason="JAX's CUDA plugin is installed",
+)
+def test_a_missing_cudnn_is_reported_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "compile_step", programs.compile_step)
+    monkeypatch.setattr(
+        "transformer_jax.compilation.topologies.make_devices", lambda _: jax.devices()[:1]
+    )
+    _, line = run(capsys, "tiny", "--target", "h100", "--largest", *CUDNN, code=2)
+    assert line == (
+        "transformer-jax: JAX cannot find cuDNN: pip install '.[cuda]', or use "
+        "--model.attention-implementation full"
+    )
 
 
 def test_the_answer_names_the_program_that_needs_the_most_memory() -> None:

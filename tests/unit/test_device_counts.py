@@ -1,7 +1,14 @@
 """Test the line about the devices that the rows of a sweep need."""
 
+from pathlib import Path
+
+import pytest
+
 from transformer_jax.compilation.targets import parse_target
-from transformer_jax.sweeps.device_counts import describe_counts
+from transformer_jax.config import Config, Row
+from transformer_jax.errors import UsageError
+from transformer_jax.sweeps.device_counts import count_devices_of_rows, describe_counts
+from transformer_jax.sweeps.plan import Sweep
 
 
 def test_neighboring_rows_with_the_same_number_are_one_part_of_the_line() -> None:
@@ -18,3 +25,14 @@ def test_neighboring_rows_with_the_same_number_are_one_part_of_the_line() -> Non
 def test_a_row_that_does_not_fit_the_only_device_is_named() -> None:
     line = describe_counts({"base": None, "big": None}, parse_target("v5e"))
     assert line == "base to big do not fit 1 v5e chip"
+
+
+def test_a_row_with_cudnn_is_rejected_for_tpus_before_any_row_is_compiled(tmp_path: Path) -> None:
+    cudnn = Config().change(
+        model={"attention_implementation": "cudnn", "dtype": "bfloat16", "attention_dropout": 0.0}
+    )
+    sweep = Sweep(tmp_path, {"base": Row(Config()), "cudnn": Row(cudnn)}, ())
+    reports: list[str] = []
+    with pytest.raises(UsageError, match=r"cudnn needs NVIDIA GPUs, not v5e:2x2: use model\.att"):
+        count_devices_of_rows(sweep, parse_target("v5e:2x2"), report=reports.append)
+    assert reports == []

@@ -1,12 +1,16 @@
 """Test the searches for what fits, with a formula in place of a compiler."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import jax
 import pytest
 
-from transformer_jax.compilation.fit import find_cures, find_largest_batch
+from transformer_jax.compilation import fit
+from transformer_jax.compilation.fit import count_devices, find_cures, find_largest_batch
 from transformer_jax.compilation.programs import StepProgram
 from transformer_jax.compilation.shapes import full_bucket
+from transformer_jax.compilation.targets import Target, parse_target
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Bucket
 
@@ -15,10 +19,11 @@ WIDE = Bucket(8, 64, 64, 0)
 
 @dataclass
 class Formula:
-    """A compiler whose programs need a state and a number of bytes per token."""
+    """A compiler whose programs need a state, gradients, and a number of bytes per token."""
 
     capacity: int
     state: int = 100
+    gradients: int = 0
     num_devices: int = 4
     tokens: list[int] = field(default_factory=list)
     """The tokens of each batch that was compiled."""
@@ -29,7 +34,7 @@ class Formula:
         state = self.state // (self.num_devices if config.train.parallelism == "fsdp" else 1)
         activations = rows * bucket.source // self.num_devices
         activations //= config.train.gradient_accumulation_steps * (4 if config.model.remat else 1)
-        peak = state + activations
+        peak = state + self.gradients + activations
         is_small = peak <= self.capacity
         lengths = (bucket.source, bucket.target)
         return StepProgram(rows, *lengths, is_small, peak, state, self.capacity, 0.0, None, (), 0.0)
@@ -77,10 +82,18 @@ def test_every_option_that_is_enough_is_a_cure() -> None:
 
 def test_the_number_of_micro_batches_is_as_small_as_possible() -> None:
     bucket = Bucket(64, 64, 64, 0)
-    compiler = Formula(capacity=100 + 150, num_devices=1)
+    compiler = Formula(capacity=100 + 33 + 150, gradients=33, num_devices=1)
     cures = cures_of(compiler, Config().change(model={"remat": True}), bucket)
     # 4,096 / 4 bytes with remat, of which 150 are free.
     assert cures == [{"train.gradient_accumulation_steps": 8}]
+
+
+@pytest.mark.parametrize("gradients", [100, 200])
+def test_micro_batches_are_a_cure_even_if_the_gradients_leave_little_memory(gradients: int) -> None:
+    # 15 bytes are left for 800 bytes of activations: 64 micro-batches need 12 of them, and 32, 25.
+    compiler = Formula(capacity=115 + gradients, gradients=gradients, num_devices=1)
+    cures = cures_of(compiler, Config(), Bucket(80, 10, 10, 0))
+    assert cures == [{"train.gradient_accumulation_steps": 64}]
 
 
 def test_options_that_are_not_enough_alone_are_combined() -> None:
@@ -98,3 +111,26 @@ def test_options_that_are_not_enough_alone_are_combined() -> None:
 def test_a_single_device_is_not_told_to_use_fsdp() -> None:
     names = {name for cure in cures_of(Formula(170, num_devices=1), Config()) for name in cure}
     assert "train.parallelism" not in names
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "tried", "answer"),
+    [(1, [1], None), (4, [1, 2, 4], None), (6, [1, 2, 4, 6], 6), (8, [1, 2, 4, 8], 8)],
+)
+def test_a_step_that_needs_more_than_four_devices_is_also_compiled_for_all(
+    num_devices: int, tried: list[int], answer: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+
+    def compile_step(
+        config: Config, _target: Target, devices: Sequence[jax.Device], bucket: Bucket
+    ) -> StepProgram:
+        counts.append(len(devices))
+        # The activations of 24 rows need 384 bytes on four devices and 256 on six.
+        return Formula(capacity=400, num_devices=len(devices))(config, bucket)
+
+    monkeypatch.setattr(fit, "compile_step", compile_step)
+    devices = jax.devices()[:1] * num_devices
+    target = parse_target(f"h100:{num_devices}")
+    assert count_devices(Config(), Bucket(24, 64, 64, 0), target, devices) == answer
+    assert counts == tried

@@ -51,7 +51,8 @@ class Compile(FileCommand):
         """Compile, and print the answers.
 
         Raises:
-            UsageError: a target does not exist, or its compiler is not installed.
+            UsageError: a target does not exist or cannot run the config's attention, or its
+                compiler or cuDNN is not installed.
             OutOfMemoryError: the step does not fit a target.
         """
         targets = [parse_target(target) for target in self.target]
@@ -66,7 +67,7 @@ class Compile(FileCommand):
                 raise UsageError(f"--parallelism must be one of {allowed}, got {value!r}{hint}")
         if self.fit and self.largest:
             raise UsageError("--fit compiles only the largest batches: leave out --largest")
-        configure_environment()
+        configure_environment(for_gpus=not all(target.is_tpu for target in targets))
         name = loading.run_name(self.file)
         checks: list[Check] = []
         for check in self._checks(next(iter(rows.values())).config, targets):
@@ -85,9 +86,12 @@ class Compile(FileCommand):
     def _checks(self, config: Config, targets: list[Target]) -> Iterator["Check"]:
         """Compile for each target and each kind of parallelism."""
         from transformer_jax.compilation.check import check_shapes, find_batch
+        from transformer_jax.compilation.programs import check_attention
         from transformer_jax.compilation.shapes import assume_shapes, prepare_shapes
         from transformer_jax.compilation.topologies import make_devices
 
+        for target in targets:
+            check_attention(config, target)
         devices = {target: make_devices(target) for target in targets}
         with progress_bar() as progress:
             prepared = prepare_shapes(config, progress=progress) if self.prepare else None

@@ -243,7 +243,7 @@ def _print_estimates(sweep: "plan.Sweep", num_slots: int) -> None:
 
 def _print_device_counts(sweep: "plan.Sweep", target: Target) -> None:
     stdout.print(_describe_size(sweep))
-    configure_environment()
+    configure_environment(for_gpus=not target.is_tpu)
     from transformer_jax.sweeps.device_counts import count_devices_of_rows, describe_counts
 
     with progress_bar() as progress:

@@ -23,9 +23,12 @@ VARIABLES = {
 }
 
 
-def configure_environment() -> None:
-    """Set the variables that JAX and libtpu read when they load. Call this before importing JAX."""
+def configure_environment(*, for_gpus: bool) -> None:
+    """Set the variables that JAX and libtpu read when they load. Call this before importing JAX.
+
+    XLA aborts if it does not know a flag, so its flags for GPUs are set only with `for_gpus`.
+    """
     os.environ.update(VARIABLES)
     flags = os.environ.get("XLA_FLAGS", "")
-    if GPU_FLAGS not in flags:
+    if for_gpus and GPU_FLAGS not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {GPU_FLAGS}".strip()

@@ -93,12 +93,12 @@ def find_largest_batch(
 def count_devices(
     config: Config, bucket: Bucket, target: Target, devices: Sequence[jax.Device]
 ) -> int | None:
-    """Return how many of the devices the step needs: 1, 2, 4, ..., or None if all are too few."""
-    count = 1
-    while count <= len(devices):
+    """Return how many devices the step needs: 1, 2, 4, ..., or all; None if all are too few."""
+    powers = [1 << i for i in range(len(devices).bit_length())]
+    # The number of devices need not be a power of two.
+    for count in dict.fromkeys([*powers, len(devices)]):
         if compile_step(config, target, devices[:count], bucket).fits:
             return count
-        count *= 2
     return None
 
 
@@ -118,14 +118,16 @@ def _first_fit(
 
 
 def _micro_batches(config: Config, program: StepProgram, num_devices: int) -> list[int]:
-    """Return numbers of micro-batches to try: powers of two around the one that should suffice."""
+    """Return numbers of micro-batches to try: powers of two that should suffice, and the most."""
     current = config.train.gradient_accumulation_steps
     most = min(MAX_MICRO_BATCHES, program.rows // num_devices)
     counts = [count for i in range(1, 17) if current < (count := 1 << i) <= most]
     if program.peak_bytes is None:
         return counts
-    # Everything but the state shrinks with the micro-batches.
-    activations = (program.peak_bytes - program.state_bytes) * current
-    enough = [n for n in counts if program.state_bytes + activations / n <= program.capacity_bytes]
-    # Even if they are not enough, the most micro-batches can help other options.
-    return enough[:3] or counts[-1:]
+    # Neither the state nor the gradient sum shrinks with the micro-batches. The state holds the
+    # parameters and Adam's two moments, so the gradient sum is a third as large.
+    fixed = program.state_bytes + program.state_bytes // 3
+    activations = (program.peak_bytes - fixed) * current
+    enough = [n for n in counts if fixed + activations / n <= program.capacity_bytes]
+    # The estimate can be too low, and the most micro-batches can also help other options.
+    return list(dict.fromkeys([*enough[:3], *counts[-1:]]))

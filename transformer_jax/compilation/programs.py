@@ -4,7 +4,8 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,15 @@ from transformer_jax.compilation.hlo import Collectives, read_collectives
 from transformer_jax.compilation.targets import Target
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Bucket
-from transformer_jax.errors import is_out_of_memory
+from transformer_jax.errors import Setting, UsageError, is_out_of_memory
 from transformer_jax.model.build import build_transformer
 from transformer_jax.training.flops import flops_of_lengths
 from transformer_jax.training.sharding import SHARDINGS, DataParallel
 from transformer_jax.training.step import TrainState, init_state, make_train_step
 
+FULL_ATTENTION = Setting("model.attention_implementation", "full")
+# JAX's message.
+NO_CUDNN = "cuDNN is not detected"
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 # The end of libtpu's message for a program that does not fit: "(17.02G) exceeds available HBM".
 REQUIRED = re.compile(r"\(([\d.]+)([KMGT]?)B?\) exceeds")
@@ -60,10 +64,36 @@ class StepProgram:
         return dataclasses.asdict(self)
 
 
+def check_attention(config: Config, target: Target) -> None:
+    """Raise a UsageError if the attention of the config needs NVIDIA GPUs and the target has none.
+
+    Check all configs and targets before the first of them is compiled, which can take minutes.
+    """
+    if config.model.attention_implementation == "cudnn" and target.is_tpu:
+        message = f"model.attention_implementation cudnn needs NVIDIA GPUs, not {target}: use "
+        raise UsageError(message, FULL_ATTENTION)
+
+
+@contextmanager
+def _report_missing_cudnn() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if NO_CUDNN not in str(error):
+            raise
+        advice = "JAX cannot find cuDNN: pip install '.[cuda]', or use "
+        raise UsageError(advice, FULL_ATTENTION) from error
+
+
+@_report_missing_cudnn()
 def compile_step(
     config: Config, target: Target, devices: Sequence[jax.Device], bucket: Bucket
 ) -> StepProgram:
-    """Compile the step for batches of one shape with the config's `train.parallelism`."""
+    """Compile the step for batches of one shape with the config's `train.parallelism`.
+
+    Raises:
+        UsageError: the config needs cuDNN, and JAX cannot find it.
+    """
     data = config.data
     model = build_transformer(config.model, data.vocab_size, data.source_vocab_size)
     sharding = SHARDINGS[config.train.parallelism](devices)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from itertools import groupby
 
 from transformer_jax.compilation.fit import count_devices
+from transformer_jax.compilation.programs import check_attention
 from transformer_jax.compilation.shapes import assume_shapes, largest_bucket
 from transformer_jax.compilation.targets import Target
 from transformer_jax.compilation.topologies import make_devices
@@ -16,13 +17,16 @@ Counts = Mapping[str, int | None]
 def count_devices_of_rows(
     sweep: Sweep, target: Target, *, report: Callable[[str], object] = lambda _: None
 ) -> Counts:
-    """Return the number of devices that each row needs: 1, 2, 4, ..., or None.
+    """Return how many devices each row needs: 1, 2, 4, ..., or all; None if all are too few.
 
     The largest assumed batch shape decides; see `assume_shapes`.
 
     Raises:
-        UsageError: the compiler of the target is not installed.
+        UsageError: the target cannot run the attention of a row, or its compiler or cuDNN is not
+            installed.
     """
+    for row in sweep.rows.values():
+        check_attention(row.config, target)
     devices = make_devices(target)
     counts: dict[str, int | None] = {}
     for name, row in sweep.rows.items():
