@@ -101,6 +101,24 @@ def test_stored_evaluations_are_ordered_and_invalid_ones_are_left_out(run: RunDi
     assert found == [(HOSTILE, 8, None), ("test", 4, 10.0), ("test", 8, 20.25)]
 
 
+def test_the_newest_scores_are_those_of_the_search_in_the_config(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    folder = copy_run(run, tmp_path / "run", REPORTS, decode={"average_checkpoints": 1})
+    decode = folder.config.to_dict()["decode"]
+    old = {key: value for key, value in decode.items() if key != "beam_end"}
+    results = {
+        "test-step9-average1": {"decode": decode, "bleu": 30.0},
+        "test-step9-average9": {"decode": decode, "average_checkpoints": 9, "bleu": 10.0},
+        # An earlier version, which had only the rule "any", stored no `beam_end`.
+        "test-step9-old": {"decode": old, "bleu": 20.0},
+    }
+    for name, result in results.items():
+        write_scores(folder, name, SCORES | {"step": 9} | result)
+    [row] = transformer_jax.compare(folder.path).table
+    assert row["evaluation/test/bleu"] == 30.0
+
+
 def test_the_summary_shows_differences_scores_and_curves_as_escaped_text(
     run: RunDirectory,
 ) -> None:

@@ -4,11 +4,11 @@ The files may come from an untrusted source, so values of unexpected types are i
 """
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from transformer_jax.config.schema import is_own_search
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
 from transformer_jax.runs.metrics_file import read_metrics
@@ -84,15 +84,16 @@ def stored_evaluations(folder: RunDirectory) -> list[dict[str, Any]]:
     """Return the evaluations that `evaluate` has stored in a run, ordered by set and step.
 
     Each has the keys "split", "step", "average_checkpoints", "beam_size", and "alpha", and the
-    scores in `SCORE_NAMES`. Within a step, evaluations with the run's decode config come last.
+    scores in `SCORE_NAMES`. Within a step, evaluations with the run's decode config and its number
+    of averaged checkpoints come last.
     """
     found: list[dict[str, Any]] = []
-    decode = dataclasses.asdict(folder.config.decode)
     for path in sorted(folder.path.glob("evaluations/*/scores.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             if path.stat().st_size <= MAX_SCORES_BYTES:
                 result = json.loads(path.read_bytes())
-                found.append(_to_row(result) | {"is_own": result["decode"] == decode})
+                row = _to_row(result)
+                found.append(row | {"is_own": is_own_search(result, folder.config.decode)})
     found.sort(key=lambda row: (row["split"], row["step"], row["is_own"]))
     return [{k: v for k, v in row.items() if k != "is_own"} for row in found]
 
