@@ -5,6 +5,7 @@ The files may come from an untrusted source, so values of unexpected types are i
 
 import contextlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformer_jax.visualization.curves import Curve, average_runs, draw_curve
 from transformer_jax.visualization.style import Picture
 
 MAX_SCORES_BYTES = 16 << 20
+MAX_COUNT = 2**63 - 1
 # A picture shows these metrics by default.
 DEFAULT_METRICS = ("train/loss", "dev/perplexity", "dev/bleu")
 SCORE_NAMES = ("perplexity", "bleu", "chrf")
@@ -29,9 +31,9 @@ def metrics_table(folder: RunDirectory) -> MetricsTable:
     rows: dict[int, dict[str, float]] = {}
     for report in read_metrics(folder.metrics):
         step = report["step"]
-        if not _is_number(step):
+        if not _is_count(step):
             continue
-        row = rows.setdefault(int(step), {"step": int(step)})
+        row = rows.setdefault(step, {"step": step})
         split = str(report.get("split"))
         row |= {f"{split}/{k}": v for k, v in report.items() if k != "step" and _is_number(v)}
     return [rows[step] for step in sorted(rows)]
@@ -99,15 +101,27 @@ def stored_evaluations(folder: RunDirectory) -> list[dict[str, Any]]:
 
 
 def _to_row(result: Mapping[str, Any]) -> dict[str, Any]:
-    return {
+    decode = result["decode"]
+    row = {
         "split": str(result["split"]),
-        "step": int(result["step"]),
-        "average_checkpoints": int(result["average_checkpoints"]),
-        "beam_size": int(result["decode"]["beam_size"]),
-        "alpha": float(result["decode"]["length_penalty_alpha"]),
-        **{name: result[name] for name in SCORE_NAMES if _is_number(result.get(name))},
+        "step": result["step"],
+        "average_checkpoints": result["average_checkpoints"],
+        "beam_size": decode["beam_size"],
+        "alpha": decode["length_penalty_alpha"],
     }
+    counts = (row["step"], row["average_checkpoints"], row["beam_size"])
+    if not (_is_number(row["alpha"]) and all(map(_is_count, counts))):
+        raise TypeError("a setting is not a number")
+    return row | {name: result[name] for name in SCORE_NAMES if _is_number(result.get(name))}
+
+
+def _is_count(value: object) -> bool:
+    """Return whether a JSON value is an integer that a NumPy array can hold."""
+    return type(value) is int and 0 <= value <= MAX_COUNT
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Return whether a JSON value is a number that `float` can represent."""
+    if type(value) is int:
+        return abs(value) <= sys.float_info.max
+    return type(value) is float

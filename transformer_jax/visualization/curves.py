@@ -51,9 +51,17 @@ def average_runs(
     # The geometric mean of a single value can differ from that value in the last bit.
     is_geometric = geometric and len(runs) > 1
     is_geometric = is_geometric and all(0 < x < math.inf for row in values for x in row)
-    mean = statistics.geometric_mean if is_geometric else statistics.fmean
+    mean = statistics.geometric_mean if is_geometric else _mean
     y, low, high = ([f(row) for row in values] for f in (mean, min, max))
     return Curve(label, np.array(shared, int), *(np.array(z, float) for z in (y, low, high)))
+
+
+def _mean(values: Sequence[float]) -> float:
+    try:
+        return statistics.fmean(values)
+    except (OverflowError, ValueError):
+        # The sum overflows, or it contains infinities of both signs.
+        return math.nan
 
 
 def draw_curves(panels: Mapping[str, Sequence[Curve]], *, x_label: str = "step") -> Picture:
