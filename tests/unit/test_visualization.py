@@ -17,9 +17,9 @@ from transformer_jax.visualization.curves import (
     average_runs,
     draw_curves,
     draw_losses,
-    inline_curve,
 )
 from transformer_jax.visualization.heads import draw_heads
+from transformer_jax.visualization.inline_curve import inline_curve
 from transformer_jax.visualization.positions import dot_products, draw_positions, fit_linear_map
 from transformer_jax.visualization.schedule import draw_schedules
 from transformer_jax.visualization.style import Picture

@@ -7,15 +7,17 @@ import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
 from transformer_jax.runs.metrics_file import read_metrics
 from transformer_jax.runs.run_directory import RunDirectory
-from transformer_jax.visualization.curves import Curve, average_runs, draw_curves
-from transformer_jax.visualization.style import Picture
+
+if TYPE_CHECKING:
+    from transformer_jax.visualization.curves import Curve
+    from transformer_jax.visualization.style import Picture
 
 MAX_SCORES_BYTES = 16 << 20
 MAX_COUNT = 2**63 - 1
@@ -49,7 +51,7 @@ def metric_names(table: MetricsTable) -> list[str]:
     return sorted({name for row in table for name in row} - {"step"})
 
 
-def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> Picture:
+def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "Picture":
     """Draw metrics by step, with one line for each group of runs.
 
     For several runs, the line is their mean (the geometric mean for perplexities), and the band
@@ -59,6 +61,9 @@ def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> P
     Raises:
         UsageError: a name is not a metric of any run, or there are no metrics.
     """
+    # Import matplotlib only here, because most users of this module need only the numbers.
+    from transformer_jax.visualization.curves import draw_curves
+
     tables = [table for tables in groups.values() for table in tables]
     available = sorted({name for table in tables for name in metric_names(table)})
     chosen = names or tuple(name for name in DEFAULT_METRICS if name in available)
@@ -71,7 +76,9 @@ def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> P
     return draw_curves({name: _mean_curves(name, groups) for name in chosen})
 
 
-def _mean_curves(name: str, groups: Mapping[str, Sequence[MetricsTable]]) -> list[Curve]:
+def _mean_curves(name: str, groups: Mapping[str, Sequence[MetricsTable]]) -> "list[Curve]":
+    from transformer_jax.visualization.curves import average_runs
+
     curves: list[Curve] = []
     for label, tables in groups.items():
         runs = [values for table in tables if (values := metric_by_step(table, name))]
