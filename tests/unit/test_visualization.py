@@ -2,6 +2,7 @@
 
 import math
 import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,16 @@ def test_curves_show_means_bands_and_labels(picture: Picture) -> None:
 def test_labels_appear_as_text(picture: Picture) -> None:
     assert "<script>" not in picture.svg
     assert "&lt;script&gt;$x$ &amp; \"'" in picture.svg
+
+
+def test_any_name_of_a_run_appears_in_the_legend() -> None:
+    # The second name contains an escape character, and a byte that is not UTF-8.
+    names = ["_base", "a\x1b[0m\udcff", "$x$"]
+    curves = [average_runs(name, [{1: 2.0, 2: 1.0}]) for name in names]
+    for picture in (draw_curves({"$_y\n$": curves}), draw_losses(curves, curves)):
+        shown = "".join(ET.fromstring(picture.svg).itertext())  # noqa: S314
+        assert all(name in shown for name in ("_base", r"a\x1b[0m\udcff", "$x$"))
+    assert picture._repr_png_()
 
 
 def test_the_same_data_gives_the_same_bytes(picture: Picture, tmp_path: Path) -> None:
