@@ -1,6 +1,7 @@
 """The common style of all plots: colors, line styles, and deterministic files."""
 
 import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,7 +63,13 @@ class Picture:
 
     def _encode(self, kind: str) -> bytes:
         out = io.BytesIO()
-        with mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}):
+        with (
+            mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}),
+            warnings.catch_warnings(),
+        ):
+            # An SVG viewer has more fonts than matplotlib, so it displays the character. A PNG
+            # contains a box instead.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             options = {"format": kind, "metadata": METADATA[kind], "dpi": PIXELS_PER_INCH}
             self.figure.savefig(out, **options)
         return out.getvalue()
