@@ -285,6 +285,13 @@ def test_the_package_is_imported_without_jax(tmp_path: Path) -> None:
     assert run_python(code, cwd=tmp_path).returncode == 1
 
 
+def test_a_model_is_loaded_without_matplotlib(tmp_path: Path) -> None:
+    code = (
+        "import sys, transformer_jax; transformer_jax.load; sys.exit('matplotlib' in sys.modules)"
+    )
+    assert run_python(code, cwd=tmp_path).returncode == 0
+
+
 def test_the_package_exports_the_names_that_it_documents() -> None:
     for name in transformer_jax.__all__:
         assert getattr(transformer_jax, name).__doc__

@@ -1,8 +1,10 @@
 """Test the plots that need a model's parameters: head importance, positions, and losses."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from small import SMALL
@@ -76,6 +78,14 @@ def test_invalid_options_of_the_importance_are_errors(run: Run) -> None:
     for margin in (-1.0, math.nan):
         with pytest.raises(UsageError, match="the margin must be at least 0"):
             head_importance(run, margin=margin)
+
+
+def test_heads_of_a_model_without_a_finite_loss_are_not_compared(run: Run) -> None:
+    diverged = replace(run, params=jax.tree.map(lambda x: x * math.nan, run.params))
+    with pytest.raises(
+        UsageError, match=r"the loss of .*run at step 8 is nan, so its heads cannot"
+    ):
+        head_importance(diverged, num_sentences=8)
 
 
 def test_the_losses_of_tokens_add_up_to_those_of_sentences(run: Run) -> None:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from finished_runs import HOSTILE
 from oracles import floats
@@ -29,6 +30,9 @@ REPORTS: list[Any] = [
 INVALID: list[Any] = [
     {"step": "8", "split": "dev", "perplexity": 1.0},
     {"step": 8, "split": "dev", "bleu": "<b>", "exact": None, "flag": True},
+    # JSON in Python accepts these numbers.
+    *({"step": x, "split": "dev", "bleu": 1.0} for x in (math.nan, math.inf, True, 8.5, 10**400)),
+    {"step": 8, "split": "dev", "bleu": 10**400, "exact": -(10**400)},
     [1],
     7,
 ]
@@ -61,8 +65,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     write_metrics(folder, [*REPORTS, *INVALID])
     write_scores(folder, "1", SCORES | {"step": 4, "bleu": 10.0})
     write_scores(folder, "2", SCORES)
-    write_scores(folder, "3", SCORES | {"split": HOSTILE, "bleu": "much"})
-    for number, invalid in enumerate((None, 7, SCORES | {"step": "x"}), start=4):
+    write_scores(folder, "3", SCORES | {"split": HOSTILE, "bleu": "much", "chrf": 10**400})
+    decode = {"beam_size": 4, "length_penalty_alpha": 10**400}
+    steps = [SCORES | {"step": step} for step in ("x", math.nan, math.inf, 10**400)]
+    for number, invalid in enumerate((None, 7, *steps, SCORES | {"decode": decode}), start=4):
         write_scores(folder, str(number), invalid)
     return folder
 
@@ -96,9 +102,40 @@ def test_a_run_without_metrics_has_an_empty_table(run: RunDirectory, tmp_path: P
         transformer_jax.compare(folder.path).plot()
 
 
+def test_metrics_that_are_not_finite_are_drawn_as_gaps(run: RunDirectory, tmp_path: Path) -> None:
+    values = (4.0, math.nan, math.inf, 3.0)
+    reports = [{"step": i, "split": "train", "loss": x} for i, x in enumerate(values)]
+    folder = copy_run(run, tmp_path / "run", reports)
+    assert "train/loss 3.000 at step 3" in summarize(folder, (8,), 10)
+    comparison = transformer_jax.compare(folder.path)
+    assert comparison.table[0]["step"] == 3
+    picture = comparison.plot("train/loss")
+    [line] = picture.figure.axes[0].lines
+    np.testing.assert_array_equal(floats(line.get_ydata()), values)
+    assert "<svg" in picture.svg
+
+
 def test_stored_evaluations_are_ordered_and_invalid_ones_are_left_out(run: RunDirectory) -> None:
     found = [(row["split"], row["step"], row.get("bleu")) for row in stored_evaluations(run)]
     assert found == [(HOSTILE, 8, None), ("test", 4, 10.0), ("test", 8, 20.25)]
+
+
+def test_the_newest_scores_are_those_of_the_search_in_the_config(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    folder = copy_run(run, tmp_path / "run", REPORTS, decode={"average_checkpoints": 1})
+    decode = folder.config.to_dict()["decode"]
+    old = {key: value for key, value in decode.items() if key != "beam_end"}
+    results = {
+        "test-step9-average1": {"decode": decode, "bleu": 30.0},
+        "test-step9-average9": {"decode": decode, "average_checkpoints": 9, "bleu": 10.0},
+        # An earlier version, which had only the rule "any", stored no `beam_end`.
+        "test-step9-old": {"decode": old, "bleu": 20.0},
+    }
+    for name, result in results.items():
+        write_scores(folder, name, SCORES | {"step": 9} | result)
+    [row] = transformer_jax.compare(folder.path).table
+    assert row["evaluation/test/bleu"] == 30.0
 
 
 def test_the_summary_shows_differences_scores_and_curves_as_escaped_text(

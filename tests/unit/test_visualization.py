@@ -2,6 +2,7 @@
 
 import math
 import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,9 @@ from transformer_jax.visualization.curves import (
     average_runs,
     draw_curves,
     draw_losses,
-    inline_curve,
 )
 from transformer_jax.visualization.heads import draw_heads
+from transformer_jax.visualization.inline_curve import inline_curve
 from transformer_jax.visualization.positions import dot_products, draw_positions, fit_linear_map
 from transformer_jax.visualization.schedule import draw_schedules
 from transformer_jax.visualization.style import Picture
@@ -56,6 +57,8 @@ def test_a_mean_curve_has_the_steps_of_all_runs_and_their_range() -> None:
     assert (curve.low.tolist(), curve.high.tolist()) == ([2.0, 1.0], [8.0, 1.0])
     assert average_runs("a", [{1: 2.0}, {1: 8.0}]).y.tolist() == [5.0]
     assert average_runs("a", [{1: math.inf}, {1: 8.0}], geometric=True).y.tolist() == [math.inf]
+    for high, low in ((math.inf, -math.inf), (1e308, 1e308)):
+        assert np.isnan(average_runs("a", [{1: high}, {1: low}]).y).all()
     assert average_runs("a", []).x.size == 0
 
 
@@ -73,6 +76,17 @@ def test_curves_show_means_bands_and_labels(picture: Picture) -> None:
 def test_labels_appear_as_text(picture: Picture) -> None:
     assert "<script>" not in picture.svg
     assert "&lt;script&gt;$x$ &amp; \"'" in picture.svg
+
+
+def test_any_name_of_a_run_appears_in_the_legend() -> None:
+    # The second name contains an escape character, and a byte that is not UTF-8. Matplotlib has no
+    # font for the last one.
+    names = ["_base", "a\x1b[0m\udcff", "$x$", "日本"]
+    curves = [average_runs(name, [{1: 2.0, 2: 1.0}]) for name in names]
+    for picture in (draw_curves({"$_y\n$": curves}), draw_losses(curves, curves)):
+        shown = "".join(ET.fromstring(picture.svg).itertext())  # noqa: S314
+        assert all(name in shown for name in ("_base", r"a\x1b[0m\udcff", "$x$", "日本"))
+    assert picture._repr_png_()
 
 
 def test_the_same_data_gives_the_same_bytes(picture: Picture, tmp_path: Path) -> None:

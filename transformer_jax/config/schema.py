@@ -145,3 +145,14 @@ def add_beam_end(decode: Mapping[str, Any]) -> dict[str, Any]:
     """
     is_old = {*field_names(DecodeConfig)} - decode.keys() == {"beam_end"}
     return {**decode, **({"beam_end": DecodeConfig.beam_end_before} if is_old else {})}
+
+
+def is_own_search(result: Mapping[str, Any], decode: DecodeConfig) -> bool:
+    """Return whether a stored evaluation used this decode config and its number of checkpoints.
+
+    `result` is the content of a scores.json file, so its values may be of any type.
+    """
+    stored = result.get("decode")
+    if not isinstance(stored, Mapping) or add_beam_end(stored) != dataclasses.asdict(decode):
+        return False
+    return result.get("average_checkpoints") == decode.average_checkpoints

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformer_jax.config import Config
 from transformer_jax.errors import UsageError
@@ -24,7 +24,9 @@ from transformer_jax.inference.history import (
 from transformer_jax.inference.summary import html_table
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.runs.run_directory import RunDirectory
-from transformer_jax.visualization.style import Picture
+
+if TYPE_CHECKING:
+    from transformer_jax.visualization.style import Picture
 
 # The names that sweeps give to run folders, as in sweeps/table3/base/seed-0.
 SEED_FOLDER = re.compile(r"seed-\d+")
@@ -75,7 +77,7 @@ class Comparison:
             row |= {f"{prefix}/{key}": scores[key] for key in SCORE_NAMES if key in scores}
         return row
 
-    def plot(self, *names: str) -> Picture:
+    def plot(self, *names: str) -> "Picture":
         """Draw metrics such as "dev/perplexity" by step, with one line for each group.
 
         For several runs, the line is their mean (the geometric mean for perplexities), and the band

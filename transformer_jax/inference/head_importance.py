@@ -97,7 +97,8 @@ def head_importance(
     total.
 
     Raises:
-        UsageError: `num_sentences` is not positive, or the margin is negative or not a number.
+        UsageError: `num_sentences` is not positive, the margin is negative or not a number, or the
+            loss is not finite.
         DataError: the text of the run has changed.
     """
     if num_sentences < 1:
@@ -125,6 +126,11 @@ def head_importance(
         return math.fsum(x.nll for x in scores) / sum(x.target_tokens for x in scores)
 
     whole = loss_of(np.ones(shape, bool))
+    if not math.isfinite(whole):
+        raise UsageError(
+            f"the loss of {run.folder.path} at step {run.step} is {whole}, so its heads cannot be "
+            f"compared; load another checkpoint"
+        )
     masks = ~np.eye(num_heads, dtype=bool).reshape(num_heads, *shape)
     masked = np.array([loss_of(mask) for mask in masks]).reshape(shape)
     importance = HeadImportance(whole, masked, np.array([whole]), margin)

@@ -4,19 +4,23 @@ The files may come from an untrusted source, so values of unexpected types are i
 """
 
 import contextlib
-import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from transformer_jax.config.schema import is_own_search
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
 from transformer_jax.runs.metrics_file import read_metrics
 from transformer_jax.runs.run_directory import RunDirectory
-from transformer_jax.visualization.curves import Curve, average_runs, draw_curves
-from transformer_jax.visualization.style import Picture
+
+if TYPE_CHECKING:
+    from transformer_jax.visualization.curves import Curve
+    from transformer_jax.visualization.style import Picture
 
 MAX_SCORES_BYTES = 16 << 20
+MAX_COUNT = 2**63 - 1
 # A picture shows these metrics by default.
 DEFAULT_METRICS = ("train/loss", "dev/perplexity", "dev/bleu")
 SCORE_NAMES = ("perplexity", "bleu", "chrf")
@@ -29,9 +33,9 @@ def metrics_table(folder: RunDirectory) -> MetricsTable:
     rows: dict[int, dict[str, float]] = {}
     for report in read_metrics(folder.metrics):
         step = report["step"]
-        if not _is_number(step):
+        if not _is_count(step):
             continue
-        row = rows.setdefault(int(step), {"step": int(step)})
+        row = rows.setdefault(step, {"step": step})
         split = str(report.get("split"))
         row |= {f"{split}/{k}": v for k, v in report.items() if k != "step" and _is_number(v)}
     return [rows[step] for step in sorted(rows)]
@@ -47,7 +51,7 @@ def metric_names(table: MetricsTable) -> list[str]:
     return sorted({name for row in table for name in row} - {"step"})
 
 
-def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> Picture:
+def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "Picture":
     """Draw metrics by step, with one line for each group of runs.
 
     For several runs, the line is their mean (the geometric mean for perplexities), and the band
@@ -57,6 +61,9 @@ def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> P
     Raises:
         UsageError: a name is not a metric of any run, or there are no metrics.
     """
+    # Import matplotlib only here, because most users of this module need only the numbers.
+    from transformer_jax.visualization.curves import draw_curves
+
     tables = [table for tables in groups.values() for table in tables]
     available = sorted({name for table in tables for name in metric_names(table)})
     chosen = names or tuple(name for name in DEFAULT_METRICS if name in available)
@@ -69,7 +76,9 @@ def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> P
     return draw_curves({name: _mean_curves(name, groups) for name in chosen})
 
 
-def _mean_curves(name: str, groups: Mapping[str, Sequence[MetricsTable]]) -> list[Curve]:
+def _mean_curves(name: str, groups: Mapping[str, Sequence[MetricsTable]]) -> "list[Curve]":
+    from transformer_jax.visualization.curves import average_runs
+
     curves: list[Curve] = []
     for label, tables in groups.items():
         runs = [values for table in tables if (values := metric_by_step(table, name))]
@@ -84,29 +93,42 @@ def stored_evaluations(folder: RunDirectory) -> list[dict[str, Any]]:
     """Return the evaluations that `evaluate` has stored in a run, ordered by set and step.
 
     Each has the keys "split", "step", "average_checkpoints", "beam_size", and "alpha", and the
-    scores in `SCORE_NAMES`. Within a step, evaluations with the run's decode config come last.
+    scores in `SCORE_NAMES`. Within a step, evaluations with the run's decode config and its number
+    of averaged checkpoints come last.
     """
     found: list[dict[str, Any]] = []
-    decode = dataclasses.asdict(folder.config.decode)
     for path in sorted(folder.path.glob("evaluations/*/scores.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             if path.stat().st_size <= MAX_SCORES_BYTES:
                 result = json.loads(path.read_bytes())
-                found.append(_to_row(result) | {"is_own": result["decode"] == decode})
+                row = _to_row(result)
+                found.append(row | {"is_own": is_own_search(result, folder.config.decode)})
     found.sort(key=lambda row: (row["split"], row["step"], row["is_own"]))
     return [{k: v for k, v in row.items() if k != "is_own"} for row in found]
 
 
 def _to_row(result: Mapping[str, Any]) -> dict[str, Any]:
-    return {
+    decode = result["decode"]
+    row = {
         "split": str(result["split"]),
-        "step": int(result["step"]),
-        "average_checkpoints": int(result["average_checkpoints"]),
-        "beam_size": int(result["decode"]["beam_size"]),
-        "alpha": float(result["decode"]["length_penalty_alpha"]),
-        **{name: result[name] for name in SCORE_NAMES if _is_number(result.get(name))},
+        "step": result["step"],
+        "average_checkpoints": result["average_checkpoints"],
+        "beam_size": decode["beam_size"],
+        "alpha": decode["length_penalty_alpha"],
     }
+    counts = (row["step"], row["average_checkpoints"], row["beam_size"])
+    if not (_is_number(row["alpha"]) and all(map(_is_count, counts))):
+        raise TypeError("a setting is not a number")
+    return row | {name: result[name] for name in SCORE_NAMES if _is_number(result.get(name))}
+
+
+def _is_count(value: object) -> bool:
+    """Return whether a JSON value is an integer that a NumPy array can hold."""
+    return type(value) is int and 0 <= value <= MAX_COUNT
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Return whether a JSON value is a number that `float` can represent."""
+    if type(value) is int:
+        return abs(value) <= sys.float_info.max
+    return type(value) is float

@@ -14,7 +14,7 @@ from transformer_jax.inference.history import (
     stored_evaluations,
 )
 from transformer_jax.runs.run_directory import RunDirectory
-from transformer_jax.visualization.curves import inline_curve
+from transformer_jax.visualization.inline_curve import inline_curve
 
 # The metrics whose curves the summary shows, with their formats.
 CURVES = {"train/loss": ".3f", "dev/perplexity": ".3f", "dev/bleu": ".1f"}

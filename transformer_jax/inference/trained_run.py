@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,9 @@ from transformer_jax.runs.array_store import PyTree, on_device
 from transformer_jax.runs.checkpoint_averaging import average_params, select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import Package, RunDirectory
-from transformer_jax.visualization.style import Picture
+
+if TYPE_CHECKING:
+    from transformer_jax.visualization.style import Picture
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,7 +81,7 @@ class Run:
         """
         return metrics_table(self.folder)
 
-    def plot_curves(self, *names: str) -> Picture:
+    def plot_curves(self, *names: str) -> "Picture":
         """Draw metrics by step, with the same defaults and errors as `Comparison.plot`."""
         return plot_metrics({self.folder.path.resolve().name: [self.metrics]}, *names)
 

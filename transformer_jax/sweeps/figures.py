@@ -10,7 +10,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from transformer_jax.runs.metrics_file import read_metrics
 from transformer_jax.sweeps.results import Results, RowResult
-from transformer_jax.visualization.style import PALETTE, Picture, escape_formula, line_style
+from transformer_jax.visualization.style import PALETTE, Picture, line_style
+from transformer_jax.visualization.text import printable_label
 
 # Larger perplexities and NaN are drawn at this value. It is higher than the perplexity of a uniform
 # prediction over any vocabulary.
@@ -125,7 +126,7 @@ def draw_ratios(results: Results) -> str:
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.4, -0.6)
         axes.margins(x=0.08)
-        axes.set_xlabel(escape_formula(f"ln perplexity - ln perplexity of {results.base.name}"))
+        axes.set_xlabel(printable_label(f"ln perplexity - ln perplexity of {results.base.name}"))
 
     return _to_svg(draw, height=1.4 + 0.28 * len(results.rows))
 
@@ -145,4 +146,4 @@ def _to_svg(draw: Callable[[Axes], None], height: float) -> str:
 def _describe(row: RowResult) -> str:
     """Return a label with a row's name and changes, truncated to `MAX_LABEL` characters."""
     text = f"{row.name}  {row.change}"
-    return escape_formula(text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…")
+    return printable_label(text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…")

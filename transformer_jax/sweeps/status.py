@@ -9,10 +9,11 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from transformer_jax.config.schema import is_own_search
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import StorageError
 from transformer_jax.runs.atomic_files import write_json
@@ -167,14 +168,10 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
     Unless `any_search` is true, consider only evaluations that used the search options and the
     number of averaged checkpoints in the run's config.
     """
-    decode = run.config.decode
-    own_search = (asdict(decode), decode.average_checkpoints)
     candidates = []
     for path in run.path.glob(f"evaluations/{split}-step*/scores.json"):
         scores = read_json_object(path)
-        stored = {"beam_end": decode.beam_end_before, **(scores.get("decode") or {})}
-        search = (stored, scores.get("average_checkpoints"))
-        if any_search or search == own_search:
+        if any_search or is_own_search(scores, run.config.decode):
             candidates.append((scores.get("step", 0), path.stat().st_mtime, path.parent))
     return max(candidates)[-1] if candidates else None
 

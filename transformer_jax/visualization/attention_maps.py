@@ -3,7 +3,6 @@
 Shapes: Q queries, K keys.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,15 +11,7 @@ from jaxtyping import Float
 
 from transformer_jax.errors import UsageError
 from transformer_jax.visualization.attention_views import Resolved, Selection
-
-# Control characters, bidirectional formatting characters, and surrogates. XML does not allow them,
-# or they would change how the surrounding text is displayed.
-UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-
-
-def printable(token: str) -> str:
-    r"""Return a token with its unprintable characters escaped, such as `\x1b`."""
-    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), token)
+from transformer_jax.visualization.text import printable
 
 
 @dataclass(frozen=True, eq=False)

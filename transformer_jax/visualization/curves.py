@@ -12,15 +12,16 @@ import numpy as np
 from jaxtyping import Float, Shaped
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from transformer_jax.visualization.style import (
     GRID,
     Picture,
     add_legend,
-    escape_formula,
     line_style,
 )
+from transformer_jax.visualization.text import printable_label
 
 MAX_COLUMNS = 3
 # Curves with fewer points have a marker at each point.
@@ -51,9 +52,17 @@ def average_runs(
     # The geometric mean of a single value can differ from that value in the last bit.
     is_geometric = geometric and len(runs) > 1
     is_geometric = is_geometric and all(0 < x < math.inf for row in values for x in row)
-    mean = statistics.geometric_mean if is_geometric else statistics.fmean
+    mean = statistics.geometric_mean if is_geometric else _mean
     y, low, high = ([f(row) for row in values] for f in (mean, min, max))
     return Curve(label, np.array(shared, int), *(np.array(z, float) for z in (y, low, high)))
+
+
+def _mean(values: Sequence[float]) -> float:
+    try:
+        return statistics.fmean(values)
+    except (OverflowError, ValueError):
+        # The sum overflows, or it contains infinities of both signs.
+        return math.nan
 
 
 def draw_curves(panels: Mapping[str, Sequence[Curve]], *, x_label: str = "step") -> Picture:
@@ -63,27 +72,30 @@ def draw_curves(panels: Mapping[str, Sequence[Curve]], *, x_label: str = "step")
     figure = Figure(figsize=(7 if columns == 1 else 4 * columns, 3.6 * rows), layout="constrained")
     all_axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, curves) in zip(all_axes, panels.items(), strict=False):
-        for number, curve in enumerate(curves):
-            draw_curve(axes, curve, number)
-        axes.set(xlabel=x_label, ylabel=escape_formula(name))
+        lines = [draw_curve(axes, curve, number) for number, curve in enumerate(curves)]
+        axes.set(xlabel=x_label, ylabel=printable_label(name))
         axes.grid(**GRID)
         if "perplexity" in name:
             _use_log_axis(axes, [value for curve in curves for value in curve.y])
         if len(curves) > 1:
-            add_legend(axes)
+            add_legend(axes, lines)
     for axes in all_axes[len(panels) :]:
         axes.remove()
     return Picture(figure)
 
 
-def draw_curve(axes: Axes, curve: Curve, number: int) -> None:
-    """Draw one curve and its band. `number` determines the color and the line style."""
+def draw_curve(axes: Axes, curve: Curve, number: int) -> Line2D:
+    """Draw one curve and its band, and return the curve's line.
+
+    `number` determines the color and the line style.
+    """
     color, style = line_style(number)
     if not np.array_equal(curve.low, curve.high):
         axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.15, linewidth=0)
-    label, marker = escape_formula(curve.label), "o" if len(curve.x) < MAX_MARKERS else ""
-    line = axes.plot(curve.x, curve.y, label=label, color=color, linestyle=style, linewidth=1.6)
-    line[0].set(marker=marker, markersize=3)
+    label, marker = printable_label(curve.label), "o" if len(curve.x) < MAX_MARKERS else ""
+    [line] = axes.plot(curve.x, curve.y, label=label, color=color, linestyle=style, linewidth=1.6)
+    line.set(marker=marker, markersize=3)
+    return line
 
 
 def _use_log_axis(axes: Axes, values: Sequence[float]) -> None:
@@ -105,38 +117,10 @@ def draw_losses(by_position: Sequence[Curve], by_length: Sequence[Curve]) -> Pic
     labels = ("position in the target, in tokens", "length of the target, in tokens")
     panels = zip(figure.subplots(1, 2), (by_position, by_length), titles, labels, strict=True)
     for axes, curves, title, label in panels:
-        for number, curve in enumerate(curves):
-            draw_curve(axes, curve, number)
+        lines = [draw_curve(axes, curve, number) for number, curve in enumerate(curves)]
         axes.set(title=title, xlabel=label, ylabel="loss in nats per token")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(**GRID)
         if len(curves) > 1:
-            add_legend(axes)
+            add_legend(axes, lines)
     return Picture(figure)
-
-
-def inline_curve(
-    x: Sequence[float], y: Sequence[float], *, width: int = 240, height: int = 60
-) -> str:
-    """Return a small SVG of a curve to embed in HTML, or "" if it has fewer than two points.
-
-    The curve is in the color of the surrounding text. The axes are linear and extend from the
-    lowest to the highest value. Values that are not finite are omitted.
-    """
-    points = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
-    if len({a for a, _ in points}) < 2:
-        return ""
-    margin = 4
-    x_low, x_high = (f(a for a, _ in points) for f in (min, max))
-    y_low, y_high = (f(b for _, b in points) for f in (min, max))
-    x_scale = (width - 2 * margin) / (x_high - x_low)
-    y_scale = (height - 2 * margin) / ((y_high - y_low) or 1.0)
-    coordinates = " ".join(
-        f"{margin + (a - x_low) * x_scale:.1f},{height - margin - (b - y_low) * y_scale:.1f}"
-        for a, b in points
-    )
-    return (
-        f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">'
-        f'<polyline points="{coordinates}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
-        "</svg>"
-    )

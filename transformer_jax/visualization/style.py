@@ -1,9 +1,12 @@
 """The common style of all plots: colors, line styles, and deterministic files."""
 
 import io
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -60,7 +63,13 @@ class Picture:
 
     def _encode(self, kind: str) -> bytes:
         out = io.BytesIO()
-        with mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}):
+        with (
+            mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}),
+            warnings.catch_warnings(),
+        ):
+            # An SVG viewer has more fonts than matplotlib, so it displays the character. A PNG
+            # contains a box instead.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             options = {"format": kind, "metadata": METADATA[kind], "dpi": PIXELS_PER_INCH}
             self.figure.savefig(out, **options)
         return out.getvalue()
@@ -73,16 +82,15 @@ def check_suffix(path: Path) -> None:
         raise UsageError(f"the name of a picture must end in {endings}, got {str(path)!r}")
 
 
-def add_legend(axes: Axes) -> None:
-    """Add a legend if any artist in the axes has a label."""
-    handles, labels = axes.get_legend_handles_labels()
+def add_legend(axes: Axes, handles: Sequence[Artist] = ()) -> None:
+    """Add a legend of these artists, or of all artists in the axes that have a label.
+
+    Without `handles`, matplotlib ignores labels that begin with an underscore.
+    """
+    handles = handles or axes.get_legend_handles_labels()[0]
     if handles:
+        labels = [str(handle.get_label()) for handle in handles]
         axes.legend(handles, labels, fontsize="small", frameon=False)
-
-
-def escape_formula(text: str) -> str:
-    """Escape dollar signs, because matplotlib interprets text between them as a formula."""
-    return text.replace("$", r"\$")
 
 
 def line_style(number: int) -> tuple[str, str]:

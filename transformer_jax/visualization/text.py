@@ -1,0 +1,20 @@
+"""Text from runs and models in a form that pages and pictures can display."""
+
+import re
+
+# Control characters, bidirectional formatting characters, and surrogates. XML does not allow them,
+# or they would change how the surrounding text is displayed.
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+
+
+def printable(text: str) -> str:
+    r"""Return text with its unprintable characters escaped, such as `\x1b`."""
+    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def printable_label(text: str) -> str:
+    """Return a label for matplotlib, with unprintable characters and dollar signs escaped.
+
+    Matplotlib interprets text between dollar signs as a formula.
+    """
+    return printable(text).replace("$", r"\$")
