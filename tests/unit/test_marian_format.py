@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -14,6 +15,7 @@ from untrained import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.errors import UsageError
+from transformer_jax.inference.model_card import find_scores
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.interop.marian_format import channel_order, export_marian
 from transformer_jax.interop.marian_import import read_marian
@@ -68,6 +70,32 @@ def test_import_after_export_is_the_identity(run: Run, folder: Path, tmp_path: P
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
 
 
+def write_scores(folder: Path) -> None:
+    scores = {
+        "split": "test",
+        "steps": [0],
+        "sentences": 1000,
+        "bleu": 99.0,
+        "chrf": 99.0,
+        "decode": {"beam_size": 4, "length_penalty_alpha": 0.6},
+        "perplexity": 1.0,
+        "bleu_signature": "nrefs:1",
+        "chrf_signature": "nrefs:1",
+    }
+    (folder / "evaluations" / "test").mkdir(parents=True)
+    (folder / "evaluations" / "test" / "scores.json").write_text(json.dumps(scores))
+
+
+def test_scores_in_the_folder_do_not_reach_the_model_card(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    write_scores(copy)
+    assert len(find_scores(copy, (0,))) == 1
+    assert main(["import", str(copy), "--out", str(tmp_path / "run")]) == 0
+    card = (tmp_path / "run" / "README.md").read_text("utf-8")
+    assert "99.0" not in card
+    assert "had not been evaluated" in card
+
+
 def test_biases_of_zero_are_left_out(tmp_path: Path) -> None:
     run = load(write_untrained_run(tmp_path / "run", steps=(4,)).path)
     export_marian(run, tmp_path / "model")
@@ -98,6 +126,12 @@ def link_the_weights(folder: Path) -> None:
     (folder / "model.safetensors").symlink_to(folder.parent / "weights")
 
 
+def link_the_scores(folder: Path) -> None:
+    write_scores(folder)
+    (folder / "evaluations" / "test").rename(folder.parent / "scores")
+    (folder / "evaluations" / "test").symlink_to(folder.parent / "scores")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -115,6 +149,9 @@ def link_the_weights(folder: Path) -> None:
         (lambda x: (x / "target.spm").write_bytes(b""), "has two SentencePiece models"),
         (lambda x: (x / "target.spm").unlink(), "target.spm cannot be read"),
         (link_the_weights, "model.safetensors is a link or a special file"),
+        (link_the_scores, "copy/evaluations/test is a link or a special file"),
+        (lambda x: os.mkfifo(x / "scores.json"), "scores.json is a link or a special file"),
+        (lambda x: os.truncate(x / "model.safetensors", 1 << 30), "it has more than 95 MiB"),
         (change_weights(lambda x: x.pop("model.shared.weight")), "lacks the parameter"),
         (change_weights(lambda x: x.update(extra=np.ones(1, "f4"))), "has an unknown parameter"),
         (

@@ -127,6 +127,7 @@ class Import(PathCommand):
             run, versions = read_marian(self.source), current_versions()
         else:
             run, versions = read_safetensors(self.source), None
-        folder = package_run(run, out, versions=versions)
+        # Scores in the imported folder were not computed here, so the model card omits them.
+        folder = package_run(run, out, versions=versions, scores=())
         stdout.print(f"imported to {out}: {run.num_parameters:,} parameters")
         stdout.print(f"next: {translate_command(folder, '')}")
