@@ -17,8 +17,9 @@ from transformer_jax.cli import main
 from transformer_jax.errors import UsageError
 from transformer_jax.inference.model_card import find_scores
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.interop.marian_format import channel_order, export_marian
+from transformer_jax.interop.marian_format import channel_order, export_marian, marian_shapes
 from transformer_jax.interop.marian_import import read_marian
+from transformer_jax.interop.parameters import expected_shapes
 from transformer_jax.interop.verify import MarianSystem, verify
 
 LINES = ["two hundred and thirty-one", "forty-two", "ninety thousand", "q"]
@@ -57,6 +58,12 @@ def test_marians_channels_are_the_sines_then_the_cosines(run: Run, folder: Path)
     marian = arrays["model.shared.weight"]
     np.testing.assert_array_equal(marian, np.concatenate([table[:, ::2], table[:, 1::2]], axis=1))
     assert sum(x.size for x in arrays.values()) == run.num_parameters + len(table)
+
+
+def test_the_shapes_are_those_of_the_arrays(run: Run, folder: Path) -> None:
+    shapes = marian_shapes(run.config.model, expected_shapes(run.model))
+    arrays = load_file(folder / "model.safetensors")
+    assert shapes == {name: array.shape for name, array in arrays.items()}
 
 
 def test_import_after_export_is_the_identity(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -142,6 +149,7 @@ def link_the_scores(folder: Path) -> None:
         (change_settings(vocab_size=65), "has the vocab_size 65, but source.spm has 64 tokens"),
         (change_settings(encoder_attention_heads=3, decoder_attention_heads=3), "not a multiple"),
         (change_settings(d_model=10**9), "model.d_model must be from 1 to 1000000"),
+        (change_settings(d_model=10**6), "but its config requires (64, 1000000)"),
         (change_settings(d_model="16"), "config.json is invalid: "),
         (lambda x: (x / "config.json").write_text("{"), "config.json is not JSON"),
         (lambda x: (x / "config.json").write_text("[]"), "config.json is not a JSON object"),

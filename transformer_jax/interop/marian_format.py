@@ -5,6 +5,7 @@ interleaves them. Permuting the channels of all parameters in the same way gives
 """
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from transformer_jax.errors import UsageError
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.interop.folders import new_folder, write_tokenizers
 from transformer_jax.interop.optional import import_optional
-from transformer_jax.interop.parameters import Arrays, flatten_params, unflatten_params
+from transformer_jax.interop.parameters import Arrays, Shapes, flatten_params, unflatten_params
 from transformer_jax.model.transformer import Params
 from transformer_jax.special_tokens import BOS, EOS, PAD
 
@@ -171,6 +172,21 @@ def to_marian(config: ModelConfig, params: Params) -> Arrays:
         arrays[f"{module.marian_name}.weight"] = np.ascontiguousarray(weight)
         arrays[f"{module.marian_name}.bias"] = bias
     return arrays
+
+
+def marian_shapes(config: ModelConfig, shapes: Shapes) -> Shapes:
+    """Return the shapes of the arrays of `to_marian`, from those of `flatten_params`."""
+    table = shapes["embedding.table"]
+    marian_shapes = {"model.shared.weight": table, "final_logits_bias": (1, table[0])}
+    for module in _modules(config):
+        weight = bias = (config.d_model,)
+        if "norm" not in module.marian_name:
+            size = math.prod(shapes[f"{module.name}.kernel"])
+            outputs = size // config.d_model if module.reads_channels else config.d_model
+            weight, bias = (outputs, size // outputs), (outputs,)
+        marian_shapes[f"{module.marian_name}.weight"] = weight
+        marian_shapes[f"{module.marian_name}.bias"] = bias
+    return marian_shapes
 
 
 def from_marian(config: ModelConfig, arrays: Arrays) -> Params:

@@ -23,12 +23,12 @@ from transformer_jax.interop.marian_format import (
     ATTENTIONS,
     LAYER_NORM_EPSILON,
     from_marian,
+    marian_shapes,
     special_tokens,
-    to_marian,
 )
-from transformer_jax.interop.parameters import Shapes, read_arrays
+from transformer_jax.interop.parameters import Shapes, expected_shapes, read_arrays
 from transformer_jax.model.build import build_transformer
-from transformer_jax.model.inspect import abstract_params, digest_params
+from transformer_jax.model.inspect import digest_params
 from transformer_jax.runs.run_directory import (
     MAX_DESCRIPTION,
     MAX_TOKENIZER,
@@ -84,8 +84,8 @@ def read_marian(path: Path) -> Run:
     config = _make_config(path, settings, len(vocabulary.target))
     weights = path / "model.safetensors"
     model = build_transformer(config.model, **vocabulary.sizes)
-    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_params(model))
-    shapes = {name: x.shape for name, x in to_marian(config.model, zeros).items()}
+    # A config can require more parameters than fit in memory, so no array is made before the check.
+    shapes = marian_shapes(config.model, expected_shapes(model))
     _check_size(weights, _max_bytes(config.model, shapes))
     arrays, _ = read_arrays(weights, shapes, IGNORED)
     if np.any(arrays["final_logits_bias"]):
