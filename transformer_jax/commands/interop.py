@@ -11,7 +11,8 @@ from transformer_jax.commands.base import PathCommand, translate_command
 from transformer_jax.commands.inference import CheckpointCommand
 from transformer_jax.console import shell_command, stderr, stdout
 from transformer_jax.errors import UsageError, VerificationFailedError
-from transformer_jax.runs.run_directory import check_available
+from transformer_jax.interop.expressible import Format, check_exportable
+from transformer_jax.runs.run_directory import RunDirectory, check_available
 
 if TYPE_CHECKING:
     from transformer_jax.inference.trained_run import Run
@@ -25,7 +26,7 @@ class Export(CheckpointCommand):
     The folder contains the parameters, the config, and the vocabulary.
     """
 
-    format: Literal["ctranslate2", "marian", "safetensors"] = "ctranslate2"
+    format: Format = "ctranslate2"
     """ctranslate2: for serving with CTranslate2. marian: for MarianMTModel of
     Hugging Face's transformers. safetensors: parameters by flat name, for
     any library, and for the import command."""
@@ -48,8 +49,9 @@ class Export(CheckpointCommand):
             )
         name = Path(self.run_folder).resolve().name
         out = self.out or Path(f"{name}-{self.format}")
-        # Check the path before the import of JAX, so that an error appears without delay.
+        # Check these before the import of JAX, so that an error appears without delay.
         check_available(out, is_package=True)
+        check_exportable(RunDirectory.open(Path(self.run_folder)).config, self.format)
         run = self.load()
         result = self._export(run, out)
         size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
