@@ -25,7 +25,7 @@ def import_optional(name: str, install: str = INTEROP) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:
-        # A library can lack one of its own dependencies.
+        # The missing module can be a dependency of the library.
         if isinstance(error, ModuleNotFoundError) and error.name in (library, name):
             raise _missing(library, install) from error
         reason = (str(error).splitlines() or [type(error).__name__])[0]
