@@ -63,6 +63,10 @@ class NotReproducedError(TransformerJaxError):
     """Retraining a run produced different parameters. The message lists possible reasons."""
 
 
+class VerificationFailedError(TransformerJaxError):
+    """An exported model translates differently from its run."""
+
+
 class DataError(TransformerJaxError):
     """The text cannot be used, for example because it is not UTF-8."""
 

@@ -11,7 +11,7 @@ from transformer_jax.cli import main
 from transformer_jax.errors import UsageError
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.interop.ctranslate2_format import export_ctranslate2
-from transformer_jax.interop.verify import CTranslate2System, verify
+from transformer_jax.interop.verify import CTranslate2System, Verification, verify
 
 # Every option outside the paper's path that CTranslate2 can express, except for positions.
 VARIANT = SMALL.change(
@@ -107,6 +107,26 @@ def test_the_command_verifies_and_does_not_overwrite(
     output = capsys.readouterr().out
     assert "ctranslate2, int8, step 4" in output
     assert "verified" not in output
+
+
+def test_only_a_model_in_float32_must_translate_as_the_run(
+    run: Run,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("transformer_jax.interop.verify.verify", lambda *_: Verification(20, 3, 9))
+    arguments = ["export", str(run.folder.path), "--out"]
+    assert main([*arguments, str(tmp_path / "exact")]) == 1
+    output = capsys.readouterr()
+    assert "verified" not in output.out
+    assert output.err.endswith(
+        "was written, but translates differently from the run: 3 of 20 translations are equal; "
+        "largest score difference 9.0e+00; at least 90% must be equal, and the difference at most "
+        "0.05\n"
+    )
+    assert main([*arguments, str(tmp_path / "int8"), "--quantization", "int8"]) == 0
+    assert "\ncompared: 3 of 20 translations are equal;" in capsys.readouterr().out
 
 
 def test_a_missing_library_is_one_line(

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -14,9 +15,11 @@ from untrained import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.errors import UsageError
+from transformer_jax.inference.model_card import find_scores
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.interop.marian_format import channel_order, export_marian
+from transformer_jax.interop.marian_format import channel_order, export_marian, marian_shapes
 from transformer_jax.interop.marian_import import read_marian
+from transformer_jax.interop.parameters import expected_shapes
 from transformer_jax.interop.verify import MarianSystem, verify
 
 LINES = ["two hundred and thirty-one", "forty-two", "ninety thousand", "q"]
@@ -57,6 +60,12 @@ def test_marians_channels_are_the_sines_then_the_cosines(run: Run, folder: Path)
     assert sum(x.size for x in arrays.values()) == run.num_parameters + len(table)
 
 
+def test_the_shapes_are_those_of_the_arrays(run: Run, folder: Path) -> None:
+    shapes = marian_shapes(run.config.model, expected_shapes(run.model))
+    arrays = load_file(folder / "model.safetensors")
+    assert shapes == {name: array.shape for name, array in arrays.items()}
+
+
 def test_import_after_export_is_the_identity(run: Run, folder: Path, tmp_path: Path) -> None:
     assert main(["import", str(folder), "--out", str(tmp_path / "run")]) == 0
     imported = load(tmp_path / "run")
@@ -66,6 +75,32 @@ def test_import_after_export_is_the_identity(run: Run, folder: Path, tmp_path: P
     export_marian(imported, tmp_path / "again")
     for name in ("model.safetensors", "vocab.json", "source.spm"):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
+
+
+def write_scores(folder: Path) -> None:
+    scores = {
+        "split": "test",
+        "steps": [0],
+        "sentences": 1000,
+        "bleu": 99.0,
+        "chrf": 99.0,
+        "decode": {"beam_size": 4, "length_penalty_alpha": 0.6},
+        "perplexity": 1.0,
+        "bleu_signature": "nrefs:1",
+        "chrf_signature": "nrefs:1",
+    }
+    (folder / "evaluations" / "test").mkdir(parents=True)
+    (folder / "evaluations" / "test" / "scores.json").write_text(json.dumps(scores))
+
+
+def test_scores_in_the_folder_do_not_reach_the_model_card(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    write_scores(copy)
+    assert len(find_scores(copy, (0,))) == 1
+    assert main(["import", str(copy), "--out", str(tmp_path / "run")]) == 0
+    card = (tmp_path / "run" / "README.md").read_text("utf-8")
+    assert "99.0" not in card
+    assert "had not been evaluated" in card
 
 
 def test_biases_of_zero_are_left_out(tmp_path: Path) -> None:
@@ -98,6 +133,12 @@ def link_the_weights(folder: Path) -> None:
     (folder / "model.safetensors").symlink_to(folder.parent / "weights")
 
 
+def link_the_scores(folder: Path) -> None:
+    write_scores(folder)
+    (folder / "evaluations" / "test").rename(folder.parent / "scores")
+    (folder / "evaluations" / "test").symlink_to(folder.parent / "scores")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -108,6 +149,7 @@ def link_the_weights(folder: Path) -> None:
         (change_settings(vocab_size=65), "has the vocab_size 65, but source.spm has 64 tokens"),
         (change_settings(encoder_attention_heads=3, decoder_attention_heads=3), "not a multiple"),
         (change_settings(d_model=10**9), "model.d_model must be from 1 to 1000000"),
+        (change_settings(d_model=10**6), "but its config requires (64, 1000000)"),
         (change_settings(d_model="16"), "config.json is invalid: "),
         (lambda x: (x / "config.json").write_text("{"), "config.json is not JSON"),
         (lambda x: (x / "config.json").write_text("[]"), "config.json is not a JSON object"),
@@ -115,6 +157,9 @@ def link_the_weights(folder: Path) -> None:
         (lambda x: (x / "target.spm").write_bytes(b""), "has two SentencePiece models"),
         (lambda x: (x / "target.spm").unlink(), "target.spm cannot be read"),
         (link_the_weights, "model.safetensors is a link or a special file"),
+        (link_the_scores, "copy/evaluations/test is a link or a special file"),
+        (lambda x: os.mkfifo(x / "scores.json"), "scores.json is a link or a special file"),
+        (lambda x: os.truncate(x / "model.safetensors", 1 << 30), "it has more than 95 MiB"),
         (change_weights(lambda x: x.pop("model.shared.weight")), "lacks the parameter"),
         (change_weights(lambda x: x.update(extra=np.ones(1, "f4"))), "has an unknown parameter"),
         (

@@ -1,4 +1,6 @@
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,39 @@ def test_a_damaged_evaluation_is_ignored(tmp_path: Path, content: str) -> None:
     (tmp_path / "evaluations" / "dev" / "scores.json").write_text(content)
     assert len(find_scores(tmp_path, [4, 8])) == 1
     assert "# Heading" not in card_of(tmp_path)
+
+
+def link_to_a_file(path: Path) -> None:
+    path.rename(path.parents[2] / "outside.json")
+    path.symlink_to(path.parents[2] / "outside.json")
+
+
+def link_to_a_folder(path: Path) -> None:
+    path.parent.rename(path.parents[2] / "outside")
+    path.parent.symlink_to(path.parents[2] / "outside")
+
+
+def replace_with_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        link_to_a_file,
+        link_to_a_folder,
+        replace_with_pipe,
+        lambda path: path.write_text(f"{path.read_text('utf-8')}{' ' * (1 << 20)}", "utf-8"),
+    ],
+)
+def test_only_small_regular_files_have_scores(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    write_scores(tmp_path, "test")
+    assert len(find_scores(tmp_path, [4, 8])) == 1
+    change(tmp_path / "evaluations" / "test" / "scores.json")
+    assert find_scores(tmp_path, [4, 8]) == []
 
 
 def test_text_of_an_evaluation_stays_in_its_cell(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -6,7 +7,7 @@ from small import SMALL
 from untrained import write_untrained_run
 
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.interop.verify import sample_lines, translate_greedily, verify
+from transformer_jax.interop.verify import Verification, sample_lines, translate_greedily, verify
 
 
 @pytest.fixture(scope="module")
@@ -18,9 +19,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 class WrongSystem:
     """A program that returns this package's translations, except for one token and one score."""
 
-    def __init__(self, run: Run, lines: Sequence[str], wrong: str) -> None:
+    def __init__(self, run: Run, lines: Sequence[str], wrong: str, shift: float = 0.5) -> None:
         self.ours = dict(zip(lines, translate_greedily(run, lines), strict=True))
-        self.wrong = wrong
+        self.wrong, self.shift = wrong, shift
 
     def translate(self, line: str, max_tokens: int) -> list[str]:
         assert max_tokens == self.ours[line].max_tokens
@@ -29,14 +30,30 @@ class WrongSystem:
 
     def score(self, line: str, tokens: Sequence[str]) -> float:
         assert list(tokens) == self.ours[line].tokens
-        return self.ours[line].score + (0.5 if line == self.wrong else 0)
+        return self.ours[line].score + (self.shift if line == self.wrong else 0)
 
 
 def test_one_wrong_translation_is_found(run: Run) -> None:
     lines = sample_lines(run)
     assert len(set(lines)) == 20
     result = verify(run, WrongSystem(run, lines, wrong=lines[3]))
+    assert not result.is_close
     assert str(result) == "19 of 20 translations are equal; largest score difference 5.0e-01"
+
+
+def test_a_score_that_is_not_a_number_is_not_close(run: Run) -> None:
+    lines = sample_lines(run)
+    result = verify(run, WrongSystem(run, lines, wrong=lines[3], shift=math.nan))
+    assert math.isnan(result.score_difference)
+    assert not result.is_close
+
+
+@pytest.mark.parametrize(
+    ("equal", "difference", "is_close"),
+    [(20, 0.05, True), (18, 0.0, True), (17, 0.0, False), (20, 0.06, False)],
+)
+def test_near_ties_and_rounding_are_close(equal: int, difference: float, is_close: bool) -> None:
+    assert Verification(20, equal, difference).is_close == is_close
 
 
 def test_a_run_whose_text_is_missing_is_verified_with_random_tokens(run: Run) -> None:

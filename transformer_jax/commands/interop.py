@@ -10,11 +10,13 @@ from tyro.conf import Positional, arg
 from transformer_jax.commands.base import PathCommand, translate_command
 from transformer_jax.commands.inference import CheckpointCommand
 from transformer_jax.console import shell_command, stderr, stdout
-from transformer_jax.errors import UsageError
-from transformer_jax.runs.run_directory import check_available
+from transformer_jax.errors import UsageError, VerificationFailedError
+from transformer_jax.interop.expressible import Format, check_exportable
+from transformer_jax.runs.run_directory import RunDirectory, check_available
 
 if TYPE_CHECKING:
     from transformer_jax.inference.trained_run import Run
+    from transformer_jax.interop.verify import System
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Export(CheckpointCommand):
     The folder contains the parameters, the config, and the vocabulary.
     """
 
-    format: Literal["ctranslate2", "marian", "safetensors"] = "ctranslate2"
+    format: Format = "ctranslate2"
     """ctranslate2: for serving with CTranslate2. marian: for MarianMTModel of
     Hugging Face's transformers. safetensors: parameters by flat name, for
     any library, and for the import command."""
@@ -35,7 +37,8 @@ class Export(CheckpointCommand):
     matrices."""
     verify: bool = True
     """Open the folder, and compare its model with the run: the translations
-    and scores of twenty sentences, or the parameters for safetensors."""
+    and scores of twenty sentences, or the parameters for safetensors. A
+    model in float32 that translates differently is an error."""
 
     def run(self) -> None:
         """Export the model, compare it with the run, and print its size."""
@@ -46,8 +49,9 @@ class Export(CheckpointCommand):
             )
         name = Path(self.run_folder).resolve().name
         out = self.out or Path(f"{name}-{self.format}")
-        # Check the path before the import of JAX, so that an error appears without delay.
+        # Check these before the import of JAX, so that an error appears without delay.
         check_available(out, is_package=True)
+        check_exportable(RunDirectory.open(Path(self.run_folder)).config, self.format)
         run = self.load()
         result = self._export(run, out)
         size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
@@ -56,7 +60,8 @@ class Export(CheckpointCommand):
         details = f"{self.format}, {self.quantization}, {steps}"
         stdout.print(f"exported to {out}: {size / 1e6:.1f} MB, {details}")
         if result is not None:
-            stdout.print(f"verified: {result}")
+            is_exact = self.quantization == "float32"
+            stdout.print(f"{'verified' if is_exact else 'compared'}: {result}")
         if self.format == "safetensors":
             stdout.print(f"next: {shell_command('import', out)}")
 
@@ -89,13 +94,25 @@ class Export(CheckpointCommand):
             if find_spec("torch") is None or find_spec("transformers") is None:
                 stderr.print("note: not verified, because that needs transformers and torch")
                 return None
-            return str(verify.verify(run, verify.MarianSystem(out)))
+            return self._compare(run, verify.MarianSystem(out), out)
         from transformer_jax.interop.ctranslate2_format import export_ctranslate2
 
         export_ctranslate2(run, out, self.quantization)
         if not self.verify:
             return None
-        return str(verify.verify(run, verify.CTranslate2System(out, self.quantization)))
+        return self._compare(run, verify.CTranslate2System(out, self.quantization), out)
+
+    def _compare(self, run: "Run", system: "System", out: Path) -> str:
+        """Compare translations; raise an error if they differ by more than rounding explains."""
+        from transformer_jax.interop.verify import MAX_SCORE_DIFFERENCE, MIN_EQUAL, verify
+
+        result = verify(run, system)
+        if self.quantization == "float32" and not result.is_close:
+            raise VerificationFailedError(
+                f"{out} was written, but translates differently from the run: {result}; at least "
+                f"{MIN_EQUAL:.0%} must be equal, and the difference at most {MAX_SCORE_DIFFERENCE}"
+            )
+        return str(result)
 
 
 @dataclass(frozen=True)
@@ -127,6 +144,7 @@ class Import(PathCommand):
             run, versions = read_marian(self.source), current_versions()
         else:
             run, versions = read_safetensors(self.source), None
-        folder = package_run(run, out, versions=versions)
+        # Scores in the imported folder were not computed here, so the model card omits them.
+        folder = package_run(run, out, versions=versions, scores=())
         stdout.print(f"imported to {out}: {run.num_parameters:,} parameters")
         stdout.print(f"next: {translate_command(folder, '')}")

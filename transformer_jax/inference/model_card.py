@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.console import shell_command
-from transformer_jax.runs.run_directory import Dtype
+from transformer_jax.runs.run_directory import MAX_DESCRIPTION, Dtype
 
 CARD = """---
 {front_matter}---
@@ -63,6 +63,8 @@ def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
     found: list[StoredScores] = []
     for path in sorted(run.glob("evaluations/*/scores.json"), reverse=True):
         try:
+            if not _is_small_file(path):
+                continue
             result = json.loads(path.read_bytes())
             if result["steps"] != list(steps):
                 continue
@@ -79,6 +81,12 @@ def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
             # Skip files that another program may have written.
             continue
     return found
+
+
+def _is_small_file(path: Path) -> bool:
+    """Return whether a file of an evaluation is a regular one that no link leads to."""
+    is_linked = any(x.is_symlink() for x in (path, *path.parents[:2]))
+    return not is_linked and path.is_file() and path.stat().st_size <= MAX_DESCRIPTION
 
 
 def find_languages(data: DataConfig) -> tuple[str, str] | None:

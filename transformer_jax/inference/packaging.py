@@ -10,7 +10,7 @@ The folder contains:
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,12 @@ import jax
 
 from transformer_jax.config import DataConfig
 from transformer_jax.errors import UsageError
-from transformer_jax.inference.model_card import find_languages, find_scores, write_card
+from transformer_jax.inference.model_card import (
+    StoredScores,
+    find_languages,
+    find_scores,
+    write_card,
+)
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.runs import checksums
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
@@ -37,10 +42,12 @@ def package_run(
     license_id: str = "unknown",
     languages: tuple[str, str] | None = None,
     versions: Mapping[str, str] | None = None,
+    scores: Sequence[StoredScores] | None = None,
 ) -> RunDirectory:
     """Write a loaded run's parameters, its description, and a model card to a new folder.
 
-    If `languages` is None, `find_languages` chooses them. `versions` default to the run's.
+    If `languages` is None, `find_languages` chooses them. `versions` and `scores` default to
+    those that are stored in the run.
 
     Raises:
         UsageError: the folder exists, or `license_id` or a language is not a valid identifier.
@@ -65,7 +72,7 @@ def package_run(
             name,
             folder.config,
             folder.versions,
-            find_scores(run.folder.path, run.steps),
+            find_scores(run.folder.path, run.steps) if scores is None else scores,
             steps=run.steps,
             parameters=run.num_parameters,
             dtype=dtype,

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Float
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.errors import UsageError
 from transformer_jax.inference.trained_run import Run
+from transformer_jax.interop.expressible import check_ctranslate2
 from transformer_jax.interop.folders import new_folder, write_tokenizers
 from transformer_jax.interop.optional import import_optional
 from transformer_jax.interop.parameters import to_linear
@@ -26,23 +26,6 @@ Quantization = Literal["float32", "bfloat16", "int8"]
 # CTranslate2 raises an error past the end of its table of positions. By default, it ends a
 # translation after 256 tokens.
 MIN_POSITIONS = 512
-
-
-def check_expressible(run: Run) -> None:
-    """Raise a UsageError that names the field if CTranslate2 cannot compute the model."""
-    config = run.config.model
-    expressible: dict[str, tuple[object, ...]] = {
-        "positions": ("sinusoidal", "concatenated_sinusoidal", "learned", "none"),
-        "attention_score": ("scaled_dot_product", "dot_product"),
-        "d_v": (config.d_k,),
-    }
-    for field, allowed in expressible.items():
-        value = getattr(config, field)
-        if value not in allowed:
-            raise UsageError(
-                f"CTranslate2 cannot express model.{field} {value}, only "
-                f"{' or '.join(map(str, allowed))}: export to safetensors instead"
-            )
 
 
 def export_ctranslate2(run: Run, path: Path, quantization: Quantization = "float32") -> None:
@@ -62,7 +45,7 @@ def export_ctranslate2(run: Run, path: Path, quantization: Quantization = "float
 
 def make_specification(run: Run, quantization: Quantization = "float32") -> Any:
     """Return the model as CTranslate2's `TransformerSpec`."""
-    check_expressible(run)
+    check_ctranslate2(run.config)
     specs = import_optional("ctranslate2.specs")
     config, vocabulary = run.config.model, run.vocabulary
     # CTranslate2 itself would need PyTorch to round to bfloat16.

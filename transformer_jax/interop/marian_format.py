@@ -5,6 +5,7 @@ interleaves them. Permuting the channels of all parameters in the same way gives
 """
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,11 +14,11 @@ import numpy as np
 from jaxtyping import Int
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.errors import UsageError
 from transformer_jax.inference.trained_run import Run
+from transformer_jax.interop.expressible import check_marian
 from transformer_jax.interop.folders import new_folder, write_tokenizers
 from transformer_jax.interop.optional import import_optional
-from transformer_jax.interop.parameters import Arrays, flatten_params, unflatten_params
+from transformer_jax.interop.parameters import Arrays, Shapes, flatten_params, unflatten_params
 from transformer_jax.model.transformer import Params
 from transformer_jax.special_tokens import BOS, EOS, PAD
 
@@ -56,7 +57,7 @@ def export_marian(run: Run, path: Path) -> None:
             model.
         StorageError: the folder cannot be written.
     """
-    check_expressible(run)
+    check_marian(run.config)
     save_file = import_optional("safetensors.numpy").save_file
     config, pieces = run.config.model, run.vocabulary.target.pieces
     num_positions = max(config.max_length + run.config.decode.max_extra_length, MIN_POSITIONS)
@@ -76,28 +77,6 @@ def export_marian(run: Run, path: Path) -> None:
             text = json.dumps(content, indent=2, ensure_ascii=False)
             (folder / name).write_text(f"{text}\n", "utf-8")
         write_tokenizers(folder, run.vocabulary)
-
-
-def check_expressible(run: Run) -> None:
-    """Raise a UsageError that names the field if Marian cannot compute the model."""
-    config, data = run.config.model, run.config.data
-    ratio = config.d_model / config.num_heads
-    width = int(ratio) if ratio.is_integer() else ratio
-    required = {
-        "model.positions": (config.positions, "sinusoidal"),
-        "model.attention_score": (config.attention_score, "scaled_dot_product"),
-        "model.layer_norm": (config.layer_norm, "post"),
-        "model.tie_embeddings": (config.tie_embeddings, "all"),
-        "data.source_vocab_size": (data.source_vocab_size, None),
-        "model.d_k": (config.d_k, width),
-        "model.d_v": (config.d_v, width),
-    }
-    for field, (value, expected) in required.items():
-        if value != expected:
-            raise UsageError(
-                f"Marian cannot express {field} {value}, only {expected}: export to ctranslate2 "
-                "or safetensors instead"
-            )
 
 
 def model_settings(config: ModelConfig, vocab_size: int, num_positions: int) -> dict[str, object]:
@@ -171,6 +150,21 @@ def to_marian(config: ModelConfig, params: Params) -> Arrays:
         arrays[f"{module.marian_name}.weight"] = np.ascontiguousarray(weight)
         arrays[f"{module.marian_name}.bias"] = bias
     return arrays
+
+
+def marian_shapes(config: ModelConfig, shapes: Shapes) -> Shapes:
+    """Return the shapes of the arrays of `to_marian`, from those of `flatten_params`."""
+    table = shapes["embedding.table"]
+    marian_shapes = {"model.shared.weight": table, "final_logits_bias": (1, table[0])}
+    for module in _modules(config):
+        weight = bias = (config.d_model,)
+        if "norm" not in module.marian_name:
+            size = math.prod(shapes[f"{module.name}.kernel"])
+            outputs = size // config.d_model if module.reads_channels else config.d_model
+            weight, bias = (outputs, size // outputs), (outputs,)
+        marian_shapes[f"{module.marian_name}.weight"] = weight
+        marian_shapes[f"{module.marian_name}.bias"] = bias
+    return marian_shapes
 
 
 def from_marian(config: ModelConfig, arrays: Arrays) -> Params:

@@ -1,12 +1,12 @@
 """Read a folder in the format of Hugging Face's `MarianMTModel`, as `marian_format` writes it.
 
-A folder is untrusted: nothing in it is executed, links and large files are refused, and all names
-and shapes are checked before the arrays are read. What the model here cannot express is refused.
+A folder is untrusted: nothing in it is executed, links, special files, and oversized files are
+refused, and all names and shapes are checked before the arrays are read. What the model here cannot
+express is refused.
 """
 
 import json
-import os
-import stat
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,21 @@ from transformer_jax.interop.marian_format import (
     ATTENTIONS,
     LAYER_NORM_EPSILON,
     from_marian,
+    marian_shapes,
     special_tokens,
-    to_marian,
 )
-from transformer_jax.interop.parameters import read_arrays
+from transformer_jax.interop.parameters import Shapes, expected_shapes, read_arrays
 from transformer_jax.model.build import build_transformer
-from transformer_jax.model.inspect import abstract_params, digest_params
-from transformer_jax.runs.run_directory import MAX_DESCRIPTION, MAX_TOKENIZER, RunDirectory
+from transformer_jax.model.inspect import digest_params
+from transformer_jax.runs.run_directory import (
+    MAX_DESCRIPTION,
+    MAX_TOKENIZER,
+    RunDirectory,
+    check_no_links,
+)
 
+# safetensors refuses a longer header.
+MAX_HEADER = 100_000_000
 # transformers computes these arrays, or stores them under another name.
 IGNORED = r"lm_head\.weight|model\.(encoder|decoder)\.embed_(positions|tokens)\.weight"
 # What the fields of config.json must be. A missing field has transformers' default.
@@ -58,8 +65,13 @@ def read_marian(path: Path) -> Run:
 
     Raises:
         UsageError: the model here cannot express a field, which the message names.
-        StorageError: a file is missing, invalid, too large, or does not fit the others.
+        StorageError: a file is missing, invalid, too large, a link or a special file, or does not
+            fit the others.
     """
+    try:
+        check_no_links(path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
     settings = _read_json(path / "config.json", MAX_DESCRIPTION)
     _check_expressible(path, settings)
     vocabulary = _read_vocabulary(path)
@@ -70,10 +82,11 @@ def read_marian(path: Path) -> Run:
         )
     # Biases of attention are optional here. Zeros are left out.
     config = _make_config(path, settings, len(vocabulary.target))
-    weights = _regular_file(path / "model.safetensors")
+    weights = path / "model.safetensors"
     model = build_transformer(config.model, **vocabulary.sizes)
-    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_params(model))
-    shapes = {name: x.shape for name, x in to_marian(config.model, zeros).items()}
+    # A config can require more parameters than fit in memory, so no array is made before the check.
+    shapes = marian_shapes(config.model, expected_shapes(model))
+    _check_size(weights, _max_bytes(config.model, shapes))
     arrays, _ = read_arrays(weights, shapes, IGNORED)
     if np.any(arrays["final_logits_bias"]):
         raise UsageError(f"{weights} has biases in final_logits_bias, which the model here has not")
@@ -153,16 +166,21 @@ def _read_json(path: Path, max_bytes: int) -> dict[str, Any]:
 
 
 def _read(path: Path, max_bytes: int) -> bytes:
-    if _regular_file(path).stat().st_size > max_bytes:
-        raise StorageError(f"{path} is invalid: it has more than {max_bytes >> 20} MiB")
+    _check_size(path, max_bytes)
     return path.read_bytes()
 
 
-def _regular_file(path: Path) -> Path:
-    """Return the path of a regular file; a link could redirect the read."""
+def _check_size(path: Path, max_bytes: int) -> None:
     try:
-        if stat.S_ISREG(os.lstat(path).st_mode):
-            return path
+        size = path.stat().st_size
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
-    raise StorageError(f"{path} is a link or a special file")
+    if size > max_bytes:
+        raise StorageError(f"{path} is invalid: it has more than {max_bytes >> 20} MiB")
+
+
+def _max_bytes(config: ModelConfig, shapes: Shapes) -> int:
+    """Return the size limit of the weights: the arrays, those of `IGNORED`, and the header."""
+    table, positions = shapes["model.shared.weight"], (config.max_length, config.d_model)
+    sizes = map(math.prod, [*shapes.values(), *3 * [table], *2 * [positions]])
+    return 4 * sum(sizes) + MAX_HEADER

@@ -1,18 +1,36 @@
 """Import libraries that are not dependencies of this package, at the place where they are used."""
 
 import importlib
+from importlib.util import find_spec
 from types import ModuleType
 
 from transformer_jax.errors import UsageError
 
+INTEROP = "'.[interop]'"
 
-def import_optional(name: str, install: str = "'.[interop]'") -> ModuleType:
+
+def require_library(library: str, install: str = INTEROP) -> None:
+    """Raise the error of `import_optional` if a library is missing, without importing it."""
+    if find_spec(library) is None:
+        raise _missing(library, install)
+
+
+def import_optional(name: str, install: str = INTEROP) -> ModuleType:
     """Import a module; if it is missing, raise a UsageError that names the command to install it.
 
-    `install` is the argument of pip.
+    `install` is the argument of pip. If the library is installed but broken, the UsageError says
+    why.
     """
+    library = name.split(".")[0]
     try:
         return importlib.import_module(name)
-    except ImportError as error:
-        library = name.split(".")[0]
-        raise UsageError(f"this needs {library}: pip install {install}") from error
+    except (ImportError, OSError) as error:
+        # The missing module can be a dependency of the library.
+        if isinstance(error, ModuleNotFoundError) and error.name in (library, name):
+            raise _missing(library, install) from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"{library} is installed, but it cannot be imported: {reason}") from error
+
+
+def _missing(library: str, install: str) -> UsageError:
+    return UsageError(f"this needs {library}: pip install {install}")

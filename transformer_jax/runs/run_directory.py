@@ -145,7 +145,7 @@ class RunDirectory:
         if not os.path.isfile(description):  # noqa: PTH113
             raise UsageError(f"{path} is not a run: it has no run.json")
         try:
-            _check_no_links(path)
+            check_no_links(path)
             data = json.loads(_read(description, MAX_DESCRIPTION))
             if int(data["format"]) != FORMAT:
                 raise UsageError(
@@ -284,8 +284,13 @@ def _read(path: Path, max_bytes: int) -> bytes:
     return path.read_bytes()
 
 
-def _check_no_links(folder: Path) -> None:
-    """Reject links and special files, which could redirect reads and writes elsewhere."""
+def check_no_links(folder: Path) -> None:
+    """Reject links and special files, which could redirect reads and writes elsewhere.
+
+    Raises:
+        StorageError: the folder contains a link or a special file.
+        OSError: the folder cannot be read.
+    """
     folders = [str(folder)]
     while folders:
         # Ignore files that disappear during the check, because the run may be in training.
@@ -295,6 +300,6 @@ def _check_no_links(folder: Path) -> None:
                     folders.append(entry.path)
                 elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
                     raise StorageError(
-                        f"{entry.path} is a link or a special file, which a run must not contain "
-                        "(`cp -rL` copies the files that links point to)"
+                        f"{entry.path} is a link or a special file, which this folder must not "
+                        "contain (`cp -rL` copies the files that links point to)"
                     )

@@ -1,0 +1,74 @@
+import sys
+from pathlib import Path
+
+import pytest
+from small import SMALL
+from untrained import write_untrained_run
+
+from transformer_jax.cli import main
+from transformer_jax.commands.inference import CheckpointCommand
+from transformer_jax.config import Config
+from transformer_jax.interop.expressible import Format
+from transformer_jax.runs.run_directory import RunDirectory
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return write_untrained_run(tmp_path_factory.mktemp("runs") / "run", steps=(4,))
+
+
+@pytest.fixture(autouse=True)
+def fail_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail if a command imports JAX and loads checkpoints."""
+
+    def load(_: CheckpointCommand) -> None:
+        pytest.fail("the checkpoints are loaded")
+
+    monkeypatch.setattr(CheckpointCommand, "load", load)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("ctranslate2", SMALL.change(model={"positions": "rotary"}), "model.positions rotary"),
+        ("marian", SMALL.change(model={"layer_norm": "pre"}), "model.layer_norm pre, only post"),
+    ],
+)
+def test_a_model_that_cannot_be_exported_is_reported_before_it_is_loaded(
+    small_run: RunDirectory,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: Format,
+    config: Config,
+    message: str,
+) -> None:
+    run = RunDirectory.create(tmp_path / "run", config, small_run.vocabulary, "0")
+    arguments = ["--format", name, "--out", str(tmp_path / "model")]
+    assert main(["export", str(run.path), *arguments]) == 2
+    assert f" cannot express {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [("ctranslate2", "ctranslate2"), ("marian", "safetensors"), ("safetensors", "safetensors")],
+)
+def test_a_missing_library_is_reported_before_the_run_is_loaded(
+    small_run: RunDirectory,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: Format,
+    library: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    arguments = ["--format", name, "--out", str(tmp_path / "model")]
+    assert main(["export", str(small_run.path), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error == f"transformer-jax: this needs {library}: pip install '.[interop]'\n"
+
+
+def test_a_folder_that_is_not_a_run_is_reported_before_it_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(tmp_path), "--out", str(tmp_path / "model")]) == 2
+    assert f"{tmp_path} is not a run" in capsys.readouterr().err

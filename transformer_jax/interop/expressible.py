@@ -1,0 +1,57 @@
+"""Check that a model can be exported, from its config, without JAX and its parameters."""
+
+from typing import Literal
+
+from transformer_jax.config import Config
+from transformer_jax.errors import UsageError
+from transformer_jax.interop.optional import require_library
+
+Format = Literal["ctranslate2", "marian", "safetensors"]
+
+
+def check_exportable(config: Config, name: Format) -> None:
+    """Raise a UsageError if a format cannot express the model, or needs a missing library."""
+    if name == "ctranslate2":
+        check_ctranslate2(config)
+    elif name == "marian":
+        check_marian(config)
+    require_library("ctranslate2" if name == "ctranslate2" else "safetensors")
+
+
+def check_ctranslate2(config: Config) -> None:
+    """Raise a UsageError that names the field if CTranslate2 cannot compute the model."""
+    model = config.model
+    expressible: dict[str, tuple[object, ...]] = {
+        "positions": ("sinusoidal", "concatenated_sinusoidal", "learned", "none"),
+        "attention_score": ("scaled_dot_product", "dot_product"),
+        "d_v": (model.d_k,),
+    }
+    for field, allowed in expressible.items():
+        value = getattr(model, field)
+        if value not in allowed:
+            raise UsageError(
+                f"CTranslate2 cannot express model.{field} {value}, only "
+                f"{' or '.join(map(str, allowed))}: export to safetensors instead"
+            )
+
+
+def check_marian(config: Config) -> None:
+    """Raise a UsageError that names the field if Marian cannot compute the model."""
+    model, data = config.model, config.data
+    ratio = model.d_model / model.num_heads
+    width = int(ratio) if ratio.is_integer() else ratio
+    required = {
+        "model.positions": (model.positions, "sinusoidal"),
+        "model.attention_score": (model.attention_score, "scaled_dot_product"),
+        "model.layer_norm": (model.layer_norm, "post"),
+        "model.tie_embeddings": (model.tie_embeddings, "all"),
+        "data.source_vocab_size": (data.source_vocab_size, None),
+        "model.d_k": (model.d_k, width),
+        "model.d_v": (model.d_v, width),
+    }
+    for field, (value, expected) in required.items():
+        if value != expected:
+            raise UsageError(
+                f"Marian cannot express {field} {value}, only {expected}: export to ctranslate2 "
+                "or safetensors instead"
+            )
