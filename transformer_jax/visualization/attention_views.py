@@ -1,7 +1,7 @@
 """What an attention figure shows: the kind of attention, the layer, the heads, and the view."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, SupportsIndex, get_args
@@ -40,8 +40,8 @@ class Selection:
     layer: SupportsIndex = -1
     view: str = "heads"
     """A `View`. The grid always shows all layers."""
-    heads: Sequence[SupportsIndex] | None = None
-    """The heads to show, or None for all heads."""
+    heads: Collection[SupportsIndex] | None = None
+    """The heads to show, such as a list or a NumPy array, or None for all heads."""
     position: SupportsIndex | None = None
     """If given, show only what the query token at this position attends to."""
 
@@ -60,7 +60,7 @@ class Selection:
         Raises:
             UsageError: a layer, a head, or a position does not exist, or `heads` is empty.
         """
-        if self.heads is not None and not self.heads:
+        if self.heads is not None and len(self.heads) == 0:
             raise UsageError("no head is selected: name at least one")
         heads = range(num_heads) if self.heads is None else self.heads
         position = self.position
