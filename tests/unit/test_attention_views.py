@@ -1,12 +1,11 @@
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from transformer_jax.errors import UsageError
-from transformer_jax.visualization.attention_views import Selection, check_suffix
+from transformer_jax.visualization.attention_views import Selection
 
 
 def test_indices_count_from_zero_and_negative_ones_from_the_end() -> None:
@@ -42,10 +41,3 @@ def test_by_default_the_last_layer_and_all_heads_are_selected() -> None:
 def test_an_unknown_selection_is_an_error(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         Selection(**changes).resolve(6, 3, 4)
-
-
-def test_the_suffix_of_a_file_is_known_in_any_case() -> None:
-    assert check_suffix(Path("a.b/x.SVG")) == ".svg"
-    for name in ("x.pdf", "x", ".html"):
-        with pytest.raises(UsageError, match=r"must end in \.html, \.svg, \.png, got " + name):
-            check_suffix(Path(name))

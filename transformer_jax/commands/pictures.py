@@ -10,7 +10,8 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from transformer_jax.commands.inference import RunCommand
 from transformer_jax.console import stdout
 from transformer_jax.errors import Setting, StorageError, UsageError
-from transformer_jax.visualization.attention_views import Kind, Selection, View, check_suffix
+from transformer_jax.visualization.attention_views import Kind, Selection, View
+from transformer_jax.visualization.files import ATTENTION_SUFFIXES, check_suffix
 
 DEFAULT = Path("attention.html")
 
@@ -57,7 +58,7 @@ class Attention(RunCommand):
         }
         Selection(**selection)
         out = _find_free_name(DEFAULT) if self.out is None else self.out
-        check_suffix(out)
+        check_suffix(out, ATTENTION_SUFFIXES)
         _check_new(out)
         run = self.load()
         attention = run.attention(

@@ -12,6 +12,7 @@ from transformer_jax.commands.inference import load_run
 from transformer_jax.console import progress_bar, stdout
 from transformer_jax.errors import UsageError
 from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix
 
 if TYPE_CHECKING:
     from transformer_jax.inference.trained_run import Run
@@ -109,9 +110,7 @@ class Plot(PathCommand):
                 raise UsageError(f"{option} is for --kind {' or '.join(kinds)}, not {self.kind}")
         if self.out is None:
             raise UsageError(f"plot needs a file for the picture: --out {self.kind}.svg")
-        from transformer_jax.visualization.style import check_suffix
-
-        check_suffix(self.out)
+        check_suffix(self.out, FIGURE_SUFFIXES)
         return self.out
 
     def _given(self, *names: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import operator
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, SupportsIndex, get_args
 
 from transformer_jax.config.validation import did_you_mean
@@ -15,16 +14,6 @@ Kind = Literal["encoder", "decoder", "cross"]
 View = Literal["heads", "grid", "alignment"]
 """heads: two columns of tokens joined by lines, as in figures 3 to 5 of the paper. grid: a small
 heat map for each layer and head. alignment: one heat map of the mean over a layer's heads."""
-
-SUFFIXES = (".html", ".svg", ".png")
-
-
-def check_suffix(path: Path) -> str:
-    """Return an output file's suffix in lowercase; raise UsageError if it is not supported."""
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UsageError(f"the name of the file must end in {', '.join(SUFFIXES)}, got {path}")
-    return suffix
 
 
 @dataclass(frozen=True)

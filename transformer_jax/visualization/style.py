@@ -1,13 +1,14 @@
 """The common style of all plots: colors, line styles, and deterministic files."""
 
 import io
+import warnings
 from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix, write_file
 
 # Okabe and Ito's color-blind-safe palette, except that Tol's wine replaces yellow.
 PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
@@ -50,27 +51,22 @@ class Picture:
             StorageError: the file cannot be written.
         """
         path = Path(path)
-        check_suffix(path)
-        content = self._encode(path.suffix[1:])
-        try:
-            path.write_bytes(content)
-        except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+        suffix = check_suffix(path, FIGURE_SUFFIXES)
+        write_file(path, self._encode(suffix.removeprefix(".")))
         return path
 
     def _encode(self, kind: str) -> bytes:
         out = io.BytesIO()
-        with mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}):
+        with (
+            mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}),
+            warnings.catch_warnings(),
+        ):
+            # An SVG viewer has more fonts than matplotlib, so it displays the character. A PNG
+            # contains a box instead.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             options = {"format": kind, "metadata": METADATA[kind], "dpi": PIXELS_PER_INCH}
             self.figure.savefig(out, **options)
         return out.getvalue()
-
-
-def check_suffix(path: Path) -> None:
-    """Raise UsageError if plots cannot be saved in the format that the path's suffix names."""
-    if path.suffix[1:] not in METADATA:
-        endings = " or ".join(f".{kind}" for kind in METADATA)
-        raise UsageError(f"the name of a picture must end in {endings}, got {str(path)!r}")
 
 
 def add_legend(axes: Axes) -> None:
