@@ -108,9 +108,19 @@ def remaining(page: Path) -> list[Command]:
     return [c for c in commands(page) if c.is_tested and c.text not in {*RECURSIVE, *CHEAP}]
 
 
+PICTURE = re.compile(r"(?:--out |\.save\(\")([\w./-]+\.(?:html|png|svg))\b")
+
 # Pages that use the demo's run share one clone, so the demo is trained only once.
 USE_DEMO = tuple(page for page in GUIDES if "runs/demo" in page.read_text("utf-8"))
 ALONE = tuple((page,) for page in GUIDES if page not in USE_DEMO and remaining(page))
+
+
+def test_each_picture_has_a_name_of_its_own() -> None:
+    # `plot` and `attention` do not overwrite files.
+    texts = {command.text for page in USE_DEMO for command in commands(page)}
+    pictures = [picture for text in texts for picture in PICTURE.findall(text)]
+    assert len(pictures) >= 8
+    assert sorted(set(pictures)) == sorted(pictures)
 
 
 @pytest.mark.slow

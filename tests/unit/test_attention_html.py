@@ -11,8 +11,10 @@ import pytest
 from attention_data import HOSTILE, make_maps
 
 from transformer_jax.errors import UsageError
+from transformer_jax.visualization.attention_figures import HEAD_COLORS
 from transformer_jax.visualization.attention_html import (
     MAX_HEIGHT,
+    STEPS,
     AttentionPage,
     render_page,
     to_json,
@@ -65,6 +67,17 @@ def test_the_page_loads_nothing() -> None:
     urls = set(re.findall(r"https?://[^\"' )]*|url\(|@import|(?:src|href)=\"[^\"]*", page))
     # These URLs are XML namespace names.
     assert urls == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xhtml", 'href="data:,'}
+
+
+def test_heads_have_the_colors_of_figures_and_as_many_colors_on_a_dark_background() -> None:
+    page = render(make_maps()).html
+    found = re.findall(r"--head-(\d+): (#[0-9a-f]{6});", page)
+    size = len(HEAD_COLORS)
+    assert [int(number) for number, _ in found] == [*range(size), *range(size)]
+    assert tuple(color for _, color in found[:size]) == HEAD_COLORS
+    assert len({color for _, color in found}) == 2 * size
+    assert f"const NUM_COLORS = {size};" in page
+    assert f"const STEPS = {STEPS};" in page
 
 
 def test_a_page_of_the_base_model_and_60_tokens_takes_less_than_a_megabyte() -> None:

@@ -51,7 +51,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("attention", "runs/x", "a", "b", "c"): "attention got an unexpected argument 'c'",
     ("attention", "runs/x", "a", "--kind", "crosss"): "got 'crosss'; did you mean 'cross'?",
     ("attention", "runs/x", "a", "--layer", "last"): "--layer must be an integer, got 'last'",
-    ("attention", "runs/x", "a", "--out", "x.pdf"): "must end in .html, .svg, .png, got x.pdf",
+    ("attention", "runs/x", "a", "--out", "x.pdf"): "must end in .html, .svg, or .png, got 'x.pdf'",
     ("attention", "nowhere", "a"): "nowhere is not a run",
     ("diff", "tiny"): "diff begins with two configs or runs",
     ("sweep", "--seeds", "2"): "sweep begins with",

@@ -1,6 +1,6 @@
 """Test that masking a head removes its contribution and changes nothing else."""
 
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from oracles import apply
 from transformer_jax.errors import UsageError
 from transformer_jax.model.attention import Heads, MultiHeadAttention
 from transformer_jax.model.head_mask import KINDS, MODULES, mask_heads
+from transformer_jax.visualization.attention_views import Kind
 
 NUM_LAYERS, NUM_HEADS = 2, 3
 SHAPE = (len(KINDS), NUM_LAYERS, NUM_HEADS)
@@ -24,6 +25,10 @@ class SilencedAttention(MultiHeadAttention):
     def attend_heads(self, heads: Heads, train: bool, /) -> jax.Array:
         outputs = super().attend_heads(heads, train)
         return outputs * jnp.asarray([1.0, 0.0, 1.0])[None, None, :, None]
+
+
+def test_the_kinds_of_the_mask_are_those_of_attention_pictures() -> None:
+    assert get_args(Kind) == KINDS
 
 
 def test_a_mask_of_all_heads_changes_no_bit() -> None:

@@ -210,6 +210,36 @@ def test_the_command_draws_what_needs_no_parameters(
     assert out.read_text().count("<svg") == 1
 
 
+def test_the_command_checks_the_file_before_it_draws_and_replaces_no_file(
+    run: RunDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.svg").write_text("mine")
+    (tmp_path / "x-2.svg").write_text("mine")
+    long = f"{'x' * 300}.svg"
+    for out, code, message in (
+        ("x.svg", 2, "x.svg already exists: write another file with `--out x-3.svg`"),
+        ("no/x.svg", 74, "no/x.svg cannot be written: no is not a folder"),
+        ("x.svg/x.svg", 74, "x.svg/x.svg cannot be written: x.svg is not a folder"),
+        (long, 74, f"{long} cannot be written: File name too long"),
+    ):
+        # An unknown metric is an error too, but only when the command draws.
+        assert main(["plot", str(run.path), "--metrics", "no", "--out", out]) == code
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert main(["plot", str(run.path), "--out", "y.svg"]) == 74
+    assert "y.svg cannot be written: . is not writable" in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "x.svg": "mine",
+        "x-2.svg": "mine",
+    }
+
+
 def test_the_schedule_shows_the_config_and_its_peak() -> None:
     picture = transformer_jax.plot_schedule(SMALL.change(train={"steps": 100, "warmup_steps": 20}))
     widths, warmups = picture.figure.axes

@@ -122,7 +122,7 @@ def test_a_picture_is_written_in_the_format_of_its_name(
 @pytest.mark.parametrize(
     ("name", "selection", "message"),
     [
-        ("x.pdf", {}, "the name of the file must end in .html, .svg, .png"),
+        ("x.pdf", {}, "the name of the file must end in .html, .svg, or .png"),
         ("x.html", {"layer": 1}, "layer 1 does not exist: choose one from 0 to 0"),
         ("x.svg", {"kind": "crosss"}, "did you mean 'cross'?"),
         ("x.png", {"heads": [2]}, "head 2 does not exist"),
@@ -170,7 +170,7 @@ def test_the_command_reports_a_mistake_and_replaces_no_file(
     for options, code, message in (
         (["--out", "x.svg"], 2, "x.svg already exists: write another file with `--out x-2.svg`"),
         (["--out", "no/x.svg"], 74, "no/x.svg cannot be written: no is not a folder"),
-        (["--out", "x.pdf"], 2, "must end in .html, .svg, .png, got x.pdf"),
+        (["--out", "x.pdf"], 2, "must end in .html, .svg, or .png, got 'x.pdf'"),
         (["--layer", "3"], 2, "layer 3 does not exist: choose one from 0 to 0"),
         (["--heads", "7"], 2, "head 7 does not exist"),
         (["--position", "99"], 2, "position 99 does not exist"),

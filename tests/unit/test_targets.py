@@ -3,11 +3,11 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from pages import ROOT
 
-from transformer_jax.compilation.targets import GIB, GPU_FOLDER, KINDS, Target, parse_target
+from transformer_jax.compilation.targets import GIB, KINDS, TPUS, Target, parse_target
 from transformer_jax.errors import UsageError
 
 
@@ -65,13 +65,17 @@ def test_programs_can_use_the_memory_that_jax_reserves() -> None:
     assert parse_target("h100").capacity == 63_707_234_304
 
 
-@pytest.mark.parametrize("path", sorted(GPU_FOLDER.iterdir()), ids=lambda path: path.stem)
-def test_each_gpu_description_names_its_sources_and_its_memory(path: Path) -> None:
-    text = path.read_text("utf-8")
-    assert "# Sources: " in text
-    assert text.count("{") == text.count("}")
-    assert parse_target(path.stem).capacity > 20 * GIB
-    assert path.stem in KINDS
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in TPUS])
+def test_each_gpu_description_names_its_sources_and_its_memory(kind: str) -> None:
+    target = parse_target(kind)
+    assert "# Sources: " in target.gpu_description
+    assert target.gpu_description.count("{") == target.gpu_description.count("}")
+    assert target.capacity > 20 * GIB
+
+
+def test_each_file_of_gpu_descriptions_is_a_kind() -> None:
+    folder = ROOT / "transformer_jax/compilation/gpus"
+    assert {path.stem for path in folder.glob("*.txtpb")} == {*KINDS} - {*TPUS}
 
 
 def test_parsing_targets_does_not_import_jax() -> None:

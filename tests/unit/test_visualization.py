@@ -98,11 +98,12 @@ def test_the_same_data_gives_the_same_bytes(picture: Picture, tmp_path: Path) ->
         assert first == second
         assert len(first) > 1000
     assert (tmp_path / "0.png").read_bytes() == picture._repr_png_()
+    assert picture.save(tmp_path / "2.SVG").read_text("utf-8") == picture.svg
 
 
 def test_a_picture_is_written_only_in_known_formats(picture: Picture, tmp_path: Path) -> None:
     for name in ("x.gif", "x", "x.SVGZ"):
-        with pytest.raises(UsageError, match=r"ends in \.svg or \.png, got"):
+        with pytest.raises(UsageError, match=r"must end in \.svg or \.png, got"):
             picture.save(tmp_path / name)
     with pytest.raises(StorageError, match=r"x\.svg cannot be written: No such file"):
         picture.save(tmp_path / "nowhere" / "x.svg")

@@ -5,14 +5,18 @@ that help and error messages appear immediately.
 """
 
 import abc
+import itertools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from tyro.conf import Positional, Suppress, arg
 
 from transformer_jax.config import Config, Row, loading
 from transformer_jax.console import shell_command
+from transformer_jax.errors import Setting, StorageError, UsageError
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.sweeps.rows import with_sections
 
@@ -90,3 +94,31 @@ def translate_command(run: RunDirectory, option: str) -> str:
     translate = f"{shell_command('translate', run.path)}{option}"
     is_number_words = run.config.data.corpus == "number_words"
     return f"echo 'forty-two' | {translate}" if is_number_words else f"{translate} < FILE"
+
+
+def check_new_file(path: Path) -> None:
+    """Check, before any work, that a command can create a file without overwriting another.
+
+    Raises:
+        UsageError: the path already exists.
+        StorageError: its folder does not exist or is not writable.
+    """
+    try:
+        if path.exists():
+            free = str(find_free_name(path))
+            raise UsageError(
+                f"{path} already exists: write another file with `", Setting("out", free), "`"
+            )
+        is_folder = path.parent.is_dir()
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+    if not is_folder:
+        raise StorageError(f"{path} cannot be written: {path.parent} is not a folder")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise StorageError(f"{path} cannot be written: {path.parent} is not writable")
+
+
+def find_free_name(path: Path) -> Path:
+    """Return the path if it does not exist, or else the first free path with a number appended."""
+    others = (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2))
+    return next(other for other in itertools.chain([path], others) if not other.exists())

@@ -1,16 +1,16 @@
 """The `attention` command, which draws attention weights."""
 
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+from transformer_jax.commands.base import check_new_file, find_free_name
 from transformer_jax.commands.inference import RunCommand
 from transformer_jax.console import stdout
-from transformer_jax.errors import Setting, StorageError, UsageError
-from transformer_jax.visualization.attention_views import Kind, Selection, View, check_suffix
+from transformer_jax.visualization.attention_views import Kind, Selection, View
+from transformer_jax.visualization.files import ATTENTION_SUFFIXES, check_suffix
 
 DEFAULT = Path("attention.html")
 
@@ -56,29 +56,12 @@ class Attention(RunCommand):
             "position": self.position,
         }
         Selection(**selection)
-        out = _find_free_name(DEFAULT) if self.out is None else self.out
-        check_suffix(out)
-        _check_new(out)
+        out = find_free_name(DEFAULT) if self.out is None else self.out
+        check_suffix(out, ATTENTION_SUFFIXES)
+        check_new_file(out)
         run = self.load()
         attention = run.attention(
             self.source, self.target, truncate=self.truncate, **self.decode_changes
         )
         attention.save(out, **selection)
         stdout.print(f"{attention.source}\n  -> {attention.target}\nwrote {out}")
-
-
-def _check_new(path: Path) -> None:
-    """Raise an error if this path already exists or its folder does not exist."""
-    if path.exists():
-        free = _find_free_name(path)
-        raise UsageError(
-            f"{path} already exists: write another file with `", Setting("out", str(free)), "`"
-        )
-    if not path.parent.is_dir():
-        raise StorageError(f"{path} cannot be written: {path.parent} is not a folder")
-
-
-def _find_free_name(path: Path) -> Path:
-    """Return the path if it does not exist, or else the first free path with a number appended."""
-    others = (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2))
-    return next(other for other in itertools.chain([path], others) if not other.exists())

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from transformer_jax.commands.base import PathCommand
+from transformer_jax.commands.base import PathCommand, check_new_file, find_free_name
 from transformer_jax.commands.inference import load_run
 from transformer_jax.console import progress_bar, stdout
 from transformer_jax.errors import UsageError
 from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix
 
 if TYPE_CHECKING:
     from transformer_jax.inference.trained_run import Run
@@ -47,7 +48,7 @@ class Plot(PathCommand):
     kind: Kind = "curves"
     """What to plot."""
     out: Annotated[Path | None, arg(help_behavior_hint="(required)")] = None
-    """The file to write, whose name ends in .svg or .png."""
+    """The file to create, whose name ends in .svg or .png."""
     metrics: tuple[str, ...] = ()
     """For curves: the names of the metrics, such as dev/perplexity. Default:
     train/loss, dev/perplexity, and dev/bleu."""
@@ -108,10 +109,10 @@ class Plot(PathCommand):
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} is for --kind {' or '.join(kinds)}, not {self.kind}")
         if self.out is None:
-            raise UsageError(f"plot needs a file for the picture: --out {self.kind}.svg")
-        from transformer_jax.visualization.style import check_suffix
-
-        check_suffix(self.out)
+            free = find_free_name(Path(f"{self.kind}.svg"))
+            raise UsageError(f"plot needs a file for the picture: --out {free}")
+        check_suffix(self.out, FIGURE_SUFFIXES)
+        check_new_file(self.out)
         return self.out
 
     def _given(self, *names: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ This module does not import JAX.
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from importlib import resources
 from typing import Literal, NamedTuple
 
 from transformer_jax.config.validation import did_you_mean
@@ -14,7 +14,7 @@ from transformer_jax.errors import UsageError
 
 GIB = 1 << 30
 # XLA's descriptions of GPUs, one file per kind.
-GPU_FOLDER = Path(__file__).with_name("gpus")
+GPU_FOLDER = resources.files("transformer_jax.compilation") / "gpus"
 # JAX reserves this share of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION changes it.
 GPU_MEMORY_FRACTION = 0.75
 GPUS_PER_HOST = 8
@@ -43,7 +43,7 @@ TPUS = {
     "v6e": TPU(31.25, dimensions=2),
     "tpu7x": TPU(94.75, dimensions=3, devices_per_chip=2),
 }
-KINDS = (*TPUS, *sorted(path.stem for path in GPU_FOLDER.glob("*.txtpb")))
+KINDS = (*TPUS, *sorted(file.name.removesuffix(".txtpb") for file in GPU_FOLDER.iterdir()))
 
 
 @dataclass(frozen=True)

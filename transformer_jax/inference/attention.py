@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from transformer_jax.errors import DataError, StorageError
+from transformer_jax.errors import DataError
 from transformer_jax.inference.translate import Translator, padded_length
 from transformer_jax.model.inspect import attention_weights
 from transformer_jax.model.transformer import Params
 from transformer_jax.visualization.attention_html import AttentionPage, render_page
 from transformer_jax.visualization.attention_maps import AttentionMap
-from transformer_jax.visualization.attention_views import Selection, check_suffix
+from transformer_jax.visualization.attention_views import Selection
+from transformer_jax.visualization.files import ATTENTION_SUFFIXES, check_suffix, write_file
 
 _jitted_weights = jax.jit(attention_weights, static_argnums=0)
 
@@ -102,18 +103,13 @@ class Attention:
             StorageError: the file cannot be written.
         """
         path = Path(path)
-        suffix = check_suffix(path)
-        if suffix == ".html":
-            content = self.show(**selection).html.encode()
+        if check_suffix(path, ATTENTION_SUFFIXES) == ".html":
+            write_file(path, self.show(**selection).html.encode())
         else:
             # Import matplotlib only here, because the page does not need it.
-            from transformer_jax.visualization.attention_figures import render_figure
+            from transformer_jax.visualization.attention_figures import draw_attention
 
-            content = render_figure(self.maps, Selection(**selection), suffix.removeprefix("."))
-        try:
-            path.write_bytes(content)
-        except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+            draw_attention(self.maps, Selection(**selection)).save(path)
 
 
 def compute_attention(

@@ -3,11 +3,8 @@
 Shapes: Q queries, K keys.
 """
 
-import io
-import warnings
 from collections.abc import Sequence
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -19,56 +16,38 @@ from matplotlib.patches import Patch
 
 from transformer_jax.visualization.attention_maps import AttentionMap, AttentionMaps, select
 from transformer_jax.visualization.attention_views import Resolved, Selection
+from transformer_jax.visualization.style import Picture
+from transformer_jax.visualization.text import printable_label
 
-# The colors of heads, which repeat after eight heads. The palette is color-blind safe.
+# The colors of heads, which repeat after eight heads. They are color-blind safe, like the palette
+# of plots, and also dark enough for thin lines. attention_page/style.css contains the same colors.
 HEAD_COLORS = (
     *("#0072b2", "#d55e00", "#009e73", "#c0559a"),
     *("#b07d00", "#2d9fe0", "#882255", "#6b6b6b"),
 )
 HEAT, SCALE = "Blues", Normalize(0.0, 1.0)
-# Omit dates and versions, so that a file depends only on the weights.
-METADATA: dict[str, dict[str, None]] = {"svg": {"Date": None}, "png": {"Software": None}}
 # A line for a weight below this one would be invisible but would still enlarge the file.
 MIN_WEIGHT = 0.01
 # Tokens with more characters are truncated.
 MAX_TOKEN = 24
-# Sizes in inches, except for the resolution: the height of a token, the side of a heat map in the
-# grid, and the width of a character.
-ROW, CELL, CHARACTER, PIXELS_PER_INCH = 0.22, 1.1, 0.085, 150
+# Sizes in inches: the height of a token, the side of a heat map in the grid, and the width of a
+# character.
+ROW, CELL, CHARACTER = 0.22, 1.1, 0.085
 SIZE = "small"
 
 
-def render_figure(maps: AttentionMaps, selection: Selection, file_format: str) -> bytes:
-    """Return a figure of the selected weights as "svg" or "png". The bytes are deterministic.
-
-    Raises:
-        UsageError: the selection does not exist.
-    """
-    figure = draw_figure(maps, selection)
-    out = io.BytesIO()
-    with (
-        mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}),
-        warnings.catch_warnings(),
-    ):
-        # An SVG viewer has more fonts than matplotlib, so it displays the character. A PNG contains
-        # a box instead.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(out, format=file_format, metadata=METADATA[file_format], dpi=PIXELS_PER_INCH)
-    return out.getvalue()
-
-
-def draw_figure(maps: AttentionMaps, selection: Selection) -> Figure:
-    """Return a figure of the selected view.
+def draw_attention(maps: AttentionMaps, selection: Selection) -> Picture:
+    """Return a picture of the selected view.
 
     Raises:
         UsageError: the selection does not exist.
     """
     chosen, indices = select(maps, selection)
     if selection.view == "grid":
-        return _draw_grid(chosen)
+        return Picture(_draw_grid(chosen))
     if selection.view == "alignment":
-        return _draw_alignment(chosen, indices)
-    return _draw_heads(chosen, indices)
+        return Picture(_draw_alignment(chosen, indices))
+    return Picture(_draw_heads(chosen, indices))
 
 
 def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
@@ -95,11 +74,10 @@ def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
         axes.text(x, -1.2, label, ha=align, va="center", size=SIZE, color="#595959")
         for row, token in enumerate(tokens):
             weight = "bold" if x < 0 and row == indices.position else "normal"
-            # Do not interpret dollar signs as the start of a formula.
-            style = {"size": SIZE, "weight": weight, "parse_math": False}
-            axes.text(x, row, _shorten(token), ha=align, va="center", **style)
+            style = {"size": SIZE, "weight": weight}
+            axes.text(x, row, _label(token), ha=align, va="center", **style)
     figure.suptitle(_title(chosen, indices), size="medium", y=1 - 0.12 / figure.get_figheight())
-    patches = [Patch(color=HEAD_COLORS[h % 8], label=f"head {h + 1}") for h in indices.heads]
+    patches = [Patch(color=_color(head), label=f"head {head + 1}") for head in indices.heads]
     columns = max(1, int(figure.get_figwidth() / 0.9))
     figure.legend(handles=patches, loc="lower center", ncols=columns, frameon=False, fontsize=SIZE)
     return figure
@@ -113,7 +91,7 @@ def _head_lines(
     if indices.position is not None:
         is_shown &= (np.arange(len(weights)) == indices.position)[:, None]
     pairs = np.argwhere(is_shown)
-    color = to_rgb(HEAD_COLORS[head % len(HEAD_COLORS)])
+    color = to_rgb(_color(head))
     return LineCollection(
         [[(0.0, query + shift), (1.0, key + shift)] for query, key in pairs],
         colors=[(*color, min(1.0, float(weights[query, key]))) for query, key in pairs],
@@ -152,10 +130,8 @@ def _draw_alignment(chosen: AttentionMap, indices: Resolved) -> Figure:
     _draw_heat_map(axes, weights)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
-    axes.set_xticks(range(len(chosen.keys)), map(_shorten, chosen.keys), rotation=90, size=SIZE)
-    axes.set_yticks(range(len(chosen.queries)), map(_shorten, chosen.queries), size=SIZE)
-    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        label.set_parse_math(False)
+    axes.set_xticks(range(len(chosen.keys)), map(_label, chosen.keys), rotation=90, size=SIZE)
+    axes.set_yticks(range(len(chosen.queries)), map(_label, chosen.queries), size=SIZE)
     if indices.position is not None:
         axes.get_yticklabels()[indices.position].set_fontweight("bold")
     axes.tick_params(length=0)
@@ -188,6 +164,14 @@ def _title(chosen: AttentionMap, indices: Resolved) -> str:
 
 def _capitalize(label: str) -> str:
     return label[:1].upper() + label[1:]
+
+
+def _color(head: int) -> str:
+    return HEAD_COLORS[head % len(HEAD_COLORS)]
+
+
+def _label(token: str) -> str:
+    return printable_label(_shorten(token))
 
 
 def _shorten(token: str) -> str:

@@ -1,9 +1,8 @@
 """What an attention figure shows: the kind of attention, the layer, the heads, and the view."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, SupportsIndex, get_args
 
 from transformer_jax.config.validation import did_you_mean
@@ -15,16 +14,6 @@ Kind = Literal["encoder", "decoder", "cross"]
 View = Literal["heads", "grid", "alignment"]
 """heads: two columns of tokens joined by lines, as in figures 3 to 5 of the paper. grid: a small
 heat map for each layer and head. alignment: one heat map of the mean over a layer's heads."""
-
-SUFFIXES = (".html", ".svg", ".png")
-
-
-def check_suffix(path: Path) -> str:
-    """Return an output file's suffix in lowercase; raise UsageError if it is not supported."""
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UsageError(f"the name of the file must end in {', '.join(SUFFIXES)}, got {path}")
-    return suffix
 
 
 @dataclass(frozen=True)
@@ -40,8 +29,8 @@ class Selection:
     layer: SupportsIndex = -1
     view: str = "heads"
     """A `View`. The grid always shows all layers."""
-    heads: Sequence[SupportsIndex] | None = None
-    """The heads to show, or None for all heads."""
+    heads: Collection[SupportsIndex] | None = None
+    """The heads to show, such as a list or a NumPy array, or None for all heads."""
     position: SupportsIndex | None = None
     """If given, show only what the query token at this position attends to."""
 
@@ -60,7 +49,7 @@ class Selection:
         Raises:
             UsageError: a layer, a head, or a position does not exist, or `heads` is empty.
         """
-        if self.heads is not None and not self.heads:
+        if self.heads is not None and len(self.heads) == 0:
             raise UsageError("no head is selected: name at least one")
         heads = range(num_heads) if self.heads is None else self.heads
         position = self.position

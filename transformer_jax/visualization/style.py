@@ -10,7 +10,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix, write_file
 
 # Okabe and Ito's color-blind-safe palette, except that Tol's wine replaces yellow.
 PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
@@ -53,12 +53,8 @@ class Picture:
             StorageError: the file cannot be written.
         """
         path = Path(path)
-        check_suffix(path)
-        content = self._encode(path.suffix[1:])
-        try:
-            path.write_bytes(content)
-        except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+        suffix = check_suffix(path, FIGURE_SUFFIXES)
+        write_file(path, self._encode(suffix.removeprefix(".")))
         return path
 
     def _encode(self, kind: str) -> bytes:
@@ -73,13 +69,6 @@ class Picture:
             options = {"format": kind, "metadata": METADATA[kind], "dpi": PIXELS_PER_INCH}
             self.figure.savefig(out, **options)
         return out.getvalue()
-
-
-def check_suffix(path: Path) -> None:
-    """Raise UsageError if plots cannot be saved in the format that the path's suffix names."""
-    if path.suffix[1:] not in METADATA:
-        endings = " or ".join(f".{kind}" for kind in METADATA)
-        raise UsageError(f"the name of a picture must end in {endings}, got {str(path)!r}")
 
 
 def add_legend(axes: Axes, handles: Sequence[Artist] = ()) -> None:

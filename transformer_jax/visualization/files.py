@@ -1,0 +1,27 @@
+"""The files that pages and figures are saved to. This module does not import matplotlib."""
+
+from pathlib import Path
+
+from transformer_jax.errors import StorageError, UsageError
+
+FIGURE_SUFFIXES = (".svg", ".png")
+ATTENTION_SUFFIXES = (".html", *FIGURE_SUFFIXES)
+
+
+def check_suffix(path: Path, suffixes: tuple[str, ...]) -> str:
+    """Return a file's suffix in lowercase; raise UsageError if it is not one of `suffixes`."""
+    suffix = path.suffix.lower()
+    if suffix not in suffixes:
+        *others, last = suffixes
+        comma = "," if len(others) > 1 else ""
+        endings = f"{', '.join(others)}{comma} or {last}"
+        raise UsageError(f"the name of the file must end in {endings}, got {str(path)!r}")
+    return suffix
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file; raise StorageError if that fails."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
