@@ -285,12 +285,7 @@ def _read(path: Path, max_bytes: int) -> bytes:
 
 
 def check_no_links(folder: Path) -> None:
-    """Reject links and special files, which could redirect reads and writes elsewhere.
-
-    Raises:
-        StorageError: the folder contains a link or a special file.
-        OSError: the folder cannot be read.
-    """
+    """Raise a StorageError for a link or special file, which could redirect reads and writes."""
     folders = [str(folder)]
     while folders:
         # Ignore files that disappear during the check, because the run may be in training.
