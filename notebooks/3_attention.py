@@ -160,14 +160,13 @@ attention.show(kind="encoder", layer=-1)
 # `attention.save("x.svg")` writes.
 
 # %%
-from transformer_jax.visualization.attention_figures import draw_figure
+from transformer_jax.visualization.attention_figures import draw_attention
 from transformer_jax.visualization.attention_views import Selection
-from transformer_jax.visualization.style import Picture
 
 
 def picture(**selection):
     """Draw a selection of the attention weights, with the arguments of `attention.show`."""
-    return Picture(draw_figure(attention.maps, Selection(**selection)))
+    return draw_attention(attention.maps, Selection(**selection))
 
 
 tokens = list(attention.source_tokens)

@@ -214,12 +214,11 @@ plt.show()
 # ## Attention
 
 # %%
-from transformer_jax.visualization.attention_figures import draw_figure
+from transformer_jax.visualization.attention_figures import draw_attention
 from transformer_jax.visualization.attention_views import Selection
-from transformer_jax.visualization.style import Picture
 
 attention = run.attention(lines[0])
-Picture(draw_figure(attention.maps, Selection(kind="cross", view="alignment")))
+draw_attention(attention.maps, Selection(kind="cross", view="alignment"))
 
 # %% [markdown]
 # Notebook 3 explains this picture. `attention.show()` displays the interactive view.
