@@ -92,7 +92,7 @@ plt.show()
 #
 # Perplexities differ by factors, so we compare their logarithms. Let $s$ be the standard deviation
 # between seeds, pooled over all rows. The difference of two means of $n$ seeds has the standard
-# deviation $s \sqrt{2/n}$, and with 95 % confidence it is not the effect of the seeds alone if it
+# deviation $s \sqrt{2/n}$, and with 95% confidence it is not the effect of the seeds alone if it
 # exceeds
 #
 # $$t_{0.975} \; s \sqrt{2 / n}$$
@@ -187,7 +187,7 @@ for study, longest in studies.items():
 axes.axvline(0, color="0.5", lw=1)
 axes.set_yticks(range(len(ticks)), ticks)
 axes.invert_yaxis()
-axes.set(xlabel="ln(perplexity learned / sinusoidal), with 95 % intervals")
+axes.set(xlabel="ln(perplexity learned / sinusoidal), with 95% intervals")
 axes.set_title("left: learned is better; right: sinusoids are better", fontsize=10)
 plt.show()
 

@@ -106,7 +106,7 @@ def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | 
     """Return, for each bucket, the range of means that are compatible with the first scheme's mean.
 
     By Dunnett's method, a mean outside this range differs significantly from the first scheme's
-    mean: the probability of any false claim in a bucket is 5 %. If runs are missing, the widths of
+    mean: the probability of any false claim in a bucket is 5%. If runs are missing, the widths of
     the schemes' intervals differ, and the widest interval determines the range. The range is None
     if there are fewer than two seeds, if scores do not vary, or if the first scheme is a wide row.
     """
@@ -208,7 +208,7 @@ def footnotes(study: Study) -> Sequence[str]:
         "Perplexity is per token of the reference, without label smoothing; ± is the standard "
         f"deviation over random seeds ({', '.join(map(str, seeds))}).",
         "In the figure, a mean outside its bucket's gray band differs significantly from that of "
-        f"{study.schemes[0]} (with 95 % confidence for all rows of a bucket together, by Dunnett's "
+        f"{study.schemes[0]} (with 95% confidence for all rows of a bucket together, by Dunnett's "
         "method with seeds as blocks).",
         *_describe_wide(study),
     ]

@@ -21,6 +21,7 @@ BANNED = {
     "except": r"\bbut for\b",
     "must or will": r"\bshall\b",
     "also, so, or before": r"\b(likewise|thereby|ere)\b",
+    "95%": r"\d %(?!\w)",
     "begin with the subject": r"(?-i:^Of )(?!course)",
 }
 SENTENCES = [

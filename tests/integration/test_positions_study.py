@@ -231,7 +231,7 @@ def test_a_mean_at_the_edge_of_the_band_has_a_simultaneous_p_value_of_5_percent(
         # With two rows, Dunnett's method with seeds as blocks is equivalent to the paired t-test.
         p = stats.ttest_rel(base, other - other.mean() + edge).pvalue
         assert p == pytest.approx(0.05, rel=0.01)
-    # With more rows, the probability of making any false claim is still 5 %.
+    # With more rows, the probability of making any false claim is still 5%.
     rows = np.stack([base, other, rng.normal(3, 0.1, 4)])
     [joint] = significance_bands(make_study(*rows), name)
     assert joint is not None

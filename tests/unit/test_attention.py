@@ -100,7 +100,7 @@ def test_scaling_brings_the_variance_of_scores_from_d_k_to_one(d_k: int) -> None
     """Footnote 4: if the components of q and k have mean 0 and variance 1, q.k has variance d_k."""
     pairs = 20_000
     query, key = normal(0, pairs, 1, 1, d_k), normal(1, pairs, 1, 1, d_k)
-    # The relative standard error of the variance estimate is about 1 %.
+    # The relative standard error of the variance estimate is about 1%.
     np.testing.assert_allclose(np.var(dot_product(query, key)), d_k, rtol=0.06)
     np.testing.assert_allclose(np.var(scaled_dot_product(query, key)), 1.0, rtol=0.06)
 

@@ -96,7 +96,7 @@ def test_the_search_finds_nearly_the_optimum_that_enumeration_finds(
     candidates = list(itertools.product(*(np.unique(side).tolist() for side in lengths.T)))
     if len(sizes) <= 4:
         best = min(positions(lengths, x) for x in sets_with_the_last(candidates, len(sizes)))
-        # In 4 of 7,641 random cases, the result was worse than the optimum, by at most 3 %.
+        # In 4 of 7,641 random cases, the result was worse than the optimum, by at most 3%.
         assert positions(lengths, sizes) <= 1.05 * best
 
 

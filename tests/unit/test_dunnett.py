@@ -12,7 +12,7 @@ def equal_correlations(size: int) -> Correlation:
     return tuple(tuple(1.0 if i == j else 0.5 for j in range(size)) for i in range(size))
 
 
-# Two-sided 5 % critical values from Dunnett (1964), as tuples of the number of comparisons, the
+# Two-sided 5% critical values from Dunnett (1964), as tuples of the number of comparisons, the
 # degrees of freedom, and the critical value.
 @pytest.mark.parametrize(
     ("size", "freedom", "value"),

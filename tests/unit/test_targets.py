@@ -61,7 +61,7 @@ def test_an_invalid_target_is_a_usage_error_that_says_what_is_valid(
 
 def test_programs_can_use_the_memory_that_jax_reserves() -> None:
     assert parse_target("v5e").capacity == 15.75 * GIB
-    # 75 % of the 84,942,979,072 bytes that the driver reports.
+    # 75% of the 84,942,979,072 bytes that the driver reports.
     assert parse_target("h100").capacity == 63_707_234_304
 
 

@@ -39,7 +39,7 @@ class Compile(FileCommand):
     largest: FlagCreatePairsOff[bool] = False
     """Compile only the batch shape that needs the most memory."""
     fit: FlagCreatePairsOff[bool] = False
-    """Find the largest data.batch_tokens that fits, to within 5 %."""
+    """Find the largest data.batch_tokens that fits, to within 5%."""
     prepare: FlagCreatePairsOff[bool] = False
     """Prepare the text of the config, and use the shapes of its batches. By
     default, compile for full batches of width 16, 32, ..., and

@@ -63,7 +63,7 @@ def print_comparison(comparisons: Sequence["Comparison"], run: str, baseline: st
     stdout.print(
         f"p: how often a run that is as good as the baseline, {baseline}, would differ from it\n"
         "by this much because of the choice of sentences alone; below 0.05 is significant.\n"
-        "In parentheses: mean and 95 % interval over resampled sets (paired bootstrap)."
+        "In parentheses: mean and 95% interval over resampled sets (paired bootstrap)."
     )
     for c in comparisons:
         stdout.print(f"  {c.metric:5}  {c.signature}")

@@ -64,7 +64,7 @@ def find_largest_batch(
 ) -> tuple[int, StepProgram] | None:
     """Return the largest `data.batch_tokens` whose full batches of this bucket fit, by bisection.
 
-    The result is at most 5 % too small, or one row per device. It comes with its program; None
+    The result is at most 5% too small, or one row per device. It comes with its program; None
     means that even one row per device does not fit.
     """
     width = max(bucket.source, bucket.target)

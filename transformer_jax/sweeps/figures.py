@@ -23,8 +23,8 @@ CURVES_CAPTION = (
     "its band extends from the lowest to the highest seed."
 )
 RATIOS_CAPTION = (
-    "Difference in log perplexity from base, here (circles, with simultaneous 95 % intervals) and "
-    "in the paper (diamonds). Lower is better, and +0.1 means about 10 % higher perplexity. A row "
+    "Difference in log perplexity from base, here (circles, with simultaneous 95% intervals) and "
+    "in the paper (diamonds). Lower is better, and +0.1 means about 10% higher perplexity. A row "
     "whose interval includes 0 does not differ significantly from base. For a typical row, the "
     "circle is then in the gray band."
 )

@@ -71,7 +71,7 @@ def _explain_columns(results: Results) -> list[str]:
         "FLOPs: the floating-point operations of one training run, excluding padding. time x peak: "
         "the paper's estimate, training time multiplied by the peak FLOP/s of the devices; the "
         "paper reports 3.3e18 for base and 2.3e19 for big (Table 2).",
-        f"to base: a row's mean minus that of {base}, in ln perplexity (+0.1 is about 10 % higher "
+        f"to base: a row's mean minus that of {base}, in ln perplexity (+0.1 is about 10% higher "
         f"perplexity) or BLEU. The brackets contain Dunnett's simultaneous {confidence} intervals, "
         "with seeds as blocks, which limit the probability of any false difference in the table. "
         f"Welch's {confidence} intervals use only two rows and do not limit it.",

@@ -69,10 +69,10 @@ class Comparison:
     difference: float | None
     """The estimate, at the center of `interval`; None if either row has no score."""
     interval: Interval | None
-    """The simultaneous interval. With 95 % probability, the intervals of all rows contain the true
+    """The simultaneous interval. With 95% probability, the intervals of all rows contain the true
     differences. None if this row or the first row has fewer than two seeds."""
     welch: Interval | None
-    """Welch's 95 % interval for these two rows alone, not corrected for multiple comparisons."""
+    """Welch's 95% interval for these two rows alone, not corrected for multiple comparisons."""
     p: float | None = None
     """Dunnett's p-value. None if `interval` is a Welch interval with Bonferroni correction."""
 
