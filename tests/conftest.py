@@ -29,7 +29,15 @@ os.environ.setdefault(
     "--xla_cpu_use_fusion_emitters=false --xla_cpu_multi_thread_eigen=false",
 )
 
-WINGS = ("model", "training", "inference", "interop", "distributed", "visualization")
+WINGS = (
+    "architectures",
+    "model",
+    "training",
+    "inference",
+    "interop",
+    "distributed",
+    "visualization",
+)
 install_import_hook([f"transformer_jax.{wing}" for wing in WINGS], "shape_checks.check")
 
 

@@ -68,6 +68,20 @@ def matrix_products(jaxpr: Any) -> list[Any]:
     return products
 
 
+@pytest.mark.parametrize("length", [1, 3, 9])
+def test_a_window_saves_the_flops_of_all_pairs_outside_of_it(length: int) -> None:
+    tokens = np.full((2, length), 4)
+    window = 2
+    far = sum(abs(q - k) > window for q, k in np.ndindex(length, length))
+    full, windowed = (
+        step_flops(SMALL.change(model={"attention_window": w}).model, 30, Batch(tokens, tokens))
+        for w in (None, window)
+    )
+    model = SMALL.model
+    per_pair = 3 * 2 * model.num_layers * model.num_heads * (model.d_k + model.d_v)
+    assert full - windowed == 2 * 2 * far * per_pair
+
+
 def test_padding_adds_no_flops() -> None:
     batch = Batch(np.full((2, 5), 4), np.full((2, 4), 4))
     padded = Batch(*(np.pad(side, ((0, 3), (0, 6))) for side in batch))

@@ -45,6 +45,7 @@ RANGES: dict[str, Range] = {
     "layer_norm_epsilon": REAL,
     "max_relative_position": WIDTH,
     "max_positions": WIDTH,
+    "attention_window": WIDTH,
     "max_length": (1, 10**6, (0, -1)),
     "num_pairs": (1, 500_000, (0, -1, 500_001)),
     "max_numbers_per_line": (1, 25, (0, -1, 301)),
@@ -116,6 +117,8 @@ def configs(draw: st.DrawFn) -> Config:
         model["dtype"] = "float32"
     if model["attention_implementation"] != "full":
         model |= {"positions": "sinusoidal", "attention_score": "dot_product"}
+    if model["attention_window"] is not None:
+        model |= {"positions": "none", "attention_implementation": "full"}
     if model["attention_implementation"] == "cudnn":
         model |= {"dtype": "bfloat16", "attention_dropout": 0.0, "d_k": 8, "d_v": 8}
     if model["positions"] in ("rotary", "relative"):
@@ -245,6 +248,16 @@ CONTRADICTIONS: list[tuple[dict[str, dict[str, Any]], str, str]] = [
         {"model": {"positions": "relative", "attention_score": "additive"}},
         "model.attention_score",
         "'additive'",
+    ),
+    (
+        {"model": {"attention_window": 4, "positions": "alibi"}},
+        "model.positions",
+        "'alibi'",
+    ),
+    (
+        {"model": {"attention_window": 4, "attention_implementation": "blockwise"}},
+        "model.attention_implementation",
+        "'blockwise'",
     ),
     ({"model": {"dropout": 1.0}}, "model.dropout", "1.0"),
     ({"data": {"max_length": 257}}, "data.max_length", "257"),

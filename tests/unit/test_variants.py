@@ -27,6 +27,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"tie_embeddings": "none", "positions": "learned"},
     {"positions": "learned", "max_positions": 4, "out_of_range_positions": "clamp"},
     {"attention_implementation": "blockwise"},
+    {"attention_window": 2, "attention_score": "general", **ODD_HEADS},
 ]
 
 # Other unit tests cover what distinguishes these variants, so they are marked as slow here.

@@ -3,6 +3,7 @@
 A field's docstring is its help text. Multi-line help text fits in 80 columns.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -21,6 +22,8 @@ MAX_NUMBER_WORDS_PAIRS = 500_000
 # The total number of sentence pairs in the development and test sets of number_words.
 HELD_OUT_PAIRS = 1500
 SINUSOIDS = ("sinusoidal", "concatenated_sinusoidal")
+# The position schemes that act on the embeddings, and not within self-attention.
+ADDED_POSITIONS = (*SINUSOIDS, "learned", "none")
 DOT_PRODUCTS = ("scaled_dot_product", "dot_product")
 
 
@@ -67,6 +70,9 @@ class ModelConfig(ConfigSection):
     """How attention is computed. full stores all weights at once. blockwise
     uses less memory, and is faster on a CPU for sequences of 1,000 tokens
     or more. cudnn is cuDNN's flash attention on NVIDIA GPUs."""
+    attention_window: Annotated[int | None, between(1, 1_000_000)] = None
+    """Maximum distance between a query and a key in self-attention: the
+    neighborhood r of section 4. Differs from the paper when set."""
     attention_bias: bool = False
     """Add biases to the four attention projections. Differs from the paper when set."""
     layer_norm: Literal["post", "pre"] = "post"
@@ -123,15 +129,21 @@ class ModelConfig(ConfigSection):
         if self.attention_implementation != "full":
             required |= {
                 "attention_score": DOT_PRODUCTS,
-                "positions": (*SINUSOIDS, "learned", "none"),
+                "positions": ADDED_POSITIONS,
             }
             required["dtype"] = ("float32", "bfloat16")
         if self.attention_implementation == "cudnn":
             required |= {"dtype": ("bfloat16",), "attention_dropout": (0,), "d_v": (self.d_k,)}
             required["d_k"] = tuple(range(8, 129, 8))
+        self._check_allowed(required, "attention_implementation")
+        if self.attention_window is not None:
+            required = {"positions": ADDED_POSITIONS, "attention_implementation": ("full",)}
+            self._check_allowed(required, "attention_window")
+
+    def _check_allowed(self, required: Mapping[str, tuple[object, ...]], option: str) -> None:
         for key, allowed in required.items():
             values = "a multiple of 8 up to 128" if key == "d_k" else " or ".join(map(str, allowed))
-            rule = f"{values} with model.attention_implementation {self.attention_implementation}"
+            rule = f"{values} with model.{option} {getattr(self, option)}"
             self.require(key, getattr(self, key) in allowed, rule)
 
     @property

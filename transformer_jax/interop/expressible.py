@@ -24,6 +24,7 @@ def check_ctranslate2(config: Config) -> None:
     expressible: dict[str, tuple[object, ...]] = {
         "positions": ("sinusoidal", "concatenated_sinusoidal", "learned", "none"),
         "attention_score": ("scaled_dot_product", "dot_product"),
+        "attention_window": (None,),
         "d_v": (model.d_k,),
     }
     for field, allowed in expressible.items():
@@ -43,6 +44,7 @@ def check_marian(config: Config) -> None:
     required = {
         "model.positions": (model.positions, "sinusoidal"),
         "model.attention_score": (model.attention_score, "scaled_dot_product"),
+        "model.attention_window": (model.attention_window, None),
         "model.layer_norm": (model.layer_norm, "post"),
         "model.tie_embeddings": (model.tie_embeddings, "all"),
         "data.source_vocab_size": (data.source_vocab_size, None),

@@ -9,6 +9,7 @@ from transformer_jax.model.positions import AddLearnedPositions, AddPositions
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.model.variants import positional_encodings, relative_positions
 from transformer_jax.model.variants.attention_scores import Additive, General
+from transformer_jax.model.variants.attention_window import WindowedAttention
 from transformer_jax.model.variants.fused_attention import BlockwiseAttention, CudnnAttention
 from transformer_jax.model.variants.pre_norm import NormAndAdd
 
@@ -45,6 +46,8 @@ def choose_components(config: ModelConfig) -> Components:
     add_positions, self_attention = POSITION_SCHEMES[config.positions]
     if config.positions == "learned" and config.out_of_range_positions == "clamp":
         add_positions = positional_encodings.AddClampedPositions
+    if config.attention_window is not None:
+        self_attention = WindowedAttention
     attention = ATTENTION_IMPLEMENTATIONS[config.attention_implementation]
     return Components(
         add_positions=add_positions,

@@ -8,7 +8,7 @@ import timeit
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.batches import Batch
@@ -57,7 +57,7 @@ def flops_of_lengths(
     encoder = (keys_values + queries_output + feed_forward) * source.sum()
     decoder = (keys_values + 2 * queries_output + feed_forward) * target.sum()
     decoder += keys_values * source.sum()
-    pairs = np.sum(source * source + target * target + target * source)
+    pairs = np.sum(_count_pairs(config, source) + _count_pairs(config, target) + target * source)
     attention = heads * (config.d_k + config.d_v) * pairs
     if config.attention_score == "general":
         attention += heads * config.d_k**2 * (source + 2 * target).sum()
@@ -68,6 +68,14 @@ def flops_of_lengths(
     forward = config.num_layers * (encoder + decoder + attention) + d * vocab_size * target.sum()
     # Each multiply-add counts as two FLOPs.
     return float(3 * 2 * forward)
+
+
+def _count_pairs(config: ModelConfig, lengths: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
+    """Return the number of pairs of a query and a key in self-attention, for each sentence."""
+    # A window at the edge of a sentence contains fewer positions.
+    farthest = lengths - 1
+    window = np.minimum(farthest, config.attention_window or farthest)
+    return lengths * (2 * window + 1) - window * (window + 1)
 
 
 def train_flops(config: Config) -> float:

@@ -1,0 +1,64 @@
+"""Test restricted self-attention against the paper's attention with a mask."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array
+from models import make_self_attention
+from oracles import (
+    SMALL,
+    Floats,
+    apply,
+    drawn_params,
+    multi_head_attention,
+    multi_head_weights,
+    normal,
+)
+
+from transformer_jax.model.transformer import causal_mask
+
+LENGTH = 7
+PADDING = jnp.arange(LENGTH)[None, None, None] < jnp.asarray([7, 4])[:, None, None, None]
+
+
+def is_near(window: int) -> Array:
+    """Return whether each query and key are at most `window` apart, [1, 1, T, T]."""
+    positions = jnp.arange(LENGTH)
+    return (jnp.abs(positions[:, None] - positions[None]) <= window)[None, None]
+
+
+@pytest.mark.parametrize("window", [1, 3, 20])
+@pytest.mark.parametrize("mask", [PADDING, causal_mask(LENGTH)], ids=["padding", "causal"])
+def test_a_window_computes_attention_with_a_mask_of_far_keys(window: int, mask: Array) -> None:
+    attention = make_self_attention(replace(SMALL, attention_window=window))
+    x = normal(0, 2, LENGTH, SMALL.d_model)
+    params = drawn_params(attention, x, x, mask)
+    near = mask & is_near(window)
+    # A query without keys attends evenly, but to other keys than full attention does.
+    has_keys = np.broadcast_to(near.any(axis=-1)[:, 0], (2, LENGTH))
+    expected: Floats = multi_head_attention(params, x, x, near)
+    actual = apply(attention, params, x, x, mask)
+    np.testing.assert_allclose(actual[has_keys], expected[has_keys], atol=1e-5)
+
+    _, variables = attention.apply({"params": params}, x, x, mask, mutable=["intermediates"])
+    weights: Any = variables["intermediates"]
+    expected = multi_head_weights(params, x, x, near).swapaxes(1, 2)[has_keys]
+    actual = weights["weights"][0].swapaxes(1, 2)[has_keys]
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+def test_the_work_grows_linearly_with_the_length() -> None:
+    attention = make_self_attention(replace(SMALL, attention_window=4))
+
+    def count(length: int) -> float:
+        x, mask = jnp.zeros((1, length, SMALL.d_model)), jnp.ones((1, 1, 1, length), bool)
+        params = drawn_params(attention, x, x, mask)
+        compiled = jax.jit(attention.apply).lower({"params": params}, x, x, mask).compile()
+        cost: Any = compiled.cost_analysis()
+        return cost["flops"]
+
+    assert 3.8 < count(256) / count(64) < 4.2

@@ -1,0 +1,1 @@
+"""The architectures that the Transformer replaced, and the layer types of Table 1."""

@@ -1,0 +1,94 @@
+"""The layer types of Table 1, as modules that map a sequence to a sequence of the same shape.
+
+They are the layers inside the package's models, without residual connections and normalization.
+`LAYERS` maps the names in Table 1 to modules.
+Shapes: B batch, T positions (the n of Table 1), D d_model (the d of Table 1).
+"""
+
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.model.build import choose_components
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with its four projections (section 3.2): O(n^2 d)."""
+
+    d_model: int
+    num_heads: int = 8
+    window: int | None = None
+    """The maximum distance between a query and a key; None if it is unlimited."""
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        width = self.d_model // self.num_heads
+        config = ModelConfig(
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            d_k=width,
+            d_v=width,
+            attention_window=self.window,
+        )
+        components = choose_components(config)
+        attention = components.self_attention(config, components.score)
+        return attention(x, x, jnp.ones((1, 1, 1, x.shape[1]), bool))
+
+
+class RestrictedSelfAttention(SelfAttention):
+    """Self-attention to the positions at most `window` away (section 4): O(r n d)."""
+
+    window: int | None = 64
+
+
+class Recurrent(nn.Module):
+    """An LSTM that reads the sequence from left to right: O(n d^2)."""
+
+    d_model: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return jnp.asarray(nn.RNN(nn.OptimizedLSTMCell(self.d_model))(x))
+
+
+class Convolution(nn.Module):
+    """A convolution over the positions, with zeros outside of the sequence: O(k n d^2)."""
+
+    d_model: int
+    kernel_width: int = 3
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return nn.Conv(self.d_model, (self.kernel_width,))(x)
+
+
+class SeparableConvolution(nn.Module):
+    """A depthwise convolution, then a linear layer at each position: O(k n d + n d^2).
+
+    The first mixes positions within a channel, and the second mixes channels within a position
+    (Chollet 2016).
+    """
+
+    d_model: int
+    kernel_width: int = 3
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        width = self.kernel_width
+        x = nn.Conv(
+            self.d_model, (width,), feature_group_count=self.d_model, use_bias=False, name="depth"
+        )(x)
+        return nn.Dense(self.d_model, name="point")(x)
+
+
+LAYERS: Mapping[str, type[nn.Module]] = {
+    "Self-Attention": SelfAttention,
+    "Recurrent": Recurrent,
+    "Convolutional": Convolution,
+    "Separable Convolutional": SeparableConvolution,
+    "Self-Attention (restricted)": RestrictedSelfAttention,
+}
+"""The layer types. Each is called with `d_model`."""

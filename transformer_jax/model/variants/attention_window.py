@@ -1,0 +1,118 @@
+"""Restricted self-attention (section 4): each position attends only to its neighborhood.
+
+A layer then takes O(r n d) operations instead of O(n^2 d), and a path between two positions n apart
+has O(n / r) layers instead of one (Table 1).
+
+Queries are split into n blocks of r. A block attends to three blocks of keys: its own and its two
+neighbors. Shapes: B batch, T positions, S keys, D d_model, H heads, K d_k, V d_v; n blocks of t
+queries and s = 3 t keys.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from transformer_jax.model.attention import (
+    Heads,
+    MultiHeadAttention,
+    masked_softmax,
+    weighted_sum,
+)
+from transformer_jax.model.variants.relative_positions import relative_positions
+
+
+def split_blocks(x: Shaped[Array, "B T ..."], size: int) -> Shaped[Array, "B n t ..."]:
+    """Split positions into blocks; pad the last block with zeros."""
+    x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % size), *[(0, 0)] * (x.ndim - 2)))
+    return x.reshape(len(x), -1, size, *x.shape[2:])
+
+
+def join_neighbors(x: Shaped[Array, "B n t ..."]) -> Shaped[Array, "B n s ..."]:
+    """Join each block with the blocks before and after it; outside of the sequence are zeros."""
+    padded = jnp.pad(x, ((0, 0), (1, 1), *[(0, 0)] * (x.ndim - 2)))
+    return jnp.concatenate([padded[:, :-2], x, padded[:, 2:]], axis=2)
+
+
+def neighborhood_mask(
+    mask: Bool[Array, "#B #H #T T"], window: int
+) -> tuple[Bool[Array, "#B n #H t s"], Int[Array, "n t s"]]:
+    """Return the mask of each block's queries over its joined keys, and the keys' positions."""
+    length = mask.shape[-1]
+    queries = split_blocks(jnp.arange(length)[None], window)[0]
+    # A padded query is at position 0, but its result is discarded.
+    starts = window * jnp.arange(-1, len(queries) - 1)
+    keys = starts[:, None] + jnp.arange(3 * window)[None]
+    keys = jnp.broadcast_to(keys[:, None], (*queries.shape, 3 * window))
+    exists = (keys >= 0) & (keys < length) & (jnp.abs(keys - queries[..., None]) <= window)
+    rows = jnp.minimum(queries, mask.shape[2] - 1)[..., None]
+    blocks = mask[:, :, rows, jnp.clip(keys, 0, length - 1)] & exists[None, None]
+    return blocks.swapaxes(1, 2), keys
+
+
+class WindowedAttention(MultiHeadAttention):
+    """Attends only to positions at most `attention_window` away, before and after the query.
+
+    Differs from the paper, which suggests this restriction for long sequences as future work.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        memory: Float[Array, "B T D"],
+        mask: Bool[Array, "#B #H #T T"],
+        *,
+        train: bool = False,
+    ) -> Float[Array, "B T D"]:
+        """Attend within x, block by block. `memory` is x itself."""
+        key, value = self.project_keys_and_values(memory)
+        return self.output(self.attend_blocks(self.query(x), key, value, mask, train=train))
+
+    def attend_blocks(
+        self,
+        query: Float[Array, "B T H K"],
+        key: Float[Array, "B T H K"],
+        value: Float[Array, "B T H V"],
+        mask: Bool[Array, "#B #H #T T"],
+        *,
+        train: bool,
+    ) -> Float[Array, "B T H V"]:
+        """Return what `attend_heads` returns for a whole sequence, without scoring far keys."""
+        (batch, length, heads, _), window = query.shape, self.window
+        query = split_blocks(query, window)
+        key, value = (join_neighbors(split_blocks(x, window)) for x in (key, value))
+        allowed, keys = neighborhood_mask(mask, window)
+        allowed = jnp.broadcast_to(allowed, (batch, *allowed.shape[1:]))
+        # The score function treats each block as a sequence of its own.
+        query, key, value, allowed = (
+            x.reshape(-1, *x.shape[2:]) for x in (query, key, value, allowed)
+        )
+        weights = masked_softmax(self.score(query, key), allowed)
+        if self.is_mutable_collection("intermediates"):
+            self.sow("intermediates", "weights", spread_weights(weights, keys, batch, length))
+        y = weighted_sum(self.dropout(weights, train=train), value)
+        return y.reshape(batch, -1, heads, y.shape[-1])[:, :length]
+
+    def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
+        """Attend at given positions, as in cached decoding, by masking the keys that are far."""
+        is_near = jnp.abs(relative_positions(heads.positions)) <= self.window
+        return super().attend_heads(heads._replace(mask=heads.mask & is_near[None, None]), train)
+
+    @property
+    def window(self) -> int:
+        """The distance to the farthest key."""
+        if self.config.attention_window is None:
+            raise ValueError("model.attention_window is not set")
+        return self.config.attention_window
+
+
+def spread_weights(
+    weights: Float[Array, "Bn H t s"], keys: Int[Array, "n t s"], batch: int, length: int
+) -> Float[Array, "B H T T"]:
+    """Return the weights over all keys: those of the blocks, and zeros elsewhere."""
+    _, heads, size, _ = weights.shape
+    blocks = len(keys)
+    weights = weights.reshape(batch, blocks, heads, size, -1)
+    # Keys outside of the sequence have a weight of zero, except in rows that are discarded.
+    full = jnp.zeros((batch, heads, blocks * size, (blocks + 2) * size), weights.dtype)
+    rows = jnp.arange(blocks * size).reshape(blocks, size)[..., None]
+    full = full.at[:, :, rows, keys + size].set(weights.swapaxes(1, 2))
+    return full[:, :, :length, size : size + length]
