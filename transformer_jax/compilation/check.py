@@ -1,4 +1,4 @@
-"""Will a config fit a target? Compile its step, and if it does not fit, look for a cure."""
+"""Compile a config's step to check whether it fits a target, and suggest changes if it does not."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,23 +20,24 @@ from transformer_jax.config import Config
 from transformer_jax.data.batches import Bucket
 
 Report = Callable[[str], object]
-"""Receives a description of each program before it is compiled."""
+"""A function that receives a description of each program before the program is compiled."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """The answer for one target and one kind of parallelism."""
+    """The result of a check for one target and one kind of parallelism."""
 
     target: Target
     parallelism: str
     shapes: str
-    """Where the batch shapes come from."""
+    """The source of the batch shapes, in words."""
     programs: tuple[StepProgram, ...]
-    """One for each batch shape. With `find_batch`, only the largest batch that fits, or none."""
+    """One program for each batch shape. With `find_batch`, only the program of the largest batch
+    that fits, if any."""
     cures: tuple[Cure, ...] = ()
-    """If the step does not fit: changes with which it does."""
+    """Changes that make the step fit, if it does not."""
     batch_tokens: int | None = None
-    """With `find_batch`: the largest `data.batch_tokens` that fits."""
+    """The largest `data.batch_tokens` that fits, if `find_batch` was set."""
 
     @property
     def fits(self) -> bool:
@@ -49,7 +50,7 @@ class Check:
         return max(self.programs, key=lambda p: (not p.fits, p.peak_bytes or 0))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the answer as plain data that JSON can represent."""
+        """Return the result as plain data that JSON can represent."""
         return {
             "target": str(self.target),
             "devices": self.target.num_devices,
@@ -101,7 +102,7 @@ def find_batch(
     *,
     report: Report = lambda _: None,
 ) -> Check:
-    """Find the largest `data.batch_tokens` that fits, for the largest batch shape."""
+    """Find the largest `data.batch_tokens` that fits the target with the largest batch shape."""
     config = shapes.config
     bucket = largest_bucket(config, shapes.buckets)
     compile_and_report = _reporting(target, devices, report)

@@ -8,11 +8,12 @@ GPU_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 VARIABLES = {
     # Keep JAX from reserving the memory of this machine's own devices.
     "JAX_PLATFORMS": "cpu",
-    # The cache of programs cannot load a program for devices that do not exist.
+    # JAX's compilation cache cannot load programs for devices that do not exist.
     "JAX_ENABLE_COMPILATION_CACHE": "false",
-    # XLA logs a warning if it compiles for more than two minutes. Errors are also exceptions.
+    # XLA logs a warning if a compilation takes more than two minutes. XLA's errors also arrive as
+    # exceptions.
     "TF_CPP_MIN_LOG_LEVEL": "3",
-    # By default, libtpu allows one process at a time and asks a cloud's metadata server about TPUs.
+    # By default, libtpu allows only one process at a time and queries the cloud's metadata server.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -24,9 +25,9 @@ VARIABLES = {
 
 
 def configure_environment(*, for_gpus: bool) -> None:
-    """Set the variables that JAX and libtpu read when they load. Call this before importing JAX.
+    """Set the variables that JAX and libtpu read when they load. Call it before importing JAX.
 
-    XLA aborts if it does not know a flag, so its flags for GPUs are set only with `for_gpus`.
+    XLA aborts on an unknown flag, so this function sets XLA's GPU flags only if `for_gpus` is true.
     """
     os.environ.update(VARIABLES)
     flags = os.environ.get("XLA_FLAGS", "")

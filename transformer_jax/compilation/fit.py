@@ -1,4 +1,4 @@
-"""What makes a training step fit: a smaller batch, more devices, or a config that needs less."""
+"""Find a smaller batch, more devices, or a smaller config with which a training step fits."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,18 +14,18 @@ from transformer_jax.config import Config
 from transformer_jax.data.batches import ROW_MULTIPLE, Bucket
 from transformer_jax.errors import Setting
 
-# `find_largest_batch` stops when the batch that fits has this share of one that does not.
+# `find_largest_batch` stops when a batch that fits is at least this fraction of one that does not.
 PRECISION = 0.95
 MAX_MICRO_BATCHES = 64
 MAX_BATCH_TOKENS = 1 << 26
 
 Compiler = Callable[[Config, Bucket], StepProgram]
-"""Compiles a step for the devices of a target."""
+"""A function that compiles a step for a target's devices."""
 
 
 @dataclass(frozen=True)
 class Cure:
-    """Settings with which a step that does not fit would fit, and the program that shows it."""
+    """Settings that make a step fit, and the compiled program that proves it."""
 
     settings: tuple[Setting, ...]
     program: StepProgram
@@ -39,9 +39,10 @@ def make_compiler(target: Target, devices: Sequence[jax.Device]) -> Compiler:
 def find_cures(
     config: Config, bucket: Bucket, program: StepProgram, compiler: Compiler, num_devices: int
 ) -> list[Cure]:
-    """Return the changes of one option that let the step fit, or else all of them together.
+    """Return each single change that makes the step fit, or else all changes combined.
 
-    `program` is the one that does not fit. Every cure has been compiled.
+    `program` is the program that does not fit. This function compiles every cure before returning
+    it.
     """
     candidates: list[list[dict[str, Any]]] = []
     if not config.model.remat:
@@ -51,7 +52,7 @@ def find_cures(
     if num_devices > 1 and config.train.parallelism != "fsdp":
         candidates.append([{"train.parallelism": "fsdp"}])
     cures = [cure for x in candidates if (cure := _first_fit(config, bucket, x, compiler))]
-    # If a single option is not enough, combine the last, strongest value of all of them.
+    # If no single option is enough, combine the last and strongest value of each option.
     strongest = [options[-1] for options in candidates if options]
     if not cures and len(strongest) > 1:
         combined = {key: value for option in strongest for key, value in option.items()}
@@ -64,11 +65,11 @@ def find_largest_batch(
 ) -> tuple[int, StepProgram] | None:
     """Return the largest `data.batch_tokens` whose full batches of this bucket fit, by bisection.
 
-    The result is at most 5% too small, or one row per device. It comes with its program; None
-    means that even one row per device does not fit.
+    The result is at most 5% too small, or one row per device. The function also returns the
+    compiled program. It returns None if even one row per device does not fit.
     """
     width = max(bucket.source, bucket.target)
-    # The number of rows is a multiple of this one.
+    # The number of rows must be a multiple of this number.
     unit = math.lcm(ROW_MULTIPLE, num_devices)
     programs: dict[int, StepProgram] = {}
 
@@ -93,7 +94,7 @@ def find_largest_batch(
 def count_devices(
     config: Config, bucket: Bucket, target: Target, devices: Sequence[jax.Device]
 ) -> int | None:
-    """Return how many devices the step needs: 1, 2, 4, ..., or all; None if all are too few."""
+    """Return how many devices the step needs (1, 2, 4, ..., or all), or None if all are too few."""
     powers = [1 << i for i in range(len(devices).bit_length())]
     # The number of devices need not be a power of two.
     for count in dict.fromkeys([*powers, len(devices)]):
@@ -105,7 +106,7 @@ def count_devices(
 def _first_fit(
     config: Config, bucket: Bucket, options: Sequence[dict[str, Any]], compiler: Compiler
 ) -> Cure | None:
-    """Return the first of some alternative options that fits."""
+    """Return the first of several alternatives that fits."""
     for option in options:
         sections: dict[str, dict[str, Any]] = {}
         for name, value in option.items():
@@ -118,7 +119,7 @@ def _first_fit(
 
 
 def _micro_batches(config: Config, program: StepProgram, num_devices: int) -> list[int]:
-    """Return numbers of micro-batches to try: powers of two that should suffice, and the most."""
+    """Return the numbers of micro-batches to try: sufficient powers of two, and the maximum."""
     current = config.train.gradient_accumulation_steps
     most = min(MAX_MICRO_BATCHES, program.rows // num_devices)
     counts = [count for i in range(1, 17) if current < (count := 1 << i) <= most]
@@ -129,5 +130,6 @@ def _micro_batches(config: Config, program: StepProgram, num_devices: int) -> li
     fixed = program.state_bytes + program.state_bytes // 3
     activations = (program.peak_bytes - fixed) * current
     enough = [n for n in counts if fixed + activations / n <= program.capacity_bytes]
-    # The estimate can be too low, and the most micro-batches can also help other options.
+    # The estimate can be too low, so also try the maximum, which can help in combination with other
+    # options.
     return list(dict.fromkeys([*enough[:3], *counts[-1:]]))

@@ -1,6 +1,6 @@
 """Read the collectives of a compiled program from its HLO text.
 
-An HLO text is a list of computations. Each instruction is a line such as
+HLO text is a list of computations. Each instruction is a line such as
 
     %all-reduce.5 = (bf16[512,64]{1,0}, f32[8]{0}) all-reduce(%a, %b), channel_id=3, ...
 """
@@ -20,9 +20,9 @@ KINDS = {
     "collective-permute",
     "collective-broadcast",
 }
-# On a TPU, a reduce-scatter is a fusion of an all-reduce and slices.
+# On a TPU, XLA compiles a reduce-scatter to a fusion of an all-reduce and slices.
 TPU_REDUCE_SCATTER = "all-reduce-scatter"
-# Bytes per element. XLA pads and packs arrays differently on each device; these are plain sizes.
+# The number of bytes per element, without the padding and packing that differ between devices.
 WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "s64": 8, "u64": 8}
 WIDTHS |= {"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "f8e4m3fn": 1, "f8e5m2": 1, "c64": 8}
 COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
@@ -36,32 +36,33 @@ CHANNEL = re.compile(r"channel_id=(\d+)")
 
 @dataclass(frozen=True)
 class Collectives:
-    """The collectives of one step that have the same kind and data type, on each device."""
+    """The collectives that one device runs in a step and that share a kind and a data type."""
 
     kind: str
     """The HLO operation, such as "all-reduce"."""
     dtype: str
     """XLA's name of the data type, such as "bf16"."""
     count: int
-    """Number of operations in a step. A loop without a known number of iterations counts once."""
+    """The number of operations in a step. A loop with an unknown number of iterations counts as
+    one."""
     bytes: int
-    """Total size of their results."""
+    """The total size of the operations' results."""
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """A line of an HLO text."""
+    """One instruction: a line of HLO text."""
 
     is_root: bool
-    """Whether it returns the result of its computation."""
+    """Whether this instruction returns the result of its computation."""
     shape: str
     operation: str
     rest: str
-    """The text after the opening parenthesis of the operands."""
+    """The text after the parenthesis that opens the list of operands."""
 
 
 def read_collectives(text: str) -> list[Collectives]:
-    """Return the collectives of an HLO text by kind and data type, in alphabetical order."""
+    """Return the collectives in HLO text, sorted by kind and data type."""
     counts, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     channels = set[str]()
     computations, entry = read_computations(text)
@@ -70,7 +71,8 @@ def read_collectives(text: str) -> list[Collectives]:
             kind = instruction.operation.removesuffix("-start")
             if kind not in KINDS:
                 continue
-            # On a TPU, the fusions that a collective overlaps with all contain that collective.
+            # On a TPU, every fusion that overlaps with a collective contains a copy of that
+            # collective.
             if (channel := CHANNEL.search(instruction.rest)) is not None:
                 if channel[1] in channels:
                     continue
@@ -102,7 +104,7 @@ def read_computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
 
 
 def count_executions(computations: dict[str, list[Instruction]], entry: str) -> dict[str, int]:
-    """Return how often a step executes each computation; both branches of a condition count."""
+    """Return how often a step runs each computation, counting both branches of a conditional."""
     executions, pending = {entry: 1}, [entry]
     while pending:
         caller = pending.pop()

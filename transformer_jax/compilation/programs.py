@@ -23,40 +23,40 @@ from transformer_jax.training.sharding import SHARDINGS, DataParallel
 from transformer_jax.training.step import TrainState, init_state, make_train_step
 
 FULL_ATTENTION = Setting("model.attention_implementation", "full")
-# JAX's message.
+# The error message that JAX raises if cuDNN is missing.
 NO_CUDNN = "cuDNN is not detected"
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-# The end of libtpu's message for a program that does not fit: "(17.02G) exceeds available HBM".
+# libtpu's message for a program that does not fit ends like this: "(17.02G) exceeds available HBM".
 REQUIRED = re.compile(r"\(([\d.]+)([KMGT]?)B?\) exceeds")
 
 
 @dataclass(frozen=True)
 class StepProgram:
-    """A compiled training step. All numbers are for each device."""
+    """A compiled training step. All numbers are per device."""
 
     rows: int
-    """Number of rows of the global batch, including empty rows that make it divisible."""
+    """The number of rows in the global batch, including the empty rows that make it divisible."""
     source_length: int
     target_length: int
     fits: bool
     """Whether the program needs at most `capacity_bytes`."""
     peak_bytes: int | None
-    """Peak memory: the state, the batch, and all temporary arrays. None if the compiler rejects
-    the program without a number."""
+    """Peak memory: the state, the batch, and all temporary arrays. None if the compiler rejects the
+    program without reporting a number."""
     state_bytes: int
-    """The share of the parameters and of Adam's moments in `peak_bytes`."""
+    """The part of `peak_bytes` that the parameters and Adam's moments take."""
     capacity_bytes: int
     model_flops: float
-    """FLOPs of the matrix products of a step, as in the metrics of a run, with full rows."""
+    """The FLOPs of a step's matrix products, counted as in a run's metrics but with full rows."""
     program_flops: float | None
-    """FLOPs that the compiler counts, with the body of each loop once; None if it does not."""
+    """The compiler's FLOP count, which includes each loop body once. None if there is no count."""
     collectives: tuple[Collectives, ...]
     seconds: float
-    """Time to trace and compile the step on this machine."""
+    """The time that this machine took to trace and compile the step."""
 
     @property
     def shape(self) -> str:
-        """The shape of the batch: rows, and the lengths of both sides."""
+        """The shape of the batch: the number of rows, and the lengths of both sides."""
         return f"{self.rows} x ({self.source_length} + {self.target_length})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,9 +65,10 @@ class StepProgram:
 
 
 def check_attention(config: Config, target: Target) -> None:
-    """Raise a UsageError if the attention of the config needs NVIDIA GPUs and the target has none.
+    """Raise a UsageError if the config's attention needs NVIDIA GPUs and the target has none.
 
-    Check all configs and targets before the first of them is compiled, which can take minutes.
+    Check all configs and targets before compiling the first one, because compilation can take
+    minutes.
     """
     if config.model.attention_implementation == "cudnn" and target.is_tpu:
         message = f"model.attention_implementation cudnn needs NVIDIA GPUs, not {target}: use "
@@ -89,7 +90,7 @@ def _report_missing_cudnn() -> Iterator[None]:
 def compile_step(
     config: Config, target: Target, devices: Sequence[jax.Device], bucket: Bucket
 ) -> StepProgram:
-    """Compile the step for batches of one shape with the config's `train.parallelism`.
+    """Compile the step for one batch shape with the config's `train.parallelism`.
 
     Raises:
         UsageError: the config needs cuDNN, and JAX cannot find it.
@@ -129,7 +130,7 @@ def compile_step(
 
 
 def count_state_bytes(sharding: DataParallel, state: TrainState) -> int:
-    """Return the bytes of the state on each device, without padding."""
+    """Return the size of the state on each device in bytes, without padding."""
     return sum(
         math.prod(sharding.sharding(leaf).shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(state)
@@ -137,7 +138,7 @@ def count_state_bytes(sharding: DataParallel, state: TrainState) -> int:
 
 
 def _required_bytes(message: str) -> int | None:
-    """Return the memory that a compiler's error message says a program needs."""
+    """Return the memory requirement that a compiler's error message states."""
     found = REQUIRED.search(message)
     return int(float(found[1]) * UNITS[found[2]]) if found else None
 

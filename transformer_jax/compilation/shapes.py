@@ -1,4 +1,4 @@
-"""The batch shapes of a config: those of its prepared text, or assumed ones."""
+"""The batch shapes of a config, either from its prepared text or assumed."""
 
 from typing import NamedTuple
 
@@ -12,18 +12,18 @@ MIN_WIDTH = 16
 
 
 class Shapes(NamedTuple):
-    """Batch shapes, and the config with the vocabulary sizes that belong to them."""
+    """Batch shapes, and the config with the matching vocabulary sizes."""
 
     config: Config
     buckets: list[Bucket]
     source: str
-    """Where the shapes come from, in words."""
+    """A phrase that describes the source of the shapes."""
 
 
 def assume_shapes(config: Config) -> Shapes:
-    """Return full batches with both sides of width 16, 32, ..., and data.max_length.
+    """Return full batches whose sides both have width 16, 32, ..., or data.max_length.
 
-    The widest batch needs the most memory, so it is an upper bound for any text.
+    The widest batch needs the most memory, so its memory is an upper bound for any text.
     """
     return Shapes(config, assumed_buckets(config.data), "assumed shapes and vocabulary size")
 
@@ -39,10 +39,10 @@ def assumed_buckets(data: DataConfig) -> list[Bucket]:
 
 
 def prepare_shapes(config: Config, *, progress: Progress = ignore_progress) -> Shapes:
-    """Prepare the config's text, or find it in the cache, and return the shapes of its batches.
+    """Prepare the config's text, or load it from the cache, and return the shapes of its batches.
 
     Raises:
-        UsageError: the config does not say where the text is.
+        UsageError: the config does not specify the text.
         DataError: the text cannot be used.
         StorageError: the text cannot be downloaded, or the cache cannot be written.
     """
@@ -58,7 +58,7 @@ def largest_bucket(config: Config, buckets: list[Bucket]) -> Bucket:
 
 
 def full_bucket(bucket: Bucket, batch_tokens: int) -> Bucket:
-    """Return the bucket with the most rows that a value of data.batch_tokens allows."""
+    """Return the bucket with as many rows as a value of data.batch_tokens allows."""
     return bucket._replace(rows=max_rows(batch_tokens, max(bucket.source, bucket.target)))
 
 
@@ -68,6 +68,6 @@ def _count_activations(config: Config, bucket: Bucket) -> int:
     # Each sub-layer stores a few arrays of width d_model; the decoder has one more sub-layer.
     per_token = 8 * model.d_model + 2 * model.d_ff
     tokens = per_token * (source + target) + 4 * model.d_model * target
-    # Scores and weights of the three attentions.
+    # Count the scores and the weights of the three attention sub-layers.
     pairs = 2 * model.num_heads * (source**2 + target**2 + source * target)
     return rows * (model.num_layers * (tokens + pairs) + target * config.data.vocab_size)

@@ -15,10 +15,10 @@ from transformer_jax.errors import UsageError
 GIB = 1 << 30
 # XLA's descriptions of GPUs, one file per kind.
 GPU_FOLDER = resources.files("transformer_jax.compilation") / "gpus"
-# JAX reserves this share of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION changes it.
+# JAX reserves this fraction of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION is set.
 GPU_MEMORY_FRACTION = 0.75
 GPUS_PER_HOST = 8
-# TPU hosts have 2 x 2 chips; a v5e or v6e slice of at most eight chips has a single host.
+# TPU hosts have 2 x 2 chips. A v5e or v6e slice of at most eight chips has a single host.
 CHIPS_PER_HOST = (2, 2, 1)
 MAX_SINGLE_HOST_CHIPS = 8
 MAX_DEVICES = 1 << 16
@@ -28,10 +28,10 @@ class TPU(NamedTuple):
     """A generation of TPUs."""
 
     capacity: float
-    """Memory per device that programs can use, in GiB. libtpu reports this number when a program
-    needs more memory; these are the numbers of libtpu 0.0.42."""
+    """The memory per device that programs can use, in GiB. libtpu reports this number when a
+    program needs more memory. The values are from libtpu 0.0.42."""
     dimensions: int
-    """Number of dimensions of a slice."""
+    """The number of dimensions of a slice."""
     devices_per_chip: int = 1
 
 
@@ -48,7 +48,7 @@ KINDS = (*TPUS, *sorted(file.name.removesuffix(".txtpb") for file in GPU_FOLDER.
 
 @dataclass(frozen=True)
 class Target:
-    """Devices that a program is compiled for."""
+    """The devices that a program is compiled for."""
 
     kind: str
     """A generation of TPUs, such as "v5e", or a kind of GPU, such as "h100"."""
@@ -62,7 +62,7 @@ class Target:
 
     @property
     def topology(self) -> str:
-        """The number of slices, hosts, or chips along each axis, as XLA expects it."""
+        """The number of slices, hosts, or chips along each axis, in XLA's order."""
         shape = "x".join(map(str, self.shape))
         return f"{self.kind}:{shape}" if self.platform == "tpu" else f"1x{shape}"
 
@@ -85,7 +85,7 @@ class Target:
 
     @property
     def host_bounds(self) -> tuple[int, int, int]:
-        """The number of TPU chips of each host, along three axes."""
+        """The number of TPU chips per host along each of three axes."""
         chips, is_flat = math.prod(self.shape), TPUS[self.kind].dimensions == 2
         if chips == 1 or (is_flat and chips <= MAX_SINGLE_HOST_CHIPS):
             x, y, z = (*self.shape, 1)[:3]
@@ -101,7 +101,7 @@ class Target:
 
     @property
     def capacity(self) -> int:
-        """The memory of each device that a program can use, in bytes."""
+        """The memory that a program can use on each device, in bytes."""
         if self.is_tpu:
             return int(TPUS[self.kind].capacity * GIB)
         size = re.search(r"device_memory_size: (\d+)", self.gpu_description)
@@ -109,7 +109,7 @@ class Target:
 
     @property
     def gpu_description(self) -> str:
-        """The GPU as XLA's `GpuTargetConfigProto` in text format."""
+        """The GPU's description: XLA's `GpuTargetConfigProto` in text format."""
         return (GPU_FOLDER / f"{self.kind}.txtpb").read_text("utf-8")
 
     def __str__(self) -> str:
@@ -120,10 +120,10 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Return the devices that `text` names; without a shape, one device.
+    """Return the devices that `text` specifies. If it has no shape, return one device.
 
-    Examples: `v5e:2x4` has 8 TPU chips, `v4:2x2x1` 4 TPU chips, `h100:8` 8 GPUs of one host, and
-    `h100:16` or `h100:2x8` two hosts with 8 GPUs each.
+    Examples: `v5e:2x4` has 8 TPU chips, `v4:2x2x1` has 4 TPU chips, `h100:8` is one host with 8
+    GPUs, and `h100:16` and `h100:2x8` are two hosts with 8 GPUs each.
 
     Raises:
         UsageError: the kind does not exist, or its devices cannot have this shape.

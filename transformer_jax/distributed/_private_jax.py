@@ -31,10 +31,11 @@ def key_value_store() -> KeyValueStore:
 
 
 def detect_cluster(timeout_seconds: int) -> tuple[str, int, int, list[int] | None] | None:
-    """Return the fields of `ProcessSpec` under Slurm, Open MPI, Kubernetes, or Cloud TPU, or None.
+    """Return the fields of `ProcessSpec` on Slurm, Open MPI, Kubernetes, or Cloud TPU; else None.
 
     `jax.distributed.initialize` detects clusters in the same way but aborts the process on failure.
-    This function raises the error instead. The timeout is for finding the coordinator's address.
+    This function raises the error instead. The timeout limits the search for the coordinator's
+    address.
     """
     from jax._src.clusters import ClusterEnv
 

@@ -1,4 +1,4 @@
-"""If one process of a run fails, end all of them with the same message and exit code.
+"""When one process of a run fails, end all of them with the same message and exit code.
 
 While a process waits in a collective, its main thread does not run Python code. Each process
 therefore uses separate threads and dedicated connections to listen for failures.
@@ -18,13 +18,13 @@ from typing import NoReturn
 from transformer_jax.console import message_and_exit_code, stderr
 from transformer_jax.errors import LostProcessError, is_lost_peer
 
-# How many seconds process 0 waits for the other processes to exit first.
+# The number of seconds that process 0 waits for the other processes to exit first.
 GRACE_SECONDS = 10.0
 GOODBYE = "goodbye"
 
 
 class FailurePropagation:
-    """Connections between process 0 and every other process, which stay open for the whole run.
+    """Keeps connections open between process 0 and every other process during a run.
 
     A process that fails sends its error message and exit code, and all others immediately exit with
     the same message and code. A process that is killed sends nothing, but its operating system

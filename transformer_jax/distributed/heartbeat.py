@@ -19,18 +19,18 @@ VARIABLE = "TRANSFORMER_JAX_HEARTBEAT"
 # `Meter.add` waits for step n - 2, so a beat for step n implies that step n - 2 is done. Messages
 # are three beats apart, so the time between two messages covers at least one whole step.
 BEATS_PER_MESSAGE = 3
-# How many seconds a trainer has to save and exit after its supervisor has exited.
+# The number of seconds that a trainer has to save and exit after its supervisor exits.
 ORPHAN_SECONDS = 30.0
 
 _pipe: int | None = None
 _beats = 0
-"""The number of beats since the last phase."""
+"""The number of heartbeats since the last phase."""
 
 
 def connect() -> bool:
     """Start the heartbeat if this process has a supervisor; return whether it has one.
 
-    From then on, this process exits when its supervisor does, and dumps its stacks on SIGUSR2.
+    Afterward, this process exits when its supervisor does, and dumps its stacks on SIGUSR2.
     """
     global _pipe
     if _pipe is None and VARIABLE in os.environ:
@@ -54,7 +54,7 @@ def beat(step: int) -> None:
 def busy(phase: str) -> None:
     """Report the start of a phase that may take a long time, such as compilation.
 
-    The phase ends only when a later step is done, because each step waits for the slowest process.
+    The phase ends only when a later step finishes, because each step waits for the slowest process.
     """
     global _beats
     _beats = 0

@@ -48,7 +48,7 @@ class GracefulShutdown:
 
 
 class CheckpointTimer:
-    """Decides when recovery checkpoints are due: first immediately, and then less and less often.
+    """Decides when recovery checkpoints are due: immediately at first, then less and less often.
 
     A run that is often killed early still makes progress, and a long run rarely pauses to save.
     """

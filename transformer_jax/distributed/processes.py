@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# JAX waits in C++, where Python cannot handle signals, so each wait lasts at most this long.
+# The longest single wait. Python cannot handle signals while JAX waits in C++, so longer waits are
+# split.
 POLL_MILLISECONDS = 2000
-# If a machine disappears, JAX itself ends the run after this many seconds. `FailurePropagation`
-# usually ends it earlier.
+# If a machine disappears, JAX ends the run after this many seconds. `FailurePropagation` usually
+# ends it earlier.
 HEARTBEAT_TIMEOUT_SECONDS = 60
 
 
@@ -49,7 +50,7 @@ class ProcessGroup:
 
     @property
     def is_primary(self) -> bool:
-        """Whether this is the process that does what only one may do, such as writing metrics."""
+        """Whether this process does work that only one process may do, such as writing metrics."""
         return self.index == 0
 
     def barrier(self) -> None:

@@ -10,13 +10,13 @@ from typing import NamedTuple
 from transformer_jax.distributed._private_jax import detect_cluster
 from transformer_jax.errors import ConnectionFailedError, Setting, UsageError
 
-# How many seconds processes wait for each other at startup.
+# The number of seconds that processes wait for each other at startup.
 RENDEZVOUS_SECONDS = 300.0
-# With these options, a machine's disappearance is detected after 10 + 3 * 5 seconds.
+# With these options, the system detects the loss of a machine after 10 + 3 * 5 seconds.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 # Process 0 sends this line once all processes are connected.
 READY = b"ready\n"
-# How many seconds a connecting process has to identify itself.
+# The number of seconds that a connecting process has to identify itself.
 HANDSHAKE_SECONDS = 5.0
 RETRY_SECONDS = 0.2
 EXAMPLES = (
@@ -30,7 +30,7 @@ class ProcessSpec(NamedTuple):
     """One of a run's `count` processes. `index` is zero-based."""
 
     coordinator: str
-    """HOST:PORT of process 0."""
+    """The address of process 0, in the form HOST:PORT."""
     count: int
     index: int
     local_devices: list[int] | None = None
@@ -45,11 +45,11 @@ class ProcessSpec(NamedTuple):
 def resolve_cluster(
     coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> ProcessSpec | None:
-    """Return the address and rank of this process, or None if it is the only one.
+    """Return the `ProcessSpec` of this process, or None if it is the only process.
 
-    The arguments are the HOST:PORT of process 0, the number of processes, and the index of this
-    process. If all are None, they are read from the environment of Slurm, Open MPI, Kubernetes, or
-    Cloud TPU. If `num_processes` is 1, the environment is ignored.
+    The arguments are the address of process 0 (HOST:PORT), the number of processes, and the index
+    of this process. If all are None, they are read from the environment of Slurm, Open MPI,
+    Kubernetes, or Cloud TPU. If `num_processes` is 1, the environment is ignored.
 
     Raises:
         UsageError: the arguments are incomplete or invalid, or the environment indicates that there
@@ -116,7 +116,7 @@ def _from_environment() -> ProcessSpec | None:
 
 
 def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
-    """Connect process 0 to all other processes; return the connections by process index.
+    """Connect process 0 to all other processes; return the connections, keyed by process index.
 
     Call this function before `jax.distributed.initialize`, which aborts in C++ if a process is
     missing.

@@ -21,9 +21,9 @@ from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.preemption import SIGNALS
 from transformer_jax.errors import LostProcessError
 
-# How many seconds to wait for a message at a time.
+# The number of seconds that the supervisor waits for a message before it checks the timeout.
 TICK = 0.5
-# How many seconds a stuck trainer has to dump its stacks.
+# The number of seconds that a stuck trainer has to dump its stacks.
 STACKS_SECONDS = 1.0
 # The timeout is PATIENCE times the longest of the last REMEMBERED heartbeat intervals.
 PATIENCE, REMEMBERED = 4, 100
@@ -31,16 +31,15 @@ PATIENCE, REMEMBERED = 4, 100
 
 @dataclass
 class Heartbeats:
-    """A trainer's heartbeats, and its current timeout. All times are in seconds."""
+    """A trainer's heartbeats and timeouts, in seconds."""
 
     step_timeout: float
-    """The minimum time without a heartbeat between steps after which the trainer is considered
-    stuck. Slow steps raise this threshold."""
+    """The minimum timeout while the trainer is running steps. Slow steps raise the timeout."""
     phase_timeout: float
-    """How long a phase can go without a heartbeat before the trainer is considered stuck."""
+    """The timeout during a phase, such as compilation."""
     step: int = 0
     phase: str = "starting"
-    """Empty while the trainer is running steps."""
+    """The current phase, or "" while the trainer is running steps."""
     silence: float = 0.0
     """The time since the last heartbeat."""
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
@@ -48,7 +47,7 @@ class Heartbeats:
     not matter."""
 
     def add_silence(self, seconds: float) -> None:
-        """Add to the silence, except for any time during which the supervisor was suspended."""
+        """Increase the silence, but not by any time during which the supervisor was suspended."""
         self.silence += min(seconds, 2 * TICK)
 
     def receive(self, message: str) -> None:
@@ -64,7 +63,7 @@ class Heartbeats:
 
     @property
     def limit(self) -> float:
-        """How long the trainer can now go without a heartbeat before it is considered stuck."""
+        """The time without a heartbeat after which the trainer is considered stuck."""
         longest = max(self.intervals, default=0.0)
         # The duration of a step is unknown until two heartbeats from steps have arrived.
         if self.phase or not longest:

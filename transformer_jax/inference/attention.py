@@ -30,8 +30,8 @@ class Attention:
     """The attention weights and the tokens of a source sentence and its translation.
 
     Indices of layers, heads, and positions work as in Python: they start at 0, and negative indices
-    count from the end. Pictures number layers and heads from 1, as the paper does: `layer=4` is
-    shown as "layer 5 of 6".
+    count from the end. Pictures number layers and heads from 1, as the paper does, so `layer=4`
+    appears as "layer 5 of 6".
     """
 
     encoder: Float[np.ndarray, "layer head S S"]
@@ -61,7 +61,7 @@ class Attention:
 
     @functools.cached_property
     def maps(self) -> dict[str, AttentionMap]:
-        """The weights of each kind, with the tokens and labels of both axes."""
+        """The weights for each kind of attention, with the tokens and labels of both axes."""
         source, inputs = self.source_tokens, self.decoder_input_tokens
         encoder, decoder = ("encoder self-attention", "decoder self-attention")
         predicted, read = ("predicted token", "decoder input token")
@@ -122,9 +122,9 @@ def compute_attention(
 ) -> Attention:
     """Return the attention weights of a sentence pair.
 
-    If `target` is None, the best translation of the source is used: exactly the tokens that the
-    search found, which may differ from the tokens that encoding its text would give. `truncate`
-    shortens a sentence that is too long instead of raising DataError.
+    If `target` is None, the target is the best translation of the source. It consists of exactly
+    the tokens that the search found, which may differ from the tokens of the re-encoded text.
+    `truncate` shortens a sentence that is too long instead of raising DataError.
 
     Raises:
         DataError: a sentence is blank or too long for the model.

@@ -1,6 +1,6 @@
 """Compare runs by their configs, metrics, and scores: `transformer_jax.compare(["a", "b"])`.
 
-The parameters are not loaded.
+This module does not load parameters.
 """
 
 import html
@@ -28,7 +28,7 @@ from transformer_jax.runs.run_directory import RunDirectory
 if TYPE_CHECKING:
     from transformer_jax.visualization.style import Picture
 
-# The names that sweeps give to run folders, as in sweeps/table3/base/seed-0.
+# The names of run folders in a sweep, as in sweeps/table3/base/seed-0.
 SEED_FOLDER = re.compile(r"seed-\d+")
 
 
@@ -37,9 +37,10 @@ class Comparison:
     """Several runs, grouped by config, ignoring the seed."""
 
     groups: dict[str, tuple[RunDirectory, ...]]
-    """The runs of each group by the group's label. Runs of a group differ only in their seed."""
+    """The runs of each group, keyed by the group's label. Runs in a group differ only in their
+    seed."""
     metrics: dict[Path, MetricsTable]
-    """The metrics of each run by its path."""
+    """The metrics of each run, keyed by the run's path."""
 
     def __repr__(self) -> str:
         labels = ", ".join(f"{label}: {len(runs)}" for label, runs in self.groups.items())
@@ -52,7 +53,7 @@ class Comparison:
 
     @property
     def table(self) -> list[dict[str, Any]]:
-        """One row for each run, in a form that `pandas.DataFrame` accepts.
+        """The comparison as one row for each run, in a form that `pandas.DataFrame` accepts.
 
         The keys are "group", "run", "seed", the config fields in which the runs differ, "step", the
         last value of each metric on the development set, such as "dev/perplexity", and the newest
@@ -80,9 +81,9 @@ class Comparison:
     def plot(self, *names: str) -> "Picture":
         """Draw metrics such as "dev/perplexity" by step, with one line for each group.
 
-        For several runs, the line is their mean (the geometric mean for perplexities), and the band
-        extends from the lowest to the highest run. Without names, the picture shows the training
-        loss, and the perplexity and BLEU on the development set.
+        If a group has several runs, the line is their mean (the geometric mean for perplexities),
+        and the band extends from the lowest to the highest run. By default, the picture shows the
+        training loss, and the perplexity and BLEU on the development set.
 
         Raises:
             UsageError: no run has a metric with this name.

@@ -36,7 +36,7 @@ class Scores:
     exact: float
     """The fraction of translations that are identical to their reference."""
     bleu: float
-    """BLEU in percent."""
+    """BLEU, in percent."""
     bleu_signature: str
     precisions: list[float]
     """BLEU's n-gram precisions, in percent, for n from 1 to 4."""
@@ -44,12 +44,12 @@ class Scores:
     lengths: list[int]
     """The total numbers of words in the translations and in the references."""
     chrf: float
-    """chrF2 in percent."""
+    """chrF2, in percent."""
     chrf_signature: str
 
     @property
     def bleu_details(self) -> str:
-        """Precisions, brevity penalty, and lengths in one line."""
+        """The precisions, brevity penalty, and lengths in one line."""
         precisions = "/".join(f"{precision:.1f}" for precision in self.precisions)
         words, expected = self.lengths
         return f"{precisions} BP {self.brevity_penalty:.3f} ({words:,} for {expected:,} words)"
@@ -71,8 +71,9 @@ class Evaluation(NamedTuple):
     """The translations of a text and their scores."""
 
     result: dict[str, Any]
-    """JSON data: how the translations were produced, the perplexity, the fields of `Scores`, the
-    `compound_bleu`, and, in `per_checkpoint`, the same scores for each checkpoint alone."""
+    """The scores as JSON data: how the translations were produced, the perplexity, the fields of
+    `Scores`, `compound_bleu`, and the same scores for each single checkpoint in
+    `per_checkpoint`."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]
@@ -85,7 +86,7 @@ class Evaluation(NamedTuple):
 def sacrebleu_metrics(
     tokenizer: str, *, warn: bool = True
 ) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
-    """Return BLEU with this tokenizer, and chrF. With `warn`, BLEU warns about tokenized text."""
+    """Return BLEU with this tokenizer, and chrF. If `warn`, BLEU warns about tokenized text."""
     force = tokenizer == "none" or not warn
     return sacrebleu.BLEU(tokenize=tokenizer, force=force), sacrebleu.CHRF()
 
@@ -96,8 +97,8 @@ def score(
     """Score translations with sacreBLEU, against one reference each.
 
     Raises:
-        DataError: the numbers of translations and references differ or are zero, or a line is None.
-            In these cases, sacreBLEU itself may return 100 or ignore a reference.
+        DataError: the numbers of translations and references differ or are zero, or a line is
+            missing. In these cases, sacreBLEU itself may return 100 or ignore a reference.
     """
     if len(hypotheses) != len(references) or not references:
         raise DataError(
@@ -213,8 +214,8 @@ def evaluate(
     """Translate and score a split of the run's text, or text in other files.
 
     `decode` overrides fields of the run's `DecodeConfig`. `per_checkpoint` also evaluates each
-    averaged checkpoint separately, with at most two sets of parameters in memory. `progress` is
-    called with a description, the number of finished sentences, and the total.
+    averaged checkpoint separately, with at most two sets of parameters in memory. The function
+    calls `progress` with a description, the number of finished sentences, and the total.
 
     Raises the errors of `prepare_split` or `read_files`, or a DataError if a source is too long for
     the model.

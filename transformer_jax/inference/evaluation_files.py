@@ -57,10 +57,10 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 
 
 def _move_other_search(folder: Path) -> None:
-    """Rename the directory of an older evaluation if its name now describes a different search.
+    """Rename the directory of an older evaluation if the name now describes a different search.
 
-    An earlier version had only the rule `DecodeConfig.beam_end_before` and did not store it, so the
-    name that described this rule now describes the default.
+    An earlier version supported only the rule `DecodeConfig.beam_end_before` and did not store it,
+    so the old name for this rule is now the name for the default rule.
     """
     try:
         scores = json.loads((folder / "scores.json").read_bytes())
@@ -68,7 +68,7 @@ def _move_other_search(folder: Path) -> None:
             directory_name({**scores, "decode": add_beam_end(scores["decode"])})
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        # There is no earlier evaluation, or another program wrote it.
+        # Either there is no earlier evaluation, or another program wrote it.
         return
     # If the new name is taken, that evaluation is newer and has the same settings.
     if not present.exists():
@@ -78,8 +78,8 @@ def _move_other_search(folder: Path) -> None:
 def directory_name(result: Mapping[str, Any]) -> str:
     """Return a directory name that is unique to the split, checkpoints, and decode config.
 
-    The name lists the fields that differ from the defaults, not from the run's config, which may
-    change when the run resumes.
+    The name lists the fields that differ from the defaults. It ignores the run's config, because
+    the config may change when the run resumes.
     """
     decode = dict(result["decode"])
     name = f"{result['split']}-step{result['step']}-average{result['average_checkpoints']}"

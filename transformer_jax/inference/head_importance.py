@@ -1,4 +1,4 @@
-"""Which attention heads matter: the loss with each head masked, and with many heads masked.
+"""Measure which attention heads matter: mask each head alone, and then mask many heads together.
 
 Michel et al. (2019) found that many heads of a trained model can be removed. Heads are masked by
 `model.head_mask`, so all masks share one compiled program.
@@ -31,7 +31,7 @@ class Head(NamedTuple):
     """An attention head. Layers and heads count from 0."""
 
     kind: str
-    """One of `KINDS`."""
+    """The kind of attention: one of `KINDS`."""
     layer: int
     head: int
 
@@ -48,7 +48,7 @@ class HeadImportance:
     """The loss with the first 0, 1, 2, ... heads of `order` masked. The array ends with the first
     loss above `loss` + `margin`, or with all heads masked."""
     margin: float
-    """The acceptable increase in loss."""
+    """The increase in loss that is acceptable."""
 
     @property
     def order(self) -> list[Head]:
@@ -89,9 +89,9 @@ def head_importance(
     margin: float = MARGIN,
     progress: Progress = ignore_progress,
 ) -> HeadImportance:
-    """With heads masked, compute the loss on the first `num_sentences` sentences of a split.
+    """Compute the loss with masked heads on the first `num_sentences` sentences of a split.
 
-    First, each head is masked alone. Then the heads are masked cumulatively, the least important
+    This function first masks each head alone. It then masks the heads cumulatively, least important
     first, until the loss exceeds that of the full model by more than `margin` nats per token.
     `progress` receives a description, the number of finished losses, and the largest possible
     total.

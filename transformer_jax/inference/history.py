@@ -1,4 +1,4 @@
-"""Metrics and scores of a run, read from its files without loading its parameters.
+"""Read a run's metrics and scores from its files, without loading the parameters.
 
 The files may come from an untrusted source, so values of unexpected types are ignored.
 """
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 MAX_SCORES_BYTES = 16 << 20
 MAX_COUNT = 2**63 - 1
-# A picture shows these metrics by default.
+# By default, a picture shows these metrics.
 DEFAULT_METRICS = ("train/loss", "dev/perplexity", "dev/bleu")
 SCORE_NAMES = ("perplexity", "bleu", "chrf")
 MetricsTable = list[dict[str, float]]
-"""One row for each step. Its keys are "step" and names such as "train/loss" and "dev/bleu"."""
+"""One row for each step. The keys are "step" and names such as "train/loss" and "dev/bleu"."""
 
 
 def metrics_table(folder: RunDirectory) -> MetricsTable:
-    """Return a run's metrics by step; a row has only the metrics that were reported at its step."""
+    """Return a run's metrics by step. Each row has only the metrics reported at its step."""
     rows: dict[int, dict[str, float]] = {}
     for report in read_metrics(folder.metrics):
         step = report["step"]
@@ -42,7 +42,7 @@ def metrics_table(folder: RunDirectory) -> MetricsTable:
 
 
 def metric_by_step(table: MetricsTable, name: str) -> dict[int, float]:
-    """Return the values of one metric by step."""
+    """Return the values of one metric, keyed by step."""
     return {int(row["step"]): row[name] for row in table if name in row}
 
 
@@ -54,9 +54,9 @@ def metric_names(table: MetricsTable) -> list[str]:
 def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "Picture":
     """Draw metrics by step, with one line for each group of runs.
 
-    For several runs, the line is their mean (the geometric mean for perplexities), and the band
-    extends from the lowest to the highest run. Without names, draw the metrics in `DEFAULT_METRICS`
-    that exist.
+    If a group has several runs, the line is their mean (the geometric mean for perplexities), and
+    the band extends from the lowest to the highest run. By default, draw the metrics in
+    `DEFAULT_METRICS` that exist.
 
     Raises:
         UsageError: a name is not a metric of any run, or there are no metrics.

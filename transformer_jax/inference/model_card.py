@@ -51,7 +51,7 @@ In a shell, `{command} < FILE` translates a file line by line.
 
 
 class StoredScores(NamedTuple):
-    """A stored evaluation, as it appears in the card."""
+    """The data about a stored evaluation that the card shows."""
 
     row: str
     signatures: dict[str, str]
@@ -78,13 +78,13 @@ def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
             signatures = {"BLEU": result["bleu_signature"], "chrF": result["chrf_signature"]}
             found.append(StoredScores(row, {k: _code(v) for k, v in signatures.items()}))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            # Skip files that another program may have written.
+            # Another program may have written these files, so skip invalid ones.
             continue
     return found
 
 
 def _is_small_file(path: Path) -> bool:
-    """Return whether a file of an evaluation is a regular one that no link leads to."""
+    """Return whether an evaluation's file is a regular file and its path contains no links."""
     is_linked = any(x.is_symlink() for x in (path, *path.parents[:2]))
     return not is_linked and path.is_file() and path.stat().st_size <= MAX_DESCRIPTION
 
@@ -112,7 +112,7 @@ def write_card(
     license_id: str,
     languages: tuple[str, str] | None,
 ) -> str:
-    """Return the card of a model; `versions` is `RunDirectory.versions`."""
+    """Return a model's card. `versions` comes from `RunDirectory.versions`."""
     data = config.data
     metadata: dict[str, object] = {
         "language": languages,

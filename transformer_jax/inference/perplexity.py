@@ -1,4 +1,4 @@
-"""Perplexity of a corpus, and the losses of its sentences and tokens (section 6.1).
+"""The perplexity of a corpus, and the losses of its sentences and tokens (section 6.1).
 
 Shapes: B batch, T target positions.
 """
@@ -16,7 +16,7 @@ from transformer_jax.data.batches import Batch, Batches, Ragged
 from transformer_jax.model.losses import Loss, cross_entropy
 from transformer_jax.model.transformer import Params, Transformer
 
-# Number of tokens in a batch, including padding.
+# The number of tokens in a batch, including padding.
 SCORING_TOKENS = 4096
 
 

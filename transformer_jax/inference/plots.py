@@ -24,7 +24,7 @@ from transformer_jax.visualization.style import Picture
 
 NUM_POSITIONS = 128
 MIN_POSITIONS = 4
-# Means over fewer sentences are not drawn.
+# The pictures omit means over fewer sentences than this.
 MIN_SENTENCES = 10
 NUM_LENGTHS = 10
 # The quantile of the normal distribution for 95% intervals.
@@ -116,7 +116,7 @@ def loss_by_length(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> Cur
     for group in _group_lengths(lengths):
         n, total = lengths[group], totals[group]
         mean = float(total.sum() / n.sum())
-        # The standard error of a ratio of sums.
+        # This formula is the standard error of a ratio of sums.
         errors = total - mean * n
         half = QUANTILE * float(errors.std(ddof=1)) / (float(n.mean()) * math.sqrt(len(n)))
         points.append((float(n.mean()), mean, mean - half, mean + half))

@@ -23,7 +23,7 @@ Step = Callable[
     [Int[Array, "B J"], Int[Array, ""], Int[Array, "B J L"], State],
     tuple[Float[Array, "B J N"], State],
 ]
-"""Maps (latest tokens, their position, ancestors, state) to (logits of the next tokens, state).
+"""A function from (latest tokens, position, ancestors, state) to (next tokens' logits, state).
 
 ancestors[b, j, l] is the beam slot that read token l of the hypothesis now in slot j.
 """
@@ -64,9 +64,10 @@ class EndRule(NamedTuple):
     """The rule for one `beam_end`: which live hypotheses can finish at a step."""
 
     num_kept: Callable[[int], int]
-    """Maps J to the number of likeliest continuations that the search keeps."""
+    """A function that maps J to the number of likeliest continuations that the search keeps."""
     may_end: Callable[[Continuations, int], Bool[Array, "B J"]]
-    """Maps (continuations, number kept) to True for each hypothesis that can finish."""
+    """A function that maps (continuations, number kept) to True for each hypothesis that can
+    finish."""
 
 
 def _is_among_likeliest(continuations: Continuations, num_kept: int) -> Bool[Array, "B J"]:

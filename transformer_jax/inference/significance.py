@@ -25,7 +25,7 @@ SEED = 12345
 
 @dataclass(frozen=True)
 class Comparison:
-    """The scores of a run and a baseline on the same sentences, by one metric."""
+    """The scores of a run and a baseline on the same sentences, for one metric."""
 
     metric: str
     score: float
@@ -45,7 +45,7 @@ class Comparison:
 def check_comparable(
     run: Run, baseline: Run, split: Split, progress: Progress = ignore_progress
 ) -> None:
-    """Check that two runs have the same references, before anything is translated.
+    """Check that two runs have the same references, before translating anything.
 
     Raises:
         UsageError: a run has no such split.
@@ -65,7 +65,7 @@ def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> lis
     """
     _check_same_references(evaluation.references, baseline.references, evaluation.result["split"])
     systems = [("baseline", baseline.hypotheses), ("run", evaluation.hypotheses)]
-    # Do not warn again: BLEU already warned when each evaluation was scored.
+    # Suppress the warning, because BLEU already warned when each evaluation was scored.
     metrics = dict(zip(("BLEU", "chrF2"), sacrebleu_metrics(tokenizer, warn=False), strict=True))
     signatures, results = bootstrap(systems, metrics, evaluation.references)
     return [
@@ -85,7 +85,7 @@ def bootstrap(
     metrics: Mapping[str, Metric],
     references: Sequence[str],
 ) -> tuple[dict[str, Signature], dict[str, list[Result]]]:
-    """Compare each system (a name and its translations) with the first, by paired bootstrap.
+    """Compare each system (a name and its translations) with the first one by paired bootstrap.
 
     Returns each metric's signature, and each metric's results for all systems.
     """
@@ -112,7 +112,7 @@ def p_value(ours: Result, baseline: Result) -> float:
 def describe(
     baseline: Run, evaluation: Evaluation, comparisons: Sequence[Comparison]
 ) -> dict[str, Any]:
-    """Return a comparison as JSON data, without paths; `evaluation` is the baseline's."""
+    """Return a comparison as JSON data without paths. `evaluation` is the baseline's evaluation."""
     keys = ("split", "step", "steps", "average_checkpoints", "decode", "sentences")
     return {
         "run": baseline.folder.path.resolve().name,
@@ -139,7 +139,7 @@ def save_comparison(
     text = encode_lines(hypotheses)
     name = f"baseline-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"
     try:
-        # Delete the old comparison first, so that a comparison is never next to different
+        # Delete the old comparison first, so that no comparison is stored with the wrong
         # translations.
         (folder / f"{name}.json").unlink(missing_ok=True)
         (folder / f"{name}.txt").write_bytes(text)

@@ -38,7 +38,7 @@ class Run:
     params: Params
     """Parameters for `model.apply({"params": params}, ...)`."""
     steps: tuple[int, ...]
-    """Steps of the averaged checkpoints, or the step of a single checkpoint."""
+    """The steps of the averaged checkpoints, or the step of a single checkpoint."""
 
     def __repr__(self) -> str:
         count = f"{self.num_parameters:,} parameters"
@@ -49,35 +49,35 @@ class Run:
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters."""
+        """The number of parameters."""
         return sum(x.size for x in jax.tree.leaves(self.params))
 
     @property
     def step(self) -> int:
-        """Step of the checkpoint, or of the last averaged checkpoint."""
+        """The step of the checkpoint, or of the last averaged checkpoint."""
         return self.steps[-1]
 
     @property
     def average_checkpoints(self) -> int:
-        """Number of checkpoints whose parameters were averaged."""
+        """The number of checkpoints whose parameters were averaged."""
         return len(self.steps)
 
     @property
     def config(self) -> Config:
-        """Config of the experiment."""
+        """The config of the run."""
         return self.folder.config
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Source and target tokenizers."""
+        """The source and target tokenizers."""
         return self.folder.vocabulary
 
     @property
     def metrics(self) -> MetricsTable:
-        """Metrics by step: a list of dictionaries that `pandas.DataFrame` accepts.
+        """The metrics by step: a list of dictionaries that `pandas.DataFrame` accepts.
 
-        The keys are "step" and names such as "train/loss" and "dev/perplexity". A row has only the
-        metrics that were reported at its step. A package has no metrics.
+        The keys are "step" and names such as "train/loss" and "dev/perplexity". Each row has only
+        the metrics that were reported at its step. A package has no metrics.
         """
         return metrics_table(self.folder)
 
@@ -151,10 +151,10 @@ class Run:
 def load(
     path: str | Path, *, average_checkpoints: int | None = None, step: int | None = None
 ) -> Run:
-    """Load a run onto JAX's default device. Nothing in its directory is executed or changed.
+    """Load a run onto JAX's default device, without executing or changing any of its files.
 
     The parameters are the mean of the last `average_checkpoints` scheduled checkpoints up to
-    `step`, which defaults to the latest. A single checkpoint need not be a scheduled one. By
+    `step`, which defaults to the latest. A single checkpoint does not need to be scheduled. By
     default, `average_checkpoints` is the run's `decode.average_checkpoints`. If the run has fewer
     than this default, `load` issues a warning and averages the existing checkpoints.
 

@@ -21,7 +21,7 @@ from transformer_jax.model.decoding import decode_step, init_decoding
 from transformer_jax.model.transformer import Params, Transformer
 from transformer_jax.special_tokens import BOS, EOS, PAD
 
-# Number of sentences in a batch.
+# The number of sentences in a batch.
 ROWS = 32
 MIN_WIDTH = 16
 
@@ -31,7 +31,7 @@ class Hypothesis(NamedTuple):
 
     text: str
     score: float
-    """Log-probability divided by the length penalty; for greedy search, the log-probability."""
+    """The log-probability divided by the length penalty; for greedy search, the log-probability."""
 
 
 def padded_length(length: int, longest: int | None) -> int:
@@ -134,8 +134,8 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Return up to `num_best` translations of each line, but not more than the beam size.
 
-        A blank line has one empty translation. `progress` is called with the number of lines in
-        each finished batch.
+        A blank line has one empty translation. The function calls `progress` with the number of
+        lines in each finished batch.
 
         Raises:
             DataError: a line is too long for the model, and `truncate` is false.
@@ -200,7 +200,7 @@ class Translator:
     def _decode(
         self, tokens: Int[np.ndarray, "J L"], scores: Float[np.ndarray, " J"]
     ) -> list[Hypothesis]:
-        """Return the hypotheses of one sentence: at least one, and none from empty slots."""
+        """Return the hypotheses of one sentence, at least one, without the empty slots."""
         texts = self.vocabulary.target.decode(tokens.tolist())
         return [
             Hypothesis(text, float(score))

@@ -21,10 +21,10 @@ logging.getLogger("absl").addFilter(lambda record: "orbax" not in Path(record.pa
 
 PyTree = Any
 Trees = Mapping[str, PyTree]
-"""Trees of arrays, or of `jax.ShapeDtypeStruct` with shardings, by name: "params", "optimizer"."""
+"""Trees of arrays, or of `jax.ShapeDtypeStruct`, keyed by name ("params" and "optimizer")."""
 PendingWrite = ocp.AsyncResponse[None]
 # Orbax compresses arrays, so a restored checkpoint may be larger than its files. A compression
-# factor above this one is implausible.
+# factor above `MAX_COMPRESSION` is implausible.
 MAX_COMPRESSION = 20
 ALWAYS_ALLOWED_BYTES = 64 << 20
 REMOVAL_SECONDS = 10.0
@@ -39,7 +39,7 @@ def save_async(folder: Path, trees: Trees) -> PendingWrite:
 
 
 def restore(folder: Path, targets: Trees) -> dict[str, PyTree]:
-    """Read some of a checkpoint's trees; raise StorageError if they do not match `targets`."""
+    """Read the trees in `targets` from a checkpoint; raise StorageError if they do not match."""
     name = f"checkpoint {folder.name}"
     try:
         stored: Any = ocp.checkpointables_metadata(str(folder.absolute())).metadata

@@ -76,7 +76,7 @@ class CheckpointManager:
 
     @property
     def scores(self) -> dict[int, float]:
-        """The development perplexity of each scheduled checkpoint, by step."""
+        """The development perplexity of each scheduled checkpoint, keyed by step."""
         return {
             step: metadata.perplexity
             for step, metadata in sorted(self._metadata.items())
@@ -89,7 +89,7 @@ class CheckpointManager:
         return self._metadata[step].custom_metadata
 
     def previous_step(self, step: int) -> int | None:
-        """Return the scheduled step that precedes this step, or None if it is not known."""
+        """Return the scheduled step that precedes this step, or None if it is unknown."""
         return self._metadata[step].previous_step if step in self._metadata else None
 
     def latest_valid(self) -> int | None:
@@ -181,7 +181,7 @@ class CheckpointManager:
             raise
 
     def restore(self, step: int, targets: Trees) -> dict[str, PyTree]:
-        """Read some of a checkpoint's trees. See `array_store.restore`."""
+        """Read the trees in `targets` from a checkpoint. See `array_store.restore`."""
         self.wait()
         self._check(step, self.find_damage(step))
         return array_store.restore(self.folder / str(step), targets)
@@ -243,7 +243,7 @@ class CheckpointManager:
             ) from error
 
     def _move_aside(self, step: int) -> str:
-        """Rename a damaged checkpoint; return a phrase for a message that states the new name."""
+        """Rename a damaged checkpoint; return a phrase with its new name for an error message."""
         if self._keep is None or not self._is_primary:
             return ""
         name, count = f"bad-{step}", 1

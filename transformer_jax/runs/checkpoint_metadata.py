@@ -12,7 +12,7 @@ from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.checksums import CorruptionError
 
 NAME = "checkpoint.json"
-# If a config field did not exist yet when a checkpoint was written, its default value applies.
+# If a checkpoint predates a config field, the field's default value applies.
 DEFAULTS = {
     f"{section}.{key}": value
     for section, fields in Config().to_dict().items()
@@ -28,7 +28,7 @@ class CheckpointMetadata(NamedTuple):
     previous_step: int | None
     """The previous scheduled step, whether or not its checkpoint still exists."""
     custom_metadata: dict[str, Any]
-    """What training needs in order to resume, in addition to the arrays."""
+    """The metadata that training needs to resume."""
 
     @classmethod
     def read(cls, checkpoint: Path, identity: Mapping[str, object]) -> Self:

@@ -15,7 +15,7 @@ from transformer_jax.errors import StorageError, UsageError
 NAME = "lock"
 # The lock file may be malicious, so read at most this many characters.
 MAX_LENGTH = 4096
-# How many times to try to acquire a lock that only readers hold, and the seconds between attempts.
+# The number of attempts to acquire a lock that only readers hold, and the seconds between them.
 ATTEMPTS, INTERVAL = 100, 0.01
 
 
@@ -42,7 +42,7 @@ def exclusive_lock(run: Path) -> Iterator[None]:
 
 
 def describe_holder(run: Path) -> str:
-    """Return who is training a run, such as "by process 7 on x, for 2 h 5 min", or "" if nobody."""
+    """Return who is training a run ("by process 7 on x, for 2 h 5 min"), or "" if nobody is."""
     try:
         with (run / NAME).open("r", encoding="utf-8") as file:
             return "" if _try_lock(file, fcntl.LOCK_SH) else _read_holder(run)
@@ -57,7 +57,8 @@ def _lock_exclusively(file: IO[str]) -> bool:
             return True
         if not _try_lock(file, fcntl.LOCK_SH):
             return False
-        # Release the shared lock, or two processes that start together would block each other.
+        # Release the shared lock; otherwise, two processes that start together would block each
+        # other.
         fcntl.flock(file, fcntl.LOCK_UN)
         time.sleep(INTERVAL)
     return False

@@ -58,7 +58,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class Package(NamedTuple):
-    """How a packaged run's parameters were made: by averaging the checkpoints at these steps."""
+    """How a run was packaged: its parameters are the mean of the checkpoints at these steps."""
 
     steps: tuple[int, ...]
     dtype: Dtype

@@ -1,4 +1,4 @@
-"""How many devices of a target each row of a sweep needs, from compiled training steps."""
+"""Compile training steps to find how many of a target's devices each row of a sweep needs."""
 
 from collections.abc import Callable, Mapping
 from itertools import groupby
@@ -10,16 +10,16 @@ from transformer_jax.compilation.targets import Target
 from transformer_jax.compilation.topologies import make_devices
 from transformer_jax.sweeps.plan import Sweep
 
-# The number of devices, or None if all devices of the target are too few.
+# The number of devices, or None if even all devices of the target are too few.
 Counts = Mapping[str, int | None]
 
 
 def count_devices_of_rows(
     sweep: Sweep, target: Target, *, report: Callable[[str], object] = lambda _: None
 ) -> Counts:
-    """Return how many devices each row needs: 1, 2, 4, ..., or all; None if all are too few.
+    """Return how many devices each row needs (1, 2, 4, ..., or all), or None if all are too few.
 
-    The largest assumed batch shape decides; see `assume_shapes`.
+    The largest assumed batch shape determines the number; see `assume_shapes`.
 
     Raises:
         UsageError: the target cannot run the attention of a row, or its compiler or cuDNN is not
@@ -37,7 +37,7 @@ def count_devices_of_rows(
 
 
 def describe_counts(counts: Counts, target: Target) -> str:
-    """Return the numbers in one line: "A1 to E fit one v5e chip each; big needs 2 v5e chips"."""
+    """Summarize the numbers: "A1 to E fit one v5e chip each; big needs 2 v5e chips"."""
     unit = f"{target.kind} {target.unit}"
     sentences: list[str] = []
     for count, group in groupby(counts, key=lambda name: counts[name]):

@@ -26,7 +26,7 @@ from transformer_jax.sweeps.status import (
 )
 
 POLL_SECONDS = 0.2
-# How many seconds a worker has to save and exit after SIGTERM.
+# The number of seconds that a worker has to save and exit after SIGTERM.
 STOP_SECONDS = 120.0
 
 
@@ -41,8 +41,8 @@ def launch(
     """Train and score the unfinished runs of a stored sweep; return the status of every run.
 
     If another process on this machine is still training a run, wait for that process to exit, and
-    then train the run if it is unfinished. `report` is called with one line each time a run waits,
-    starts, or ends.
+    then train the run if it is unfinished. This function calls `report` with one line whenever a
+    run waits, starts, or ends.
 
     Raises:
         RunInterrupted: a signal stopped the sweep. The runs in progress are saved.
@@ -199,7 +199,7 @@ def start_worker(
 
 @contextmanager
 def _record_signals() -> Iterator[list[int]]:
-    """Yield a list to which each termination signal that this process receives is appended."""
+    """Yield a list that collects the termination signals that this process receives."""
     received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
     previous = {n: signal.signal(n, lambda number, _: received.append(number)) for n in numbers}

@@ -32,17 +32,17 @@ ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a sweep: a row with a seed. Its files may not exist yet."""
+    """One run of a sweep: a row trained with one seed. The run's files may not exist yet."""
 
     path: Path
     """The run folder."""
     name: str
-    """The name in tables and messages, such as "base/seed-0"."""
+    """The run's name in tables and messages, such as "base/seed-0"."""
     row: str
     """The name of the row."""
     seed: int
     config: Config
-    """The row's config with this seed."""
+    """The row's config with this run's seed."""
 
     @property
     def config_file(self) -> Path:
@@ -156,7 +156,7 @@ class Sweep:
 
 
 def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
-    """Return `path`, with a number appended if that folder has a sweep with different configs."""
+    """Return `path`, with a number appended if that folder contains a sweep with other configs."""
     for candidate in (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 1000))):
         if not candidate.exists():
             return candidate

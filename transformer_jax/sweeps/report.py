@@ -101,7 +101,7 @@ def _format_test_differences(results: Results, row: RowResult) -> str:
     return ", ".join(cells) if row.test_differences else MISSING
 
 
-# The heading of each column, and the function that formats a row's cell in it.
+# The heading of each column, and the function that formats the column's cells.
 SCORES: dict[str, Column] = {
     "row": lambda _, row: row.name,
     "change": lambda _, row: row.change or "base",
@@ -136,7 +136,7 @@ SUMMARY: dict[str, Column] = {
 
 
 def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str]]:
-    """Return a table whose first row is the headings, without optional columns that are empty."""
+    """Return a table, headings first, without the optional columns that are empty."""
     table = [
         [heading, *(format_cell(results, row) for row in results.rows.values())]
         for heading, format_cell in columns.items()

@@ -37,7 +37,7 @@ from transformer_jax.sweeps.seed_statistics import (
 from transformer_jax.sweeps.status import RunStatus, read_json_object
 from transformer_jax.sweeps.translations import BleuDifference, compare_test_bleu, read_translations
 
-# A score in `Paper` that is compared with ours.
+# The name of a score in `Paper` that a report compares with our score.
 PaperScore = Literal["perplexity", "bleu"]
 MARGINS: dict[PaperScore, float] = {"perplexity": LOG_PERPLEXITY_MARGIN, "bleu": BLEU_MARGIN}
 
@@ -54,18 +54,19 @@ class RowResult:
     paper: Paper
     parameters: int
     flops: tuple[float, float] | None
-    """The FLOPs of one training run: first our count, then the paper's kind of estimate (training
-    time multiplied by the devices' peak FLOP/s). None if no run has finished."""
+    """The FLOPs of one training run: first our count, and then an estimate like the paper's
+    (training time multiplied by the devices' peak FLOP/s). None if no run has finished."""
     statuses: Sequence[RunStatus]
     scores: Mapping[str, Mapping[int, float]]
-    """The scores by name and seed. perplexity and bleu are for the development set, and test_bleu
-    and compound_bleu are for the test set. Runs that failed to train are excluded."""
+    """The scores, keyed by name and seed. `perplexity` and `bleu` are for the development set, and
+    `test_bleu` and `compound_bleu` are for the test set. Runs that failed to train are excluded."""
     unigram: float | None
     """The best unigram model's perplexity on the development set, if known."""
     failed: Mapping[int, float]
-    """The perplexities of runs that failed to train (no better than a unigram model), by seed."""
+    """The perplexities of runs that failed to train (no better than a unigram model), keyed by
+    seed."""
     test_differences: Mapping[int, BleuDifference] = field(default_factory=dict)
-    """The differences in test BLEU from the first row, by seed."""
+    """The differences in test BLEU from the first row, keyed by seed."""
     has_own_text: bool = False
     """Whether the text or the vocabulary differs from the first row's. If so, the row's perplexity
     per token cannot be compared."""
@@ -82,7 +83,7 @@ class RowResult:
 
     @property
     def missing(self) -> list[str]:
-        """For each run without scores, one line with its name and the reason."""
+        """One line for each run without scores, with the run's name and the reason."""
         return [
             f"{s.run.name}: {'has no scores' if s.status == 'done' else s.summary}"
             for s in self.statuses
@@ -90,7 +91,7 @@ class RowResult:
         ]
 
     def statistics(self, score: str) -> SeedStatistics | None:
-        """Return the statistics of a score over seeds, or None if the row has no such score."""
+        """Return the statistics of a score over all seeds, or None if the row has no such score."""
         values = self.scores.get(score)
         return SeedStatistics(tuple(values.values())) if values else None
 
@@ -130,14 +131,14 @@ class Results:
         return self.analyses[score].comparisons.get(name, nothing)
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
-        """Return the difference from the first row in the paper; None if a score is missing."""
+        """Return the paper's difference from its first row, or None if a score is missing."""
         ours, base = getattr(self.rows[name].paper, score), getattr(self.base.paper, score)
         if ours is None or base is None:
             return None
         return math.log(ours / base) if score == "perplexity" else ours - base
 
     def verdict(self, name: str, score: PaperScore) -> Verdict | None:
-        """Return how a row's difference compares with the paper's; None if either is missing."""
+        """Return how a row's difference compares with the paper's, or None if either is missing."""
         paper, comparison = self.paper_difference(name, score), self.compare(name, score)
         if paper is None or comparison.difference is None or name == self.base.name:
             return None
@@ -251,7 +252,7 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]
 
 
 def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
-    """Return a training run's mean FLOPs: our count, and the paper's kind of estimate."""
+    """Return a training run's mean FLOPs: our count, and an estimate like the paper's."""
     all_reports = [read_metrics(status.run.path / "metrics.jsonl") for status in statuses]
     runs = [xs for reports in all_reports if (xs := [x for x in reports if x.get("flops")])]
     if not runs:

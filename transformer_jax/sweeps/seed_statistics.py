@@ -16,7 +16,8 @@ from scipy import special, stats
 from transformer_jax.sweeps.dunnett import dunnett_probability, dunnett_quantile
 
 CONFIDENCE = 0.95
-# The largest differences that do not matter: half of the smallest ones that the paper interprets.
+# The largest differences that do not matter: half of the smallest differences that the paper
+# interprets.
 LOG_PERPLEXITY_MARGIN = 0.01
 BLEU_MARGIN = 0.2
 # A row is wide if its standard deviation exceeds the typical one by more than this factor.
@@ -28,7 +29,7 @@ Verdict = Literal["as in the paper", "differs", "inconclusive"]
 
 @dataclass(frozen=True)
 class SeedStatistics:
-    """One row's values of one score, one value per seed."""
+    """One row's values of one score, with one value per seed."""
 
     values: tuple[float, ...]
 
@@ -83,7 +84,7 @@ class Analysis:
 
     base: str
     comparisons: Mapping[str, Comparison]
-    """The comparison of each row except the first, by the row's name."""
+    """The comparison of each row except the first, keyed by the row's name."""
     wide: Mapping[str, float]
     """The rows that vary much more over seeds than the others do, each with the ratio of its
     standard deviation to the typical one. These rows are not pooled with the others."""
@@ -94,7 +95,7 @@ class Analysis:
 
 
 class SignAgreement(NamedTuple):
-    """How many rows differ from the first row in the same direction as in the paper."""
+    """The number of rows that differ from the first row in the same direction as in the paper."""
 
     same: int
     rows: int
@@ -195,7 +196,7 @@ def _compare_pooled(
     values = np.array([scores[row][seed] for row, seed in cells])
     inverse = np.linalg.pinv(design)
     freedom = len(cells) - int(np.linalg.matrix_rank(design))
-    # The data determine an effect if its unit vector is in the row space of the design.
+    # The data determine an effect if its unit vector is in the row space of the design matrix.
     connected = np.flatnonzero(np.isclose(np.diag(inverse @ design)[: len(others)], 1.0))
     if not freedom or not connected.size:
         return {}, None, 0

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 # Slurm sends a signal this many seconds before the time limit, or after three quarters of the limit
 # if that is later, so that a trainer has time to save.
 SAVING_SECONDS = 120
-# How many seconds a task waits for the submitting process to record its job.
+# The number of seconds that a task waits for the submitting process to record its job.
 SUBMISSION_SECONDS = 60.0
-# How many seconds a task waits for Slurm to kill or requeue it after its worker has exited.
+# The number of seconds that a task waits for Slurm to kill or requeue it after its worker exits.
 LINGER_SECONDS = 300.0
 # A run fails after this many consecutive allocations without progress.
 MAX_FRUITLESS_REQUEUES = 3
@@ -54,7 +54,7 @@ class Task:
     run_name: str
     step_timeout: float
     fruitless_requeues: int = 0
-    """How many consecutive allocations immediately before this one made no progress."""
+    """The number of consecutive allocations just before this one that made no progress."""
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _progress_at_start: tuple[int, int] = field(default=(0, 0), init=False)
     _is_ending: bool = field(default=False, init=False)
@@ -72,7 +72,7 @@ class Task:
         _await_exit(self._process)
         code = self._process.wait()
         status = read_status(run)
-        # A worker that was killed has not written a status. One that saved may have written one.
+        # A worker that was killed has not written a status, but a worker that saved may have.
         if status.status in ("submitted", "stopped"):
             note = status.note or f"its worker ended with exit code {code}"
             if self._is_ending:

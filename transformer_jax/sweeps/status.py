@@ -59,9 +59,9 @@ class RunStatus:
     seconds_left: float | None = None
     """The estimated number of seconds until training ends, if the run is running."""
     evaluations: Mapping[Split, Path] = field(default_factory=dict)
-    """The folder of the latest evaluation, by split."""
+    """The folder of the latest evaluation on each split."""
     scores: Mapping[Split, JsonObject] = field(default_factory=dict)
-    """The scores of the latest evaluation, by split."""
+    """The scores of the latest evaluation on each split."""
 
     @property
     def summary(self) -> str:
@@ -163,7 +163,7 @@ def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
 
 
 def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) -> Path | None:
-    """Return the folder of the latest evaluation on a split, by step and then by time.
+    """Return the folder of the latest evaluation on a split, ordered by step and then by time.
 
     Unless `any_search` is true, consider only evaluations that used the search options and the
     number of averaged checkpoints in the run's config.

@@ -21,19 +21,19 @@ COUNTS = ("skipped", "skipped_in_a_row")
 
 
 def checkpoint_arrays(state: TrainState) -> dict[str, object]:
-    """Return the arrays to store in a checkpoint, by name."""
+    """Return the arrays to store in a checkpoint, keyed by name."""
     return {"params": state.params, "optimizer": state.optimizer}
 
 
 def checkpoint_metadata(state: TrainState, pending_metrics: Sums) -> dict[str, object]:
-    """Return the JSON metadata to store in a checkpoint along with the arrays."""
+    """Return the JSON metadata that a checkpoint stores next to the arrays."""
     counts = {name: int(getattr(state, name)) for name in COUNTS}
     environment = {"versions": installed_versions(), "devices": describe_devices()}
     return {**environment, "pending_metrics": pending_metrics, **counts}
 
 
 def describe_devices() -> str:
-    """Return the number and kind of devices; for a CPU, the kind is its model, if known."""
+    """Return the number of devices and their kind, which is the model name for a known CPU."""
     devices = jax.devices()
     kind = devices[0].device_kind
     if devices[0].platform == "cpu":
@@ -71,7 +71,7 @@ class Checkpointer:
         """The step of the latest checkpoint; 0 if there is none."""
 
     def restore(self) -> tuple[TrainState, Sums]:
-        """Return the latest (or initial) state, and the metrics not reported yet.
+        """Return the latest or initial state, and the metrics that have not been reported yet.
 
         Raises:
             StorageError: the checkpoint is damaged.
@@ -92,21 +92,21 @@ class Checkpointer:
 
     @property
     def scores(self) -> dict[int, float]:
-        """The perplexity of each scheduled checkpoint on disk, by step."""
+        """The perplexity of each scheduled checkpoint on disk, keyed by step."""
         return self._manager.scores
 
     def is_due(self) -> bool:
-        """Return whether to save a recovery checkpoint now; only the primary process decides."""
+        """Return whether a recovery checkpoint is due; False in all but the primary process."""
         if not self._run.group.is_primary:
             return False
-        # If a save has failed, the next save raises the error, so request one.
+        # If a save has failed, the next save raises the error, so request a save.
         is_idle = not self._manager.is_writing()
         return self._manager.has_failed() or (is_idle and self._timer.is_due())
 
     def save(
         self, step: int, state: TrainState, pending_metrics: Sums, perplexity: float | None
     ) -> None:
-        """Start writing a checkpoint. After this call, the state may be donated.
+        """Start writing a checkpoint. After this method returns, the caller may donate the state.
 
         `perplexity` is None unless the checkpoint is scheduled.
 
@@ -121,7 +121,7 @@ class Checkpointer:
         self.last_step = step
 
     def wait(self) -> None:
-        """Wait until the checkpoints of all processes are on disk.
+        """Wait until all processes have written their checkpoints to disk.
 
         Raises:
             StorageError: this process could not write its share of a checkpoint.

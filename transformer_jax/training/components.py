@@ -32,7 +32,7 @@ class RunComponents:
     sharding: DataParallel
 
     def step_flops(self, step: int) -> float:
-        """Return the FLOPs of a step, over all devices of all processes. Steps count from 1."""
+        """Return the FLOPs of a step on all devices of all processes. Steps count from 1."""
         lengths = self.batches.lengths(step - 1)
         return flops_of_lengths(self.model.config, self.model.vocab_size, *lengths)
 

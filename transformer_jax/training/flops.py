@@ -1,4 +1,4 @@
-"""FLOPs of a training step and peak FLOP/s of the devices, for model FLOPs utilization.
+"""The FLOPs of a training step and the devices' peak FLOP/s, for model FLOPs utilization.
 
 Shapes: B sentence pairs in a batch.
 """
@@ -51,7 +51,8 @@ def flops_of_lengths(
     """
     source, target = source_lengths.astype(float), target_lengths.astype(float)
     d, heads = config.d_model, config.num_heads
-    # Multiply-adds per token; queries and output cost as much as keys and values.
+    # Multiply-adds per token. The query and output projections cost as much as the key and value
+    # projections.
     keys_values = queries_output = d * heads * (config.d_k + config.d_v)
     feed_forward = 2 * d * config.d_ff
     encoder = (keys_values + queries_output + feed_forward) * source.sum()

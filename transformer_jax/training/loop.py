@@ -42,8 +42,8 @@ def run_training(
 ) -> int:
     """Train from the latest checkpoint, or from the start, to the config's last step.
 
-    Returns the number of scheduled checkpoints on disk, which can be averaged. The console shows
-    progress; it must be quiet in all processes except the primary one.
+    Returns the number of scheduled checkpoints on disk, all of which can be averaged. The console
+    shows progress; it must be quiet in all processes except the primary one.
 
     Raises:
         RunInterrupted: a signal ended the run; the run's state is saved.
@@ -89,8 +89,8 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
             console.print(f"{run.folder.path} is already at step {first}: nothing to do")
             return len(checkpointer.scores)
         if run.group.is_primary:
-            # The next report includes the pending metrics and replaces an earlier report that has
-            # them.
+            # The next report includes the pending metrics and replaces any earlier report that
+            # includes them.
             splits = {"train": not pending, "dev": first in checkpointer.scores}
             truncate_metrics(run.folder.metrics, first, {x for x in splits if splits[x]})
         run.group.barrier()

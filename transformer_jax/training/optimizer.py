@@ -45,10 +45,10 @@ def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs
 
 
 def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransformationExtraArgs:
-    """Return Adam with the paper's learning rate, after `clip_by_known_norm` if configured."""
+    """Return Adam with the paper's learning rate; if configured, clip gradients first."""
     rate = make_schedule(config, d_model)
     adam = optax.adam(
-        # Optax counts updates from 0, and the paper counts from 1.
+        # Optax counts updates from 0, but the paper counts steps from 1.
         lambda count: rate(jnp.asarray(count) + 1),
         b1=config.adam_beta1,
         b2=config.adam_beta2,

@@ -34,13 +34,13 @@ class DueActions(NamedTuple):
 
     @property
     def waits_for_step(self) -> bool:
-        """Whether an action waits for the step's result anyway, so checking the result is free."""
+        """Whether an action waits for the step's result, which makes checking the result free."""
         return self.report or self.evaluate or self.interrupt
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a run reports, evaluates, saves, and ends, in steps."""
+    """The steps at which a run reports, evaluates, saves, and ends."""
 
     steps: int
     log_every: int

@@ -24,7 +24,7 @@ def plot_schedule(config: Config) -> Picture:
     """Draw a config's learning rate by step, for several widths and for several warmups."""
     d_model, train = config.model.d_model, config.train
     steps = np.unique(np.linspace(1, max(train.steps, 2), NUM_POINTS).astype(int))
-    # Include the peaks.
+    # Include the steps at which the rates peak.
     steps = np.union1d(steps, [w for w in _scaled(train.warmup_steps) if w <= train.steps])
 
     def rate(width: int, warmup: int) -> Float[np.ndarray, " P"]:

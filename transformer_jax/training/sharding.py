@@ -1,12 +1,13 @@
-"""Three ways to place arrays and run one training step on many devices.
+"""Three ways to distribute arrays and run one training step on many devices.
 
     data    every device holds all parameters and an equal share of each batch's rows
     fsdp    like data, but parameters and optimizer state are also split over the devices
     pmap    like data, but with `jax.pmap`: each device sums over its rows, and `psum` adds the sums
 
-Under data and fsdp, the step is one program over global arrays: XLA inserts the communication, and
-the dropout masks are the same on any number of devices. Under pmap, each device draws different
-masks. All three keep the state in the same global arrays, so a run can resume with any of them.
+With `data` and `fsdp`, the step is one program over global arrays: XLA inserts the communication,
+and the dropout masks are the same on any number of devices. With `pmap`, each device draws
+different masks. All three keep the state in the same global arrays, so a run can resume with any of
+them.
 """
 
 import time
@@ -25,7 +26,7 @@ Tree = TypeVar("Tree")
 
 
 class DataParallel:
-    """Every device holds the whole state and an equal share of each batch's rows."""
+    """Data parallelism: every device stores the whole state and an equal share of each batch."""
 
     axis = "data"
 

@@ -25,13 +25,13 @@ class TrainState(NamedTuple):
     """The input and output of a step. The state, config, and data determine all later steps."""
 
     step: Int[Array, ""]
-    """Number of batches that training has processed, including skipped steps."""
+    """The number of batches that training has processed, including skipped steps."""
     seed: Int[Array, ""]
     """The run's seed. It never changes, but it is an array so that all seeds share one program."""
     params: Params
     optimizer: optax.OptState
     skipped: Int[Array, ""]
-    """Number of steps skipped because the gradient or loss was not finite."""
+    """The number of steps that were skipped because the gradient or loss was not finite."""
     skipped_in_a_row: Int[Array, ""]
 
 
@@ -41,7 +41,7 @@ class StepMetrics(NamedTuple):
     loss: Loss
     """All fields are zero if the step was skipped."""
     gradient_norm: Float[Array, ""]
-    """The global norm before clipping."""
+    """The global norm of the gradient, before clipping."""
     skipped: Int[Array, ""]
     """The same count as in the new `TrainState`."""
     skipped_in_a_row: Int[Array, ""]
@@ -114,7 +114,7 @@ def _sum_loss(
 def split_rows(batch: Batch, num_micro_batches: int) -> Batch:
     """Split a batch into micro-batches: [B, T] becomes [N, ceil(B / N), T].
 
-    Row i goes to micro-batch i % N, so that rows stay on the device that holds them. If B is not
+    Row i goes to micro-batch i % N, so rows stay on the device that stores them. If B is not
     divisible by N, empty rows fill the micro-batches. Empty rows add nothing to any sum.
     """
 
