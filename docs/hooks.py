@@ -2,7 +2,7 @@
 
 Pages link to repository files by relative paths (`../experiments/results/...`), which work on
 GitHub. The site contains copies of these files. The API reference has one page for each subpackage.
-The site serves mermaid.js itself so that it does not load anything from other hosts.
+The site serves mermaid.js from its own host, so it does not load anything from other hosts.
 """
 
 import re
@@ -35,7 +35,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 
 def reference_pages() -> dict[str, str]:
-    """Return the Markdown of the API reference by path."""
+    """Return the Markdown pages of the API reference, keyed by path."""
     pages = {"reference/index.md": "# Public API\n\n::: transformer_jax\n"}
     for folder in sorted(path.parent for path in PACKAGE.glob("*/__init__.py")):
         modules = [

@@ -27,8 +27,8 @@ Compare runs by their metrics, without loading their parameters:
 The command `transformer-jax` trains, evaluates, and compares runs.
 
 The subpackages follow the paper: `model` (section 3), `data` (5.1), `training` (5.2 to 5.4), and
-`inference` (6.1). Only the names exported here are a stable API. JAX is
-imported lazily, on first use of a name that needs it.
+`inference` (6.1). Only the names exported here are a stable API. The package imports JAX lazily, on
+first use of a name that needs it.
 """
 
 import importlib

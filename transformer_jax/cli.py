@@ -61,7 +61,7 @@ def _usage() -> str:
 
 
 def _print_help(name: str, kind: type[ConfigCommand] | type[PathCommand], words: Words) -> NoReturn:
-    """Print a command's help. If a config is given, its values are shown as the defaults."""
+    """Print a command's help. If a config is given, show its values as the defaults."""
     options: dict[str, Any] = {}
     if words.positional and issubclass(kind, ConfigCommand):
         command = _create(kind, words.own)

@@ -62,7 +62,7 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
         case MemoryError():
             return "transformer-jax: this machine is out of memory", OutOfMemoryError.exit_code
         case OSError():
-            # No caller has converted this error to a more specific one.
+            # This error reached the top level, so no caller converted it to a more specific one.
             return line, StorageError.exit_code
         case KeyboardInterrupt():
             return "", 128 + signal.SIGINT

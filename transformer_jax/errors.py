@@ -1,7 +1,7 @@
 """Errors that end a command with a one-line message and an exit code.
 
-The message says what is wrong, where, and what to do. The exit codes come from BSD's sysexits.h
-(`os.EX_*`), except for 1 (failure) and 2 (usage), which follow shell conventions.
+Each message states what is wrong, where it is, and what to do about it. The exit codes come from
+BSD's sysexits.h (`os.EX_*`), except for 1 (failure) and 2 (usage), which follow shell conventions.
 """
 
 import os

@@ -29,7 +29,8 @@ DESCRIPTIONS: Mapping[object, str] = {
     Path: "a path",
     types.NoneType: "None",
 }
-# The types that an option's value can have: one type, or all members of a union. A flag has none.
+# The types that an option's value can have: one type, or all members of a union. A flag has no
+# value.
 Alternatives = tuple[Any, ...]
 
 
@@ -72,7 +73,7 @@ def split_words(words: Sequence[str], command: type) -> Words:
 
 
 def option_types(command: type, prefix: str = "--") -> dict[str, Alternatives]:
-    """Return the types that each option's value can have. A flag has none."""
+    """Return the types that each option's value can have. A flag has no value types."""
     options: dict[str, Alternatives] = {}
     for key, (kind, metadata) in annotations(command).items():
         name = key.replace("_", "-")

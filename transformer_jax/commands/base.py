@@ -97,7 +97,7 @@ def translate_command(run: RunDirectory, option: str) -> str:
 
 
 def check_new_file(path: Path) -> None:
-    """Check, before any work, that a command can create a file without overwriting another.
+    """Check, before any work starts, that a command can create a file without overwriting another.
 
     Raises:
         UsageError: the path already exists.

@@ -1,4 +1,4 @@
-"""The command `compile`: will a config fit devices that this machine does not have?"""
+"""The command `compile`: check whether a config fits devices that this machine does not have."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -41,14 +41,14 @@ class Compile(FileCommand):
     fit: FlagCreatePairsOff[bool] = False
     """Find the largest data.batch_tokens that fits, to within 5%."""
     prepare: FlagCreatePairsOff[bool] = False
-    """Prepare the text of the config, and use the shapes of its batches. By
+    """Prepare the config's text, and compile for the shapes of its batches. By
     default, compile for full batches of width 16, 32, ..., and
     data.max_length."""
     json: FlagCreatePairsOff[bool] = False
-    """Print JSON."""
+    """Print the results as JSON."""
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Compile, and print the answers.
+        """Compile the training step, and print the results.
 
         Raises:
             UsageError: a target does not exist or cannot run the config's attention, or its
@@ -110,7 +110,7 @@ class Compile(FileCommand):
 
 
 def print_check(name: str, check: "Check") -> None:
-    """Print the programs of a target, then the answer if they fit."""
+    """Print the programs of a target and, if they fit, the result."""
     target = check.target
     devices = "1 device" if target.num_devices == 1 else f"{target.num_devices} devices"
     hosts = f" on {target.num_hosts} hosts" if target.num_hosts > 1 else ""
@@ -130,7 +130,7 @@ def print_check(name: str, check: "Check") -> None:
 
 
 def print_program(program: "StepProgram") -> None:
-    """Print what a program needs, and its collectives."""
+    """Print the memory that a program needs, and its collectives."""
     flops = _format_flops(program.model_flops)
     if program.program_flops is not None:
         flops += f" ({_format_flops(program.program_flops)} in the program)"
@@ -151,7 +151,7 @@ def print_program(program: "StepProgram") -> None:
 
 
 def describe_failure(name: str, check: "Check") -> list[str | Setting]:
-    """Return the parts of a message: what does not fit, and the settings that cure it."""
+    """Return the parts of an error message: what does not fit, and which settings help."""
     place = f"{check.target} ({check.parallelism})"
     if not check.programs:
         return [f"{name} does not fit {place} with any data.batch_tokens"]

@@ -51,11 +51,11 @@ class CheckpointCommand(PathCommand):
     run_folder: RunArgument
     """A run's folder."""
     average_checkpoints: int | None = None
-    """Average the parameters of the last N scheduled checkpoints. 1 uses
+    """Average the parameters of the last N scheduled checkpoints. With 1, use
     only the latest checkpoint. Default: the run's
     decode.average_checkpoints."""
     step: int | None = None
-    """The step of the checkpoint or, for an average, of the last one in it. Default: the latest."""
+    """The step of the checkpoint, or of the last averaged checkpoint. Default: the latest."""
 
     def load(self, path: Path | None = None) -> "Run":
         """Load the command's run, or the run at `path`, from the selected checkpoints."""
@@ -101,7 +101,7 @@ class Evaluate(RunCommand):
     """Also score each averaged checkpoint separately."""
     baseline: Path | None = None
     """Compare with this run by paired bootstrap. The options apply to both
-    runs. For everything else, each run uses its own config."""
+    runs. For all other settings, each run uses its own config."""
     json: FlagCreatePairsOff[bool] = False
     """Print the scores as a JSON object."""
 
@@ -170,8 +170,9 @@ class Translate(RunCommand):
 
     n_best: int | None = None
     """Print the N best translations of each line, one per output line, as
-    tab-separated LINE NUMBER, SCORE, and TEXT. There are fewer than N, but
-    at least one, if the search finishes fewer. A blank line has one."""
+    tab-separated LINE NUMBER, SCORE, and TEXT. If the search finishes fewer
+    translations, the command prints fewer, but at least one. A blank line has
+    exactly one."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a line that is too long instead of raising an error."""
 

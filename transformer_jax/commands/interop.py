@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Export(CheckpointCommand):
-    """Write a trained model to a folder that another program opens.
+    """Write a trained model to a folder that another program can open.
 
     The folder contains the parameters, the config, and the vocabulary.
     """
@@ -33,12 +33,11 @@ class Export(CheckpointCommand):
     out: Path | None = None
     """The new folder. Default: the run's name, followed by the format."""
     quantization: Literal["float32", "bfloat16", "int8"] = "float32"
-    """With ctranslate2: the type of the stored parameters. int8 applies to
-    matrices."""
+    """With ctranslate2: the data type of the stored parameters. int8 applies only to matrices."""
     verify: bool = True
     """Open the folder, and compare its model with the run: the translations
-    and scores of twenty sentences, or the parameters for safetensors. A
-    model in float32 that translates differently is an error."""
+    and scores of twenty sentences, or the parameters for safetensors. The
+    command fails if a model in float32 translates differently."""
 
     def run(self) -> None:
         """Export the model, compare it with the run, and print its size."""
@@ -49,7 +48,7 @@ class Export(CheckpointCommand):
             )
         name = Path(self.run_folder).resolve().name
         out = self.out or Path(f"{name}-{self.format}")
-        # Check these before the import of JAX, so that an error appears without delay.
+        # Check these arguments before importing JAX, so that errors appear immediately.
         check_available(out, is_package=True)
         check_exportable(RunDirectory.open(Path(self.run_folder)).config, self.format)
         run = self.load()
@@ -74,7 +73,7 @@ class Export(CheckpointCommand):
             )
 
             export_safetensors(run, out)
-            # Reading compares the digest of the parameters.
+            # Reading the folder also verifies the digest of the parameters.
             if self.verify:
                 read_safetensors(out)
             return "the parameters are equal" if self.verify else None
@@ -117,17 +116,17 @@ class Export(CheckpointCommand):
 
 @dataclass(frozen=True)
 class Import(PathCommand):
-    """Make a run of a model in safetensors, or in the Marian format of Hugging Face.
+    """Create a run from a model in safetensors or Hugging Face's Marian format.
 
-    The command reads what the export command writes, and other Marian folders
-    if the model here can express them. The run can be loaded, evaluated, and
-    used with `train --init-from`, but it cannot resume.
+    The command reads folders that the export command wrote, and other Marian
+    folders that this package's model can express. The run can be loaded,
+    evaluated, and used with `train --init-from`, but it cannot resume.
     """
 
     source: Positional[Annotated[Path, arg(metavar="SOURCE", help_behavior_hint="(required)")]]
     """The folder to import."""
     out: Path | None = None
-    """The new run. Default: the name of the folder, followed by -run."""
+    """The new run's folder. Default: the imported folder's name, followed by -run."""
 
     argument_name = "a folder"
 
@@ -144,7 +143,8 @@ class Import(PathCommand):
             run, versions = read_marian(self.source), current_versions()
         else:
             run, versions = read_safetensors(self.source), None
-        # Scores in the imported folder were not computed here, so the model card omits them.
+        # Another program may have computed the scores in the imported folder, so the model card
+        # omits them.
         folder = package_run(run, out, versions=versions, scores=())
         stdout.print(f"imported to {out}: {run.num_parameters:,} parameters")
         stdout.print(f"next: {translate_command(folder, '')}")

@@ -17,7 +17,7 @@ DEFAULT = Path("attention.html")
 
 @dataclass(frozen=True)
 class Attention(RunCommand):
-    """Write a page or a figure that shows what each attention head attends to."""
+    """Draw what each attention head attends to, as an interactive page or a figure."""
 
     source: Positional[Annotated[str, arg(metavar="SOURCE", help_behavior_hint="(required)")]] = ""
     """The source sentence, in quotes."""

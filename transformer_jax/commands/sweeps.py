@@ -39,8 +39,9 @@ class Sweep(ConfigCommand):
     sweep has the rows of all of them. A report compares each row with the first
     one."""
     scale: Scale = "full"
-    """Shrink all models. Width and depth are divided by 2 and 1 for half, by 4
-    and 2 for small, and by 8 and 2 for tiny."""
+    """Shrink all models. half divides the width by 2, small divides the width
+    by 4 and the depth by 2, and tiny divides the width by 8 and the depth by
+    2."""
     rows: tuple[str, ...] = ()
     """Train only the first row and these rows."""
     seeds: int = 3

@@ -28,12 +28,12 @@ def shipped_configs() -> Path:
 
 
 def load_config(spec: str) -> Config:
-    """Return the config that `spec` names. See `load_row`."""
+    """Return the config that `spec` specifies. See `load_row`."""
     return load_row(spec).config
 
 
 def load_row(spec: str) -> Row:
-    """Return the experiment that `spec` names: FILE, or FILE:ROW for a row of a sweep.
+    """Return the experiment that `spec` specifies: FILE, or FILE:ROW for a row of a sweep.
 
     Raises:
         ConfigError: the file or row does not exist or is invalid, or FILE has several rows.
@@ -131,7 +131,7 @@ def _execute(path: Path) -> dict[str, object]:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Let a config file import `configs.x`, or `x` from its own folder; undo the imports on exit.
+    """Let a config file import `configs.x`, or `x` from its folder; undo the imports on exit.
 
     The files in `folder` take precedence over the shipped ones. Undoing the imports
     prevents modules with the same name in different folders from being confused.

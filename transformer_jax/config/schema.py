@@ -69,7 +69,7 @@ class Config:
             section = getattr(self, name)
             for key in fields:
                 check_field_name(key, field_names(type(section)), name)
-            # JSON has lists instead of tuples.
+            # JSON stores tuples as lists.
             values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
             changed[name] = dataclasses.replace(section, **values)
         return dataclasses.replace(self, **changed)
@@ -85,8 +85,8 @@ class Config:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Convert the output of `to_dict` back to a config; missing fields get their defaults.
 
-        If the decode section lacks only `beam_end`, an earlier version stored the config, so the
-        field gets the value of `DecodeConfig.beam_end_before`.
+        If the decode section lacks only `beam_end`, an earlier version of this package stored the
+        config. In that case, the field gets the value of `DecodeConfig.beam_end_before`.
 
         Raises:
             ConfigError: `data` is not a mapping of sections, or `change` rejects it.

@@ -58,7 +58,8 @@ class ModelConfig(ConfigSection):
     Tensor2Tensor; none does not encode positions; alibi, rotary, and
     relative (Shaw et al.) work inside self-attention."""
     max_relative_position: Annotated[int, between(1, 1_000_000)] = 16
-    """With relative positions: maximum distance; longer ones are clipped (k in Shaw et al.)."""
+    """With relative positions: the maximum distance (k in Shaw et al.). Longer
+    distances are clipped."""
     attention_score: Literal["scaled_dot_product", "dot_product", "general", "additive"] = (
         "scaled_dot_product"
     )
@@ -83,16 +84,16 @@ class ModelConfig(ConfigSection):
     """Constant added to the variance in layer normalization. The paper does not specify it."""
     tie_embeddings: Literal["all", "target", "none"] = "all"
     """Which matrices are shared (section 3.4). all: the source embedding
-    (unless data.source_vocab_size is set), the target embedding, and the output
-    projection. target: the last two. none: no matrices. target and none differ
-    from the paper."""
+    (unless data.source_vocab_size is set), the target embedding, and the
+    output projection. target: only the target embedding and the output
+    projection. none: no matrices. target and none differ from the paper."""
     max_positions: Annotated[int | None, between(1, 1_000_000)] = None
     """With learned positions: the number of positions in each table.
     Default: model.max_length in the encoder, and 50 more in the decoder."""
     out_of_range_positions: Literal["error", "clamp"] = "error"
-    """With learned positions: what happens past the end of the table. error
-    rejects a longer source and ends a translation at the last position.
-    clamp, which differs from the paper, reuses the last position."""
+    """With learned positions: how to handle positions past the end of the
+    table. error rejects a longer source and ends a translation at the last
+    position. clamp, which differs from the paper, reuses the last position."""
     learned_positions_init: Literal["normal", "sinusoidal_scale", "sinusoids"] = "normal"
     """With learned positions: the initial table, which the paper does not specify. normal draws
     vectors of norm 1 from N(0, 1/d_model). sinusoidal_scale draws from N(0, 1/2), which gives the
@@ -208,7 +209,8 @@ class DataConfig(ConfigSection):
     end-of-sentence token. Training skips longer pairs."""
     max_ratio: Annotated[float, at_least(1)] = 9.0
     """Maximum ratio between the numbers of tokens on the two sides of a pair.
-    Training skips pairs above it, because they are rarely translations."""
+    Training skips pairs with a higher ratio, because they are rarely
+    translations."""
     batch_tokens: Annotated[int, POSITIVE] = 25_000
     """Approximate number of source tokens, and of target tokens, in a batch
     across all devices, including padding."""
@@ -265,7 +267,7 @@ class TrainConfig(ConfigSection):
     """Random seed for the initial parameters, the dropout masks, and the order of the data."""
     checkpoint_every: Annotated[int, POSITIVE] = 1000
     """Number of steps or epochs between scheduled checkpoints. At each
-    one, training computes the perplexity on the development set."""
+    checkpoint, training computes the perplexity on the development set."""
     checkpoint_unit: Literal["step", "epoch"] = "step"
     """The unit of train.checkpoint_every."""
     bleu_every: Annotated[int, POSITIVE] = 1
@@ -306,9 +308,9 @@ class DecodeConfig(ConfigSection):
     paper's code, those with the end token among the 2 x beam_size most likely
     continuations. any: all of them. Differs from the paper when set to any."""
     average_checkpoints: Annotated[int, POSITIVE] = 1
-    """Translate with the mean of the last N scheduled checkpoints. The paper
-    averages 5 for the base model and 20 for the big model in Table 2, and
-    does not average in Table 3."""
+    """Translate with the mean of the last N scheduled checkpoints. In Table 2,
+    the paper averages 5 checkpoints for the base model and 20 for the big
+    model. In Table 3, it does not average checkpoints."""
 
     name = "decode"
     beam_end_before = "any"

@@ -25,7 +25,7 @@ class Rule:
     """A condition on a number. NaN never satisfies it."""
 
     words: str
-    """Completes the sentence "The field must be ..."."""
+    """A phrase that completes the sentence "The field must be ..."."""
     allows: Callable[[float], bool]
 
 

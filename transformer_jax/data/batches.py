@@ -11,7 +11,8 @@ import numpy as np
 
 from transformer_jax.data.buckets import assign_buckets, choose_bucket_sizes
 
-# The number of rows in a batch is a multiple of this, so rows usually divide evenly among devices.
+# The number of rows in a batch is a multiple of this number, so rows usually divide evenly among
+# devices.
 ROW_MULTIPLE = 8
 
 
@@ -45,7 +46,7 @@ class Ragged(NamedTuple):
         return np.diff(self.offsets)
 
     def pad(self, indices: np.ndarray, rows: int, width: int) -> np.ndarray:
-        """Return the sequences at `indices`, then empty rows: int32[rows, width], padded with 0."""
+        """Return the sequences at `indices` plus empty rows: int32[rows, width], padded with 0."""
         starts = self.offsets[indices]
         lengths = self.offsets[indices + 1] - starts
         padded = np.zeros((rows, width), np.int32)

@@ -3,9 +3,10 @@
 XLA compiles one program for each batch shape, so sentence pairs are grouped into a few buckets. A
 bucket of size (S, T) pads pairs of at most S source tokens and T target tokens to S + T positions.
 The search minimizes the total number of positions. First, it repeatedly adds the bucket that saves
-the most positions, until enough positions contain tokens. Then it replaces each bucket in turn with
-the best one, given the others. It repeats this second step from random buckets and keeps the best
-result. The random generator has a fixed seed, so the same lengths always give the same buckets.
+the most positions until enough positions contain tokens. Second, it replaces each bucket in turn
+with the best one, given the other buckets. It then repeats the second phase from random buckets and
+keeps the best result. The random generator has a fixed seed, so the same lengths always give the
+same buckets.
 """
 
 import math
@@ -79,7 +80,7 @@ class PaddingCost:
         return int(self.widths[0][i]), int(self.widths[1][j])
 
     def _find_best_addition(self, sizes: list[Size]) -> Size:
-        """Return the bucket that saves the most positions when added to `sizes`."""
+        """Return the bucket that saves the most positions if it is added to `sizes`."""
         current = self._positions_per_pair(sizes)
         saved = np.zeros(self.counts.shape)
         # Pairs with the same current cost save the same number of positions in a candidate bucket.

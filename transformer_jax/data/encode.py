@@ -29,7 +29,7 @@ from transformer_jax.errors import DataError
 T = TypeVar("T")
 
 SIDES = ("source", "target")
-# A chunk ends when it reaches either limit. In a list of Python integers, a token takes 36 bytes.
+# A chunk ends when it reaches either limit. A token takes 36 bytes in a list of Python integers.
 CHUNK_PAIRS = 4096
 CHUNK_CHARACTERS = 1 << 21
 LENGTH = np.dtype("<u4")
@@ -39,12 +39,12 @@ LENGTH = np.dtype("<u4")
 CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ufeff\u2581\u2585]|<(?:pad|s|/s|unk)>")
 
 Progress = Callable[[str, int, int], None]
-"""A callback that receives, about once per chunk, the activity, the number of finished pairs, and
-the total (0 if unknown)."""
+"""A callback that runs about once per chunk. Its arguments are the activity, the number of finished
+pairs, and the total (0 if unknown)."""
 
 
 def ignore_progress(_activity: str, _done: int, _total: int) -> None:
-    """Report nothing."""
+    """Ignore the progress."""
 
 
 def token_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:

@@ -80,10 +80,10 @@ def prepare(
     *,
     progress: Progress = ignore_progress,
 ) -> Prepared:
-    """Encode the config's corpus, or find it in the cache; train a vocabulary if none is given.
+    """Encode the config's corpus or load it from the cache; train a vocabulary if none is given.
 
     Raises:
-        UsageError: the config does not specify where the text is.
+        UsageError: the config does not specify the text.
         DataError: the text cannot be used.
         StorageError: the cache cannot be written.
     """
@@ -108,7 +108,7 @@ def find_prepared(
     verify_text: bool = False,
     progress: Progress = ignore_progress,
 ) -> Prepared:
-    """Find the data that a run was created with; encode it again if it is not in the cache.
+    """Load the data that a run was created with, encoding it again if it is not in the cache.
 
     With `verify_text`, read the text even if it is cached. Raise a DataError if the text has
     changed.

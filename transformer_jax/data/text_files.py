@@ -45,7 +45,7 @@ class TextFiles:
             if (pair := files.get(split)) is not None
         }
         self._counts: dict[Split, int] = {}
-        # The text is read several times and must not change in between.
+        # This class reads the text several times, so the files must not change in between.
         self._versions = {path: _version(path) for pair in self._paths.values() for path in pair}
 
     @property
@@ -94,7 +94,7 @@ class TextFiles:
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
         """Yield pairs of lines, starting at pair `start`; raise a DataError if a file changes."""
-        # After this check, both files have the same number of lines unless they change.
+        # After this check, both files have the same number of lines unless they change later.
         self.count(split)
         source, target = (_lines(path) for path in self._paths[split])
         yield from itertools.islice(zip(source, target, strict=False), start, None)

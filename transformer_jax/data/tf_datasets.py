@@ -24,7 +24,7 @@ from transformer_jax.errors import DataError, Setting, StorageError, UsageError
 Builder = Any
 # The names of the splits in TFDS.
 SPLIT_NAMES: dict[Split, str] = {"train": "train", "dev": "validation", "test": "test"}
-# The number of pairs to read at a time. Reading them one by one takes twenty times as long.
+# The number of pairs to read at a time. Reading pairs one by one takes twenty times as long.
 CHUNK_PAIRS = 1024
 # Retry an unreachable server for 25 seconds. TFDS's default, 10 retries, takes 200 seconds.
 RETRIES = 7
@@ -38,7 +38,7 @@ class TranslationDataset:
     `wmt14_translate/de-en` is the paper's dataset: about 4.5 million training pairs from Europarl
     v7, Common Crawl, and News Commentary v9; newstest2013 as dev; newstest2014 as test. TFDS has
     one dataset for both directions, and `languages` selects the direction. Each sentence becomes
-    one line. Members other than `name` download the dataset if necessary.
+    one line. Every member except `name` downloads the dataset if necessary.
 
     Raises:
         UsageError: TFDS does not have this dataset or language, or is not installed.
@@ -47,7 +47,7 @@ class TranslationDataset:
     """
 
     dataset: str = "wmt14_translate/de-en"
-    """NAME/CONFIG or NAME/CONFIG:VERSION."""
+    """The dataset's name: NAME/CONFIG or NAME/CONFIG:VERSION."""
     languages: tuple[str, str] = ("en", "de")
     folder: Path | str | None = None
     """The TFDS data folder; None means $TFDS_DATA_DIR or ~/tensorflow_datasets."""

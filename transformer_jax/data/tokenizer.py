@@ -99,7 +99,7 @@ class Tokenizer:
                 minloglevel=2,
             )
         except RuntimeError as error:
-            # SentencePiece wraps all exceptions that the iterator raises, even KeyboardInterrupt.
+            # SentencePiece wraps every exception that the iterator raises, even KeyboardInterrupt.
             if raised:
                 raise raised[0] from None
             needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
@@ -150,7 +150,7 @@ class Tokenizer:
 
     @property
     def pieces(self) -> list[str]:
-        """The text of each token, in the order of the ids; "▁" stands for a space."""
+        """The text of each token, in order of token ID. "▁" represents a space."""
         return [self._processor.id_to_piece(token) for token in range(len(self))]
 
     def __len__(self) -> int:
@@ -183,13 +183,13 @@ class Vocabulary(NamedTuple):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """`data.vocab_size` and `data.source_vocab_size`, which is None for a shared vocabulary."""
+        """The sizes as config fields. `data.source_vocab_size` is None for a shared vocabulary."""
         source_vocab_size = None if self.source is self.target else len(self.source)
         return {"vocab_size": len(self.target), "source_vocab_size": source_vocab_size}
 
     @property
     def tokenizers(self) -> dict[str, Tokenizer]:
-        """The distinct tokenizers, by their names in reports and run.json."""
+        """The distinct tokenizers, keyed by their names in reports and run.json."""
         separate = {} if self.source is self.target else {"source_vocabulary": self.source}
         return {"vocabulary": self.target, **separate}
 

@@ -1,4 +1,4 @@
-"""Write a model to a folder that CTranslate2 serves, through CTranslate2's own specification.
+"""Convert a model to CTranslate2's format through CTranslate2's model specification.
 
 The folder contains `model.bin`, `config.json`, the vocabulary as JSON, and the SentencePiece models
 `source.spm` and `target.spm`.
@@ -23,15 +23,16 @@ from transformer_jax.interop.optional import import_optional
 from transformer_jax.interop.parameters import to_linear
 
 Quantization = Literal["float32", "bfloat16", "int8"]
-# CTranslate2 raises an error past the end of its table of positions. By default, it ends a
+# CTranslate2 raises an error for positions past the end of its table. By default, it ends a
 # translation after 256 tokens.
 MIN_POSITIONS = 512
 
 
 def export_ctranslate2(run: Run, path: Path, quantization: Quantization = "float32") -> None:
-    """Write a run to a new folder that `ctranslate2.Translator` opens.
+    """Write a run to a new folder that `ctranslate2.Translator` can open.
 
-    int8 rounds the matrices, with one scale for each row. bfloat16 rounds all parameters.
+    With int8, the matrices are rounded, with one scale per row. With bfloat16, all parameters are
+    rounded.
 
     Raises:
         UsageError: the folder exists, CTranslate2 is not installed, or it cannot express the model.
@@ -48,7 +49,7 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Any:
     check_ctranslate2(run.config)
     specs = import_optional("ctranslate2.specs")
     config, vocabulary = run.config.model, run.vocabulary
-    # CTranslate2 itself would need PyTorch to round to bfloat16.
+    # Round to bfloat16 here, because CTranslate2 would need PyTorch to do it.
     dtype = jnp.dtype("bfloat16" if quantization == "bfloat16" else "float32")
     params = jax.tree.map(lambda x: np.asarray(x, dtype), run.params)
     is_pre, d_model = config.layer_norm == "pre", config.num_heads * config.d_k
@@ -64,7 +65,7 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Any:
         stack.position_encodings.encodings = position_table(run, name).astype(dtype)
     target = params["embedding"]
     source, output = params.get("source_embedding", target), params.get("output_embedding", target)
-    # Copies, because quantization changes arrays in place.
+    # Copy the arrays, because quantization changes them in place.
     encoder.embeddings[0].weight = source["table"].copy()
     decoder.embeddings.weight = target["table"].copy()
     decoder.projection.weight = output["table"].copy()
@@ -79,7 +80,7 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Any:
 
 
 def position_table(run: Run, stack: str) -> Float[np.ndarray, "P D"]:
-    """Return the vectors that the "encoder" or the "decoder" adds to its embeddings."""
+    """Return the positional encodings that the "encoder" or the "decoder" adds to embeddings."""
     config = run.config.model
     longest = config.max_lengths[stack == "decoder"]
     if longest is None:
@@ -91,7 +92,7 @@ def position_table(run: Run, stack: str) -> Float[np.ndarray, "P D"]:
 
 
 def _set_layer(layer: Any, params: Mapping[str, Any], config: ModelConfig) -> None:
-    """Set an encoder layer, or a decoder layer, which also attends to the memory."""
+    """Set the parameters of an encoder layer or a decoder layer."""
     _set_attention(layer.self_attention, params, "self_attention", config)
     if "cross_attention" in params:
         _set_attention(layer.attention, params, "cross_attention", config)
@@ -101,7 +102,7 @@ def _set_layer(layer: Any, params: Mapping[str, Any], config: ModelConfig) -> No
 
 
 def _set_attention(spec: Any, params: Mapping[str, Any], name: str, config: ModelConfig) -> None:
-    """Set an attention. CTranslate2 concatenates the projections that have the same input."""
+    """Set an attention's parameters. CTranslate2 concatenates projections that share an input."""
     projections = [to_linear(params[name][role]) for role in ("query", "key", "value")]
     num_separate = len(spec.linear) - 2
     groups = [[p] for p in projections[:num_separate]] + [projections[num_separate:]]

@@ -1,4 +1,4 @@
-"""Check that a model can be exported, from its config, without JAX and its parameters."""
+"""Check from a config that a model can be exported, without JAX or the model's parameters."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ Format = Literal["ctranslate2", "marian", "safetensors"]
 
 
 def check_exportable(config: Config, name: Format) -> None:
-    """Raise a UsageError if a format cannot express the model, or needs a missing library."""
+    """Raise a UsageError if the format cannot express the model or needs a missing library."""
     if name == "ctranslate2":
         check_ctranslate2(config)
     elif name == "marian":

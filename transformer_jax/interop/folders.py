@@ -12,10 +12,10 @@ from transformer_jax.runs.run_directory import check_available
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a private folder, which gets its name `path` at the end.
+    """Yield a private folder, and rename it to `path` on exit.
 
     Raises:
-        UsageError: the path already exists; nothing is changed.
+        UsageError: the path already exists. It is left unchanged.
         StorageError: the folder cannot be written.
     """
     check_available(path, is_package=True)
@@ -36,6 +36,6 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def write_tokenizers(folder: Path, vocabulary: Vocabulary) -> None:
-    """Write the SentencePiece models under the names that Marian uses."""
+    """Write the SentencePiece models to files with Marian's names."""
     (folder / "source.spm").write_bytes(vocabulary.source.model)
     (folder / "target.spm").write_bytes(vocabulary.target.model)

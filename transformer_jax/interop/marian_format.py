@@ -1,7 +1,8 @@
-"""Write a model to a folder that `MarianMTModel` and `MarianTokenizer` of transformers open.
+"""Write a model to a folder that transformers' `MarianMTModel` and `MarianTokenizer` can open.
 
-Marian's positional encodings have all sines before all cosines, with the paper's angles. The paper
-interleaves them. Permuting the channels of all parameters in the same way gives an equal model.
+Marian's positional encodings use the paper's angles, but put all sines before all cosines instead
+of interleaving them. Permuting the channels of all parameters in the same way gives an equivalent
+model.
 """
 
 import json
@@ -36,15 +37,15 @@ NORMS = {
 
 
 class Module(NamedTuple):
-    """A module in both programs."""
+    """A module that exists in both programs."""
 
     name: str
-    """Its name here, such as `encoder_0.self_attention.query`."""
+    """The module's name in this package, such as `encoder_0.self_attention.query`."""
     marian_name: str
     reads_channels: bool
-    """Whether the last axis of Marian's weight is d_model."""
+    """Whether the last axis of Marian's weight has size d_model."""
     writes_channels: bool
-    """Whether the first axis of Marian's weight is d_model, and so is the bias."""
+    """Whether the bias and the first axis of Marian's weight have size d_model."""
 
 
 def export_marian(run: Run, path: Path) -> None:
@@ -114,7 +115,7 @@ def generation_settings(run: Run) -> dict[str, object]:
 
 
 def special_tokens() -> dict[str, int]:
-    """Return the ids of the special tokens by the names in Marian's settings."""
+    """Return the IDs of the special tokens, keyed by the names in Marian's settings."""
     return {
         "pad_token_id": PAD,
         "bos_token_id": BOS,
@@ -125,7 +126,7 @@ def special_tokens() -> dict[str, int]:
 
 
 def to_marian(config: ModelConfig, params: Params) -> Arrays:
-    """Return parameters, or their gradients, by Marian's names and in its order of channels."""
+    """Return parameters, or their gradients, with Marian's names and order of channels."""
     params = flatten_params(params)
     order = channel_order(config.d_model)
     table = params["embedding.table"]
@@ -138,7 +139,8 @@ def to_marian(config: ModelConfig, params: Params) -> Arrays:
             arrays[f"{module.marian_name}.weight"] = params[f"{module.name}.scale"][order]
             arrays[f"{module.marian_name}.bias"] = params[f"{module.name}.bias"][order]
             continue
-        # A kernel is [in, out], and Marian's weight [out, in]. Either can be split into heads.
+        # A kernel has shape [in, out], and Marian's weight has shape [out, in]. Either axis can be
+        # split into heads.
         kernel = params[f"{module.name}.kernel"]
         inputs = kernel.shape[0] if module.reads_channels else -1
         weight = kernel.reshape(inputs, -1 if module.reads_channels else config.d_model).T
@@ -153,7 +155,7 @@ def to_marian(config: ModelConfig, params: Params) -> Arrays:
 
 
 def marian_shapes(config: ModelConfig, shapes: Shapes) -> Shapes:
-    """Return the shapes of the arrays of `to_marian`, from those of `flatten_params`."""
+    """Return the shapes of `to_marian`'s arrays, given the shapes of `flatten_params`'s arrays."""
     table = shapes["embedding.table"]
     marian_shapes = {"model.shared.weight": table, "final_logits_bias": (1, table[0])}
     for module in _modules(config):
@@ -168,9 +170,9 @@ def marian_shapes(config: ModelConfig, shapes: Shapes) -> Shapes:
 
 
 def from_marian(config: ModelConfig, arrays: Arrays) -> Params:
-    """Return the parameters that `to_marian` returned as `arrays`: its inverse.
+    """Invert `to_marian`: return the parameters that it converted to `arrays`.
 
-    If the config has no biases of attention, those of Marian are left out.
+    If the config has no attention biases, omit Marian's.
     """
     order = np.argsort(channel_order(config.d_model))
     params = {"embedding.table": arrays["model.shared.weight"][:, order]}
@@ -199,12 +201,12 @@ def from_marian(config: ModelConfig, arrays: Arrays) -> Params:
 
 
 def channel_order(d_model: int) -> Int[np.ndarray, " D"]:
-    """Return the paper's channel for each of Marian's: those of the sines, then of the cosines."""
+    """Return the paper's channel for each of Marian's channels: the sines, and then the cosines."""
     return np.arange(d_model).reshape(-1, 2).T.reshape(-1)
 
 
 def _modules(config: ModelConfig) -> Iterator[Module]:
-    """Yield all modules of both stacks, except for the embedding."""
+    """Yield all modules of both stacks except the embedding."""
     for stack in ("encoder", "decoder"):
         for index in range(config.num_layers):
             layer, marian_layer = f"{stack}_{index}", f"model.{stack}.layers.{index}"

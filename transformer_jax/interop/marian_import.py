@@ -1,8 +1,8 @@
-"""Read a folder in the format of Hugging Face's `MarianMTModel`, as `marian_format` writes it.
+"""Read a folder in Hugging Face's `MarianMTModel` format, which `marian_format` also writes.
 
-A folder is untrusted: nothing in it is executed, links, special files, and oversized files are
-refused, and all names and shapes are checked before the arrays are read. What the model here cannot
-express is refused.
+The folder is untrusted. This module executes nothing in it, rejects links, special files, and
+oversized files, and checks all names and shapes before it reads the arrays. It also rejects
+everything that this package's model cannot express.
 """
 
 import json
@@ -36,11 +36,11 @@ from transformer_jax.runs.run_directory import (
     check_no_links,
 )
 
-# safetensors refuses a longer header.
+# safetensors rejects longer headers.
 MAX_HEADER = 100_000_000
-# transformers computes these arrays, or stores them under another name.
+# transformers recomputes these arrays or also stores them under another name.
 IGNORED = r"lm_head\.weight|model\.(encoder|decoder)\.embed_(positions|tokens)\.weight"
-# What the fields of config.json must be. A missing field has transformers' default.
+# The required values of fields in config.json. A missing field has transformers' default value.
 DEFAULTS = {
     "activation_function": "gelu",
     "scale_embedding": False,
@@ -56,17 +56,17 @@ REQUIRED = {
 
 
 def is_marian(path: Path) -> bool:
-    """Return whether a folder describes a model of transformers, and not a run."""
+    """Return whether a folder contains a model in transformers' format instead of a run."""
     return (path / "config.json").is_file() and not (path / "run.json").exists()
 
 
 def read_marian(path: Path) -> Run:
-    """Read a model in Marian's format; the path of the result's folder is that of the source.
+    """Read a model in Marian's format. The result's folder path is `path`.
 
     Raises:
-        UsageError: the model here cannot express a field, which the message names.
-        StorageError: a file is missing, invalid, too large, a link or a special file, or does not
-            fit the others.
+        UsageError: this package's model cannot express a field. The message names the field.
+        StorageError: a file is missing, invalid, too large, a link, or a special file, or it does
+            not match the other files.
     """
     try:
         check_no_links(path)
@@ -80,11 +80,12 @@ def read_marian(path: Path) -> Run:
             f"{path / 'config.json'} has the vocab_size {settings.get('vocab_size')}, but "
             f"source.spm has {len(vocabulary.target)} tokens"
         )
-    # Biases of attention are optional here. Zeros are left out.
+    # In this package, attention biases are optional, so omit them if they are all zero.
     config = _make_config(path, settings, len(vocabulary.target))
     weights = path / "model.safetensors"
     model = build_transformer(config.model, **vocabulary.sizes)
-    # A config can require more parameters than fit in memory, so no array is made before the check.
+    # A config can require more parameters than fit in memory, so check the size before creating
+    # arrays.
     shapes = marian_shapes(config.model, expected_shapes(model))
     _check_size(weights, _max_bytes(config.model, shapes))
     arrays, _ = read_arrays(weights, shapes, IGNORED)
@@ -180,7 +181,7 @@ def _check_size(path: Path, max_bytes: int) -> None:
 
 
 def _max_bytes(config: ModelConfig, shapes: Shapes) -> int:
-    """Return the size limit of the weights: the arrays, those of `IGNORED`, and the header."""
+    """Return the size limit of the weights file: the header and all arrays, even ignored ones."""
     table, positions = shapes["model.shared.weight"], (config.max_length, config.d_model)
     sizes = map(math.prod, [*shapes.values(), *3 * [table], *2 * [positions]])
     return 4 * sum(sizes) + MAX_HEADER

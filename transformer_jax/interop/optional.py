@@ -1,4 +1,4 @@
-"""Import libraries that are not dependencies of this package, at the place where they are used."""
+"""Import libraries that are not dependencies of this package, only where they are used."""
 
 import importlib
 from importlib.util import find_spec
@@ -10,22 +10,22 @@ INTEROP = "'.[interop]'"
 
 
 def require_library(library: str, install: str = INTEROP) -> None:
-    """Raise the error of `import_optional` if a library is missing, without importing it."""
+    """Raise the same error as `import_optional` if a library is missing, without importing it."""
     if find_spec(library) is None:
         raise _missing(library, install)
 
 
 def import_optional(name: str, install: str = INTEROP) -> ModuleType:
-    """Import a module; if it is missing, raise a UsageError that names the command to install it.
+    """Import a module; if it is missing, raise a UsageError with the command that installs it.
 
-    `install` is the argument of pip. If the library is installed but broken, the UsageError says
+    `install` is the argument to pip. If the library is installed but broken, the UsageError says
     why.
     """
     library = name.split(".")[0]
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:
-        # The missing module can be a dependency of the library.
+        # The missing module may be a dependency of the library.
         if isinstance(error, ModuleNotFoundError) and error.name in (library, name):
             raise _missing(library, install) from error
         reason = (str(error).splitlines() or [type(error).__name__])[0]

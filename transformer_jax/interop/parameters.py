@@ -1,6 +1,7 @@
 """Parameters as arrays with flat names, such as `encoder_0.self_attention.query.kernel`.
 
-Shapes: `in` and `out` each stand for one or more axes of a `Dense` module; I and O are their sizes.
+Shapes: `in` and `out` each represent one or more axes of a `Dense` module, and I and O are their
+sizes.
 """
 
 import re
@@ -19,9 +20,9 @@ from transformer_jax.model.inspect import abstract_params
 from transformer_jax.model.transformer import Params, Transformer
 
 Arrays = dict[str, np.ndarray]
-"""Arrays by flat name."""
+"""Arrays, keyed by flat name."""
 Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes by flat name."""
+"""Shapes, keyed by flat name."""
 Metadata = Mapping[str, str]
 """The metadata of a safetensors file."""
 
@@ -34,24 +35,24 @@ class Linear(NamedTuple):
 
 
 def flatten_params(params: Params) -> Arrays:
-    """Return all parameters by flat name."""
+    """Return all parameters, keyed by flat name."""
     return {name: np.asarray(x) for name, x in _leaves_by_name(params).items()}
 
 
 def unflatten_params(arrays: Mapping[str, np.ndarray]) -> Params:
-    """Return the parameters that `flatten_params` returned as `arrays`."""
+    """Invert `flatten_params`: return the parameters that it converted to `arrays`."""
     return dict(unflatten_dict(dict(arrays), sep="."))
 
 
 def expected_shapes(model: Transformer) -> Shapes:
-    """Return the shapes of a model's parameters by flat name."""
+    """Return the shapes of a model's parameters, keyed by flat name."""
     return {name: x.shape for name, x in _leaves_by_name(abstract_params(model)).items()}
 
 
 def read_arrays(path: Path, expected: Shapes, ignored: str = "$") -> tuple[Arrays, Metadata]:
     """Read a safetensors file that contains exactly the expected arrays, in float32.
 
-    `ignored` is a pattern of names that may also be present and are not read.
+    The file may also contain arrays whose names match the pattern `ignored`. They are not read.
 
     Raises:
         UsageError: safetensors is not installed.
@@ -62,7 +63,7 @@ def read_arrays(path: Path, expected: Shapes, ignored: str = "$") -> tuple[Array
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             names = [name for name in file.keys() if not re.fullmatch(ignored, name)]  # noqa: SIM118
-            # Check everything before the arrays are read.
+            # Check everything before reading the arrays.
             _check_shapes(path, {name: file.get_slice(name) for name in names}, expected)
             return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
     except (OSError, safetensors.SafetensorError) as error:
@@ -85,7 +86,7 @@ def _check_shapes(source: Path, found: Mapping[str, Any], expected: Shapes) -> N
 
 
 def to_linear(dense: Mapping[str, Any], num_input_axes: int = 1) -> Linear:
-    """Return the parameters of a `Dense` module whose kernel is [in, out] and bias [out]."""
+    """Return the parameters of a `Dense` module with a kernel [in, out] and a bias [out]."""
     kernel = np.asarray(dense["kernel"])
     inputs = int(np.prod(kernel.shape[:num_input_axes]))
     weight = np.ascontiguousarray(kernel.reshape(inputs, -1).T)

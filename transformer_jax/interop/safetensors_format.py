@@ -54,11 +54,11 @@ def export_safetensors(run: Run, path: Path) -> None:
 
 
 def read_safetensors(path: Path) -> Run:
-    """Read a folder that `export_safetensors` has written. Nothing in it is executed.
+    """Read a folder that `export_safetensors` wrote, without executing anything in it.
 
     Raises:
         UsageError: the path is not such a folder, or safetensors is not installed.
-        StorageError: a file cannot be read, or its parameters do not fit the config.
+        StorageError: a file cannot be read, or its parameters do not match the config.
     """
     folder, weights = RunDirectory.open(path), path / WEIGHTS
     if folder.package is None or not weights.is_file():

@@ -1,7 +1,7 @@
 """Verify an exported model: translate sentences with both programs, and compare (section 6.1).
 
-Both programs search greedily, because their beam searches end by different rules. The scores that
-are compared are the log-probabilities of the same translations.
+Both programs search greedily, because the rules that end their beam searches differ. The compared
+scores are both programs' log-probabilities of the same translations.
 
 Shapes: B sentences, S source positions, L tokens in the longest translation.
 """
@@ -25,17 +25,17 @@ from transformer_jax.model.build import build_transformer
 from transformer_jax.special_tokens import BOS, EOS, UNKNOWN
 
 NUM_SENTENCES = 20
-# Sentences of random tokens, for a run whose text is not available, have this many tokens.
+# The number of tokens in a random sentence, for runs whose text is not available.
 RANDOM_LENGTH = 8
 # A model that is exported in float32 may differ from its run by this much. Rounding and the epsilon
-# of Marian's layer normalization change scores by less, but they can decide a near tie.
+# of Marian's layer normalization change scores by less, but they can reverse a near tie.
 MIN_EQUAL = 0.9
 MAX_SCORE_DIFFERENCE = 0.05
 
 
 @runtime_checkable
 class System(Protocol):
-    """An exported model in the program that it was exported for."""
+    """An exported model, loaded in the program that it was exported for."""
 
     def translate(self, line: str, max_tokens: int) -> list[str]:
         """Return the tokens of a greedy translation of at most `max_tokens`, without the end."""
@@ -49,16 +49,16 @@ class Verification(NamedTuple):
 
     sentences: int
     equal: int
-    """Number of sentences for which both programs return the same tokens."""
+    """The number of sentences for which both programs return the same tokens."""
     score_difference: float
-    """Largest difference between the log-probabilities of a translation in both programs.
+    """The largest difference between the two programs' log-probabilities of the same translation.
 
     NaN if a log-probability is NaN.
     """
 
     @property
     def is_close(self) -> bool:
-        """Whether the differences are as small as those of a model in float32."""
+        """Whether the differences are as small as for a model in float32."""
         has_equal = self.equal >= MIN_EQUAL * self.sentences
         return has_equal and self.score_difference <= MAX_SCORE_DIFFERENCE
 
@@ -73,17 +73,17 @@ class Translation(NamedTuple):
     """A greedy translation by this package."""
 
     tokens: list[str]
-    """Its tokens, without the end-of-sentence token."""
+    """The translation's tokens, without the end-of-sentence token."""
     score: float
-    """Its log-probability."""
+    """The translation's log-probability."""
     max_tokens: int
-    """Maximum number of tokens of any translation of this sentence."""
+    """The maximum number of tokens in a translation of this sentence."""
 
 
 def verify(run: Run, system: System, lines: Sequence[str] | None = None) -> Verification:
     """Compare the translations of a run with those of its exported model.
 
-    The default of `lines` is `sample_lines`. The run computes in float32.
+    `lines` defaults to the result of `sample_lines`. The run computes in float32.
     """
     lines = sample_lines(run) if lines is None else lines
     equal, differences = 0, [0.0]
@@ -94,10 +94,10 @@ def verify(run: Run, system: System, lines: Sequence[str] | None = None) -> Veri
 
 
 def sample_lines(run: Run, count: int = NUM_SENTENCES) -> list[str]:
-    """Return source lines of the development set, or random tokens if it is not available."""
+    """Return source lines from the development set, or random tokens if it is not available."""
     data, translator = run.config.data, run.translator()
     lines: list[str] = []
-    # Reading a dataset of TensorFlow Datasets may download it.
+    # Reading a dataset from TensorFlow Datasets may start a download.
     if data.corpus != "tfds":
         try:
             sources = (source for source, _ in CORPORA[data.corpus](data).read("dev"))
@@ -127,7 +127,7 @@ def translate_greedily(run: Run, lines: Sequence[str]) -> list[Translation]:
         source[row, : len(tokens)] = tokens
     limit = np.array([len(tokens) + decode.max_extra_length for tokens in sources], np.int32)
     limit = np.minimum(limit, translator.longest_target or limit)
-    # By default, GPUs and TPUs round the factors of products in float32.
+    # By default, GPUs and TPUs round the inputs of float32 matrix products.
     with jax.default_matmul_precision("highest"):
         best = jax.device_get(search(model, decode, 1, run.params, source, limit))
     pieces = run.vocabulary.target.pieces
@@ -141,7 +141,7 @@ def translate_greedily(run: Run, lines: Sequence[str]) -> list[Translation]:
 
 
 class CTranslate2System:
-    """A folder in the format of CTranslate2, on one thread of the CPU."""
+    """A folder in CTranslate2's format, opened with CTranslate2 on one CPU thread."""
 
     def __init__(self, folder: Path, quantization: str = "float32") -> None:
         """Open the folder; raise a UsageError if CTranslate2 is not installed."""
@@ -180,7 +180,7 @@ class MarianSystem:
     def translate(self, line: str, max_tokens: int) -> list[str]:
         """Return the tokens of a greedy translation of at most `max_tokens`, without the end."""
         source = self._tokenizer(line, return_tensors="pt")
-        # Two more tokens are the beginning and the end of the sentence.
+        # Two additional tokens mark the beginning and the end of the sentence.
         [tokens] = self._model.generate(**source, num_beams=1, max_length=max_tokens + 2)
         tokens = tokens[1 : list(tokens).index(EOS)]
         return list(self._tokenizer.convert_ids_to_tokens(tokens))

@@ -1,7 +1,7 @@
 """Scaled dot-product attention and multi-head attention (section 3.2).
 
-Shapes: B batch, T queries, S keys, D d_model, H heads, K d_k, V d_v. Masks are boolean, and
-    True where attention is allowed.
+Shapes: B batch, T queries, S keys, D d_model, H heads, K d_k, V d_v. Masks are boolean arrays that
+are True where attention is allowed.
 """
 
 from collections.abc import Callable

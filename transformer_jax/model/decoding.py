@@ -88,7 +88,7 @@ def decode_step(
 ) -> tuple[Float[Array, "B J N"], DecodingState]:
     """Return the logits that `Transformer.decode` would return at `position`, counted from 0.
 
-    `tokens` holds the latest token of each hypothesis, and `ancestors` already includes this
+    `tokens` contains the latest token of each hypothesis, and `ancestors` already includes this
     position.
     """
     model = model.bind({"params": params})
@@ -112,7 +112,7 @@ def decode_layer(
     memory: KeyValueCache,
     memory_mask: Bool[Array, "#B 1 1 S"],
 ) -> tuple[Float[Array, "B J D"], KeyValueCache]:
-    """Compute `DecoderLayer.__call__` at one position, and cache the new key and value.
+    """Compute `DecoderLayer.__call__` at a single position, and cache the new keys and values.
 
     The layer must be bound to its parameters. `memory` contains projected keys and values.
     """
@@ -125,7 +125,7 @@ def decode_layer(
     attended = layer.self_attention.attend(h, *from_cache_layout(cache), view.mask, view.positions)
     x = layer.self_attention_residual.leave(x, attended)
     h = layer.cross_attention_residual.enter(x)
-    # The J hypotheses of a sentence are J queries over the same memory.
+    # The J hypotheses of a sentence act as J queries over the same memory.
     attended = layer.cross_attention.attend(h, *from_cache_layout(memory), memory_mask)
     x = layer.cross_attention_residual.leave(x, attended)
     h = layer.feed_forward_residual.enter(x)

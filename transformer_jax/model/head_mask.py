@@ -12,9 +12,9 @@ from transformer_jax.errors import UsageError
 from transformer_jax.model.transformer import Params
 
 KINDS = ("encoder", "decoder", "cross")
-"""Encoder self-attention, decoder self-attention, and attention to the source."""
+"""The kinds of attention: encoder self-attention, decoder self-attention, and cross-attention."""
 
-# For each kind: the stack, and the module in each of its layers.
+# For each kind: the stack, and the name of the module in each layer of that stack.
 MODULES = {
     "encoder": ("encoder", "self_attention"),
     "decoder": ("decoder", "self_attention"),

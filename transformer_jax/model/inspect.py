@@ -43,7 +43,7 @@ def parameter_counts(model: Transformer) -> dict[str, int]:
 
 
 def digest_params(params: Params) -> str:
-    """Return the SHA-256 of the names and values of all parameters."""
+    """Return the SHA-256 digest of the names and values of all parameters."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
@@ -85,8 +85,8 @@ def attention_weights(
 ) -> dict[str, Float[Array, "layers B H ..."]]:
     """Return all attention weights from a forward pass, as in figures 3 to 5 of the paper.
 
-    They are stacked over layers: "encoder" [layers, B, H, S, S], "decoder" [layers, B, H, T, T],
-    and "cross" [layers, B, H, T, S]. The forward pass always uses the `full` attention
+    The weights are stacked over layers: "encoder" [layers, B, H, S, S], "decoder" [layers, B, H, T,
+    T], and "cross" [layers, B, H, T, S]. The forward pass always uses the `full` attention
     implementation.
     """
     config = replace(model.config, attention_implementation="full")

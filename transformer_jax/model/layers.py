@@ -72,7 +72,7 @@ class Components:
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then the feed-forward network (figure 1)."""
+    """Self-attention, followed by the feed-forward network (figure 1)."""
 
     config: ModelConfig
     components: Components

@@ -1,7 +1,7 @@
 """The Transformer: an encoder and a decoder (section 3.1).
 
-Shapes: B batch, S source positions, T target positions, D d_model, N vocab_size.
-Tokens are integers; 0 is padding, which occurs only after the end of a sentence.
+Shapes: B batch, S source positions, T target positions, D d_model, N vocab_size. Tokens are
+integers. Padding is 0 and occurs only after the end of a sentence.
 """
 
 from typing import Any

@@ -26,7 +26,7 @@ HEAD_COLORS = (
     *("#b07d00", "#2d9fe0", "#882255", "#6b6b6b"),
 )
 HEAT, SCALE = "Blues", Normalize(0.0, 1.0)
-# A line for a weight below this one would be invisible but would still enlarge the file.
+# A line for a smaller weight would be invisible but would still enlarge the file.
 MIN_WEIGHT = 0.01
 # Tokens with more characters are truncated.
 MAX_TOKEN = 24
@@ -57,7 +57,7 @@ def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
     lines_width = 2.4
     size = (sum(widths) + lines_width, (rows + 1.5) * ROW + 1.0)
     figure = Figure(figsize=size)
-    # The axes are placed by hand, so matplotlib must not use the user's default layout.
+    # This function places the axes, so matplotlib must not apply the user's default layout.
     figure.set_layout_engine("none")
     left, right = widths[0] / figure.get_figwidth(), 1 - widths[1] / figure.get_figwidth()
     bottom = 0.5 / figure.get_figheight()

@@ -1,8 +1,8 @@
 """An interactive page of attention weights, as a single self-contained HTML file.
 
-The page contains the weights as 8-bit integers. A weight w is stored as round(255 w), so its error
-is at most 0.002. With 6 layers of 8 heads, the weights of 60 tokens take 0.7 MB. A content security
-policy prevents the page from loading anything else.
+The page stores the weights as 8-bit integers, round(255 w), so their error is at most 0.002. With 6
+layers of 8 heads, the weights of 60 tokens take 0.7 MB. A content security policy prevents the page
+from loading anything else.
 """
 
 import base64
@@ -57,7 +57,7 @@ def render_page(
     """Return a page of all weights, which initially shows the selection.
 
     Args:
-        maps: the weights by kind. All of them are on the page.
+        maps: the weights of each kind. The page contains all of them.
         selection: what the page initially shows.
         source: the source sentence, for the title.
         target: its translation, for the title.

@@ -19,16 +19,16 @@ class AttentionMap:
     """The weights of one kind of attention, for all layers and heads."""
 
     label: str
-    """For example "cross-attention"."""
+    """The name of the kind, for example "cross-attention"."""
     weights: Float[np.ndarray, "layer head Q K"]
     queries: tuple[str, ...]
     """The token at each query position."""
     keys: tuple[str, ...]
     """The token at each key position."""
     query_label: str
-    """What a query token is, for example "predicted token"."""
+    """A description of the query tokens, for example "predicted token"."""
     key_label: str
-    """What a key token is, for example "source token"."""
+    """A description of the key tokens, for example "source token"."""
 
     def __post_init__(self) -> None:
         expected = (len(self.queries), len(self.keys))
@@ -42,17 +42,17 @@ class AttentionMap:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers."""
+        """The number of layers."""
         return self.weights.shape[0]
 
     @property
     def num_heads(self) -> int:
-        """Number of heads in each layer."""
+        """The number of heads in each layer."""
         return self.weights.shape[1]
 
 
 AttentionMaps = Mapping[str, AttentionMap]
-"""The weights by `Kind`."""
+"""The weights, keyed by `Kind`."""
 
 
 def select(maps: AttentionMaps, selection: Selection) -> tuple[AttentionMap, Resolved]:

@@ -25,10 +25,10 @@ class Selection:
     """
 
     kind: str = "cross"
-    """A `Kind`."""
+    """The kind of attention, a `Kind`."""
     layer: SupportsIndex = -1
     view: str = "heads"
-    """A `View`. The grid always shows all layers."""
+    """The view, a `View`. The grid always shows all layers."""
     heads: Collection[SupportsIndex] | None = None
     """The heads to show, such as a list or a NumPy array, or None for all heads."""
     position: SupportsIndex | None = None
@@ -62,7 +62,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A selection's indices, which are nonnegative."""
+    """The nonnegative indices of a selection."""
 
     layer: int
     heads: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Curves of losses and of training metrics, for one run or for several with their spread.
+"""Curves of losses and training metrics, for one run or for the mean and spread of several.
 
 Shapes: P points.
 """
@@ -24,7 +24,7 @@ from transformer_jax.visualization.style import (
 from transformer_jax.visualization.text import printable_label
 
 MAX_COLUMNS = 3
-# Curves with fewer points have a marker at each point.
+# A curve with fewer points than this has a marker at each point.
 MAX_MARKERS = 20
 
 
@@ -61,7 +61,7 @@ def _mean(values: Sequence[float]) -> float:
     try:
         return statistics.fmean(values)
     except (OverflowError, ValueError):
-        # The sum overflows, or it contains infinities of both signs.
+        # The sum overflowed or contained infinities of both signs.
         return math.nan
 
 

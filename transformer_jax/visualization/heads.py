@@ -21,8 +21,8 @@ def draw_heads(
     """Draw a layer-by-head map for each kind of attention, and the loss as heads are pruned.
 
     Args:
-        increases: how much the loss increases without each head, in nats per token.
-        losses: the loss without the 0, 1, 2, ... least important heads.
+        increases: the increase in loss without each head, in nats per token.
+        losses: the loss without the k least important heads, for k = 0, 1, 2, and so on.
         limit: the largest acceptable loss.
     """
     num_layers, num_heads = next(iter(increases.values())).shape

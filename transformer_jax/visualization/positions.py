@@ -14,7 +14,7 @@ from transformer_jax.visualization.style import DIVERGING, GRID, Picture, add_le
 
 # Singular values below this fraction of the largest one are attributed to float32 rounding errors.
 MIN_SINGULAR_VALUE = 1e-5
-# Smaller residuals are drawn at this value.
+# The plot draws smaller residuals at this value.
 MIN_RESIDUAL = 1e-5
 # The maximum number of offsets to plot.
 MAX_OFFSETS = 33
@@ -36,8 +36,8 @@ def fit_linear_map(
 
     M is fitted to every other position. The second result is the error at the remaining positions:
     the root of the sum of squares, relative to that of PE(pos + offset) around its mean. It is 0 if
-    PE(pos + offset) is a linear function of PE(pos), and 1 or more if M predicts nothing. At the
-    fitted positions, the error would be 0 for any table with fewer positions than dimensions.
+    PE(pos + offset) is a linear function of PE(pos), and 1 or more if M has no predictive power. At
+    the fitted positions, the error would be 0 for any table with fewer positions than dimensions.
     """
     before, after = (x.astype(float) for x in (table[: len(table) - offset], table[offset:]))
     transposed = np.linalg.lstsq(before[::2], after[::2], rcond=MIN_SINGULAR_VALUE)[0]

@@ -33,7 +33,7 @@ MASKED = jnp.finfo(jnp.float32).min
 
 
 class Inputs(NamedTuple):
-    """The inputs of all heads, or their gradients."""
+    """The queries, keys, and values of all heads, or their gradients."""
 
     query: Float[Array, "B T H K"]
     key: Float[Array, "B S H K"]

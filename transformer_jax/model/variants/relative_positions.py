@@ -60,11 +60,11 @@ def rotate(x: Float[Array, "B T H K"], positions: Int[Array, " T"]) -> Float[Arr
 class RotaryAttention(MultiHeadAttention):
     """Rotates queries and keys by their positions (RoFormer, Su et al. 2021, equation 34).
 
-    The dot product then depends on positions only through the distance.
+    After the rotation, the dot product depends on positions only through their distance.
     """
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Rotate queries and keys, then attend as the paper does."""
+        """Rotate queries and keys, and then attend as in the paper."""
         query = rotate(heads.query, heads.positions.queries)
         key = rotate(heads.key, heads.positions.keys)
         return super().attend_heads(heads._replace(query=query, key=key), train)
