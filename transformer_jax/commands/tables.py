@@ -36,6 +36,10 @@ def print_evaluation(evaluation: "Evaluation") -> None:
         f"              {scores.bleu_signature}\n"
         f"  chrF2       {scores.chrf:.2f}  {scores.chrf_signature}"
     )
+    if (task := result.get("task")) is not None:
+        from transformer_jax.inference.tasks import describe_task
+
+        stdout.print("\n".join(f"  {line}" for line in describe_task(task)))
     if (compound_bleu := result["compound_bleu"]) is not None:
         stdout.print(f"  BLEU        {compound_bleu:.2f}  compound-split, as in the paper's script")
     if "tok:none" in scores.bleu_signature:

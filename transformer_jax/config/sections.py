@@ -167,10 +167,15 @@ class ModelConfig(ConfigSection):
 class DataConfig(ConfigSection):
     """The corpus, its vocabulary, and its batches (section 5.1)."""
 
-    corpus: Literal["number_words", "text", "tfds"] = "number_words"
+    corpus: Literal["number_words", "text", "tfds", "trees"] = "number_words"
     """The source of the sentence pairs. number_words: numbers spelled out in
     English and German, generated on the fly. text: your own files. tfds: a
-    dataset from TensorFlow Datasets, downloaded on first use."""
+    dataset from TensorFlow Datasets, downloaded on first use. trees:
+    sentences and their linearized trees, from a treebank (section 6.3)."""
+    task: Literal["translation", "parsing"] = "translation"
+    """What the pairs are, which decides how evaluate scores the output in
+    addition to BLEU and chrF. parsing: labeled precision, recall, and F1 of
+    linearized trees, by evalb's rules."""
     num_pairs: Annotated[int, between(1, MAX_NUMBER_WORDS_PAIRS)] = 20_000
     """For number_words: the number of training pairs."""
     max_numbers_per_line: Annotated[int, between(1, 300)] = 1
@@ -187,8 +192,8 @@ class DataConfig(ConfigSection):
     """For text: the test set, in the same format. Only the evaluate command uses it."""
     folder: str | None = None
     """For text: the folder that relative file names start from. Default:
-    $TRANSFORMER_JAX_DATA, or else the current folder. For tfds: the data
-    folder of TensorFlow Datasets."""
+    $TRANSFORMER_JAX_DATA, or else the current folder. For trees: the treebank,
+    with the same default. For tfds: the data folder of TensorFlow Datasets."""
     dataset: str = "wmt14_translate/de-en"
     """For tfds: the name of the dataset."""
     languages: tuple[str, str] = ("en", "de")
@@ -200,10 +205,14 @@ class DataConfig(ConfigSection):
     """Number of tokens in a separate source vocabulary, for languages with
     different scripts. data.vocab_size is then the size of the target
     vocabulary. Differs from the paper when set: embeddings are not shared."""
+    target_tokens: Literal["subwords", "words"] = "subwords"
+    """What a token of a separate target vocabulary is. words: each distinct
+    word of the targets, for targets that consist of symbols, such as
+    linearized trees. Differs from the paper when set to words."""
     bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
     """How sacreBLEU splits text into words. none is for text that is already
     tokenized. auto is char for number_words, where a target is often a
-    single word, and 13a otherwise."""
+    single word, none for trees, and 13a otherwise."""
     max_length: Annotated[int, POSITIVE] = 256
     """Maximum number of tokens in a source or target, including the
     end-of-sentence token. Training skips longer pairs."""
@@ -223,6 +232,9 @@ class DataConfig(ConfigSection):
             is_allowed = self.corpus == "text" or getattr(self, key) is None
             rule = f"left out with data.corpus {self.corpus} (only text reads files)"
             self.require(key, is_allowed, rule)
+        has_units = self.target_tokens == "subwords" or self.source_vocab_size is not None
+        rule = "subwords without data.source_vocab_size (a shared vocabulary has one kind of token)"
+        self.require("target_tokens", has_units, rule)
         limit = MAX_NUMBER_WORDS_PAIRS // self.max_numbers_per_line
         reason = f"{MAX_NUMBER_WORDS_PAIRS} / data.max_numbers_per_line"
         if self.max_digits is not None:

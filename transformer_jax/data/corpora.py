@@ -8,6 +8,7 @@ from transformer_jax.data.number_words import NumberWords
 from transformer_jax.data.splits import Split
 from transformer_jax.data.text_files import TextFiles
 from transformer_jax.data.tf_datasets import TranslationDataset
+from transformer_jax.data.tree_files import TreeFiles
 
 
 class Corpus(Protocol):
@@ -41,6 +42,7 @@ CORPORA: dict[str, Callable[[DataConfig], Corpus]] = {
         {"train": config.train, "dev": config.dev, "test": config.test}, config.folder
     ),
     "tfds": lambda config: TranslationDataset(config.dataset, config.languages, config.folder),
+    "trees": lambda config: TreeFiles(config.folder),
 }
 
 
@@ -48,5 +50,6 @@ def bleu_tokenizer(config: DataConfig) -> str:
     """Return the sacreBLEU tokenizer that splits hypotheses and references into words."""
     if config.bleu_tokenizer != "auto":
         return config.bleu_tokenizer
-    # A German number is a single word, so word-level BLEU would find no n-grams with n > 1.
-    return "char" if config.corpus == "number_words" else "13a"
+    # A German number is a single word, so word-level BLEU would find no n-grams with n > 1. The
+    # symbols of a linearized tree are separated by spaces.
+    return {"number_words": "char", "trees": "none"}.get(config.corpus, "13a")

@@ -46,7 +46,9 @@ class TextFiles:
         }
         self._counts: dict[Split, int] = {}
         # This class reads the text several times, so the files must not change in between.
-        self._versions = {path: _version(path) for pair in self._paths.values() for path in pair}
+        self._versions = {
+            path: file_version(path) for pair in self._paths.values() for path in pair
+        }
 
     @property
     def name(self) -> str:
@@ -96,13 +98,13 @@ class TextFiles:
         """Yield pairs of lines, starting at pair `start`; raise a DataError if a file changes."""
         # After this check, both files have the same number of lines unless they change later.
         self.count(split)
-        source, target = (_lines(path) for path in self._paths[split])
+        source, target = (read_lines(path) for path in self._paths[split])
         yield from itertools.islice(zip(source, target, strict=False), start, None)
         self._check_unchanged(split)
 
     def _check_unchanged(self, split: Split) -> None:
         for path in self._paths[split]:
-            if _version(path) != self._versions[path]:
+            if file_version(path) != self._versions[path]:
                 raise DataError(
                     f"{path.name} was changed while it was read: try again when it is complete"
                 )
@@ -135,7 +137,7 @@ def _read_error(path: Path, error: OSError) -> DataError:
     return DataError(f"{path.name} cannot be read: {error.strerror or error}")
 
 
-def _version(path: Path) -> tuple[int, int] | None:
+def file_version(path: Path) -> tuple[int, int] | None:
     """Return the size and modification time of a file, or None if it does not exist."""
     try:
         status = path.stat()
@@ -146,7 +148,7 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 def _count(path: Path, split: Split) -> int:
     number = 0
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if split != "train" and is_too_long(line):
             raise DataError(
                 f"{path.name}, line {number}: more than {MAX_LINE_BYTES} bytes; {split} is scored "
@@ -155,7 +157,7 @@ def _count(path: Path, split: Split) -> int:
     return number
 
 
-def _lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path) -> Iterator[str]:
     """Yield a file's lines without their line endings; truncate lines that are too long."""
     number = 0
     try:

@@ -15,12 +15,15 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import sentencepiece
 
 from transformer_jax.errors import DataError, TransformerJaxError
 from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
+
+Unit = Literal["subwords", "words"]
+"""What a token is: a subword found by byte-pair encoding, or a whole word."""
 
 # The maximum length of a line in bytes. SentencePiece silently drops longer lines.
 MAX_TRAINING_LINE = 4192
@@ -38,6 +41,8 @@ p = sentencepiece.SentencePieceProcessor(model_proto=sys.stdin.buffer.read())
 p.encode("Two words, ½ and \u2581 \U0001f600.")
 p.decode(list(range(len(p))))
 """
+# SentencePiece's name for the model of each unit.
+MODEL_TYPES: dict[Unit, str] = {"subwords": "bpe", "words": "word"}
 # The display names of the special tokens.
 NAMES = {PAD: "<PAD>", BOS: "<BOS>", EOS: "<EOS>", UNKNOWN: "<UNK>"}
 # Digests of the tokenizer models that a separate process has already loaded safely.
@@ -62,8 +67,11 @@ class Tokenizer:
             )
 
     @classmethod
-    def train(cls, lines: Iterable[str], vocab_size: int) -> "Tokenizer":
+    def train(cls, lines: Iterable[str], vocab_size: int, unit: Unit = "subwords") -> "Tokenizer":
         """Train a vocabulary of at most `vocab_size` tokens. Short text yields fewer.
+
+        With `unit` "words", the tokens are the most frequent words of the lines. All other words
+        are unknown.
 
         The same lines yield the same model bytes on any machine: training uses one thread, and the
         model contains no file names.
@@ -85,7 +93,7 @@ class Tokenizer:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=record_errors(),
                 model_writer=model,
-                model_type="bpe",
+                model_type=MODEL_TYPES[unit],
                 vocab_size=vocab_size,
                 hard_vocab_limit=False,
                 character_coverage=1.0,

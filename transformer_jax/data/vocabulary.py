@@ -14,7 +14,7 @@ from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
 from transformer_jax.data.corpora import Corpus
 from transformer_jax.data.encode import CHUNK_PAIRS, SIDES, Progress, unfit_text
-from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Vocabulary
+from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Unit, Vocabulary
 from transformer_jax.errors import DataError
 
 # Every digest includes this number. Increase it when the cache format changes.
@@ -46,14 +46,17 @@ def train_vocabulary(
 ) -> Vocabulary:
     """Train a vocabulary for the text with this identity, or load it from the cache."""
 
-    def train(vocab_size: int, *sides: str) -> Tokenizer:
-        path = cache_folder("vocabularies") / f"{digest(identity, vocab_size, *sides)}.model"
+    def train(vocab_size: int, *sides: str, unit: Unit = "subwords") -> Tokenizer:
+        # Leave out the default unit, so that cached vocabularies keep their names.
+        units = () if unit == "subwords" else (unit,)
+        name = f"{digest(identity, vocab_size, *sides, *units)}.model"
+        path = cache_folder("vocabularies") / name
         if (tokenizer := _load_cached_tokenizer(path)) is not None:
             return tokenizer
         with exclusive(path, progress):
             if (tokenizer := _load_cached_tokenizer(path)) is not None:
                 return tokenizer
-            tokenizer = Tokenizer.train(_sample(corpus, sides, progress), vocab_size)
+            tokenizer = Tokenizer.train(_sample(corpus, sides, progress), vocab_size, unit)
             temporary = path.with_suffix(".tmp")
             contents = {".model": tokenizer.model, ".sha256": tokenizer.digest.encode()}
             for suffix, content in contents.items():
@@ -63,7 +66,8 @@ def train_vocabulary(
 
     if config.source_vocab_size is None:
         return Vocabulary.shared(train(config.vocab_size, *SIDES))
-    return Vocabulary(train(config.source_vocab_size, "source"), train(config.vocab_size, "target"))
+    source = train(config.source_vocab_size, "source")
+    return Vocabulary(source, train(config.vocab_size, "target", unit=config.target_tokens))
 
 
 def _load_cached_tokenizer(path: Path) -> Tokenizer | None:

@@ -19,6 +19,7 @@ from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.text_files import TextFiles
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.perplexity import SentenceScore, perplexity, score_sentences
+from transformer_jax.inference.tasks import score_task
 from transformer_jax.inference.trained_run import Run, read_params
 from transformer_jax.model.transformer import Params
 
@@ -72,8 +73,8 @@ class Evaluation(NamedTuple):
 
     result: dict[str, Any]
     """The scores as JSON data: how the translations were produced, the perplexity, the fields of
-    `Scores`, `compound_bleu`, and the same scores for each single checkpoint in
-    `per_checkpoint`."""
+    `Scores`, `compound_bleu`, the scores of a task other than translation in `task`, and the same
+    scores for each single checkpoint in `per_checkpoint`."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]
@@ -248,6 +249,9 @@ def evaluate(
             **asdict(scores),
             "compound_bleu": compound_bleu(tokenizer, hypotheses, references),
         }
+        task = score_task(run.config.data.task, sources, hypotheses, references)
+        if task is not None:
+            result["task"] = task
         return Evaluation(result, sources, hypotheses, references, scores, sentences)
 
     description = f"translating {title.removesuffix(' set')} with {run.folder.path.resolve().name}"
@@ -259,7 +263,11 @@ def evaluate(
         params = read_params(run.folder, run.model, [step])
         singles.append(evaluate_params(params, (step,), f"{description} at step {step}"))
     evaluation.result["per_checkpoint"] = [
-        {key: single.result[key] for key in ("step", "perplexity", *asdict(single.scores))}
+        {
+            key: single.result[key]
+            for key in ("step", "perplexity", *asdict(single.scores), "task")
+            if key in single.result
+        }
         for single in singles
     ]
     return evaluation._replace(per_checkpoint=tuple(singles))

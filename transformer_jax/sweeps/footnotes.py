@@ -59,6 +59,8 @@ def _describe_corpus(data: DataConfig) -> str:
             return " and ".join(data.train or ())
         case "tfds":
             return f"{data.dataset} ({' to '.join(data.languages)})"
+        case "trees":
+            return "a treebank"
 
 
 def _explain_columns(results: Results) -> list[str]:
@@ -89,6 +91,9 @@ def _explain_columns(results: Results) -> list[str]:
             "compound-split: test BLEU as the paper's script computes it (Moses tokenization, "
             "words split at hyphens, no smoothing)."
         )
+    if any("test_task" in row.scores for row in results.rows.values()):
+        task = results.base.config.data.task
+        notes.append(f"test task: the main score of the task {task}, in percent.")
     if results.signature:
         notes.append(
             "test BLEU to base by seed: the parentheses contain the p-value of sacreBLEU's paired "

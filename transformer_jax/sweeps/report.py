@@ -115,6 +115,7 @@ SCORES: dict[str, Column] = {
     "paper BLEU": lambda _, row: _format(row.paper.bleu, ".1f"),
     "test BLEU": _score("test_bleu", 1),
     "compound-split": _score("compound_bleu", 1),
+    "test task": _score("test_task", 1),
 }
 COMPARISONS: dict[str, Column] = {
     "row": lambda _, row: row.name,

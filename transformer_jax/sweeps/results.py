@@ -58,8 +58,9 @@ class RowResult:
     (training time multiplied by the devices' peak FLOP/s). None if no run has finished."""
     statuses: Sequence[RunStatus]
     scores: Mapping[str, Mapping[int, float]]
-    """The scores, keyed by name and seed. `perplexity` and `bleu` are for the development set, and
-    `test_bleu` and `compound_bleu` are for the test set. Runs that failed to train are excluded."""
+    """The scores, keyed by name and seed. `perplexity` and `bleu` are for the development set.
+    `test_bleu`, `compound_bleu`, and `test_task` (the main score of the task) are for the test set.
+    Runs that failed to train are excluded."""
     unigram: float | None
     """The best unigram model's perplexity on the development set, if known."""
     failed: Mapping[int, float]
@@ -248,6 +249,8 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]
             # Character-level BLEU has no compound-split variant, because there are no words.
             if (compound := test.get("compound_bleu")) is not None:
                 scores.setdefault("compound_bleu", {})[seed] = float(compound)
+            if (task := test.get("task")) is not None:
+                scores.setdefault("test_task", {})[seed] = float(task[task["main_score"]])
     return scores
 
 

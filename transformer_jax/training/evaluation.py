@@ -1,4 +1,7 @@
-"""Score the development set during training: perplexity, and BLEU with greedy search."""
+"""Score the development set during training: perplexity, and with greedy search BLEU.
+
+For a task other than translation, the greedy search also yields the task's main score.
+"""
 
 import dataclasses
 import math
@@ -7,6 +10,7 @@ from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import DivergedError
 from transformer_jax.inference.evaluate import score
 from transformer_jax.inference.perplexity import perplexity, score_sentences
+from transformer_jax.inference.tasks import main_score, score_task
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.transformer import Params
 from transformer_jax.training.components import RunComponents
@@ -23,7 +27,7 @@ class DevEvaluator:
     def __init__(self, run: RunComponents, writer: MetricWriter) -> None:
         self._run, self._writer = run, writer
         config = run.folder.config
-        self._bleu_tokenizer = bleu_tokenizer(config.data)
+        self._bleu_tokenizer, self._task = bleu_tokenizer(config.data), config.data.task
         greedy = dataclasses.replace(config.decode, beam_size=1)
         self._translator = Translator(run.model, run.prepared.vocabulary, greedy)
 
@@ -54,6 +58,7 @@ class DevEvaluator:
             hypotheses = [best[0].text for best in self._translator.translate(params, sources)]
             result = score(hypotheses, references, tokenizer=self._bleu_tokenizer)
             values |= {"bleu": result.bleu, "exact": result.exact}
+            values |= main_score(score_task(self._task, sources, hypotheses, references))
             samples = (lines[:NUM_SAMPLES] for lines in (sources, hypotheses, references))
             self._writer.write_samples(step, *samples)
         self._writer.report(step, "dev", values)

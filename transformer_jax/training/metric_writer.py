@@ -24,6 +24,7 @@ TERMINAL_FORMATS = {
     "perplexity": "ppl {:.3f}",
     "bleu": "BLEU {:.1f}",
     "exact": "exact {:.1%}",
+    "f1": "F1 {:.1f}",
     "learning_rate": "lr {:.2e}",
     "tokens_per_second": "{:,.0f} tok/s",
     "utilization": "util {:.0%}",

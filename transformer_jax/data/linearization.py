@@ -1,0 +1,92 @@
+"""Trees as sequences of symbols, as in "Grammar as a Foreign Language" (Vinyals et al., 2015).
+
+The tree of "It works." becomes `(S (NP XX )NP (VP XX )VP . )S`. Closing brackets have labels. XX
+replaces every part-of-speech tag except those of punctuation, which keep their tags, because
+scores leave punctuation out.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from transformer_jax.data.trees import Bracket
+
+# The tags that evalb's parameter files COLLINS.prm and new.prm delete.
+PUNCTUATION_TAGS = frozenset({",", ":", "``", "''", ".", "?", "!"})
+NORMALIZED_TAG = "XX"
+
+
+class Parse(NamedTuple):
+    """A linearized tree after repair."""
+
+    tags: tuple[str, ...]
+    """One symbol for each word, such as XX."""
+    brackets: tuple[Bracket, ...]
+    is_repaired: bool
+    """Whether the symbols were not a tree with the right number of words."""
+
+
+def linearize(tags: Sequence[str], brackets: Sequence[Bracket]) -> str:
+    """Return the symbols of a tree, separated by spaces.
+
+    Brackets are in the order of `Tree.brackets`.
+    """
+    symbols, open_brackets, num_opened = list[str](), list[Bracket](), 0
+    for position in range(len(tags) + 1):
+        while open_brackets and open_brackets[-1].end == position:
+            symbols.append(f"){open_brackets.pop().label}")
+        while num_opened < len(brackets) and brackets[num_opened].start == position:
+            open_brackets.append(brackets[num_opened])
+            symbols.append(f"({brackets[num_opened].label}")
+            num_opened += 1
+        if position < len(tags):
+            tag = tags[position]
+            symbols.append(tag if tag in PUNCTUATION_TAGS else NORMALIZED_TAG)
+    return " ".join(symbols)
+
+
+def parse_linearized(line: str, num_words: int) -> Parse:
+    """Return the tree that a model wrote for a sentence, repaired if necessary.
+
+    Repair reads the symbols from left to right:
+
+    1. A closing bracket also closes the brackets inside it. It is dropped if no open bracket has
+       its label.
+    2. A bracket without words is dropped.
+    3. Symbols for words beyond the last word are dropped. If there are too few, the remaining words
+       are added at the end of the outermost bracket.
+    4. At the end, all open brackets are closed.
+    """
+    tags, slots, open_slots = list[str](), list[Bracket | None](), list[tuple[int, str, int]]()
+    is_repaired = False
+    for symbol in line.split():
+        if symbol.startswith("(") and len(symbol) > 1:
+            open_slots.append((len(slots), symbol[1:], len(tags)))
+            slots.append(None)
+        elif symbol.startswith(")"):
+            is_repaired |= not open_slots or open_slots[-1][1] != symbol[1:]
+            if any(label == symbol[1:] for _, label, _ in open_slots):
+                while _close(slots, open_slots.pop(), len(tags)) != symbol[1:]:
+                    pass
+        elif len(tags) < num_words:
+            tags.append(symbol)
+        else:
+            is_repaired = True
+    is_repaired |= bool(open_slots) or len(tags) < num_words
+    num_tags = len(tags)
+    tags += [NORMALIZED_TAG] * (num_words - num_tags)
+    for slot in reversed(open_slots):
+        # Missing words belong to the outermost bracket.
+        _close(slots, slot, num_words if slot is open_slots[0] else num_tags)
+    brackets = [bracket for bracket in slots if bracket is not None]
+    is_repaired |= len(brackets) < len(slots)
+    if brackets and not open_slots and brackets[0].end == num_tags:
+        brackets[0] = brackets[0]._replace(end=num_words)
+    return Parse(tuple(tags), tuple(brackets), is_repaired)
+
+
+def _close(slots: list[Bracket | None], open_slot: tuple[int, str, int], end: int) -> str:
+    """Store a bracket that ends at a position, unless it has no words; return its label."""
+    index, label, start = open_slot
+    if start < end:
+        slots[index] = Bracket(label, start, end)
+    return label

@@ -1,0 +1,116 @@
+"""A treebank in a folder: each sentence is a source, and its linearized tree is the target.
+
+A split is a file (`dev.trees`, `dev.mrg`) or a folder of files (`dev/`). A folder with the sections
+of the Wall Street Journal (`00/` to `24/`, as in the Penn Treebank) needs no splits: training uses
+sections 02 to 21, development uses 22, and the test uses 23 (section 6.3).
+
+Files named `.trees` have one tree on each line. Trees in `.mrg` files may span lines. Both may be
+compressed with gzip.
+"""
+
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from transformer_jax.data.linearization import linearize
+from transformer_jax.data.splits import SPLITS, Split
+from transformer_jax.data.text_files import file_version, read_lines
+from transformer_jax.data.trees import Tree, read_trees
+from transformer_jax.errors import DataError, Setting
+
+SUFFIXES = (".trees", ".trees.gz", ".mrg", ".mrg.gz")
+# The sections of the Wall Street Journal in each split, by their folders' names.
+WSJ_SECTIONS: dict[Split, tuple[str, ...]] = {
+    "train": tuple(f"{number:02}" for number in range(2, 22)),
+    "dev": ("22",),
+    "test": ("23",),
+}
+
+
+class TreeFiles:
+    """A corpus of sentences and linearized trees."""
+
+    def __init__(self, folder: str | None) -> None:
+        """Find the files of each split in `folder`, `$TRANSFORMER_JAX_DATA`, or the working folder.
+
+        Raises:
+            DataError: there are no training trees or no development trees.
+        """
+        self._folder = Path(folder or os.environ.get("TRANSFORMER_JAX_DATA") or ".")
+        try:
+            found = {split: _find_files(self._folder, split) for split in SPLITS}
+        except OSError as error:
+            raise DataError(f"{self._folder} cannot be read: {error.strerror}") from error
+        for split in ("train", "dev"):
+            if not found[split]:
+                raise DataError(
+                    f"{self._folder} has no {split} trees: it needs {split}.trees, {split}.mrg, a "
+                    f"folder {split}, or the sections of the Penn Treebank; choose a folder with ",
+                    Setting("data.folder", "FOLDER"),
+                )
+        self._paths = {split: paths for split, paths in found.items() if paths}
+        self._counts: dict[Split, int] = {}
+        # The files are read several times and must not change in between.
+        self._versions = {path: file_version(path) for x in self._paths.values() for path in x}
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        name = f"trees in {self._folder.resolve().name}"
+        return name.encode(errors="backslashreplace").decode()
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits that have files."""
+        return tuple(self._paths)
+
+    @property
+    def identity(self) -> str:
+        """The SHA-256 of all files."""
+        digest = hashlib.sha256()
+        for split, paths in self._paths.items():
+            digest.update(split.encode())
+            for path in paths:
+                try:
+                    with path.open("rb") as file:
+                        digest.update(hashlib.file_digest(file, "sha256").digest())
+                except OSError as error:
+                    raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        return f"linearized trees, {digest.hexdigest()}"
+
+    def count(self, split: Split) -> int:
+        """Check every tree; return the number of trees, or raise a DataError for a bad tree."""
+        if split not in self._counts:
+            self._counts[split] = sum(1 for _ in self._read_trees(split))
+        return self._counts[split]
+
+    def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
+        """Yield each sentence and its linearized tree, starting at tree `start`.
+
+        Raises:
+            DataError: a tree is invalid, or a file changed.
+        """
+        for words, tags, brackets in itertools.islice(self._read_trees(split), start, None):
+            yield " ".join(words), linearize(tags, brackets)
+
+    def _read_trees(self, split: Split) -> Iterator[Tree]:
+        for path in self._paths[split]:
+            is_one_per_line = ".trees" in path.suffixes
+            name = str(path.relative_to(self._folder))
+            yield from read_trees(read_lines(path), name, one_per_line=is_one_per_line)
+            if file_version(path) != self._versions[path]:
+                raise DataError(f"{name} was changed while it was read: try again later")
+
+
+def _find_files(folder: Path, split: Split) -> list[Path]:
+    """Return the files of a split, in a fixed order."""
+    for suffix in SUFFIXES:
+        if (path := folder / f"{split}{suffix}").is_file():
+            return [path]
+    folders = [folder / split]
+    if not folders[0].is_dir():
+        folders = [folder / section for section in WSJ_SECTIONS[split]]
+    files = (sorted(x.rglob("*")) for x in folders if x.is_dir())
+    return [path for path in itertools.chain(*files) if path.name.endswith(SUFFIXES)]

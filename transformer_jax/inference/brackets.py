@@ -1,0 +1,128 @@
+"""Labeled precision, recall, and F1 of brackets, by the rules of evalb (Table 4).
+
+evalb (Sekine and Collins, 1997) is the program that scores parsers on the Penn Treebank. The rules
+of its parameter files COLLINS.prm and new.prm are:
+
+1. Punctuation is deleted, by its tag. So are brackets without words, and brackets around the whole
+   tree with the label TOP.
+2. Function tags do not count (NP-SBJ is NP), and ADVP and PRT are the same label.
+3. Every remaining bracket counts, also if another one has the same label and words.
+4. A sentence has an error if the words of its two trees differ, and it is skipped if the second
+   tree has no words. Neither kind counts in the scores.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from transformer_jax.data.linearization import PUNCTUATION_TAGS
+from transformer_jax.data.trees import (
+    EMPTY_ELEMENT,
+    TOP_LABELS,
+    Bracket,
+    Tree,
+    strip_function_tags,
+)
+
+# evalb's second table is for sentences of at most this many words, including punctuation.
+CUTOFF_LENGTH = 40
+DELETED_TAGS = PUNCTUATION_TAGS | {EMPTY_ELEMENT}
+EQUIVALENT_LABELS = {"PRT": "ADVP"}
+
+
+@dataclass(frozen=True)
+class BracketScores:
+    """Counts over sentences, and the percentages that evalb computes from them."""
+
+    sentences: int = 0
+    errors: int = 0
+    skipped: int = 0
+    complete: int = 0
+    """The number of sentences whose brackets are all correct."""
+    matched: int = 0
+    """The number of correct brackets."""
+    expected: int = 0
+    """The number of brackets in the reference trees."""
+    proposed: int = 0
+    """The number of brackets in the scored trees."""
+
+    @property
+    def recall(self) -> float:
+        """The percentage of the expected brackets that were proposed."""
+        return _percentage(self.matched, self.expected)
+
+    @property
+    def precision(self) -> float:
+        """The percentage of the proposed brackets that were expected."""
+        return _percentage(self.matched, self.proposed)
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall, in percent."""
+        return _percentage(2 * self.matched, self.expected + self.proposed)
+
+    @property
+    def complete_match(self) -> float:
+        """The percentage of the valid sentences whose brackets are all correct."""
+        return _percentage(self.complete, self.sentences - self.errors - self.skipped)
+
+
+def score_brackets(
+    pairs: Iterable[tuple[Tree, Tree]], max_length: int | None = None
+) -> BracketScores:
+    """Score trees, given as pairs of a reference and a tree to score.
+
+    With `max_length`, leave out the sentences with more words. A tree without words is skipped.
+    """
+    totals = Counter[str]()
+    for reference, proposed in pairs:
+        length = sum(tag != EMPTY_ELEMENT for tag in reference.tags)
+        if max_length is not None and length > max_length:
+            continue
+        totals["sentences"] += 1
+        if not _scored_words(proposed):
+            totals["skipped"] += 1
+        elif _scored_words(reference) != _scored_words(proposed):
+            totals["errors"] += 1
+        else:
+            ours, theirs = scored_brackets(proposed), scored_brackets(reference)
+            totals["complete"] += ours == theirs
+            totals["matched"] += (ours & theirs).total()
+            totals["expected"] += theirs.total()
+            totals["proposed"] += ours.total()
+    return BracketScores(**totals)
+
+
+def scored_brackets(tree: Tree) -> Counter[Bracket]:
+    """Return how often each bracket counts, with positions that leave out deleted words."""
+    position = [0]
+    for tag in tree.tags:
+        position.append(position[-1] + (tag not in DELETED_TAGS))
+    brackets = Counter[Bracket]()
+    for label, first, last in tree.brackets:
+        category, start, end = strip_function_tags(label), position[first], position[last]
+        if start < end and category not in TOP_LABELS:
+            brackets[Bracket(EQUIVALENT_LABELS.get(category, category), start, end)] += 1
+    return brackets
+
+
+def branch_right(tree: Tree) -> Tree:
+    """Return the baseline for a sentence: each word and all words after it are a constituent.
+
+    The outermost constituent is S, and all others are VP. Constituents neither begin with
+    punctuation nor consist of a single word.
+    """
+    starts = [i for i, tag in enumerate(tree.tags) if tag not in DELETED_TAGS][:-1]
+    labels = ["S", *["VP"] * len(starts)]
+    end = len(tree.words)
+    nested = [Bracket(label, i, end) for label, i in zip(labels, [0, *starts[1:]], strict=False)]
+    return tree._replace(brackets=tuple(nested))
+
+
+def _scored_words(tree: Tree) -> list[str]:
+    pairs = zip(tree.words, tree.tags, strict=True)
+    return [word for word, tag in pairs if tag not in DELETED_TAGS]
+
+
+def _percentage(part: int, whole: int) -> float:
+    return 100 * part / whole if whole else 0.0

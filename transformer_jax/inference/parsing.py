@@ -1,0 +1,76 @@
+"""The task "parsing": score linearized trees by labeled F1 (section 6.3)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformer_jax.data.linearization import parse_linearized
+from transformer_jax.data.trees import Tree
+from transformer_jax.inference.brackets import (
+    CUTOFF_LENGTH,
+    BracketScores,
+    branch_right,
+    score_brackets,
+)
+
+
+def score_parses(
+    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
+) -> dict[str, Any]:
+    """Return the scores of linearized trees, after repair, with those of the baseline.
+
+    The words and the tags of a scored tree are those of the sentence and of its reference, because
+    evalb deletes punctuation by its tag, and a model may write a different tag.
+    """
+    expected, proposed, num_repaired = list[Tree](), list[Tree](), 0
+    for source, hypothesis, reference in zip(sources, hypotheses, references, strict=True):
+        words = tuple(source.split(" "))
+        gold = parse_linearized(reference, len(words))
+        tree = Tree(words, gold.tags, gold.brackets)
+        parse = parse_linearized(hypothesis, len(words))
+        num_repaired += parse.is_repaired
+        expected.append(tree)
+        proposed.append(tree._replace(brackets=parse.brackets))
+    baseline = list(map(branch_right, expected))
+    return {
+        **_score(expected, proposed),
+        "repaired": num_repaired,
+        "right_branching": _score(expected, baseline),
+    }
+
+
+def describe_parses(values: dict[str, Any]) -> list[str]:
+    """Return the lines that `evaluate` prints."""
+    short = f"up to {CUTOFF_LENGTH} words"
+    baseline = values["right_branching"]
+    return [
+        f"F1          {_describe(values)}",
+        f"            {_describe(values['short'])}, {short}",
+        f"            {_describe(baseline)}, right-branching trees",
+        f"            {_describe(baseline['short'])}, right-branching trees, {short}",
+        f"repaired    {values['repaired']:,} of {values['sentences']:,} trees",
+    ]
+
+
+def _score(expected: Sequence[Tree], proposed: Sequence[Tree]) -> dict[str, Any]:
+    pairs = list(zip(expected, proposed, strict=True))
+    return {
+        **_to_dict(score_brackets(pairs)),
+        "short": _to_dict(score_brackets(pairs, CUTOFF_LENGTH)),
+    }
+
+
+def _to_dict(scores: BracketScores) -> dict[str, Any]:
+    return {
+        "f1": scores.f1,
+        "precision": scores.precision,
+        "recall": scores.recall,
+        "complete_match": scores.complete_match,
+        "sentences": scores.sentences,
+    }
+
+
+def _describe(scores: dict[str, Any]) -> str:
+    return (
+        f"{scores['f1']:.2f}  precision {scores['precision']:.2f}, recall {scores['recall']:.2f}, "
+        f"complete match {scores['complete_match']:.2f}%, {scores['sentences']:,} sentences"
+    )

@@ -1,0 +1,48 @@
+"""Scores of tasks other than translation, which `data.task` selects.
+
+A task is two functions and the name of its main score. `score` maps the sources, the hypotheses,
+and the references to JSON data, which `evaluate` stores. `describe` formats this data.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from transformer_jax.inference.parsing import describe_parses, score_parses
+
+Values = dict[str, Any]
+"""The scores of a task, as JSON data."""
+
+
+class Task(NamedTuple):
+    """How to score a task."""
+
+    main_score: str
+    """The key of the score that metrics and reports show. Higher is better."""
+    score: Callable[[Sequence[str], Sequence[str], Sequence[str]], Values]
+    """Maps (sources, hypotheses, references) to scores."""
+    describe: Callable[[Values], list[str]]
+    """Returns the lines that `evaluate` prints."""
+
+
+# The task for each value of `data.task`. Translation has only BLEU and chrF.
+TASKS: dict[str, Task] = {"parsing": Task("f1", score_parses, describe_parses)}
+
+
+def score_task(
+    name: str, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
+) -> Values | None:
+    """Return the scores of a task, its "name", and its "main_score"; None for translation."""
+    if (task := TASKS.get(name)) is None:
+        return None
+    values = task.score(sources, hypotheses, references)
+    return {"name": name, "main_score": task.main_score, **values}
+
+
+def main_score(values: Values | None) -> dict[str, float]:
+    """Return the main score in the result of `score_task`, by its name."""
+    return {} if values is None else {values["main_score"]: values[values["main_score"]]}
+
+
+def describe_task(values: Values) -> list[str]:
+    """Return lines that describe the result of `score_task`."""
+    return TASKS[values["name"]].describe(values)
