@@ -71,7 +71,7 @@ def set_status(run: SweepRun, status: str, **details: object) -> None:
 def make_finished_sweep(
     path: Path, rows: Sequence[str] = tuple(RESULTS), splits: Sequence[str] = ("dev", "test")
 ) -> Sweep:
-    """Make a sweep of finished runs with three seeds per row."""
+    """Create a sweep of finished runs with three seeds per row."""
     configs = {
         name: Row(SMALL.change(data=TEXT, model={"d_ff": 32 + i}), paper)
         for i, (name, (_, _, paper)) in enumerate(RESULTS.items())
@@ -86,7 +86,7 @@ def make_finished_sweep(
 
 
 def collect(sweep: Sweep) -> Results:
-    """Collect a sweep's results the way the command line does."""
+    """Collect a sweep's results in the same way as the command line."""
     return collect_results(
         sweep, [read_status(run) for run in sweep.runs], "transformer-jax report"
     )

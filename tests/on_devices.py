@@ -74,7 +74,7 @@ def train(
 
 def divide_state() -> dict[int, float]:
     """For each device count, return the largest fraction of the state on one device under FSDP."""
-    # Two layers of the base model at an eighth of its width, with an odd vocabulary size.
+    # Use two layers of the base model at an eighth of its width, with an odd vocabulary size.
     config = Config().change(
         model={"num_layers": 2, "d_model": 64, "d_ff": 256, "num_heads": 8, "d_k": 8, "d_v": 8}
     )
@@ -112,7 +112,8 @@ def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
             relative = np.abs(np.divide(history, expected) - 1)
             distances[dropout][f"{name} {devices}"] = {
                 "params": max(jax.tree.leaves(params)),
-                # These are the maxima over all steps of smoothed, nll, count, and gradient_norm.
+                # These numbers are the maxima of smoothed, nll, count, and gradient_norm over all
+                # steps.
                 "metrics": relative.max(axis=0).tolist(),
             }
     sys.stdout.write(json.dumps({"distances": distances, "shares": shares}) + "\n")

@@ -40,7 +40,7 @@ def normal(seed: int, *shape: int) -> Array:
 
 
 def coins(seed: int, share: float, *shape: int) -> Array:
-    """Draw booleans that are True with probability `share`."""
+    """Draw booleans, each of which is True with probability `share`."""
     return jnp.asarray(np.random.default_rng(seed).random(shape) < share)
 
 

@@ -45,7 +45,7 @@ class Passage(NamedTuple):
 
 
 def passages() -> Iterator[Passage]:
-    """Yield the prose of each file: Python first, then Markdown."""
+    """Yield the prose of each file: first Python, and then Markdown."""
     for folder in FOLDERS:
         for path in sorted(ROOT.glob(f"{folder}/**/*.py")):
             if path not in SKIPPED:
@@ -80,10 +80,10 @@ def _is_literal_block(docstring: ast.Constant, offset: int) -> bool:
 
 
 def _comments(path: Path) -> Iterator[Passage]:
-    """Yield each comment. Consecutive lines form one comment.
+    """Yield each comment. Consecutive comment lines form a single comment.
 
-    The text of a notebook consists of comments too: an empty one ends a paragraph, and a list has
-    one passage for each item.
+    A notebook's text also consists of comments. An empty comment ends a paragraph, and each list
+    item is a separate passage.
     """
     block: list[tokenize.TokenInfo] = []
     for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):

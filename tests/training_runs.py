@@ -22,7 +22,7 @@ from transformer_jax.training.step import init_state
 QUIET = Console(quiet=True)
 # Runs that tests share are trained with this secret in their environment variables.
 PRIVATE = "hunter2-and-more"
-# A jitted function is traced once for each model and config.
+# JAX traces a jitted function once for each model and config.
 INIT_STATE = jax.jit(init_state, static_argnums=(0, 1))
 
 

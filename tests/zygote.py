@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-# Import what a child process needs. These imports do not initialize devices or start threads.
+# Import the modules that a child process needs, without initializing devices or starting threads.
 import transformer_jax.training.loop  # noqa: F401
 from transformer_jax.cli import main
 from transformer_jax.runs import array_store, checksums
@@ -55,7 +55,7 @@ def _intercept(
     setattr(owner, name, intercepted)
 
 
-# The process dies while it saves the second checkpoint or removes the first.
+# The process dies while it saves the second checkpoint or removes the first one.
 MOMENTS: dict[str, Callable[[], None]] = {
     "before a save": lambda: die_before(array_store.ocp, "save_checkpointables_async"),
     "after a save has begun": lambda: die_after(array_store.ocp, "save_checkpointables_async"),

@@ -16,11 +16,12 @@ from transformer_jax.data.number_words import NumberWords
 from transformer_jax.data.splits import SPLITS
 
 LABELS = re.compile(r"\d+ (s|min)\b|needs (a GPU|a TPU|hours|Slurm|the network|minutes)\b")
-# These commands would run the tests again, or they need a different environment.
+# Skip these commands, because they would run the tests again or need a different environment.
 RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
 CHEAP = sorted({c.text for page in GUIDES for c in commands(page) if c.is_cheap} - {*RECURSIVE})
 # These commands import JAX. They run in forks of a process that has already imported it. The other
-# commands test that the shell finds `transformer-jax` in an activated environment.
+# commands run in a shell, which tests that the shell finds `transformer-jax` in an activated
+# environment.
 SLOW_TO_IMPORT = tuple(f"transformer-jax {name} " for name in ("params", "prepare", "sweep"))
 
 
@@ -58,8 +59,8 @@ def run(command: Command, clone: Path) -> str:
         (clone / command.path).parent.mkdir(parents=True, exist_ok=True)
         (clone / command.path).write_text(command.text, "utf-8")
         return ""
-    # A user's shell does not have the variables that the tests set, so keep only the cache
-    # variable.
+    # A user's shell does not have the environment variables that the tests set, so keep only the
+    # cache variable.
     hidden = ("JAX_", "PYTEST_", "PYTHONPATH", "XLA_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     if command.language == "python":

@@ -1,4 +1,4 @@
-"""Test that the notebooks equal their scripts, have clean outputs, and run from a fresh clone."""
+"""Test that the notebooks match their scripts, have clean outputs, and run from a fresh clone."""
 
 import json
 import os
@@ -17,7 +17,7 @@ SCRIPTS = sorted(FOLDER.glob("[0-9]_*.py"))
 NOTEBOOKS = [script.with_suffix(".ipynb") for script in SCRIPTS]
 MAX_BYTES = 3 << 20
 PICTURES = ("image/png", "image/svg+xml")
-# Outputs with these words would differ on another machine.
+# Outputs that contain these words would differ on another machine.
 MACHINE = re.compile(
     r"(?<![\w.])/(home|root|tmp|usr|opt|work|Users|var)/|tok/s|\b\d+(\.\d+)? ?ms\b"
 )
@@ -47,7 +47,7 @@ def outputs_of(notebook: Path) -> list[dict[str, Any]]:
 
 
 def texts_of(output: dict[str, Any]) -> list[str]:
-    """Return the text of an output and of its representations, without encoded pictures."""
+    """Return all text in an output, without encoded pictures."""
     data = {**output.get("data", {}), "text/stream": output.get("text", "")}
     return ["".join(text) for kind, text in data.items() if kind != "image/png"]
 
@@ -96,7 +96,7 @@ def test_a_script_runs_in_a_fresh_clone(script: Path, tmp_path: Path) -> None:
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.ipynb"))
     hidden = ("JAX_NUMPY", "PYTEST_", "PYTHONPATH")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
-    # The notebooks leave their runs in the temporary folder.
+    # The notebooks store their runs in the temporary folder.
     environment |= {"MPLBACKEND": "agg", "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, script.name],

@@ -20,7 +20,7 @@ def parse(page: Path) -> list[Token]:
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """Return the rows of each table, without the line that separates header and body."""
+    """Return the rows of each table, without the line that separates the header from the body."""
     lines = text.splitlines()
     tables = [token.map for token in GITHUB.parse(text) if token.type == "table_open"]
     return [

@@ -1,4 +1,4 @@
-"""Test that killed, interrupted, and damaged runs produce the same bits as undisturbed runs."""
+"""Test that killed, interrupted, and damaged runs end with the same bits as undisturbed runs."""
 
 import dataclasses
 import os
@@ -79,7 +79,7 @@ class Trainer:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The path of a run without faults. Later runs in this process share its compiled steps."""
+    """The path of an undisturbed run. Later runs in this process share its compiled steps."""
     with share_compiled_steps():
         yield train(CONFIG, tmp_path_factory.mktemp("faults") / "undisturbed")
 
@@ -153,7 +153,7 @@ def test_a_kill_at_any_moment_of_a_save_loses_at_most_one_interval(
     for moment in moments:
         path = trainer.folder / "moment"
         assert trainer.wait(trainer.train(path, die=moment)) == -signal.SIGKILL, moment
-        # Every checkpoint that is left must still be intact.
+        # Every remaining checkpoint must still be intact.
         names = (p.name for p in (path / "checkpoints").iterdir())
         steps = [int(name) for name in names if name.isdecimal()]
         assert steps, moment

@@ -91,7 +91,7 @@ def test_a_difference_within_the_spread_is_not_reported_as_a_change(
     ours: list[float], printed: str
 ) -> None:
     before = results([1.0, 1.1, 0.9], [1.0, 1.0, 1.0])
-    # The second result is from a machine that is half as fast, which must not count as a change.
+    # The second result comes from a machine that is half as fast. This must not count as a change.
     after = results([2 * x for x in ours], [2.0, 2.0, 2.0])
     line = next(x for x in compare(before, after).splitlines() if "speed relative to torch" in x)
     assert line.rstrip(" |").endswith(printed)

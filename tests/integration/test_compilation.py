@@ -61,14 +61,14 @@ def test_a_step_is_compiled_once_for_each_shape_and_later_epochs_compile_nothing
     epochs = train_epochs(components)
     compiled = compiled_by(lambda: next(epochs), caplog)
     assert compiled.count("jit(train_step)") == num_shapes, compiled
-    # All shapes have been compiled by now, so nothing else may be compiled. The guard raises an
+    # All shapes are compiled at this point, so nothing else may be compiled. The guard raises an
     # error if data moves between host and device without an explicit transfer.
     with jax.transfer_guard("disallow"):
         assert compiled_by(lambda: next(epochs), caplog) == []
-        # Check that the guard works.
+        # Check that the guard itself raises an error.
         with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device"):
             jax.jit(jnp.negative)(np.ones(3))
-    # Check that the log does record compilations.
+    # Check that the log actually records compilations.
     assert compiled_by(lambda: jax.jit(lambda x: x + 3)(1), caplog)
 
 
@@ -114,7 +114,8 @@ def test_a_train_step_depends_neither_on_the_seed_nor_on_the_schedule_of_a_run(
         "max_minutes_between_checkpoints": 1.0,
         "profile": 1,
     }
-    # Other tests rely on this, because runs that differ only in these fields share their steps.
+    # Other tests rely on this property, because runs that differ only in these fields share their
+    # steps.
     assert other.keys() == UNRELATED.keys()
     assert compile_step(SMALL.change(train=other).train) == first
 
@@ -123,7 +124,8 @@ def test_a_train_step_depends_neither_on_the_seed_nor_on_the_schedule_of_a_run(
 def test_whole_and_resumed_runs_of_all_seeds_share_their_programs(
     tmp_path: Path, cached_programs: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # In other tests, the runs in a process share their steps. Here, each run makes a separate step.
+    # In other tests, the runs in a process share their steps. In this test, each run builds its
+    # own.
     monkeypatch.setattr(loop, "make_train_step", make_train_step)
     # Four steps make up one epoch, so each run uses every shape.
     config = SMALL.change(train={"steps": 4})

@@ -1,4 +1,4 @@
-"""Compile training steps for TPUs that do not exist, and test what the programs contain.
+"""Compile training steps for TPUs that do not exist, and test the contents of the programs.
 
 The tests need libtpu: `pip install --group tpu-compile`.
 """
@@ -23,14 +23,14 @@ pytestmark = [
     ),
 ]
 PARALLELISM = ("data", "fsdp", "pmap")
-# The widths of the base model with fewer layers, or the demo.
+# Either the base model with fewer layers, or the demo's model.
 CONFIGS: dict[str, list[str]] = {
     "tiny": [],
     "base": ["--model.num-layers", "2", "--data.vocab-size", "8000"],
 }
 
 
-# Print the numbers of devices and of hosts that libtpu has for the targets in the arguments.
+# Print the numbers of devices and hosts that libtpu reports for the given targets.
 COUNT = """
 import json, sys
 from transformer_jax.compilation.environment import configure_environment
@@ -53,7 +53,7 @@ def run_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 def compile_config(name: str, target: str, folder: Path, *options: str) -> list[dict[str, Any]]:
-    """Run the command for the largest batch in bfloat16, and return its answers."""
+    """Run the command for the largest batch in bfloat16, and return its results."""
     options = ("--model.dtype", "bfloat16", "--largest", "--json", *options)
     command = ("-m", "transformer_jax", "compile", name, "--target", target, *options)
     done = run_python(folder, *command)
@@ -70,7 +70,7 @@ def target(request: pytest.FixtureRequest) -> str:
 def answers(
     request: pytest.FixtureRequest, target: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Any]]:
-    """The answers for a config and a target, by the kind of parallelism."""
+    """The results for a config and a target, keyed by the kind of parallelism."""
     options = (*CONFIGS[request.param], "--parallelism", *PARALLELISM)
     folder = tmp_path_factory.mktemp("compile")
     answers = compile_config(request.param, target, folder, *options)
@@ -108,13 +108,13 @@ def test_the_steps_fit_and_only_fsdp_splits_the_state(
 
 def test_data_parallelism_only_adds_gradients(answers: dict[str, dict[str, Any]]) -> None:
     for name in ("data", "pmap"):
-        # A state has the parameters and two moments, and all are float32.
+        # A state consists of the parameters and two moments, all in float32.
         parameter_bytes = answers[name]["programs"][0]["state_bytes"] / 3
         found = collectives(answers[name])
         assert {kind for kind, _ in found} == {"all-reduce"}
         assert {dtype for _, dtype in found} <= {"bf16", "f32"}
         total = sum(c["bytes"] for c in found.values())
-        # Under data, the gradient of the shared embedding is reduced in two parts.
+        # With `data`, the gradient of the shared embedding is reduced in two parts.
         assert total < 2.1 * parameter_bytes
     pmap = collectives(answers["pmap"])
     assert {dtype for _, dtype in pmap} == {"f32"}

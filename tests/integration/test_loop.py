@@ -1,4 +1,4 @@
-"""Test that resumed runs are bit-identical to whole runs, and that training ends when it should."""
+"""Test that resumed runs equal uninterrupted runs bit for bit, and that training ends on time."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ from transformer_jax.training.components import build_run_components
 from transformer_jax.training.create_run import create_run
 from transformer_jax.training.step import TrainState, TrainStep
 
-# A checkpoint is scheduled every 4 steps and a report every 2 steps. The learning rate peaks at
+# Checkpoints are scheduled every 4 steps, and reports every 2 steps. The learning rate peaks at
 # step 4.
 OFF_SCHEDULE = 3
 
@@ -190,7 +190,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
     assert metrics_of(resumed) == metrics_of(path)
 
 
-# Between reports, the loop reads the result of each step two steps later.
+# Between reports, the loop reads each step's result two steps later.
 @pytest.mark.parametrize(
     ("log_every", "last"), [(100, 16), pytest.param(1, 15, marks=pytest.mark.slow)]
 )
@@ -279,8 +279,8 @@ def test_checkpoints_can_be_scheduled_in_epochs_and_translated_less_often(tmp_pa
 def test_patience_ends_a_run_that_no_longer_improves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The best perplexity is at step 2. The next three are all worse, even though they improve from
-    # one step to the next.
+    # Step 2 has the best perplexity. The next three perplexities are all worse, even though they
+    # improve from one to the next.
     perplexities = iter([9.0, 5.0, 7.0, 6.0, 5.5, 5.4, 5.3, 5.2])
     monkeypatch.setattr(evaluation, "perplexity", lambda _: next(perplexities))
     often = {"checkpoint_every": 1, "patience": 3, "keep_checkpoints": 1, "bleu_every": 100}

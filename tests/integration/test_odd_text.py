@@ -61,8 +61,8 @@ class RandomCorpus:
                 self.files[name] = list(side)
         self.no_files: dict[str, str] = {}
         self.encoded: dict[str, bytes] = {}
-        # Each tuple contains parts of one possible error message. The actual message must contain
-        # all parts of at least one tuple.
+        # Each tuple contains substrings of one possible error message. The actual message must
+        # contain all parts of at least one tuple.
         self.faults: list[tuple[str, ...]] = []
         self.dropped: Counter[str] = Counter()
         for _ in range(rng.randrange(6)):
@@ -232,5 +232,5 @@ def test_any_corpus_is_prepared_and_counted_or_rejected_with_its_faulty_file(
         except AssertionError as error:
             raise AssertionError(f"corpus {seed}") from error
         rejected += code != 0
-    # Both outcomes must be frequent enough to exercise both checks.
+    # Both outcomes must occur often enough to exercise both checks.
     assert 0.3 * len(seeds) < rejected < 0.8 * len(seeds)

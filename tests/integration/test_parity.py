@@ -1,4 +1,4 @@
-"""Compare a model with Hugging Face's Marian: values, attention weights, gradients, training."""
+"""Compare a model's values, gradients, and training with those of Hugging Face's Marian."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -40,12 +40,12 @@ TRAIN = TrainConfig(warmup_steps=400)
 # Largest difference, relative to the largest value of each array.
 TOLERANCES = {"float32": 2e-5, "float64": 1e-12}
 GRADIENT_TOLERANCES = {"float32": 5e-4, "float64": 1e-11}
-# Errors grow with each step.
+# The tolerance grows with the number of steps, because errors accumulate.
 TRAINING_TOLERANCES = {"float32": 5e-4, "float64": 1e-9}
 
 
 class Pair(NamedTuple):
-    """The same model in both programs."""
+    """The same model in both libraries."""
 
     config: ModelConfig
     model: Transformer
@@ -55,7 +55,7 @@ class Pair(NamedTuple):
 
 @pytest.fixture(scope="module", params=["float32", "float64"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """A model with random weights, large enough for peaked distributions."""
+    """A model whose random weights are large enough to produce peaked distributions."""
     config = replace(
         SMALL, attention_bias=True, layer_norm_epsilon=LAYER_NORM_EPSILON, dtype=request.param
     )
@@ -70,14 +70,14 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 def open_marian(config: ModelConfig, params: Params) -> Any:
-    """Return Marian with these parameters."""
+    """Return a Marian model with these parameters."""
     settings = model_settings(config, VOCABULARY, num_positions=16)
     marian = transformers.MarianMTModel(transformers.MarianConfig(**settings))
     marian.set_attn_implementation("eager")
     marian = marian.to(getattr(torch, config.dtype)).eval()
     assert marian.lm_head.weight is marian.model.shared.weight
     arrays = to_marian(config, params)
-    # transformers rounds the positions to float32, also in a model in float64.
+    # transformers rounds the positions to float32 even in a float64 model.
     angle = np.arange(16)[:, None] / 10000 ** (np.arange(0, config.d_model, 2) / config.d_model)
     table = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
     for stack in ("encoder", "decoder"):
@@ -90,7 +90,7 @@ def open_marian(config: ModelConfig, params: Params) -> Any:
 
 
 def mean_loss(model: Transformer, params: Params) -> tuple[Array, Array]:
-    """Return the smoothed loss per token, and the logits."""
+    """Return the smoothed loss per token and the logits."""
     logits: Any = model.apply({"params": params}, jnp.asarray(SOURCE), jnp.asarray(TARGET))
     loss = cross_entropy(logits, jnp.asarray(TARGET), SMOOTHING)
     return loss.smoothed / loss.count, logits
@@ -134,7 +134,7 @@ def test_outputs_and_attention_weights_equal_those_of_marian(pair: Pair) -> None
     order = channel_order(config.d_model)
     assert_close(memory[..., order], output.encoder_last_hidden_state, config.dtype)
     assert_close(logits, output.logits, config.dtype)
-    # The distributions are peaked, so that a wrong mask or scale would show.
+    # The distributions must be peaked, so that a wrong mask or scale would change them.
     assert float(jax.nn.softmax(logits).max()) > 0.9
     for name in ("encoder", "decoder", "cross"):
         theirs = torch.stack(getattr(output, f"{name}_attentions"))
@@ -173,11 +173,11 @@ def test_loss_gradients_and_ten_adam_steps_equal_those_of_marian(pair: Pair) -> 
                     theirs = parameters[name].grad
                     assert_close(gradient, theirs, config.dtype, GRADIENT_TOLERANCES)
         adam.step()
-    # In float32, rounding decides the sign of a gradient near zero, and with it the step of Adam.
+    # In float32, rounding determines the sign of a gradient near zero, and therefore Adam's step.
     if config.dtype == "float64":
         before, after = to_marian(config, pair.params), to_marian(config, params)
         for name in names:
-            # A bias of keys has no influence, so its gradient is only rounding noise.
+            # A key bias has no influence on the output, so its gradient is only rounding noise.
             if not name.endswith("k_proj.bias"):
                 assert_close(after[name], parameters[name], config.dtype, {"float64": 1e-8})
         # Training must move the parameters by more than the tolerance.

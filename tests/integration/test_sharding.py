@@ -46,7 +46,7 @@ def run_program(*arguments: str, **environment: str) -> Any:
     ids=["8 devices", "1, 2, 4 and 8 devices"],
 )
 def comparison(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Differences between each sharding and a single device in float64, for each dropout rate.
+    """The differences between each sharding and a single device in float64, for each dropout rate.
 
     Batches have 13 rows, which cannot be divided evenly among the devices.
     """

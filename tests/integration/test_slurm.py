@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-# Importing submitit creates a logging handler that holds on to the current standard error stream,
-# so import it before pytest replaces standard error for a test.
+# Importing submitit creates a logging handler that keeps a reference to the current standard error
+# stream, so import it before pytest replaces standard error for a test.
 import submitit  # noqa: F401
 from finished_runs import set_status
 from small import SMALL

@@ -104,12 +104,12 @@ def test_a_trainer_that_never_starts_is_killed(tmp_path: Path) -> None:
 def test_silence_in_a_phase_may_last_longer_than_between_steps() -> None:
     heartbeats = Heartbeats(step_timeout=30, phase_timeout=1800)
     for message, limit in (
-        # The time before the first message may include compilation, so it does not count toward the
-        # step time.
+        # The time before the first message may include compilation, so it does not count as step
+        # time.
         ("step 3", 1800),
         ("step 6", 80),
         ("busy scoring", 1800),
-        # The time since the start of a phase does not count toward the step time.
+        # The time since the start of a phase does not count as step time.
         ("step 9", 80),
     ):
         heartbeats.silence = 500.0 if heartbeats.phase else 20.0
@@ -328,7 +328,7 @@ def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
 @pytest.mark.parametrize(
     ("number", "condition", "error"),
     [
-        # The supervisor does not know the step time until the second message of a phase.
+        # The supervisor cannot determine the step time before the second message of a phase.
         (
             signal.SIGSTOP,
             "step > 45 and heartbeat._beats > 6",

@@ -87,7 +87,7 @@ def run_sweep(folder: Path, *options: str) -> tuple[int, str, str]:
 
 
 def statuses_in(folder: Path) -> dict[str, RunStatus]:
-    """Return each run's status by name."""
+    """Return the status of each run, keyed by the run's name."""
     return {run.name: read_status(run) for run in Sweep.open(folder / "sweeps" / "mine").runs}
 
 

@@ -68,7 +68,7 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
     # `reproduce` does not change the original run, not even its lock file.
     assert all(path.read_bytes() == content for path, content in files.items())
     assert_same(state_of(Path("original"))[1], state_of(Path("original-reproduced"))[1])
-    # Repeating the command resumes the finished run and does not train any more steps.
+    # Repeating the command resumes the finished run without training any more steps.
     assert main(["reproduce", "original"]) == 0
     assert "nothing to do" in capsys.readouterr().out
 

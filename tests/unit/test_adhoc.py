@@ -17,7 +17,7 @@ from transformer_jax.sweeps.plan import SweepRun
 
 
 def make_run(path: Path, config: Config = SMALL, perplexity: float | None = None) -> Path:
-    """Make a run folder without training, and add scores if `perplexity` is given."""
+    """Create a run folder without training, and add scores if `perplexity` is given."""
     prepared = prepare(config.data)
     RunDirectory.create(path, config, prepared.vocabulary, prepared.fingerprint)
     if perplexity is not None:
@@ -28,7 +28,7 @@ def make_run(path: Path, config: Config = SMALL, perplexity: float | None = None
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
-    """Three runs in two rows; the first row has two seeds."""
+    """Three runs that form two rows. The first row has two seeds."""
     return [
         make_run(tmp_path / "narrow", SMALL, 5.0),
         make_run(tmp_path / "wide", SMALL.change(model={"d_ff": 48}), 4.0),

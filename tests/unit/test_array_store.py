@@ -12,7 +12,7 @@ from transformer_jax.runs import array_store
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory that holds the arrays of checkpoint 1."""
+    """A directory that contains the arrays of checkpoint 1."""
     folder = tmp_path_factory.mktemp("checkpoints") / "1"
     array_store.save_async(folder, {"params": params_of(1)}).result()
     return folder

@@ -9,7 +9,7 @@ from transformer_jax.visualization.attention_views import Selection
 
 def test_unprintable_characters_become_escape_sequences() -> None:
     assert printable("\x1b[0m\u202e\u2028\ud800\n") == r"\x1b[0m\u202e\u2028\ud800\n"
-    # Joiners, combining marks, and non-Latin scripts are ordinary text.
+    # Joiners, combining marks, and non-Latin scripts are ordinary text and must not be escaped.
     for text in ("👩\u200d👧", "e\u0301", "مرحبا", "<b>&'\"", "▁a b"):
         assert printable(text) == text
 

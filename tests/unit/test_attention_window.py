@@ -26,7 +26,7 @@ PADDING = jnp.arange(LENGTH)[None, None, None] < jnp.asarray([7, 4])[:, None, No
 
 
 def is_near(window: int) -> Array:
-    """Return whether each query and key are at most `window` apart, [1, 1, T, T]."""
+    """Return whether each query is at most `window` positions from each key, [1, 1, T, T]."""
     positions = jnp.arange(LENGTH)
     return (jnp.abs(positions[:, None] - positions[None]) <= window)[None, None]
 
@@ -38,7 +38,7 @@ def test_a_window_computes_attention_with_a_mask_of_far_keys(window: int, mask: 
     x = normal(0, 2, LENGTH, SMALL.d_model)
     params = drawn_params(attention, x, x, mask)
     near = mask & is_near(window)
-    # A query without keys attends evenly, but to other keys than full attention does.
+    # A query without allowed keys attends evenly, but not to the same keys as in full attention.
     has_keys = np.broadcast_to(near.any(axis=-1)[:, 0], (2, LENGTH))
     expected: Floats = multi_head_attention(params, x, x, near)
     actual = apply(attention, params, x, x, mask)

@@ -35,7 +35,7 @@ def test_every_name_in_the_config_has_an_entry(field: str) -> None:
 
 
 def test_equal_configs_build_equal_models() -> None:
-    """`jax.jit` compiles a function only once for static arguments that are equal."""
+    """`jax.jit` compiles a function only once for equal static arguments."""
     one, other = (build_transformer(replace(SMALL), VOCABULARY, 17) for _ in range(2))
     assert one is not other
     assert one == other

@@ -35,7 +35,7 @@ def test_a_checkpoint_is_restored_bit_for_bit(tmp_path: Path) -> None:
         assert checkpoints.latest_valid() == 5
         assert checkpoints.metadata(5) == {"pending_metrics": [[0.1, 2.0]]}
         restored = checkpoints.restore(5, target_like(saved))
-    # The optimizer state was never read.
+    # The manager never reads the optimizer state.
     assert set(restored) == {"params"}
     jax.tree.map(np.testing.assert_array_equal, restored["params"], saved)
 
@@ -143,7 +143,8 @@ def test_a_reader_uses_the_previous_checkpoint_and_renames_nothing(tmp_path: Pat
     messages: list[str] = []
     with CheckpointManager(folder, IDENTITY, say=messages.append) as checkpoints:
         assert select_steps(checkpoints) == [2]
-        # If the caller asks for a specific step, no other checkpoint may be substituted.
+        # If the caller requests a specific step, the manager must not substitute another
+        # checkpoint.
         with pytest.raises(StorageError, match=r"checkpoint 3 of .* is damaged: checkpoint.json"):
             first_value(checkpoints, 3)
         with pytest.raises(StorageError, match=r"checkpoint 3 of .* is damaged: checkpoint.json"):

@@ -117,7 +117,7 @@ def test_a_single_file_is_read_only_if_its_digest_matches(folder: Path) -> None:
         checksums.read(folder, "b/d.json")
     with pytest.raises(CorruptionError, match="missing"):
         checksums.read(folder, "../step/a")
-    # This file is sparse: it takes up no disk space, but reading it would take 30 GiB of memory.
+    # The file is sparse: it takes up no disk space, but reading it would require 30 GiB of memory.
     os.truncate(folder / "b/d.json", 30 << 30)
     with pytest.raises(CorruptionError, match=r"b/d.json is too long"):
         checksums.read(folder, "b/d.json")

@@ -20,7 +20,7 @@ from transformer_jax.data.batches import Bucket
 def compile_by_formula(
     config: Config, target: Target, devices: Sequence[jax.Device], bucket: Bucket
 ) -> StepProgram:
-    """Pretend that a token needs 1 MiB, or half of it with remat, and the state 1 GiB."""
+    """Pretend that the state needs 1 GiB and each token needs 1 MiB, or half of that with remat."""
     tokens = bucket.rows * (bucket.source + bucket.target) // len(devices)
     tokens //= config.train.gradient_accumulation_steps * (2 if config.model.remat else 1)
     state = GIB // (len(devices) if config.train.parallelism == "fsdp" else 1)
@@ -102,7 +102,7 @@ def test_a_config_that_does_not_fit_ends_with_code_71_and_the_options_that_cure_
 
 def test_fit_prints_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = run(capsys, "tiny", "--target", "v5e", "--fit")
-    # 14.75 GiB are free, which is enough for 7,552 tokens on each side.
+    # 14.75 GiB of memory are free, which is enough for 7,552 tokens on each side.
     assert out.splitlines()[-1].startswith("tiny fits v5e (data) up to data.batch_tokens 7")
 
 

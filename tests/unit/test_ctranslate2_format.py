@@ -13,7 +13,7 @@ from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.interop.ctranslate2_format import export_ctranslate2
 from transformer_jax.interop.verify import CTranslate2System, Verification, verify
 
-# Every option outside the paper's path that CTranslate2 can express, except for positions.
+# Every option that differs from the paper and that CTranslate2 can express, except positions.
 VARIANT = SMALL.change(
     model={
         "num_layers": 2,
@@ -32,7 +32,7 @@ VARIANT = SMALL.change(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of the paper's architecture, which translates different lines differently."""
+    """A run with the paper's architecture that gives different translations for different lines."""
     path = tmp_path_factory.mktemp("runs") / "run"
     return load(write_untrained_run(path, steps=(4,), scale=3).path)
 
@@ -60,7 +60,7 @@ def test_the_variants_translate_as_the_run(tmp_path: Path) -> None:
 def test_a_quantized_model_is_smaller_and_rounded(
     run: Run, tmp_path: Path, quantization: Literal["bfloat16", "int8"], factor: float
 ) -> None:
-    # PyTorch is not a dependency, although CTranslate2 uses it to round to bfloat16.
+    # The export must not need PyTorch, although CTranslate2 uses it to round to bfloat16.
     export_ctranslate2(run, tmp_path / "exact")
     export_ctranslate2(run, tmp_path / "rounded", quantization)
     sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("exact", "rounded")]

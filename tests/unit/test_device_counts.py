@@ -1,4 +1,4 @@
-"""Test the line about the devices that the rows of a sweep need."""
+"""Test the line that summarizes how many devices the rows of a sweep need."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Test the searches for what fits, with a formula in place of a compiler."""
+"""Test the searches for settings that fit, with a formula in place of a compiler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ WIDE = Bucket(8, 64, 64, 0)
 
 @dataclass
 class Formula:
-    """A compiler whose programs need a state, gradients, and a number of bytes per token."""
+    """A simulated compiler for programs that need memory for the state, gradients, and tokens."""
 
     capacity: int
     state: int = 100
     gradients: int = 0
     num_devices: int = 4
     tokens: list[int] = field(default_factory=list)
-    """The tokens of each batch that was compiled."""
+    """The number of tokens in each compiled batch."""
 
     def __call__(self, config: Config, bucket: Bucket) -> StepProgram:
         rows = -(-bucket.rows // self.num_devices) * self.num_devices
@@ -53,7 +53,7 @@ def test_the_largest_batch_fits_and_one_five_percent_larger_does_not(
     assert program.fits
     assert program.rows * 64 == tokens
     limit = 4 * (capacity - compiler.state)
-    # A batch has a multiple of eight rows.
+    # The number of rows in a batch is a multiple of eight.
     assert limit / 1.06 - 8 * 64 < tokens <= limit
     assert len(compiler.tokens) < 30
     assert full_bucket(WIDE, tokens).rows == program.rows
@@ -72,7 +72,7 @@ def cures_of(compiler: Formula, config: Config, bucket: Bucket = WIDE) -> list[d
 
 
 def test_every_option_that_is_enough_is_a_cure() -> None:
-    # 128 bytes of activations: remat needs 32 of them, and two micro-batches 64.
+    # The activations need 128 bytes, or 32 bytes with remat, or 64 bytes with two micro-batches.
     assert cures_of(Formula(capacity=170), Config()) == [
         {"model.remat": True},
         {"train.gradient_accumulation_steps": 2},
@@ -84,20 +84,22 @@ def test_the_number_of_micro_batches_is_as_small_as_possible() -> None:
     bucket = Bucket(64, 64, 64, 0)
     compiler = Formula(capacity=100 + 33 + 150, gradients=33, num_devices=1)
     cures = cures_of(compiler, Config().change(model={"remat": True}), bucket)
-    # 4,096 / 4 bytes with remat, of which 150 are free.
+    # With remat, the activations need 4,096 / 4 bytes, but only 150 bytes are free.
     assert cures == [{"train.gradient_accumulation_steps": 8}]
 
 
 @pytest.mark.parametrize("gradients", [100, 200])
 def test_micro_batches_are_a_cure_even_if_the_gradients_leave_little_memory(gradients: int) -> None:
-    # 15 bytes are left for 800 bytes of activations: 64 micro-batches need 12 of them, and 32, 25.
+    # Only 15 bytes are free for activations. They need 12 of 800 bytes with 64 micro-batches, but
+    # 25 bytes with 32 micro-batches.
     compiler = Formula(capacity=115 + gradients, gradients=gradients, num_devices=1)
     cures = cures_of(compiler, Config(), Bucket(80, 10, 10, 0))
     assert cures == [{"train.gradient_accumulation_steps": 64}]
 
 
 def test_options_that_are_not_enough_alone_are_combined() -> None:
-    # 32,768 bytes of activations: 64 micro-batches need 512 of them, and with remat, 128.
+    # The activations need 32,768 bytes, or 512 bytes with 64 micro-batches, or 128 bytes if remat
+    # is used as well.
     bucket = Bucket(2048, 64, 64, 0)
     [cure] = cures_of(Formula(capacity=300), Config(), bucket)
     assert cure == {
@@ -126,7 +128,8 @@ def test_a_step_that_needs_more_than_four_devices_is_also_compiled_for_all(
         config: Config, _target: Target, devices: Sequence[jax.Device], bucket: Bucket
     ) -> StepProgram:
         counts.append(len(devices))
-        # The activations of 24 rows need 384 bytes on four devices and 256 on six.
+        # The activations of 24 rows need 384 bytes on each of four devices, or 256 bytes on each of
+        # six.
         return Formula(capacity=400, num_devices=len(devices))(config, bucket)
 
     monkeypatch.setattr(fit, "compile_step", compile_step)

@@ -106,7 +106,7 @@ def test_means_by_position_and_length_are_those_of_the_sentences() -> None:
     assert by_position.high[0] - 2.0 == pytest.approx(half)
     by_length = loss_by_length("x", [*long, *short])
     assert (by_length.x.tolist(), by_length.y.tolist()) == ([1.0, 3.0], [1.0, 3.0])
-    # A group with too few sentences is merged into the previous group.
+    # If a group has too few sentences, it is merged into the previous group.
     few = loss_by_length("x", [*long[:5], *short])
     assert few.y.tolist() == [pytest.approx((20 + 5 * 9) / (20 + 5 * 3))]
     assert loss_by_position("x", [*long[:5], *short]).x.tolist() == [1]

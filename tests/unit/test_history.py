@@ -26,11 +26,11 @@ REPORTS: list[Any] = [
     {"step": 4, "split": "dev", "perplexity": 9.0, "bleu": 1.5},
     {"step": 8, "split": "dev", "perplexity": 8.0},
 ]
-# Each of these reports is of an unexpected type or contains a value of an unexpected type.
+# Each of these reports has an unexpected type or contains a value of an unexpected type.
 INVALID: list[Any] = [
     {"step": "8", "split": "dev", "perplexity": 1.0},
     {"step": 8, "split": "dev", "bleu": "<b>", "exact": None, "flag": True},
-    # JSON in Python accepts these numbers.
+    # Python's JSON parser accepts these numbers.
     *({"step": x, "split": "dev", "bleu": 1.0} for x in (math.nan, math.inf, True, 8.5, 10**400)),
     {"step": 8, "split": "dev", "bleu": 10**400, "exact": -(10**400)},
     [1],
@@ -129,7 +129,7 @@ def test_the_newest_scores_are_those_of_the_search_in_the_config(
     results = {
         "test-step9-average1": {"decode": decode, "bleu": 30.0},
         "test-step9-average9": {"decode": decode, "average_checkpoints": 9, "bleu": 10.0},
-        # An earlier version, which had only the rule "any", stored no `beam_end`.
+        # An earlier version, which supported only the rule "any", did not store `beam_end`.
         "test-step9-old": {"decode": old, "bleu": 20.0},
     }
     for name, result in results.items():
@@ -226,7 +226,8 @@ def test_the_command_checks_the_file_before_it_draws_and_replaces_no_file(
         ("x.svg/x.svg", 74, "x.svg/x.svg cannot be written: x.svg is not a folder"),
         (long, 74, f"{long} cannot be written: File name too long"),
     ):
-        # An unknown metric is an error too, but only when the command draws.
+        # An unknown metric is also an error, but the command detects it only when it draws the
+        # plot.
         assert main(["plot", str(run.path), "--metrics", "no", "--out", out]) == code
         error = capsys.readouterr().err
         assert message in error

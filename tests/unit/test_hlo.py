@@ -1,4 +1,4 @@
-"""Test the reader of HLO texts with short programs, written by hand."""
+"""Test the HLO parser on short, handwritten programs."""
 
 import textwrap
 
@@ -11,7 +11,7 @@ def collectives_of(text: str) -> list[Collectives]:
 
 
 def test_a_combined_collective_is_counted_for_each_data_type() -> None:
-    # 16 x 8 bfloat16 numbers have 256 bytes; 8 + 1 float32 numbers have 36 bytes.
+    # 16 x 8 bfloat16 numbers take 256 bytes, and 8 + 1 float32 numbers take 36 bytes.
     assert collectives_of("""\
         HloModule jit_train_step, is_scheduled=true
 

@@ -79,7 +79,7 @@ def test_a_failed_run_does_not_affect_the_others(tmp_path: Path) -> None:
         "works": "done",
         "fails": "failed",
         "dies": "failed",
-        # Slurm sends SIGUSR2 to every process, and a worker must survive it.
+        # Slurm sends SIGUSR2 to every process, and a worker must survive this signal.
         "ignores": "done",
     }
     assert "its worker ended with exit code -9: see " in statuses["dies"].note

@@ -1,4 +1,4 @@
-"""Test that matrix products agree with `dot_general` and do not need transposed copies."""
+"""Test that matrix products agree with `dot_general` and do not make transposed copies."""
 
 import math
 from typing import Any

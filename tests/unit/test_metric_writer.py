@@ -76,7 +76,7 @@ def test_samples_have_source_hypothesis_and_reference(tmp_path: Path) -> None:
         writer.write_samples(8, ["one", "two"], ["eins", "drei"], ["eins", "zwei"])
     text = (tmp_path / "samples" / "step-8.txt").read_text("utf-8")
     assert text == "one\n  = eins\n  ~ eins\ntwo\n  = drei\n  ~ zwei\n"
-    # The terminal shows a reference only if the hypothesis differs from it.
+    # The terminal shows a reference only if the hypothesis is different.
     assert out.getvalue() == "    one\n      -> eins\n    two\n      -> drei\n       = zwei\n"
 
 

@@ -112,7 +112,7 @@ def test_base_is_the_first_row_of_table_3() -> None:
     assert (m.num_layers, m.d_model, m.d_ff, m.num_heads, m.d_k, m.d_v) == (6, 512, 2048, 8, 64, 64)
     assert (m.dropout, t.label_smoothing, t.steps) == (0.1, 0.1, 100_000)
     assert (t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.warmup_steps) == (0.9, 0.98, 1e-9, 4000)
-    # The paper does not use these options.
+    # These options do not exist in the paper.
     assert (m.attention_dropout, m.activation_dropout, m.attention_bias) == (0.0, 0.0, False)
     assert (t.learning_rate_scale, t.clip_norm) == (1.0, None)
     assert (m.positions, m.attention_score) == ("sinusoidal", "scaled_dot_product")

@@ -94,7 +94,7 @@ def test_a_second_call_reads_only_the_cache(cache: Path, monkeypatch: pytest.Mon
         return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()}
 
     first, before = prepare(CONFIG), times()
-    # From this point on, any attempt to read the corpus fails.
+    # After this point, any attempt to read the corpus fails.
     monkeypatch.delattr(NumberWords, "read")
     second = prepare(CONFIG)
     assert times() == before
@@ -264,7 +264,7 @@ def test_a_preparation_that_is_interrupted_many_times_still_finishes(
     encoder: Encoder, complete: dict[str, bytes], cache: Path
 ) -> None:
     interruptions = 0
-    # Each attempt finishes one chunk and fails after encoding the sources of the next.
+    # Each attempt finishes one chunk and fails after encoding the next chunk's sources.
     while encoder.calls < CALLS + interruptions - 2:
         encoder.fails_at = encoder.calls + 3
         with pytest.raises(KeyboardInterrupt):

@@ -19,7 +19,7 @@ from transformer_jax.training.create_run import create_run
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run with the mean of two checkpoints."""
+    """A run whose parameters are the mean of two checkpoints."""
     config = SMALL.change(decode={"average_checkpoints": 2})
     return load(write_untrained_run(tmp_path_factory.mktemp("runs") / "run", config).path)
 
@@ -123,7 +123,7 @@ BIAS = "encoder_0.self_attention.query.bias"
         (flip_a_bit, "model.safetensors is damaged"),
         (link, "is a link or a special file"),
         (rewrite(lambda x: x.pop("embedding.table")), "lacks the parameter 'embedding.table'"),
-        # Flax ignores a bias that the model does not have.
+        # Flax would ignore a bias that the model does not have.
         (rewrite(lambda x: x.update({BIAS: np.ones((2, 8), "f4")})), "has an unknown parameter"),
         (
             rewrite(lambda x: x.update({"embedding.table": np.ones((9, 16), "f4")})),
@@ -153,7 +153,8 @@ def test_a_damaged_folder_is_refused_in_one_line(
 def test_an_exported_or_ordinary_run_is_not_mistaken_for_the_other(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # An exported folder has no checkpoint, and a run has no safetensors file.
+    # An exported folder does not contain a checkpoint, and a run does not contain a safetensors
+    # file.
     assert main(["translate", str(folder)]) != 0
     assert capsys.readouterr().err.count("\n") == 1
     run = create_run(SMALL, tmp_path / "run", Console(quiet=True))

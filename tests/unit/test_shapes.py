@@ -1,4 +1,4 @@
-"""Test the batch shapes that are compiled without reading any text."""
+"""Test the batch shapes that `compile` uses without reading any text."""
 
 import pytest
 from small import SMALL
@@ -32,7 +32,7 @@ def test_the_widest_assumed_batch_has_room_for_every_pair(length: int) -> None:
 def test_the_largest_batch_is_the_one_with_the_most_activations() -> None:
     config = Config()
     assert largest_bucket(config, assumed_buckets(config.data)).source == config.data.max_length
-    # A few long sentences need less memory than a full batch of short ones.
+    # A few long sentences need less memory than a full batch of short sentences.
     few, many = Bucket(8, 256, 256, 1), Bucket(776, 32, 32, 1)
     assert largest_bucket(config, [few, many]) == many
 

@@ -1,4 +1,4 @@
-"""Test the targets that programs are compiled for; no compiler is needed."""
+"""Test the parsing of compilation targets, which does not need a compiler."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ from transformer_jax.errors import UsageError
         ("v5e:2x4", Target("v5e", (2, 4)), "v5e:2x4", 8, 1),
         ("v5e:4x4", Target("v5e", (4, 4)), "v5e:4x4", 16, 4),
         ("v4:2x2x4", Target("v4", (2, 2, 4)), "v4:2x2x4", 16, 4),
-        # A chip has two devices.
+        # A tpu7x chip has two devices.
         ("tpu7x:2x2x1", Target("tpu7x", (2, 2, 1)), "tpu7x:2x2x1", 8, 1),
         ("h200", Target("h200", (1, 1)), "1x1x1", 1, 1),
         ("h100:8", Target("h100", (1, 8)), "1x1x8", 8, 1),
@@ -61,7 +61,7 @@ def test_an_invalid_target_is_a_usage_error_that_says_what_is_valid(
 
 def test_programs_can_use_the_memory_that_jax_reserves() -> None:
     assert parse_target("v5e").capacity == 15.75 * GIB
-    # 75% of the 84,942,979,072 bytes that the driver reports.
+    # Programs can use 75% of the 84,942,979,072 bytes that the driver reports.
     assert parse_target("h100").capacity == 63_707_234_304
 
 

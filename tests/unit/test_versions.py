@@ -1,4 +1,4 @@
-"""Test that a result can record the commit of the package that produced it."""
+"""Test that results can record the commit of the package that produced them."""
 
 import subprocess
 from pathlib import Path

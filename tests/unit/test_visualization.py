@@ -1,4 +1,4 @@
-"""Test that pictures show the numbers they are drawn from, and that the files are reproducible."""
+"""Test that pictures show the correct numbers, and that the files are reproducible."""
 
 import math
 import re

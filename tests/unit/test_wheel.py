@@ -22,7 +22,7 @@ NEEDED = {
 
 
 def git_files(*options: str) -> set[str]:
-    """Return the files that `git ls-files` lists, or skip the test outside of a checkout."""
+    """Return the files that `git ls-files` lists, or skip the test outside a Git checkout."""
     command = ["git", "ls-files", "-z", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0 or not (ROOT / ".git").exists():
@@ -32,7 +32,7 @@ def git_files(*options: str) -> set[str]:
 
 @pytest.fixture
 def wheel_files() -> set[str]:
-    """The files of the wheel, by hatchling's rules: it leaves out ignored files, tracked or not."""
+    """The wheel's files, by hatchling's rules. Hatchling omits ignored files, even tracked ones."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     # Other keys, such as `exclude`, would change which files the wheel contains.

@@ -81,7 +81,7 @@ class WindowedAttention(MultiHeadAttention):
         key, value = (join_neighbors(split_blocks(x, window)) for x in (key, value))
         allowed, keys = neighborhood_mask(mask, window)
         allowed = jnp.broadcast_to(allowed, (batch, *allowed.shape[1:]))
-        # The score function treats each block as a sequence of its own.
+        # The score function treats each block as a separate sequence.
         query, key, value, allowed = (
             x.reshape(-1, *x.shape[2:]) for x in (query, key, value, allowed)
         )
