@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from jaxtyping import Array
+from lowering import lower_for
 from oracles import SMALL, apply, drawn_params, initial_params, normal
 
 from transformer_jax.model.embeddings import SharedEmbedding
-from transformer_jax.model.linear import Dense, flat_matmul
+from transformer_jax.model.linear import Dense, matmul
+from transformer_jax.model.target_platform import tracing_for
 
 # Each case gives the shapes of x and of the matrix, and the number of axes to contract.
 SHAPES = {
@@ -31,13 +33,15 @@ def dimension_numbers(x: tuple[int, ...], num_input_axes: int) -> Any:
     return ((tuple(range(len(x)))[-num_input_axes:], tuple(range(num_input_axes))), ((), ()))
 
 
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
 @pytest.mark.parametrize("case", SHAPES)
-def test_a_flat_product_and_its_gradients_are_those_of_dot_general(case: str) -> None:
+def test_a_product_and_its_gradients_are_those_of_dot_general(case: str, platform: str) -> None:
     x, matrix, axes = SHAPES[case]
     arrays = normal(0, *x), normal(1, *matrix)
     numbers = dimension_numbers(x, axes)
     expected, expected_vjp = jax.vjp(lambda x, m: jax.lax.dot_general(x, m, numbers), *arrays)
-    product, vjp = jax.vjp(lambda x, m: flat_matmul(x, m, num_input_axes=axes), *arrays)
+    with tracing_for(platform):
+        product, vjp = jax.vjp(lambda x, m: matmul(x, m, num_input_axes=axes), *arrays)
     assert product.shape == expected.shape
     np.testing.assert_allclose(product, expected, atol=1e-6)
     cotangent = normal(2, *expected.shape)
@@ -47,11 +51,11 @@ def test_a_flat_product_and_its_gradients_are_those_of_dot_general(case: str) ->
 
 def test_sums_have_the_preferred_dtype() -> None:
     x, matrix = jnp.ones((2, 3, 1000), jnp.bfloat16), jnp.full((1000, 4), 1.01, jnp.bfloat16)
-    product = flat_matmul(x, matrix, preferred_element_type=jnp.float32)
+    product = matmul(x, matrix, preferred_element_type=jnp.float32)
     # In bfloat16, the nearest number to 1.01 is 1.0078125. There is no bfloat16 number between 1004
     # and 1008, so the sum must be in float32.
     np.testing.assert_array_equal(product, np.full((2, 3, 4), 1007.8125, np.float32))
-    assert flat_matmul(x, matrix).dtype == jnp.bfloat16
+    assert matmul(x, matrix).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -83,6 +87,19 @@ def test_a_kernel_starts_glorot_uniform_as_one_matrix() -> None:
     assert 0.99 * bound < np.abs(kernel).max() <= bound
 
 
+@pytest.mark.parametrize("case", ["feed forward", "to heads", "from heads"])
+def test_only_a_cpu_needs_flat_arrays(case: str) -> None:
+    x, matrix, axes = SHAPES[case]
+
+    def gradients(x: Array, matrix: Array) -> Any:
+        return jax.grad(lambda x, m: matmul(x, m, num_input_axes=axes).sum(), (0, 1))(x, matrix)
+
+    arrays = normal(0, *x), normal(1, *matrix)
+    assert "stablehlo.reshape" in lower_for("cpu", gradients, *arrays)
+    for platform in ("cuda", "tpu"):
+        assert "stablehlo.reshape" not in lower_for(platform, gradients, *arrays)
+
+
 @on_cpu
 @pytest.mark.parametrize("case", ["feed forward", "to heads", "from heads"])
 def test_the_gradient_of_the_matrix_needs_no_transposed_copy(case: str) -> None:
@@ -90,7 +107,7 @@ def test_the_gradient_of_the_matrix_needs_no_transposed_copy(case: str) -> None:
     x, matrix = (tuple(16 * n for n in shape) for shape in (small_x, small_matrix))
 
     def gradient(x: Array, matrix: Array, cotangent: Array) -> Array:
-        product = jax.vjp(lambda m: flat_matmul(x, m, num_input_axes=axes), matrix)
+        product = jax.vjp(lambda m: matmul(x, m, num_input_axes=axes), matrix)
         return product[1](cotangent)[0]
 
     shapes = x, matrix, (*x[:-axes], *matrix[axes:])

@@ -8,7 +8,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.linear import flat_matmul, sum_dtype
+from transformer_jax.model.linear import matmul, sum_dtype
 
 
 class SharedEmbedding(nn.Module):
@@ -35,4 +35,4 @@ class SharedEmbedding(nn.Module):
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
         """Return the dot products with all token vectors, accumulated at least in float32."""
         table = self.table.astype(x.dtype)
-        return flat_matmul(x, table.T, preferred_element_type=sum_dtype(x))
+        return matmul(x, table.T, preferred_element_type=sum_dtype(x))

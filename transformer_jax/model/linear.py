@@ -10,20 +10,28 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from transformer_jax.model.target_platform import target_platform
 
-def flat_matmul(
+
+def matmul(
     x: Float[Array, "..."],
     matrix: Float[Array, "..."],
     *,
     num_input_axes: int = 1,
     preferred_element_type: jax.typing.DTypeLike | None = None,
 ) -> Float[Array, "..."]:
-    """Multiply x, [B, T, in] or [B, in], by a matrix [in, out] as a single 2-D matrix product.
+    """Multiply x, [B, T, in] or [B, in], by a matrix [in, out].
 
     The gradient of `jax.lax.dot_general` with respect to the matrix sums over two axes, batch and
-    positions. XLA's CPU backend copies transposed operands for such sums; flattening avoids the
-    copies.
+    positions. XLA's CPU backend copies transposed operands for such sums; flattening to a single
+    2-D product avoids the copies. On a TPU, flattening itself causes copies.
     """
+    if target_platform() != "cpu":
+        inputs = tuple(range(num_input_axes))
+        contracted = tuple(range(x.ndim - num_input_axes, x.ndim)), inputs
+        return jax.lax.dot_general(
+            x, matrix, (contracted, ((), ())), preferred_element_type=preferred_element_type
+        )
     input_size = math.prod(matrix.shape[:num_input_axes])
     x, outer_shape = x.reshape(-1, input_size), x.shape[:-num_input_axes]
     columns = matrix.reshape(input_size, -1)
@@ -57,7 +65,7 @@ class Dense(nn.Module):
         shape = (*x.shape[-self.num_input_axes :], *self.features)
         kernel = jnp.asarray(self.param("kernel", _glorot_uniform, shape, self.num_input_axes))
         x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
-        y = flat_matmul(x, kernel, num_input_axes=self.num_input_axes)
+        y = matmul(x, kernel, num_input_axes=self.num_input_axes)
         if self.use_bias:
             bias = jnp.asarray(self.param("bias", nn.initializers.zeros, self.features))
             y += bias.astype(self.dtype).reshape(*(1,) * (y.ndim - bias.ndim), *self.features)

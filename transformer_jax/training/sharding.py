@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax.data.batches import Batch, Bucket, Shard
+from transformer_jax.model.target_platform import tracing_for
 from transformer_jax.training.step import StepMetrics, TrainState, TrainStep
 
 Tree = TypeVar("Tree")
@@ -35,6 +36,7 @@ class DataParallel:
         devices = jax.devices() if devices is None else devices
         # Sort by process, so that each process has consecutive rows of a batch.
         self.devices = sorted(devices, key=lambda device: (device.process_index, device.id))
+        self.platform = self.devices[0].platform
         # Explicit axes would require Flax to name the sharding of each embedding lookup.
         self.mesh = Mesh(np.array(self.devices), (self.axis,), axis_types=(AxisType.Auto,))
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
@@ -112,7 +114,8 @@ class DataParallel:
         # JAX keys its program cache on the input shardings. The shardings of a new
         # state and of a state returned by a step are equivalent but not equal. With abstract
         # arrays, both states use the same cache entry.
-        return jitted.lower(self.abstract_state(state), batch).compile()
+        with tracing_for(self.platform):
+            return jitted.lower(self.abstract_state(state), batch).compile()
 
 
 class FSDP(DataParallel):
@@ -154,7 +157,8 @@ class PmapDataParallel(DataParallel):
         mapped = jax.pmap(train_step, **axes, donate_argnums=0, devices=self.devices)
         # With multiple processes, `jax.pmap` can be lowered only with concrete arrays.
         is_alone = jax.process_count() == 1
-        return mapped.lower(self.abstract_state(state) if is_alone else state, batch).compile()
+        with tracing_for(self.platform):
+            return mapped.lower(self.abstract_state(state) if is_alone else state, batch).compile()
 
 
 SHARDINGS = {"data": DataParallel, "fsdp": FSDP, "pmap": PmapDataParallel}

@@ -1,0 +1,37 @@
+"""The platform that a program is traced for, where the fastest way to compute depends on it.
+
+All ways compute the same function, up to rounding, so a wrong platform costs only time and memory.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal
+
+import jax
+
+Platform = Literal["cpu", "gpu", "tpu"]
+_PLATFORM = ContextVar[Platform | None]("platform", default=None)
+
+
+@contextmanager
+def tracing_for(platform: str) -> Iterator[None]:
+    """Let `target_platform` return this platform, whose devices may exist only for the compiler.
+
+    JAX caches the traces of a function, so trace a new function for each platform.
+    """
+    token = _PLATFORM.set(_to_platform(platform))
+    try:
+        yield
+    finally:
+        _PLATFORM.reset(token)
+
+
+def target_platform() -> Platform:
+    """Return the platform of the innermost `tracing_for`, or else of JAX's default device."""
+    return _PLATFORM.get() or _to_platform(jax.default_backend())
+
+
+def _to_platform(name: str) -> Platform:
+    """Return the platform that JAX calls `name`, such as "cuda" or "gpu"."""
+    return name if name in ("cpu", "tpu") else "gpu"
