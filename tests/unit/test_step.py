@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lowering import lower_for
 from small import SMALL
 
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.losses import Loss, cross_entropy
+from transformer_jax.model.target_platform import tracing_for
 from transformer_jax.training.step import (
     TrainState,
     TrainStep,
@@ -38,10 +40,18 @@ BATCH = random_batch()
 
 
 @cache
-def compile_step(config: Config) -> TrainStep:
-    """Return a step whose two functions are jitted and shared by all tests."""
+def compile_step(config: Config, platform: str = "cpu") -> TrainStep:
+    """Return a step whose two functions are jitted and shared by all tests.
+
+    The update is the one for `platform`, but the programs run on this machine.
+    """
     step = make_train_step(build_transformer(config.model, VOCAB), config.train)
-    return TrainStep(jax.jit(step.compute_gradients), jax.jit(step.apply_gradients))
+
+    def apply_gradients(*arguments: Any) -> Any:
+        with tracing_for(platform):
+            return step.apply_gradients(*arguments)
+
+    return TrainStep(jax.jit(step.compute_gradients), jax.jit(apply_gradients))
 
 
 @cache
@@ -142,8 +152,11 @@ def test_repeated_steps_on_one_batch_learn_it() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("location", ["gradient", "loss"])
-def test_a_step_without_finite_values_changes_only_the_counts(value: float, location: str) -> None:
-    step = compile_step(NO_DROPOUT)
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_a_step_without_finite_values_changes_only_the_counts(
+    value: float, location: str, platform: str
+) -> None:
+    step = compile_step(NO_DROPOUT, platform)
     state, _ = step(initial_state(NO_DROPOUT), BATCH)
     gradients, loss = step.compute_gradients(state, BATCH, jnp.int32(0))
     if location == "gradient":
@@ -161,6 +174,15 @@ def test_a_step_without_finite_values_changes_only_the_counts(value: float, loca
     finite, _ = step(again, BATCH)
     assert (int(finite.step), int(finite.skipped), int(finite.skipped_in_a_row)) == (4, 2, 0)
     assert largest_difference(finite.params, state.params) > 0
+
+
+def test_only_a_cpu_updates_in_a_branch() -> None:
+    step = make_train_step(build_transformer(NO_DROPOUT.model, VOCAB), NO_DROPOUT.train)
+    state = initial_state(NO_DROPOUT)
+    sums = state.params, Loss(*jnp.ones(3))
+    assert "stablehlo.case" in lower_for("cpu", step.apply_gradients, state, sums)
+    for platform in ("cuda", "tpu"):
+        assert "stablehlo.case" not in lower_for(platform, step.apply_gradients, state, sums)
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="inspects the program of XLA on a CPU")

@@ -7,18 +7,21 @@ Shapes: B rows of the batch, T token positions, N micro-batches.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.losses import Loss, cross_entropy
+from transformer_jax.model.target_platform import target_platform
 from transformer_jax.model.transformer import Params, Transformer, init_params, make_rng
 from transformer_jax.training.optimizer import make_optimizer
+
+Tree = TypeVar("Tree")
 
 
 class TrainState(NamedTuple):
@@ -125,6 +128,18 @@ def split_rows(batch: Batch, num_micro_batches: int) -> Batch:
     return Batch(*map(split, batch))
 
 
+def update_if(condition: Bool[Array, ""], update: Callable[[], Any], old: Tree) -> Tree:
+    """Return the result of `update` if the condition is true, and otherwise the old arrays.
+
+    On a CPU, `jnp.where` would copy Adam's moments, because computing the new parameters would read
+    the old moments after the new moments overwrite them. Elsewhere, `cond` would copy the state on
+    a GPU, and keep XLA from fusing the update with the gradients on a TPU.
+    """
+    if target_platform() == "cpu":
+        return jax.lax.cond(condition, update, lambda: old)
+    return jax.tree.map(partial(jnp.where, condition), update(), old)
+
+
 def apply_gradients(
     optimizer: optax.GradientTransformationExtraArgs, state: TrainState, sums: GradientSum
 ) -> tuple[TrainState, StepMetrics]:
@@ -141,9 +156,7 @@ def apply_gradients(
         updates, adam = optimizer.update(gradients, state.optimizer, state.params, norm=norm)
         return optax.apply_updates(state.params, updates), adam
 
-    # With `jnp.where` instead of `cond`, XLA on a CPU would copy Adam's moments, because computing
-    # the new parameters would read the old moments after the new moments overwrite them.
-    params, adam = jax.lax.cond(is_finite, update, lambda: (state.params, state.optimizer))
+    params, adam = update_if(is_finite, update, (state.params, state.optimizer))
     skipped = state.skipped + ~is_finite
     skipped_in_a_row = jnp.where(is_finite, 0, state.skipped_in_a_row + 1)
     new_state = TrainState(state.step + 1, state.seed, params, adam, skipped, skipped_in_a_row)
