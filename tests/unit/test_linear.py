@@ -1,5 +1,6 @@
 """Test that matrix products agree with `dot_general` and do not make transposed copies."""
 
+import functools
 import math
 from typing import Any
 
@@ -13,7 +14,7 @@ from lowering import lower_for
 from oracles import SMALL, apply, drawn_params, initial_params, normal
 
 from transformer_jax.model.embeddings import SharedEmbedding
-from transformer_jax.model.linear import Dense, matmul
+from transformer_jax.model.linear import Dense, accumulate_in_float32, matmul
 from transformer_jax.model.target_platform import tracing_for
 
 # Each case gives the shapes of x and of the matrix, and the number of axes to contract.
@@ -56,6 +57,19 @@ def test_sums_have_the_preferred_dtype() -> None:
     # and 1008, so the sum must be in float32.
     np.testing.assert_array_equal(product, np.full((2, 3, 4), 1007.8125, np.float32))
     assert matmul(x, matrix).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_gradients_of_bfloat16_products_are_close_to_those_in_float32(platform: str) -> None:
+    x, matrix, cotangent = normal(0, 3, 5, 8), normal(1, 8, 12), normal(2, 3, 5, 12)
+    _, expected = jax.vjp(matmul, x, matrix)
+    with tracing_for(platform):
+        rounded = x.astype(jnp.bfloat16), matrix.astype(jnp.bfloat16)
+        product, vjp = jax.vjp(functools.partial(accumulate_in_float32, matmul), *rounded)
+    assert product.dtype == jnp.float32
+    for actual, gradient in zip(vjp(cotangent), expected(cotangent), strict=True):
+        assert actual.dtype == jnp.bfloat16
+        np.testing.assert_allclose(actual.astype(jnp.float32), gradient, rtol=0.02, atol=0.05)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

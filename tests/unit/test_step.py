@@ -1,5 +1,6 @@
 """Test that a step applies the gradient of the mean loss per token with reproducible dropout."""
 
+import re
 from functools import cache
 from typing import Any
 
@@ -183,6 +184,21 @@ def test_only_a_cpu_updates_in_a_branch() -> None:
     assert "stablehlo.case" in lower_for("cpu", step.apply_gradients, state, sums)
     for platform in ("cuda", "tpu"):
         assert "stablehlo.case" not in lower_for(platform, step.apply_gradients, state, sums)
+
+
+def test_only_a_gpu_rounds_gradients_to_multiply_them_in_bfloat16() -> None:
+    config = NO_DROPOUT.change(model={"dtype": "bfloat16"})
+    step = make_train_step(build_transformer(config.model, VOCAB), config.train)
+    arrays = initial_state(config), BATCH, jnp.int32(0)
+    pattern = r"stablehlo.dot_general .* : \(tensor<[^>]*x(\w+)>, tensor<[^>]*x(\w+)>\)"
+    gpu, tpu = (
+        re.findall(pattern, lower_for(platform, step.compute_gradients, *arrays))
+        for platform in ("cuda", "tpu")
+    )
+    assert set(gpu) == {("bf16", "bf16")}
+    assert len(tpu) == len(gpu)
+    # The two gradients of the logits, and of the scores of each of three attentions.
+    assert sum("f32" in operands for operands in tpu) == 2 * (1 + 3)
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="inspects the program of XLA on a CPU")

@@ -5,6 +5,7 @@ are True where attention is allowed.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.dropout import Dropout
-from transformer_jax.model.linear import Dense, sum_dtype
+from transformer_jax.model.linear import Dense, accumulate_in_float32, sum_dtype
 
 Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array, "B H T S"]]
 """A function that scores how well each query matches each key, in float32."""
@@ -48,9 +49,8 @@ def dot_product(
     Differs from the paper, which scales the dot product: its variance grows with d_k, and large
     values push the softmax into regions with small gradients.
     """
-    # Sum at least in float32, because bfloat16 would round large scores.
-    dtype = sum_dtype(query)
-    return jnp.einsum("bthk,bshk->bhts", query, key, preferred_element_type=dtype)
+    # bfloat16 would round large scores.
+    return accumulate_in_float32(partial(jnp.einsum, "bthk,bshk->bhts"), query, key)
 
 
 def scaled_dot_product(

@@ -8,7 +8,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.linear import matmul, sum_dtype
+from transformer_jax.model.linear import accumulate_in_float32, matmul
 
 
 class SharedEmbedding(nn.Module):
@@ -34,5 +34,4 @@ class SharedEmbedding(nn.Module):
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
         """Return the dot products with all token vectors, accumulated at least in float32."""
-        table = self.table.astype(x.dtype)
-        return matmul(x, table.T, preferred_element_type=sum_dtype(x))
+        return accumulate_in_float32(matmul, x, self.table.astype(x.dtype).T)

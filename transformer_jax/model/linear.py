@@ -3,7 +3,9 @@
 Shapes: B batch, T positions; `in` and `out` each stand for one or more axes.
 """
 
+import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,10 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from transformer_jax.model.target_platform import target_platform
+
+
+Product = Callable[..., Float[Array, "..."]]
+"""A product of two arrays, with an optional argument `preferred_element_type`."""
 
 
 def matmul(
@@ -37,6 +43,44 @@ def matmul(
     columns = matrix.reshape(input_size, -1)
     rows = jax.lax.dot(x, columns, preferred_element_type=preferred_element_type)
     return rows.reshape(*outer_shape, *matrix.shape[num_input_axes:])
+
+
+def accumulate_in_float32(
+    product: Product, x: Float[Array, "..."], y: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    """Return the product of x and y, with sums at least in float32 (see `sum_dtype`).
+
+    The gradient of such a product is also in float32. On a GPU, the backward pass rounds it to the
+    dtype of x: a product of float32 and bfloat16 arrays would run in float32, at a fraction of the
+    speed.
+    """
+    if target_platform() == "gpu":
+        return _round_cotangent(product, x, y)
+    return product(x, y, preferred_element_type=sum_dtype(x))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _round_cotangent(
+    product: Product, x: Float[Array, "..."], y: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    return product(x, y, preferred_element_type=sum_dtype(x))
+
+
+def _round_forward(
+    product: Product, x: Float[Array, "..."], y: Float[Array, "..."]
+) -> tuple[Float[Array, "..."], tuple[Float[Array, "..."], Float[Array, "..."]]]:
+    return _round_cotangent(product, x, y), (x, y)
+
+
+def _round_backward(
+    product: Product,
+    inputs: tuple[Float[Array, "..."], Float[Array, "..."]],
+    cotangent: Float[Array, "..."],
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    return jax.vjp(product, *inputs)[1](cotangent.astype(inputs[0].dtype))
+
+
+_round_cotangent.defvjp(_round_forward, _round_backward)
 
 
 def sum_dtype(x: Float[Array, "..."]) -> jax.typing.DTypeLike:
