@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Array
+from lowering import lower_for
 from numpy.typing import ArrayLike
 from oracles import Floats, examples, floats, normal, softmax
 
 from transformer_jax.model.losses import Loss, cross_entropy
+from transformer_jax.model.target_platform import tracing_for
 
 SMOOTHING = st.sampled_from([0.0, 0.1, 0.2, 0.9])
 SEED = st.integers(0, 10_000)
@@ -54,6 +56,24 @@ def test_loss_is_the_cross_entropy_with_the_smoothed_target(
     logits, target = 3 * normal(seed, *size, VOCABULARY), draw_tokens(seed, *size)
     expected = dense_loss(logits, target, smoothing)
     np.testing.assert_allclose(sums(cross_entropy(logits, target, smoothing)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_loss_and_gradient_do_not_depend_on_the_platform(platform: str) -> None:
+    logits, target = 3 * normal(0, 2, 5, VOCABULARY), draw_tokens(1, 2, 5)
+    gradient = jax.value_and_grad(lambda x: cross_entropy(x, target, 0.1).smoothed)
+    expected = gradient(logits)
+    with tracing_for(platform):
+        actual = gradient(logits)
+    for left, right in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-6)
+
+
+def test_the_loss_on_a_gpu_has_no_scatter() -> None:
+    logits, target = normal(0, 2, 5, VOCABULARY), draw_tokens(1, 2, 5)
+    gradient = jax.grad(lambda x, t: cross_entropy(x, t, 0.1).smoothed)
+    assert "scatter" in lower_for("cpu", gradient, logits, target)
+    assert "scatter" not in lower_for("cuda", gradient, logits, target)
 
 
 def test_padding_adds_nothing_to_loss_gradient_or_count() -> None:
