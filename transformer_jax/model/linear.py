@@ -14,7 +14,6 @@ from jaxtyping import Array, Float
 
 from transformer_jax.model.target_platform import target_platform
 
-
 Product = Callable[..., Float[Array, "..."]]
 """A product of two arrays, with an optional argument `preferred_element_type`."""
 
