@@ -3,21 +3,22 @@
 #
 # This notebook follows sections 3 to 5 of *Attention Is All You Need* (Vaswani et al., 2017) in
 # order. Keep the paper next to it. Each part names its section, states the equation, and calls the
-# function of this package that computes it.
+# function in this package that computes the equation.
 #
 # **What you learn**
 #
 # - which module computes which equation, and the shape of each array between the modules;
-# - how attention works, in a 3 x 3 example that you can check with a pocket calculator;
-# - why the paper divides the scores by $\sqrt{d_k}$: the argument of its footnote 4, measured;
+# - how attention works, using a 3 x 3 example that you can check with a pocket calculator;
+# - why the paper divides the scores by $\sqrt{d_k}$: the argument in footnote 4, tested by
+#   measurement;
 # - why the feed-forward network is the same as two convolutions with kernel size 1;
-# - what a Transformer without positional encodings cannot distinguish.
+# - which sentences a Transformer without positional encodings cannot distinguish.
 #
-# Nothing is trained here. All parameters are random, so the pictures show what the *architecture*
-# does. Notebook 3 shows what training adds.
+# This notebook does not train anything. All parameters are random, so the pictures show the effect
+# of the *architecture*. Notebook 3 shows what training adds.
 
 # %%
-# Install the package if it is missing, as in Colab, with the versions that the tests use.
+# If the package is missing, as in Colab, install it with the versions that the tests use.
 # Otherwise, this cell does nothing.
 import importlib.util
 import subprocess
@@ -62,7 +63,7 @@ def show(axes, matrix, title, *, rows=None, columns=None, numbers=None, **option
 # The paper's base model has $N = 6$ layers in each stack, vectors of width $d_{model} = 512$, and
 # $h = 8$ heads. These values are the defaults of `ModelConfig`, so an empty config is the base
 # model. Flax can compute the shape of every array in the model without allocating any of them. The
-# letters in the shapes are those of the code: `B` sentences, `S` source tokens, `T` target tokens.
+# shapes use the same letters as the code: `B` sentences, `S` source tokens, `T` target tokens.
 
 # %%
 base = ModelConfig()
@@ -71,7 +72,7 @@ source, target = jnp.ones((1, 7), int), jnp.ones((1, 5), int)  # B = 1, S = 7, T
 
 
 def run_and_record(rng, source, target):
-    """Return the outputs of all modules, by the names of the modules."""
+    """Return the outputs of all modules, keyed by module name."""
     _, variables = model.init_with_output(
         rng,
         source,
@@ -93,10 +94,10 @@ for part in ("embedding", "source_positions", "encoder_0", "decoder_0"):
 # The list shows the embeddings and the first layer of each stack. Most arrays are `(B, positions,
 # width)`. Inside attention, the arrays have one more axis for the heads, and the weights are `(B,
 # heads, queries, keys)`: in cross-attention, 5 target positions attend to 7 source positions. Every
-# sub-layer returns the shape of its input. This makes the residual connections possible, and it is
-# why layers can be stacked.
+# sub-layer's output has the same shape as its input. For this reason, residual connections are
+# possible, and layers can be stacked.
 #
-# The next picture is figure 1 of the paper with these shapes.
+# The next picture is figure 1 of the paper, labeled with these shapes.
 
 # %%
 ENCODER = [
@@ -153,8 +154,8 @@ plt.show()
 # $$\mathrm{LayerNorm}(x + \mathrm{Sublayer}(x))$$
 #
 # Layer normalization acts on each position separately. It subtracts the mean of the 512 components
-# and divides by their standard deviation. It does not mix positions and does not depend on the
-# other sentences of the batch. The next picture shows this for five positions with very different
+# and divides by their standard deviation. It does not mix positions, and it does not depend on the
+# other sentences in the batch. The next picture shows this for five positions with very different
 # scales.
 
 # %%
@@ -172,9 +173,9 @@ print("std  before:", x.std(axis=1).round(1), " after:", normalized.std(axis=1).
 plt.show()
 
 # %% [markdown]
-# Before normalization, position *e* dominates. Afterwards, all positions have mean 0 and standard
-# deviation 1, and only the direction of each vector is left. Two learned vectors (a scale and a
-# bias) follow; they start at 1 and 0.
+# Before normalization, position *e* dominates. Afterward, all positions have mean 0 and standard
+# deviation 1, and only the direction of each vector remains. The layer then applies a learned scale
+# and a learned bias, which start at 1 and 0.
 
 # %% [markdown]
 # ## 3.2.1 Scaled dot-product attention, by hand
@@ -183,10 +184,10 @@ plt.show()
 #
 # $$\mathrm{Attention}(Q, K, V) = \mathrm{softmax}\!\left(\frac{QK^\top}{\sqrt{d_k}}\right) V$$
 #
-# Row $i$ of $Q$ is a *query*: what position $i$ looks for. Row $j$ of $K$ is a *key*: what position
-# $j$ offers. Row $j$ of $V$ is the *value* that position $i$ receives if it attends to $j$. Here
-# are three words with $d_k = 4$ and $d_v = 2$. The numbers are chosen so that you can follow along
-# on paper.
+# Row $i$ of $Q$ is a *query*, which represents what position $i$ is looking for. Row $j$ of $K$ is
+# a *key*, which represents what position $j$ offers. Row $j$ of $V$ is the *value* that position
+# $i$ receives if it attends to $j$. The following example has three words, with $d_k = 4$ and $d_v
+# = 2$. Its numbers are simple, so you can follow along on paper.
 
 # %%
 words = ["I", "saw", "her"]
@@ -214,12 +215,12 @@ plt.show()
 # %% [markdown]
 # Read the first row from left to right. The query of "I" is $(1, -1, 3, 0)$. Its dot products with
 # the three keys are $1 + 3 = 4$, $-1 + 3 = 2$, and $1 - 1 = 0$. Division by $\sqrt 4 = 2$ gives 2,
-# 1, and 0. The softmax needs $e^2 = 7.389$, $e^1 = 2.718$, and $e^0 = 1$, whose sum is 11.107, so
-# the weights are 0.665, 0.245, and 0.090. The output is the average of the values with these
-# weights: the first component is $0.665 \cdot 10 + 0.245 \cdot 0 + 0.090 \cdot 5 = 7.10$.
+# 1, and 0. The exponentials are $e^2 = 7.389$, $e^1 = 2.718$, and $e^0 = 1$. Their sum is 11.107,
+# so the softmax weights are 0.665, 0.245, and 0.090. The output is the average of the values with
+# these weights: the first component is $0.665 \cdot 10 + 0.245 \cdot 0 + 0.090 \cdot 5 = 7.10$.
 #
-# The functions of the package do the same. Their arrays have two more axes, for the sentences of a
-# batch and for the heads.
+# The package's functions compute the same result. Their arrays have two more axes: one for the
+# sentences in a batch, and one for the heads.
 
 # %%
 from transformer_jax.model.attention import masked_softmax, scaled_dot_product, weighted_sum
@@ -240,8 +241,8 @@ print(ours)
 #
 # $$\mathrm{Var}(q \cdot k) = \sum_{i=1}^{d_k} \mathrm{Var}(q_i k_i) = d_k$$
 #
-# Division by $\sqrt{d_k}$ divides the variance by $d_k$, so it becomes 1 for every width. We
-# measure both variances, and also what they do to the softmax.
+# Dividing by $\sqrt{d_k}$ divides the variance by $d_k$, so the variance becomes 1 for every width.
+# We measure both variances and their effect on the softmax.
 
 # %%
 widths = 2 ** np.arange(0, 11)
@@ -276,7 +277,8 @@ plt.show()
 # *Middle:* large scores make the softmax nearly one-hot. At $d_k = 512$, one key receives almost
 # all of the weight before training has begun. *Right:* where the softmax is nearly one-hot, its
 # gradient is small. These are the "regions where it has extremely small gradients" of section
-# 3.2.1. With scaling, none of the three depends on the width, so heads of any width train alike.
+# 3.2.1. With scaling, none of the three quantities depends on the width, so heads of any width
+# train equally well.
 
 # %% [markdown]
 # ## 3.2.2 Multi-head attention
@@ -284,9 +286,9 @@ plt.show()
 # $$\mathrm{MultiHead}(Q, K, V) = \mathrm{Concat}(\mathrm{head}_1, \ldots, \mathrm{head}_h) W^O,
 # \qquad \mathrm{head}_i = \mathrm{Attention}(Q W_i^Q, K W_i^K, V W_i^V)$$
 #
-# Each head has its own projections, so each head can look for something different. A softmax has
-# one set of weights, and one weighted average cannot show two positions separately. With $h$ heads,
-# a position receives $h$ averages.
+# Each head has its own projections, so each head can look for something different. A single softmax
+# produces a single weighted average, which cannot keep two positions separate. With $h$ heads, a
+# position receives $h$ averages.
 #
 # From here on, we use a small model and one sentence. Its tokens are whole words.
 
@@ -313,14 +315,15 @@ panels[0].set_ylabel("queries")
 plt.show()
 
 # %% [markdown]
-# The four heads of the first layer, before training. A row shows where one word looks, and it sums
-# to 1. Random projections give each head a different pattern. The two rows of "the" differ only
-# because their positions differ: section 3.5 below removes the positions.
+# The picture shows the four heads of the first layer before training. Each row shows which words
+# one word attends to, and the weights in a row sum to 1. Random projections give each head a
+# different pattern. The rows for the two occurrences of "the" differ only because their positions
+# differ. Section 3.5 below removes the positions.
 #
-# "Concatenate, then multiply by $W^O$" has a second reading. If we cut $W^O$ into $h$ blocks of
-# rows, the result is the *sum* of the heads, each with its own output matrix:
-# $\sum_i \mathrm{head}_i W_i^O$. Heads therefore add their results to the residual stream
-# independently. This is why masking a head (notebook 3) is well defined.
+# "Concatenate, and then multiply by $W^O$" has a second interpretation. If we split $W^O$ into $h$
+# blocks of rows, the result is the *sum* of the heads, each with its own output matrix: $\sum_i
+# \mathrm{head}_i W_i^O$. Heads therefore add their results to the residual stream independently.
+# For this reason, masking a head (notebook 3) is well defined.
 
 # %%
 from transformer_jax.model.attention import MultiHeadAttention
@@ -347,8 +350,8 @@ print("one output per head:", by_head.shape, " their sum:", by_head.sum(axis=1).
 print("largest difference from the module:", f"{jnp.abs(by_head.sum(axis=1) - result).max():.0e}")
 
 # %% [markdown]
-# More heads do not cost more. In rows (A) of Table 3, the width of a head shrinks as the number of
-# heads grows, and the number of parameters stays the same:
+# Using more heads does not increase the cost. In rows (A) of Table 3, the width of a head shrinks
+# as the number of heads grows, and the number of parameters stays the same:
 
 # %%
 from transformer_jax.model.inspect import parameter_counts
@@ -362,8 +365,8 @@ for h in (1, 8, 32):
 # ## 3.2.3 Masks
 #
 # Attention occurs in three places: in the encoder, in the decoder, and from the decoder to the
-# encoder. They differ in what supplies the queries and keys, and in the *mask*. Where the mask is
-# false, the score is set to $-\infty$ before the softmax, so the weight is 0.
+# encoder. The three differ in the source of the queries and keys, and in the *mask*. Where the mask
+# is false, the score is set to $-\infty$ before the softmax, so the weight is 0.
 
 # %%
 from transformer_jax.model.transformer import causal_mask, source_mask
@@ -383,7 +386,7 @@ plt.show()
 #
 # Section 3.1 claims that, with the mask and with the target shifted right by one position, "the
 # predictions for position $i$ can depend only on the known outputs at positions less than $i$". We
-# test the claim on the complete decoder. We replace each target token in turn, and record which
+# test this claim on the complete decoder: we replace each target token in turn and record which
 # predictions change.
 
 # %%
@@ -404,7 +407,7 @@ plt.show()
 # %% [markdown]
 # The diagonal and everything above it are exactly zero: a prediction depends neither on the token
 # that it predicts nor on later tokens. Training can therefore predict all positions of a sentence
-# at the same time without showing the model its answers.
+# at the same time without revealing the answers to the model.
 
 # %% [markdown]
 # ## 3.3 The feed-forward network is two convolutions with kernel size 1
@@ -412,8 +415,8 @@ plt.show()
 # $$\mathrm{FFN}(x) = \max(0, x W_1 + b_1) W_2 + b_2$$
 #
 # The same two matrices are applied at each position. The paper adds: "Another way of describing
-# this is as two convolutions with kernel size 1." We build these convolutions and give them the
-# same parameters.
+# this is as two convolutions with kernel size 1." We build these convolutions with the same
+# parameters as the feed-forward network.
 
 # %%
 from flax import linen as nn
@@ -436,9 +439,9 @@ print("shapes:", x.shape, "->", (x @ inner["kernel"]).shape, "->", result.shape)
 print("largest difference:", f"{jnp.abs(convolved - result).max():.0e}")
 
 # %% [markdown]
-# A window of one position means that the network cannot look at the neighbors of a word. Only
-# attention moves information between positions. To see this, we change one position of the input
-# and record which positions of the output change.
+# Because the window is one position wide, the network cannot use a word's neighbors. Only attention
+# moves information between positions. To demonstrate this, we change one position of the input and
+# record which positions of the output change.
 
 # %%
 both = jnp.concatenate([x, x.at[0, 3].add(1.0)])
@@ -454,16 +457,16 @@ for axes, (name, (before, after)) in zip(panels, outputs.items()):
 plt.show()
 
 # %% [markdown]
-# The input changes at position 3 only. The feed-forward network changes its output there and
-# nowhere else. Self-attention changes its output everywhere.
+# The input changes only at position 3. The feed-forward network's output changes at this position
+# and nowhere else, whereas the output of self-attention changes everywhere.
 
 # %% [markdown]
 # ## 3.4 Embeddings
 #
 # One matrix of shape (vocabulary, $d_{model}$) has three uses: it embeds the source, it embeds the
 # target, and, transposed, it turns the decoder's output into logits. "In the embedding layers, we
-# multiply those weights by $\sqrt{d_{model}}$." Here is what this factor does at initialization,
-# where the components have the variance $1 / d_{model}$.
+# multiply those weights by $\sqrt{d_{model}}$." We examine the effect of this factor at
+# initialization, when the components have variance $1 / d_{model}$.
 
 # %%
 from transformer_jax.model.positions import sinusoid
@@ -479,11 +482,11 @@ x = rng.normal(size=(100, 512))  # the output of a LayerNorm
 print("variance of the logits           ", (x @ table.T).var().round(2))
 
 # %% [markdown]
-# With the factor, an embedding and a positional encoding have norms of the same size, so neither
-# hides the other. Without it, the positions would be 16 times as large as the words. The logits use
-# the matrix *without* the factor, so they start with variance 1. A fresh model therefore predicts
-# no token with much confidence, and its cross-entropy is less than 1 above $\ln N$, that of a
-# uniform prediction over $N$ tokens:
+# With the factor, embeddings and positional encodings have norms of similar size, so neither
+# dominates the other. Without it, the norms of the positional encodings would be 16 times as large.
+# The logits use the matrix *without* the factor, so they start with variance 1. An untrained model
+# is therefore not confident about any token. Its cross-entropy exceeds that of a uniform prediction
+# over $N$ tokens, $\ln N$, by less than 1:
 
 # %%
 from transformer_jax.model.losses import cross_entropy
@@ -502,7 +505,7 @@ print(f"cross-entropy {loss.nll / loss.count:.2f}, ln N = {np.log(len(vocabulary
 # $$\mathrm{Encoder}(P x) = P\,\mathrm{Encoder}(x)$$
 #
 # This property is called *permutation equivariance*. We reverse the sentence, encode it, and
-# compare each vector with each vector of the original sentence.
+# compare each resulting vector with each vector of the original sentence.
 
 # %%
 figure, panels = plt.subplots(1, 2, figsize=(8.6, 3.7))
@@ -519,14 +522,14 @@ for axes, scheme in zip(panels, ("none", "sinusoidal")):
 plt.show()
 
 # %% [markdown]
-# *Left:* without positions, the distance is zero on the antidiagonal: each word gets exactly the
-# same vector in the reversed sentence. There are two more zeros, because the two occurrences of
-# "the" cannot be distinguished. *Right:* with sinusoids, no vector is the same. A word is still
-# more similar to itself than to other words, because its embedding is the same.
+# *Left:* without positions, the distance is zero on the antidiagonal: each word has exactly the
+# same vector in the reversed sentence. Two more distances are zero, because the model cannot
+# distinguish the two occurrences of "the". *Right:* with sinusoids, no two vectors are equal. A
+# word is still more similar to itself than to other words, because its embedding does not change.
 #
 # Cross-attention then *sums* over the source positions. A sum does not depend on the order of its
-# terms, so a decoder without positions in the encoder cannot distinguish "dog bites man" from "man
-# bites dog" at all:
+# terms. If the encoder has no positions, the decoder therefore cannot distinguish "dog bites man"
+# from "man bites dog" at all:
 
 # %%
 dog, chased, cat = (vocabulary.index(word) for word in ("dog", "chased", "cat"))
@@ -545,7 +548,7 @@ for scheme in ("none", "sinusoidal"):
 # Table 1 of the paper compares layer types by three quantities: operations per layer, sequential
 # operations, and the longest path between two positions. A self-attention layer needs on the order
 # of $n^2 d$ operations, and a recurrent layer needs $n d^2$. Self-attention is therefore cheaper if
-# the sentence is shorter than the width of the vectors.
+# the length of the sentence is less than the width of the vectors.
 
 # %%
 n = np.logspace(0.5, 4, 50)
@@ -562,22 +565,23 @@ panels[0].legend()
 plt.show()
 
 # %% [markdown]
-# *Left:* self-attention and recurrence cross at $n = d$, the gray line. Most sentences are far to
-# the left of it. *Right:* a signal from one end of the sentence to the other passes through one
-# self-attention layer, but through $n$ steps of a recurrent network. A recurrent layer also needs
-# these $n$ steps one after another, and self-attention computes all positions at once. (The curves
-# are the orders of Table 1 without constant factors. The convolution has kernel size 3.)
+# *Left:* the curves of self-attention and recurrence cross at $n = d$, the gray line. Most
+# sentences are much shorter than that. *Right:* a signal from one end of the sentence to the other
+# passes through one self-attention layer, but through $n$ steps of a recurrent network. A recurrent
+# layer must also perform these $n$ steps one after another, whereas self-attention computes all
+# positions at once. (The curves show the orders of growth in Table 1, without constant factors. The
+# convolution has kernel size 3.)
 
 # %% [markdown]
 # ## 5 Training
 #
-# Two definitions from section 5 belong to the model's description. The first is the learning rate
+# Two definitions from section 5 are part of the model's description. The first is the learning rate
 # (equation 3), which rises linearly for `warmup_steps` steps and then decays:
 #
 # $$lrate = d_{model}^{-0.5} \cdot \min(step^{-0.5}, step \cdot warmup^{-1.5})$$
 #
-# The second is *label smoothing* with $\epsilon_{ls} = 0.1$: the model learns to give the correct
-# token the probability 0.9 and to spread the rest over the vocabulary.
+# The second is *label smoothing* with $\epsilon_{ls} = 0.1$: the model learns to assign probability
+# 0.9 to the correct token and to spread the rest over the vocabulary.
 
 # %%
 from transformer_jax.training.optimizer import learning_rate
@@ -593,7 +597,7 @@ left.legend()
 p = np.linspace(0.001, 0.999, 500)
 correct_token = jnp.full((1, 1), 7)
 for smoothing, color in ((0.0, "#0072b2"), (0.1, "#d55e00")):
-    # The logit of the correct token, and 0 for the other 99 tokens of a vocabulary of 100.
+    # The correct token has this logit, and the other 99 tokens of the vocabulary have logit 0.
     correct = np.log(p / (1 - p) * 99)
     logits = jnp.zeros((len(p), 1, 1, 100)).at[:, 0, 0, 7].set(correct)
     losses = jax.vmap(cross_entropy, (0, None, None))(logits, correct_token, smoothing).smoothed
@@ -604,16 +608,16 @@ right.legend()
 plt.show()
 
 # %% [markdown]
-# *Left:* the rate peaks at the end of the warmup. A wider model gets a smaller rate. *Right:*
-# without smoothing, the loss always falls as the model becomes more certain. With smoothing, it has
-# a minimum (the dot) near 0.9, and more certainty costs. The paper reports that this "hurts
+# *Left:* the rate peaks at the end of the warmup. A wider model has a lower rate. *Right:* without
+# smoothing, the loss always falls as the model becomes more certain. With smoothing, the loss has a
+# minimum (the dot) near 0.9, and greater certainty increases it. The paper reports that this "hurts
 # perplexity, as the model learns to be more unsure, but improves accuracy and BLEU score".
 
 # %% [markdown]
 # ## Where the parameters are
 #
-# The base model has 63 million parameters with a vocabulary of 37,000 tokens. The
-# feed-forward networks hold more of them than all attention layers.
+# The base model has 63 million parameters with a vocabulary of 37,000 tokens. The feed-forward
+# networks have more of these parameters than all attention layers together.
 
 # %%
 counts = parameter_counts(build_transformer(base, vocab_size=37_000))
@@ -631,4 +635,5 @@ plt.show()
 # 1. Change one number of `Q` in the 3 x 3 example, and compute the new first row by hand.
 # 2. Set `num_keys` to 512 in the variance experiment. Which of the three curves change, and why?
 # 3. Set `layer_norm="pre"` in `small`. Is the influence matrix of section 3.2.3 still triangular?
-# 4. The paper's encoder has no causal mask. Which statement of section 3.5 fails if it gets one?
+# 4. The paper's encoder has no causal mask. Which statement in section 3.5 becomes false if you add
+#    one?

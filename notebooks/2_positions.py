@@ -13,11 +13,11 @@
 # - why the dot product of two encodings depends only on their distance;
 # - why "for any fixed offset $k$, $PE_{pos+k}$ can be represented as a linear function of
 #   $PE_{pos}$", and how a head can use this to look $k$ positions back;
-# - what training does to a learned table, the alternative of row (E) in Table 3;
+# - how training changes a learned table, the alternative in row (E) of Table 3;
 # - what happens beyond the length of the training sentences.
 
 # %%
-# Install the package if it is missing, as in Colab, with the versions that the tests use.
+# If the package is missing, as in Colab, install it with the versions that the tests use.
 # Otherwise, this cell does nothing.
 import importlib.util
 import subprocess
@@ -59,14 +59,13 @@ figure.colorbar(image)
 plt.show()
 
 # %% [markdown]
-# On the left, the color changes from row to row: these columns have the shortest wavelength,
-# $2\pi \approx 6.3$ positions. The wavelengths grow in a geometric progression to
-# $10000 \cdot 2\pi$ on the right, where a sentence sees almost constant columns. Sines and cosines
-# alternate, which gives the picture its fine stripes: at the right edge, the sines are near 0 and
-# the cosines are near 1.
+# On the left, the color changes from row to row: these columns have the shortest wavelength, $2\pi
+# \approx 6.3$ positions. The wavelengths grow in a geometric progression to $10000 \cdot 2\pi$ on
+# the right, where the columns are almost constant. Because sines and cosines alternate, the picture
+# has fine stripes: at the right edge, the sines are near 0 and the cosines are near 1.
 #
-# The columns work like the hands of a clock or the digits of a number. The fast ones distinguish
-# neighbors, but repeat; the slow ones distinguish distant positions, but hardly differ
+# The columns work like the hands of a clock or the digits of a number. The fast columns distinguish
+# neighboring positions but repeat. The slow columns distinguish distant positions but hardly differ
 # between neighbors.
 
 # %%
@@ -82,8 +81,8 @@ plt.show()
 # %% [markdown]
 # ## The dot product depends only on the offset
 #
-# A pair of components $(\sin \omega_i p, \cos \omega_i p)$ is a point on a circle. By the addition
-# theorem, $\sin a \sin b + \cos a \cos b = \cos(a - b)$, so
+# A pair of components $(\sin \omega_i p, \cos \omega_i p)$ is a point on a circle. By the angle
+# addition formula, $\sin a \sin b + \cos a \cos b = \cos(a - b)$, so
 #
 # $$PE(p) \cdot PE(p + k) = \sum_{i=0}^{d_{model}/2 - 1} \cos(\omega_i k),
 # \qquad \omega_i = 10000^{-2i/d_{model}}$$
@@ -107,14 +106,15 @@ plt.show()
 # %% [markdown]
 # *Left:* every diagonal has one color, so the matrix is a function of the offset alone (a Toeplitz
 # matrix). *Right:* the curves from positions 0 and 40 are the same, and they follow the formula
-# (gray). The product is largest at offset 0, where it is $d_{model} / 2 = 64$, and falls quickly
-# for neighbors. This gives attention a notion of distance. It has no direction, because the cosine
-# is even: the offsets $k$ and $-k$ have the same product. The next property adds the direction.
+# (gray). The product is largest at offset 0, where it is $d_{model} / 2 = 64$, and falls quickly as
+# the offset grows. Attention can use it as a measure of distance. The product does not reveal the
+# direction, because the cosine is even: the offsets $k$ and $-k$ have the same product. The next
+# property adds the direction.
 
 # %% [markdown]
 # ## The linear map from $PE(pos)$ to $PE(pos + k)$
 #
-# A step of $k$ positions turns each pair of components by the angle $\omega_i k$. Rotations are
+# Moving by $k$ positions rotates each pair of components by the angle $\omega_i k$. Rotations are
 # linear, and the angle does not depend on $pos$:
 #
 # $$\begin{pmatrix} \sin \omega_i (pos + k) \\ \cos \omega_i (pos + k) \end{pmatrix} =
@@ -122,7 +122,7 @@ plt.show()
 # \end{pmatrix}
 # \begin{pmatrix} \sin \omega_i pos \\ \cos \omega_i pos \end{pmatrix}$$
 #
-# All pairs together give one block-diagonal matrix $M_k$ for each offset.
+# Together, all pairs form a block-diagonal matrix $M_k$ for each offset.
 
 
 # %%
@@ -149,15 +149,17 @@ plt.show()
 
 # %% [markdown]
 # The 2 x 2 blocks on the diagonal of the first picture are the rotations: the fast pairs at the top
-# left turn far, and the slow pairs at the bottom right hardly turn. The second and third pictures
-# are equal up to the rounding of float32.
+# left rotate by large angles, and the slow pairs at the bottom right hardly rotate. The second and
+# third pictures are equal up to float32 rounding.
 #
-# Is this a special property? Let us *fit* a matrix that maps the row of each position to the row
-# $k$ positions later, by least squares on positions 0 to 149, and test it on positions 150 to 199.
-# For comparison, we do the same for a table of random vectors, which is how a learned table starts.
+# Is this a special property? To find out, we *fit* a matrix that maps each position's row to the
+# row $k$ positions later. We use least squares on positions 0 to 149 and test the matrix on
+# positions 150 to 199. For comparison, we do the same for a table of random vectors, such as the
+# initial values of a learned table.
 
 # %%
-# In float64, because the slow columns are almost constant, which makes the fit ill-conditioned.
+# Use float64, because the slow columns are almost constant and the fit is therefore
+# ill-conditioned.
 angles = np.outer(np.arange(232), 10000 ** (-np.arange(0, 32, 2) / 32))
 long_table = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(232, 32)
 random_table = rng.normal(size=(232, 32)) * 0.5**0.5
@@ -181,20 +183,21 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# For sinusoids, the fitted map is right at positions that it has not seen, up to rounding. For the
-# random table, no linear map helps: the error is as large as the rows themselves. A model with a
-# learned table has to learn the relation of each pair of positions from examples.
+# For sinusoids, the fitted map is correct up to rounding, even at positions that were not used to
+# fit it. For the random table, no linear map helps: the error is as large as the rows themselves. A
+# model with a learned table has to learn the relation between each pair of positions from examples.
 #
 # ### A head that looks $k$ positions back
 #
 # The authors "hypothesized it would allow the model to easily learn to attend by relative
-# positions". Here is a construction that does so. Let the key projection copy the encoding, and let
-# the query projection be $M_{-k}$, up to a factor $\beta$. The score of query position $p$ and key
-# position $j$ is then
+# positions". The following construction achieves this. Let the key projection copy the encoding,
+# and let the query projection be $M_{-k}$, up to a factor $\beta$. The score of query position $p$
+# and key position $j$ is then
 #
 # $$\beta \; (M_{-k} PE(p)) \cdot PE(j) = \beta \; PE(p - k) \cdot PE(j)$$
 #
-# By the previous section, it is largest at $j = p - k$. One linear map is enough for all positions.
+# According to the previous section, the score is largest at $j = p - k$. A single linear map is
+# enough for all positions.
 
 # %%
 figure, panels = plt.subplots(1, 3, figsize=(9.6, 3.1), sharey=True)
@@ -207,17 +210,17 @@ panels[0].set_ylabel("query position")
 plt.show()
 
 # %% [markdown]
-# The weights lie on a diagonal that is shifted by $k$. (The first $k$ queries would look before the
-# start of the sentence. Their best match among the existing positions is the first one.) In
-# notebook 3, you can look for such diagonals in a trained model.
+# The weights form a diagonal that is shifted by $k$. (The first $k$ queries look for positions
+# before the start of the sentence. Among the existing positions, the first one is their best
+# match.) In notebook 3, you can look for such diagonals in a trained model.
 
 # %% [markdown]
 # ## A learned table, before and after training
 #
 # Row (E) of Table 3 replaces the sinusoids with a learned table: one free vector for each position.
 # We train a small model with such a table for a few steps on English and German number words, and
-# look at the table of the encoder. The training loop is short, because a step is a pure function of
-# the state and a batch.
+# then examine the encoder's table. The training loop is short, because a training step is a pure
+# function of the state and a batch.
 
 # %%
 from transformer_jax import Config, build_transformer
@@ -281,13 +284,15 @@ plt.show()
 
 # %% [markdown]
 # Each picture compares all rows of one table with each other. The sinusoids have the diagonal
-# stripes from above. A fresh learned table has no structure: different rows are almost orthogonal.
-# Training builds structure from the data. Here, the table gets blocks: positions that play the same
-# role in many sentences, such as the thousands of the first number and those of the second, become
-# similar. The blocks are a property of this text. No rule gives each diagonal one color, so what
-# the model learns at one position does not transfer to another.
+# stripes shown above. Before training, a learned table has no structure: different rows are almost
+# orthogonal. Training creates structure that reflects the data. In this example, blocks appear:
+# positions that play the same role in many sentences, such as the thousands of the first number and
+# those of the second, become similar. The blocks are a property of this text. Nothing forces the
+# values on a diagonal to be equal, so what the model learns at one position does not transfer to
+# another.
 #
-# The lower right of the third picture still looks like the second. The next picture shows why.
+# The lower-right part of the third picture still looks like the second picture. The next picture
+# shows why.
 
 # %%
 uses = (source.lengths[:, None] > np.arange(64)).mean(axis=0)
@@ -304,16 +309,17 @@ print("rows without training sentences are unchanged:", (after[never:] == before
 plt.show()
 
 # %% [markdown]
-# A row changes only if a training sentence reaches its position. The rows of the gray region are
-# bit for bit what they were: random vectors. A longer sentence at test time would use them.
+# A row changes only if a training sentence is long enough to reach its position. The rows in the
+# gray region are bit-identical to their initial values, which are random vectors. A longer sentence
+# at test time would use these vectors.
 #
 # ## Beyond the training length
 #
 # The paper chose sinusoids "because it may allow the model to extrapolate to sequence lengths
-# longer than the ones encountered during training". It does not test this. This repository does:
-# its models train on lines of at most $L = 30$ tokens and are scored on lines of up to 120. We plot
-# the committed results, with three seeds for each scheme. The page `docs/positions.md` describes
-# the study and its statistics.
+# longer than the ones encountered during training". The paper does not test this claim. The
+# positions study in this repository does: its models train on lines of at most $L = 30$ tokens and
+# are scored on lines of up to 120. We plot the committed results, with three seeds for each scheme.
+# `docs/positions.md` describes the study and its statistics.
 
 # %%
 results = defaultdict(list)
@@ -341,23 +347,23 @@ panels[0].legend()
 plt.show()
 
 # %% [markdown]
-# In the gray region, the lines are longer than all training lines; the colored bands contain the
-# three seeds. Compare the schemes at one length, not the lengths of one scheme: each length has
-# different sentences.
+# In the gray region, the lines are longer than all training lines. The colored bands cover the
+# three seeds. Compare different schemes at the same length, but do not compare different lengths of
+# the same scheme, because each length has different sentences.
 #
 # Up to $2L = 60$ tokens, sinusoids are better than the learned table, whose rows are random vectors
-# there. They are also better within $L$, so a part of this advantage may be faster learning. They
-# do not extrapolate far, though: their perplexity grows quickly, and almost no line is right. The
-# formula has a vector for every position, but the *model* has never seen these vectors. Rotary
-# positions, which are newer than the paper and act on the offset within attention, are better up to
-# $1.5L$. Beyond $2L$, the model without any positions has the lowest perplexity, because unknown
-# positions cannot mislead it. It is the worst model within $L$.
+# there. They are also better within $L$, so part of this advantage may be due to faster learning.
+# They do not extrapolate far, however: their perplexity grows quickly, and almost no line is right.
+# The formula has a vector for every position, but the *model* has never seen these vectors. Rotary
+# positions, a later scheme that makes attention depend on the offset, are better up to $1.5L$.
+# Beyond $2L$, the model without any positions has the lowest perplexity, because unfamiliar
+# positions cannot mislead it. Within $L$, it is the worst model.
 #
 # ## Exercises
 #
 # 1. Replace 10000 with 100 in the sinusoids. Which positions become hard to distinguish?
-# 2. Put all sines before all cosines, as in the paper's original code. Which pictures of this
-#    notebook change? (Positions scheme `concatenated_sinusoidal`.)
+# 2. Put all sines before all cosines, as in the authors' code. Which pictures in this notebook
+#    change? (Use the position scheme `concatenated_sinusoidal`.)
 # 3. Train the learned table with `learned_positions_init="sinusoids"`. Does training keep the
 #    diagonals?
 # 4. Train with `max_numbers_per_line=3`. Which rows of the table change now?

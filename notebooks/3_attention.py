@@ -8,17 +8,17 @@
 # **What you learn**
 #
 # - how to read the paper's attention figures, and how to draw them for any run;
-# - how cross-attention aligns a translation with its source, also where the word order differs;
-# - how to describe heads with numbers: how far they look, and how focused they are;
+# - how cross-attention aligns a translation with its source, even if the word order differs;
+# - how to measure the distance over which a head attends, and how focused it is;
 # - how to mask a head, and how to measure which heads matter;
-# - what attention weights do *not* say.
+# - what attention weights do *not* show.
 #
-# The task is to translate numbers from English words to German words. It is small enough to learn
-# in a few hundred steps, and it has a real problem of word order: "thirty-one" is "einunddreißig",
-# which is "one-and-thirty".
+# The task is to translate numbers from English words to German words. The task is small enough to
+# learn in a few hundred steps, and its word order poses a real problem: "thirty-one" is
+# "einunddreißig", which is "one-and-thirty".
 
 # %%
-# Install the package if it is missing, as in Colab, with the versions that the tests use.
+# If the package is missing, as in Colab, install it with the versions that the tests use.
 # Otherwise, this cell does nothing.
 import importlib.util
 import subprocess
@@ -51,10 +51,10 @@ os.chdir(tempfile.mkdtemp())  # the text and the run are written to a temporary 
 # %% [markdown]
 # ## Train a model
 #
-# We write parallel text: line $n$ of one file translates line $n$ of the other. All numbers have
-# six digits, and their last two digits, and the two before "thousand", are at least 21 and not a
-# multiple of ten. All lines therefore have the same structure, which makes the pictures easy to
-# compare.
+# First, we write parallel text: line $n$ of one file is the translation of line $n$ of the other.
+# All numbers have six digits. The last two digits, and the two before "thousand", form a number of
+# at least 21 that is not a multiple of ten. All lines therefore have the same structure, which
+# makes the pictures easy to compare.
 
 
 # %%
@@ -110,15 +110,15 @@ num_checkpoints = run_training(create_run(config, Path("runs/numbers"), quiet), 
 print(num_checkpoints, "checkpoints")
 
 # %% [markdown]
-# The same training from the command line is `transformer-jax train CONFIG.py --out runs/numbers`.
-# Any finished run loads in one line.
+# To run the same training from the command line, use `transformer-jax train CONFIG.py --out
+# runs/numbers`. You can load any finished run with a single line of code.
 
 # %%
 run = transformer_jax.load("runs/numbers")
 run.plot_curves("train/loss", "dev/perplexity")
 
 # %% [markdown]
-# The loss cannot reach zero, because label smoothing asks for some uncertainty. The perplexity on
+# The loss cannot reach zero, because label smoothing requires some uncertainty. The perplexity on
 # the development set, which is computed without smoothing, approaches 1: the model is nearly
 # certain of the correct token.
 
@@ -140,23 +140,23 @@ print("source:", *attention.source_tokens)
 print("target:", *attention.target_tokens)
 
 # %% [markdown]
-# A token that begins with `▁` begins a word. The German words are written together, so only the
-# first target token has this mark.
+# The mark `▁` indicates the start of a word. The German number is written as a single word, so only
+# the first target token has this mark.
 #
 # ## Figure 3: all heads of a layer
 #
-# The next cell shows the interactive view. In the left column are the queries, and in the right
-# column the keys. A line joins a query to a key: its color is the head, and its opacity is the
-# weight. Hover over a word to see only its lines. The controls select the layer, the kind of
-# attention, and the heads. (GitHub does not show interactive outputs. Open the notebook in Jupyter,
-# or write the page to a file with `attention.save("attention.html")`.)
+# The next cell shows the interactive view. The left column contains the queries, and the right
+# column contains the keys. A line joins a query to a key: its color represents the head, and its
+# opacity represents the weight. Hover over a word to see only its lines. The controls select the
+# layer, the kind of attention, and the heads. (GitHub does not show interactive outputs. Open the
+# notebook in Jupyter, or write the page to a file with `attention.save("attention.html")`.)
 
 # %%
 attention.show(kind="encoder", layer=-1)
 
 # %% [markdown]
 # The paper's figure 3 follows one word, "making", in layer 5 of 6. We follow the token "thirty" in
-# the last layer of the encoder. The function `picture` makes the static picture that
+# the last layer of the encoder. The function `picture` creates the same static picture that
 # `attention.save("x.svg")` writes.
 
 # %%
@@ -173,24 +173,24 @@ tokens = list(attention.source_tokens)
 picture(kind="encoder", layer=-1, position=tokens.index("▁thirty"))
 
 # %% [markdown]
-# Each color is a head. The heads of one layer look at different places, as in the paper: the word
-# receives several averages at once, one from each head.
+# Each color is a head. As in the paper, the heads of a layer attend to different positions, so the
+# word receives several averages at once, one from each head.
 #
 # ## Figure 4: one relation
 #
-# Figure 4 shows two heads that resolve the pronoun "its". Our sentence has no pronouns, but it has
-# a comparable relation. To translate "thirty-one" as "einunddreißig", the decoder must skip
-# "thirty", find "one", and then return. We look at cross-attention in the last layer while the
-# decoder predicts "ein", the German "one".
+# Figure 4 shows two heads that resolve the pronoun "its". Our sentence has no pronouns, but it
+# contains a comparable relation. To translate "thirty-one" as "einunddreißig", the decoder must
+# skip "thirty", find "one", and then return. We look at cross-attention in the last layer while the
+# decoder predicts "ein", the German word for "one".
 
 # %%
 ein = attention.target_tokens.index("ein")
 picture(kind="cross", layer=-1, position=ein)
 
 # %% [markdown]
-# Is this a general rule, or an accident of this sentence? We measure the same weight in 20
-# sentences of the test set: from each predicted ones digit, which is the token before "und...", to
-# the word after the hyphen in the source.
+# Is this a general rule, or does it only happen to be true for this sentence? We measure the same
+# weight in 20 test sentences: the weight from each predicted ones digit, which is the token before
+# "und...", to the word after the hyphen in the source.
 
 # %%
 found = []
@@ -222,16 +222,17 @@ draw_heads(
 plt.show()
 
 # %% [markdown]
-# A number near 1 is a head that nearly always reads the right word. In the stored output, the
-# second layer reads it, and the first layer does not: the decoder first has to compute which digit
-# comes next. Which heads and layers do it depends on the random seed, because the heads of a layer
-# are interchangeable before training.
+# A value near 1 means that the head nearly always attends to the right word. In the stored output,
+# heads in the second layer do, but heads in the first layer do not, because the decoder first has
+# to compute which digit comes next. The random seed determines which heads and layers attend to
+# this word, because the heads of a layer are interchangeable before training.
 #
 # ## Figure 5: heads with different structure
 #
 # Figure 5 shows two heads of one layer with visibly different behavior. We describe each head with
 # two numbers: the mean distance between query and key, and the *entropy* of its weights. An entropy
-# of 0 bits means that all weight is on one token; $\log_2 n$ bits mean equal weights on $n$ tokens.
+# of 0 bits means that one token has all the weight, and $\log_2 n$ bits mean that $n$ tokens have
+# equal weights.
 
 # %%
 positions = np.arange(len(tokens))
@@ -257,27 +258,27 @@ for axes, index in zip(panels, (entropy.argmin(), entropy.argmax())):
 plt.show()
 
 # %% [markdown]
-# *Left:* the most focused head. Most rows have one or two dark cells. If they formed a line
-# parallel to the diagonal, the head would look a fixed number of positions back or ahead, which
-# sinusoids make easy (notebook 2). Columns instead of diagonals mean that the head looks for a
-# certain word. *Right:* the least focused head, which averages over many tokens.
+# *Left:* the most focused head. Most rows have one or two dark cells. If these cells formed a line
+# parallel to the diagonal, the head would attend to a position at a fixed distance, which is easy
+# with sinusoids (notebook 2). If they form a column, the head looks for a specific word. *Right:*
+# the least focused head, which averages over many tokens.
 #
 # ## Cross-attention aligns the two languages
 #
 # The paper has no figure of cross-attention, but it is the easiest kind to interpret: each row
-# shows where the decoder looks in the source while it predicts a target token. The alignment view
-# is the mean over the heads of one layer.
+# shows which source tokens the decoder attends to while it predicts a target token. The alignment
+# view is the mean over the heads of one layer.
 
 # %%
 picture(kind="cross", layer=-1, view="alignment")
 
 # %% [markdown]
 # Read the rows from top to bottom. If the languages had the same word order, the dark cells would
-# lie on a line from the top left to the bottom right. They nearly do, with two exceptions: the row
-# of "ein" is dark at "one", and the row of "unddreißig" at "thirty", which comes earlier. The
-# second pair, "fünf" and "undsechzig", repeats the pattern. The other rows need not be sharp,
-# because the encoder has already mixed neighboring words: the information about "thousand" is not
-# only at "thousand".
+# form a line from the top left to the bottom right. They nearly do, except where the order is
+# reversed: the row of "ein" is dark at "one", and the row of "unddreißig" is dark at "thirty",
+# which comes earlier. The second pair, "fünf" and "undsechzig", repeats the pattern. The other rows
+# do not have to be sharp, because the encoder has already mixed neighboring words: information
+# about "thousand" is available at other positions, too.
 #
 # The grid shows all heads of both layers.
 
@@ -288,9 +289,10 @@ picture(kind="cross", view="grid")
 # ## Which heads matter?
 #
 # A head adds $\mathrm{head}_i W_i^O$ to the output of its sub-layer (notebook 1). If we set the
-# rows $W_i^O$ to zero, the head has no effect, and everything else stays as it was. `mask_heads`
-# does this for a mask of shape (3 kinds, layers, heads), in which False removes a head. We first
-# remove the head of cross-attention that reads the ones best, and then all heads of its layer.
+# rows $W_i^O$ to zero, the head has no effect, and nothing else changes. `mask_heads` does this for
+# a mask of shape (3 kinds, layers, heads), in which False removes a head. We first remove the
+# cross-attention head with the largest weight on the ones digit, and then all cross-attention heads
+# of its layer.
 
 # %%
 layer, head = map(int, np.unravel_index(mean_weights.argmax(), mean_weights.shape))
@@ -303,13 +305,13 @@ for name, mask in (("without one head: ", one_head), ("without the layer:", whol
     print(name, masked.text)
 
 # %% [markdown]
-# In the stored output, the model does without the one head. Without the layer, the translation is
-# still a well-formed German number, but a wrong one: the decoder alone knows how numbers are built,
-# and this layer supplies the digits.
+# In the stored output, the translation is still correct without that single head. Without all heads
+# of the layer, the translation is still a well-formed German number, but the wrong one: the decoder
+# alone has learned how numbers are formed, but this layer supplies the digits.
 #
-# One sentence does not say much. `head_importance` masks each head in turn and computes the loss on
-# sentences of the development set. Then it removes heads one after the other, the least important
-# first, until the loss exceeds an acceptable value.
+# A single sentence does not prove much. `head_importance` masks each head in turn and computes the
+# loss on sentences from the development set. Then it removes one head after another, starting with
+# the least important, until the loss exceeds an acceptable value.
 
 # %%
 importance = transformer_jax.head_importance(run, num_sentences=64)
@@ -317,24 +319,25 @@ print(f"{importance.num_prunable} of {one_head.size} heads can be removed")
 importance.plot()
 
 # %% [markdown]
-# *Top:* the increase in loss without each head. Without a red head, the model is worse; for a white
-# head, it has a substitute. *Bottom:* the loss as more and more heads are removed. In the stored
-# output, the heads of cross-attention in the second layer and those of the decoder matter, and the
-# heads of the encoder hardly do: this text needs almost no context in the source.
+# *Top:* the increase in loss without each head. Removing a red head makes the model worse, whereas
+# other heads can take the place of a white head. *Bottom:* the loss as more and more heads are
+# removed. In the stored output, the decoder's heads and the cross-attention heads in the second
+# layer matter, but the encoder's heads hardly matter: translating this text requires almost no
+# context in the source.
 #
-# Michel et al. (2019), *Are Sixteen Heads Really Better than One?*, measured the same in large
-# models: many heads can be removed *after* training. Table 3 of the paper, in contrast, shows that
-# *training* with one head is worse than with eight.
+# Michel et al. (2019), *Are Sixteen Heads Really Better than One?*, made the same observation in
+# large models: many heads can be removed *after* training. Table 3 of the paper, in contrast, shows
+# that *training* with one head gives worse results than training with eight.
 #
-# Compare this map with the pictures above. The encoder has heads with clear patterns, but they
-# hardly matter. A clear pattern does not make a head important.
+# Compare this map with the pictures above. Some of the encoder's heads have clear patterns but
+# hardly matter. A clear pattern does not mean that a head is important.
 #
-# ## What attention weights do not say
+# ## What attention weights do not show
 #
-# - A weight says *where* a head reads, not *what* it reads. The value vectors and $W^O$ decide
-#   that, and a large weight on a value near zero has no effect.
-# - From the second layer on, a position no longer contains only its own word. "The head looks at
-#   *one*" then means that it looks at the *position* of "one".
+# - A weight shows *where* a head reads, not *what* it reads. The value vectors and $W^O$ determine
+#   what it reads, and a large weight on a value near zero has no effect.
+# - From the second layer on, the vector at a position no longer represents only its own word. In
+#   these layers, "the head attends to *one*" means that it attends to the *position* of "one".
 # - The residual connection bypasses attention. A token can keep its information without attending
 #   to itself.
 #

@@ -2,18 +2,19 @@
 # # 4. Ablations
 #
 # Table 3 of the paper changes one property of the base model at a time and measures the effect.
-# This notebook reads the report of such a sweep and asks what it shows, and what it does not.
+# This notebook reads the report of such a sweep and examines what the report shows and what it does
+# not show.
 #
 # **What you learn**
 #
-# - how a row of Table 3 is written down: as its difference from the base model;
+# - how to write a row of Table 3: as its differences from the base model;
 # - how to read the report of a sweep next to the paper's numbers;
 # - how large a difference must be before random seeds cannot explain it;
 # - why a small sweep can contradict the paper without refuting it;
-# - what the comparison of learned and sinusoidal positions, row (E), looks like on three texts.
+# - how learned and sinusoidal positions, row (E), compare on three texts.
 
 # %%
-# Install the package if it is missing, as in Colab, with the versions that the tests use.
+# If the package is missing, as in Colab, install it with the versions that the tests use.
 # Otherwise, this cell does nothing.
 import importlib.util
 import subprocess
@@ -44,8 +45,8 @@ RESULTS = Path(REPOSITORY, "experiments/results").resolve()
 # %% [markdown]
 # ## A row is a difference
 #
-# The config `table3` contains all rows of Table 3, with the paper's results as data. A row names
-# only the fields that it changes.
+# The config `table3` contains all rows of Table 3, with the paper's results as data. Each row
+# specifies only the fields that it changes.
 
 # %%
 rows = load_rows("table3")
@@ -56,15 +57,15 @@ for name, row in rows.items():
     print(f"{name:5} perplexity {paper.perplexity:.2f}  BLEU {paper.bleu}  {', '.join(changes)}")
 
 # %% [markdown]
-# The rows (A) change the number of heads at constant cost. (B) makes the keys smaller. (C) changes
-# the size of the model, (D) the regularization, and (E) the positions. The last row is the big
-# model.
+# Rows (A) change the number of heads at constant cost. Rows (B) make the keys smaller. Rows (C)
+# change the size of the model, rows (D) change the regularization, and row (E) changes the
+# positions. The last row is the big model.
 #
 # The command `transformer-jax sweep table3` trains these rows with several random seeds, and
 # `transformer-jax report` writes the table. The full table needs many days on several GPUs. The
 # repository contains the report of a small version that ran on two CPU cores: the same rows at 1/8
 # of the width, trained for 150 steps on number words (`docs/ablations.md` has the commands). We
-# read its file `runs.csv`, which has one line for each run.
+# read the report's file `runs.csv`, which has one line per run.
 
 # %%
 seeds = defaultdict(list)
@@ -84,16 +85,16 @@ axes.minorticks_off()
 plt.show()
 
 # %% [markdown]
-# Look at the dots before you look at the means, which are the black lines. The two runs of a row
-# are the *same* experiment with another random seed. In some rows they are far apart: their
+# Look at the dots before you look at the black lines, which are the means. The two runs of a row
+# are the *same* experiment with different random seeds. In some rows, they are far apart: their
 # difference is larger than the difference between many rows.
 #
 # ## How large must a difference be?
 #
-# Perplexities differ by factors, so we compare their logarithms. Let $s$ be the standard deviation
-# between seeds, pooled over all rows. The difference of two means of $n$ seeds has the standard
-# deviation $s \sqrt{2/n}$, and with 95% confidence it is not the effect of the seeds alone if it
-# exceeds
+# Differences between perplexities are best expressed as ratios, so we compare logarithms. Let $s$
+# be the standard deviation between seeds, pooled over all rows. The difference of two means of $n$
+# seeds has the standard deviation $s \sqrt{2/n}$, and with 95% confidence it is not the effect of
+# the seeds alone if it exceeds
 #
 # $$t_{0.975} \; s \sqrt{2 / n}$$
 
@@ -107,13 +108,13 @@ print(f"{n} seeds: standard deviation {pooled:.2f}, threshold {threshold:.2f} in
 print(f"a row must change the perplexity by a factor of {np.exp(threshold):.2f} or more")
 
 # %% [markdown]
-# This is the threshold for *one* comparison. Nineteen comparisons with the same base need a larger
-# one, because the chance of at least one false alarm adds up. The report uses Dunnett's intervals
-# for this reason (`docs/statistics.md`).
+# This threshold is valid for *one* comparison. Nineteen comparisons with the same base need a
+# larger threshold, because the probability of at least one false alarm grows with the number of
+# comparisons. For this reason, the report uses Dunnett's intervals (`docs/statistics.md`).
 #
-# Now the comparison with the paper. Absolute perplexities of different texts cannot be compared.
-# The *direction* of a change can: does a row that the paper found better than base also come out
-# better here?
+# Next, we compare the results with the paper. Absolute perplexities on different texts are not
+# comparable, but the *direction* of a change is: if the paper found that a row is better than base,
+# is it also better here?
 
 # %%
 ours = {name: values.mean() - logs["base"].mean() for name, values in logs.items()}
@@ -127,7 +128,7 @@ for name in ours:
     if name != "base":
         sign = int(np.sign(ours[name] * theirs[name]))
         axes.plot(theirs[name], ours[name], **styles.get(sign, {"marker": "d", "color": "0.3"}))
-        below = name in ("A4", "E")  # B2 is at the same place as A4
+        below = name in ("A4", "E")  # B2 and A4 are at the same place
         place = (4, -11) if below else (4, 3)
         axes.annotate(name, (theirs[name], ours[name]), place, textcoords="offset points")
 axes.set(xlabel="paper: ln(perplexity / base)", ylabel="here: ln(perplexity / base)")
@@ -136,29 +137,30 @@ axes.set_title("dot: same sign as in the paper; cross: other sign; gray: noise",
 plt.show()
 
 # %% [markdown]
-# To the right of the vertical line are the rows that the paper found worse than base, and above the
-# horizontal line those that are worse here. If the small sweep reproduced the paper, all points
-# would be in the upper right and lower left quarters. About half of them are not.
+# Rows to the right of the vertical line are worse than base in the paper, and rows above the
+# horizontal line are worse than base here. If the small sweep reproduced the paper, all points
+# would be in the upper-right and lower-left quadrants. About half of them are not.
 #
 # Does this refute the paper? No, and the rows far from the gray band show why:
 #
 # - **C1, C2 and D1 are far better here, and worse in the paper.** A run of 150 steps ends before a
-#   deep model with dropout has learned the task. Fewer layers (C1, C2) and no dropout (D1) make a
-#   model learn *faster*. The paper trains for 100,000 steps, and then capacity and regularization
-#   count.
+#   deep model with dropout has learned the task. A model with fewer layers (C1, C2) or without
+#   dropout (D1) learns *faster*. The paper trains for 100,000 steps, which is long enough for
+#   capacity and regularization to matter.
 # - **C3, with more layers, is far worse** for the same reason.
 # - **E, the learned table, is better here.** Its vectors start with norm 1, and sinusoids have norm
-#   $\sqrt{d_{model} / 2}$. This can change how fast a model learns (`docs/positions.md` has
-#   controls).
+#   $\sqrt{d_{model} / 2}$. This difference can affect how fast a model learns (`docs/positions.md`
+#   describes control experiments).
 #
-# The same table from a longer run would look different. A sweep answers the question "which row is
-# better *with this budget*?", and that is the wrong question if the budget is too small. Always
-# look at the curves: if the loss still falls at the end, the ranking is one of learning speeds.
+# With longer runs, the table would look different. A sweep answers the question "Which row is
+# better *with this budget*?" If the budget is too small, that is the wrong question. Always look at
+# the curves: if the loss is still falling at the end, the sweep ranks the rows by how fast they
+# learn.
 #
 # ## Learned versus sinusoidal positions
 #
 # Row (E) is the paper's only test of its positional encoding. The authors "observe nearly identical
-# results to the base model" (4.92 and 4.92 perplexity). The positions study of this repository has
+# results to the base model" (4.92 and 4.92 perplexity). The positions study in this repository uses
 # three seeds on each of three texts. We compare the two schemes on test sentences *within* the
 # training length and on those *just beyond* it.
 
@@ -192,17 +194,17 @@ axes.set_title("left: learned is better; right: sinusoids are better", fontsize=
 plt.show()
 
 # %% [markdown]
-# An interval that contains 0 is inconclusive. Within the training length, the sign
-# depends on the text: sinusoids are better on both texts of numbers, and the learned table is
-# better on the captions of Multi30k. No scheme is better everywhere, which is compatible with the
-# paper's "nearly identical". Just beyond the training length, the learned table is not better on
-# any of the three texts. Notebook 2 shows the reason: its rows are not trained there.
+# An interval that contains 0 is inconclusive. Within the training length, the sign depends on the
+# text: sinusoids are better on both number texts, and the learned table is better on the Multi30k
+# captions. No scheme is always better, which is consistent with the paper's "nearly identical".
+# Just beyond the training length, the learned table is not better on any of the three texts.
+# Notebook 2 shows the reason: the table's rows for those positions are untrained.
 #
 # ## Compare your own runs
 #
-# `transformer_jax.compare` puts runs next to each other: it groups runs that differ only in their
-# seed, finds the fields in which the groups differ, and draws their metrics. We train four very
-# small models, two schemes with two seeds each, on the words of numbers with five digits.
+# `transformer_jax.compare` compares several runs: it groups runs that differ only in their seed,
+# finds the fields in which the groups differ, and plots their metrics. We train four very small
+# models (two position schemes with two seeds each) on five-digit numbers in words.
 
 # %%
 import random
@@ -266,21 +268,25 @@ comparison
 comparison.plot("dev/perplexity")
 
 # %% [markdown]
-# A line is the mean of two seeds, and its band extends from one to the other. After so few steps,
-# the curves show how fast the models begin to learn, and nothing else.
+# Each line is the mean of two seeds, and its band extends from one seed to the other. After so few
+# steps, the curves show only how fast the models begin to learn.
 #
 # ## A checklist for ablations
 #
-# 1. State the difference from the base config. If it has several fields, they cannot be separated.
-# 2. Keep what must be equal equal: data, steps, and, if the claim is about quality, parameters.
-# 3. Train several seeds of *every* row, the base included, and show them.
-# 4. Compute the smallest difference that the seeds do not explain *before* you read the ranking.
-# 5. Look at the curves: a ranking before convergence is a ranking of learning speeds.
-# 6. Compare differences with the paper, not scores: the texts and the vocabularies differ.
+# 1. State the difference from the base config. If several fields differ, you cannot separate their
+#    effects.
+# 2. Keep everything else equal: the data, the number of steps, and, if the claim is about quality,
+#    the number of parameters.
+# 3. Train several seeds of *every* row, including base, and show all of them.
+# 4. *Before* you look at the ranking, compute the smallest difference that the variation between
+#    seeds does not explain.
+# 5. Look at the curves: before convergence, a ranking shows only how fast the rows learn.
+# 6. Compare differences, not scores, with the paper, because the texts and the vocabularies differ.
 #
 # ## Exercises
 #
-# 1. How many seeds would reduce the threshold to a factor of 1.1?
-# 2. Read `table3-multi30k/runs.csv` instead, a sweep with three seeds on real captions. Which rows
+# 1. How many seeds do you need to reduce the threshold to a factor of 1.1?
+# 2. Instead, read `table3-multi30k/runs.csv`, which contains a sweep with three seeds on real
+#    captions. Which rows
 #    still contradict the paper?
 # 3. Define another row in a config file, and train it with `transformer-jax sweep`.

@@ -1,20 +1,21 @@
 # %% [markdown]
 # # 5. Restore and use
 #
-# A run is a folder. It contains the config, the vocabulary, and the checkpoints, and nothing in it
-# is executed when it is loaded. This notebook trains a run on several devices, restores it on
-# another number of devices, and uses it: first as a translator, and then as an object to study.
+# A run is a folder. It contains the config, the vocabulary, and the checkpoints. Loading a run does
+# not execute anything in the folder. This notebook trains a run on several devices and restores it
+# on a different number of devices. It then uses the run, first to translate and then as an object
+# of study.
 #
 # **What you learn**
 #
 # - how to restore a checkpoint in one line, on any device;
 # - how to translate, and how to get scores and alternatives;
-# - how to look at the parameters and at the attention of a run;
-# - how to edit a part of a trained model, here the positional encoding;
-# - how to probe an intermediate state: what does a vector of the encoder know?
+# - how to look at a run's parameters and attention weights;
+# - how to edit part of a trained model, such as the positional encoding;
+# - how to find out what information an encoder vector contains.
 
 # %%
-# Install the package if it is missing, as in Colab, with the versions that the tests use.
+# If the package is missing, as in Colab, install it with the versions that the tests use.
 # Otherwise, this cell does nothing.
 import importlib.util
 import subprocess
@@ -39,7 +40,7 @@ import numpy as np
 from num2words import num2words
 from rich.console import Console
 
-# Simulate four devices on the CPU. This must come before the first use of JAX.
+# Simulate four devices on the CPU. Set this option before the first use of JAX.
 jax.config.update("jax_num_cpu_devices", 4)
 
 import transformer_jax
@@ -55,14 +56,14 @@ print(len(jax.devices()), "devices")
 # %% [markdown]
 # ## Train on four devices
 #
-# The text is that of notebook 3: numbers of six digits in English and German words. The model has
-# one layer, so that it trains quickly. Training uses all devices: each one computes the gradient of
-# its share of the rows of a batch.
+# The text is the same as in notebook 3: six-digit numbers in English and German words. The model
+# has only one layer, so it trains quickly. Training uses all devices: each device computes the
+# gradient for its share of a batch's rows.
 
 
 # %%
 def draw_number(rng):
-    """Return a number such as 231,465, in which no word is missing."""
+    """Return a number such as 231,465 whose name contains every kind of word."""
     high, low = (
         100 * rng.randint(1, 9) + 10 * rng.randint(2, 9) + rng.randint(1, 9) for _ in range(2)
     )
@@ -114,9 +115,9 @@ print(num_checkpoints, "checkpoints")
 # %% [markdown]
 # ## Restore on one device
 #
-# `load` checks the checksums of the checkpoint, then its shapes, and then reads the arrays onto
-# JAX's default device. It does not matter on how many devices, or on which kind, the run was
-# trained. It works for a read-only copy as well.
+# `load` verifies the checkpoint's checksums, checks its shapes, and then reads the arrays onto
+# JAX's default device. The number and kind of devices that the run was trained on do not matter.
+# `load` also works with a read-only copy of a run.
 
 # %%
 run = transformer_jax.load("runs/numbers")
@@ -125,9 +126,9 @@ print(f"trained on {len(jax.devices())} devices, restored on {len(devices)}")
 run
 
 # %% [markdown]
-# In a notebook, a run displays its differences from the base model, its size, and its scores.
-# `load` can also average checkpoints, as the paper does for Table 2: "we used a single model
-# obtained by averaging the last 5 checkpoints" (section 6.1).
+# A notebook displays a run as a summary of its differences from the base model, its size, and its
+# scores. `load` can also average checkpoints, as the paper does for Table 2: "we used a single
+# model obtained by averaging the last 5 checkpoints" (section 6.1).
 
 # %%
 averaged = transformer_jax.load("runs/numbers", average_checkpoints=2)
@@ -135,8 +136,9 @@ print("steps:", averaged.steps)
 run.plot_curves("train/loss", "dev/perplexity")
 
 # %% [markdown]
-# For training on several devices, or for a model that does not fit on one, place the arrays
-# yourself. Here we copy the parameters to all four devices. The translations are the same.
+# To train on several devices, or to use a model that does not fit on one device, distribute the
+# arrays yourself. In this example, we copy the parameters to all four devices. The translations do
+# not change.
 
 # %%
 mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
@@ -151,7 +153,7 @@ print("the same translations on 1 and 4 devices:", on_one == on_four)
 # ## Translate
 #
 # `translate` accepts any number of lines and returns their translations in the same order. Keyword
-# arguments change the search: a larger beam, another length penalty.
+# arguments change the search, for example, to use a larger beam or a different length penalty.
 
 # %%
 for line, german in zip(lines[:3], run.translate(lines[:3])):
@@ -165,16 +167,16 @@ for line in (lines[0], "two hundred and thirty-one thousand"):
 
 # %% [markdown]
 # The score is the log-probability divided by the length penalty (section 6.1). For the first line,
-# the best translation is far better than the second best: the model is certain. The second line is
-# shorter than all training lines. The model cannot stop early, because it has never seen a short
-# line, and it invents the last three digits. The low scores, which are close to each other, reveal
-# that it guesses.
+# the best translation has a far higher score than the second best, so the model is certain. The
+# second line is shorter than all training lines. The model has never seen such a short line, so it
+# does not stop early but invents the last three digits. The scores are low and close to each other,
+# which shows that the model is guessing.
 #
 # ## Parameters
 #
-# `run.params` is a nested dictionary of arrays, named after figure 1. With treescope installed,
-# which Flax requires, `treescope.display(run.params)` shows it as a foldable tree with small
-# pictures of the arrays.
+# `run.params` is a nested dictionary of arrays, named after figure 1.
+# `treescope.display(run.params)` shows it as a foldable tree with small pictures of the arrays.
+# Flax installs treescope.
 
 # %%
 for path, array in jax.tree_util.tree_leaves_with_path(run.params):
@@ -182,8 +184,8 @@ for path, array in jax.tree_util.tree_leaves_with_path(run.params):
         print(f"{'.'.join(entry.key for entry in path):48} {array.shape}")
 
 # %% [markdown]
-# The embedding is a table of vectors, and similar vectors belong to tokens that the model treats
-# alike. We compare the English words for the digits with the German ones.
+# The embedding is a table of vectors. Tokens that the model treats alike have similar vectors. We
+# compare the English words for the digits with the German ones.
 
 # %%
 english = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -192,7 +194,7 @@ table = np.asarray(run.params["embedding"]["table"])
 
 
 def vectors_of(words):
-    """Return the mean embedding of the tokens of each word."""
+    """Return the mean embedding of each word's tokens."""
     tokens = [sequence[:-1] for sequence in run.vocabulary.source.encode(words)]  # without <EOS>
     rows = np.array([table[sequence].mean(axis=0) for sequence in tokens])
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -208,8 +210,9 @@ plt.show()
 
 # %% [markdown]
 # Source and target share one matrix (section 3.4), but nothing forces "two" and "zwei" to have
-# similar vectors: the encoder and the decoder can translate one into the other. A dark diagonal
-# would mean that the embedding has aligned the languages. In the stored output, there is none.
+# similar vectors, because the encoder and the decoder can translate one into the other. A dark
+# diagonal would mean that the embedding aligns the languages. The stored output does not have a
+# dark diagonal.
 #
 # ## Attention
 
@@ -225,10 +228,10 @@ draw_attention(attention.maps, Selection(kind="cross", view="alignment"))
 #
 # ## Edit the positional encoding
 #
-# What does the trained model do with its positions? We answer such questions by changing one thing
-# and measuring the loss. The positional encoding is a module with one method, `encode`, and the
-# model receives its class. A subclass therefore edits the encoding in two lines, and the trained
-# parameters stay as they are.
+# How does the trained model use positions? To answer such questions, we change one thing and
+# measure the loss. The positional encoding is a module with a single method, `encode`, and its
+# class is an argument of the model. A subclass can therefore change the encoding in two lines of
+# code, without changing the trained parameters.
 
 # %%
 from transformer_jax.model.build import choose_components
@@ -252,7 +255,7 @@ source, target = pad(tokens["en"]), pad(tokens["de"])
 
 
 def loss_with(encode):
-    """Return the loss of the run on the test set with another function of the positions."""
+    """Return the run's loss on the test set with a different positional encoding."""
 
     class Edited(AddPositions):
         def encode(self, positions):
@@ -287,20 +290,23 @@ plt.show()
 
 # %% [markdown]
 # - *Shifted*: all positions move by the same offset, in both languages. If the model used only
-#   relative positions, the loss would not change. It grows a little for 1 and much for 5, so the
-#   model also relies on absolute positions. This is natural, because all lines have the same
-#   structure.
-# - *Half as large*: the vectors keep their direction, but count less next to the embeddings.
-# - *Reversed* and *no positions* show the value of word order: without positions, the model knows
-#   which words occur, but not which digit is where. Wrong positions are worse than none.
+#   relative positions, the loss would not change. It grows slightly for an offset of 1 and
+#   considerably for an offset of 5, so the model also relies on absolute positions. This result is
+#   not surprising, because all lines have the same structure.
+# - *Half as large*: the vectors keep their direction but have less influence relative to the
+#   embeddings.
+# - *Reversed* and *no positions* show the value of word order: without positions, the model can
+#   determine which words occur but not where each digit is. Wrong positions are worse than no
+#   positions.
 #
 # ## Probe an intermediate state
 #
-# The vector of the encoder at the word "thirty" starts as the embedding of "thirty" plus its
-# position. After the layer, it may also know about its neighbors. A *probe* tests this: a linear
-# classifier that reads the vector at one position and predicts a property of the sentence. We
-# predict the last digit of the number, from every position, before and after the encoder layer.
-# Half of the test set fits the probe, and the other half scores it.
+# The encoder's vector for the word "thirty" starts as the embedding of "thirty" plus a positional
+# encoding. After the encoder layer, the vector may also contain information about neighboring
+# words. A *probe* tests for this: it is a linear classifier that reads the vector at one position
+# and predicts a property of the sentence. We predict the last digit of the number from every
+# position, before and after the encoder layer. We fit the probe to half of the test set and score
+# it on the other half.
 
 # %%
 lengths = np.array([len(sequence) for sequence in tokens["en"]])
@@ -350,22 +356,22 @@ axes.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# *Before the layer*, only the position of the last digit itself can know it (the token before the
-# end token). The probe is at chance everywhere else. *After the layer*, other positions know it
-# too: attention has carried the information there. In the stored output, both hyphens know the last
-# digit exactly. A hyphen is the same token in every line, so its vector has room for other
-# information, such as the digit that German needs before the tens. The decoder reads it there: in
-# the alignment above, the row of the last digit is dark at both hyphens, and not only at the digit
-# itself. (The labels below the axis are the tokens of the first sentence. The other sentences have
-# other digits at the same places.)
+# *Before the layer*, only the position of the last digit itself (the token before the end token)
+# contains this information. At all other positions, the probe's accuracy is at chance level. *After
+# the layer*, other positions also contain it, because attention has moved it there. In the stored
+# output, the probe predicts the last digit perfectly from both hyphens. A hyphen is the same token
+# in every line, so its vector has room for other information, such as the digit that German puts
+# before the tens. The decoder reads the digit there: in the alignment above, the row of the last
+# digit is dark at both hyphens, not only at the digit itself. (The labels below the axis are the
+# tokens of the first sentence. The other sentences have different digits at the same positions.)
 #
-# A probe shows that information is *present*, not that the model uses it. To show use, edit it, as
-# above.
+# A probe shows that information is *present*, not that the model uses it. To show that the model
+# uses it, change the information and measure the effect, as above.
 #
 # ## Exercises
 #
-# 1. Probe the *first* digit instead. Which positions know it?
-# 2. Edit only the positions of the encoder, not of the decoder. (`add_positions` is one class for
-#    both. Look at how `Transformer.setup` uses it.)
+# 1. Probe for the *first* digit instead. Which positions contain it?
+# 2. Edit only the positions of the encoder, not of the decoder. (`add_positions` is the same class
+#    for both. Look at how `Transformer.setup` uses it.)
 # 3. Load the run with `average_checkpoints=4`. Is the loss on the test set lower?
 # 4. Copy the folder `runs/numbers` to another machine, and load it there.

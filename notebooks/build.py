@@ -4,7 +4,7 @@
     python notebooks/build.py 1_the_model
 
 The scripts are the source: edit them, not the notebooks. Arguments select scripts by name. The
-packages are those of the dependency group `notebooks`.
+dependency group `notebooks` lists the required packages.
 """
 
 import sys
@@ -23,7 +23,7 @@ METADATA = {
 
 
 def convert(script: Path) -> nbformat.NotebookNode:
-    """Return the notebook of a percent script, without outputs."""
+    """Convert a percent script to a notebook without outputs."""
     notebook = jupytext.read(script, fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
         # By default, the identifiers are random, so every build would change every cell.
@@ -44,11 +44,11 @@ def execute(notebook: nbformat.NotebookNode) -> None:
         notebook,
         timeout=TIMEOUT,
         resources={"metadata": {"path": str(FOLDER)}},
-        # Store neither when a cell ran nor how its output was split into messages.
+        # Do not store when a cell ran or how its output was split into messages.
         record_timing=False,
         coalesce_streams=True,
     ).execute()
-    # The kernel adds its version.
+    # The kernel adds its version, so restore the original metadata.
     notebook.metadata = METADATA
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
@@ -57,7 +57,7 @@ def execute(notebook: nbformat.NotebookNode) -> None:
 
 
 def main(names: list[str]) -> None:
-    """Build the notebooks with these names, or all."""
+    """Build the notebooks with these names, or all notebooks."""
     for script in sorted(FOLDER.glob("[0-9]_*.py")):
         if not names or script.stem in names:
             notebook = convert(script)
