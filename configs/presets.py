@@ -5,8 +5,8 @@
 
 The `t2t` rows describe Tensor2Tensor, the authors' code, at the time of the paper and with its
 later defaults. The last row describes Flax's WMT example. Every row uses the data of `base`. In
-these recipes, label smoothing excludes the true token, but all rows here include it. The comment on
-each row lists the features of the recipe that this package does not support.
+these recipes, label smoothing excludes the true token, but all rows here include it. The comment
+above each row lists the features of the recipe that this package does not support.
 """
 
 from configs.base import CONFIG as PAPER

@@ -2,9 +2,10 @@
 
     transformer-jax sweep table3_multi30k --seeds 3
 
-The text is the same as in configs/multi30k.py, and $TRANSFORMER_JAX_DATA must name its folder. The
-model has a quarter of the paper's width and a third of its depth, and training makes seven passes
-over the text. The peak learning rate is the best one in configs/learning_rate.py.
+The text is the same as in configs/multi30k.py, and $TRANSFORMER_JAX_DATA must contain the path of
+its folder. The model has a quarter of the paper's width and a third of its depth, and training
+makes seven passes over the text. The peak learning rate is the best one in
+configs/learning_rate.py.
 
 Differs from the paper: the size of the model, the text, and the learning rate. Search uses the
 paper's settings: a beam size of 4, alpha 0.6, and no checkpoint averaging, as in Table 3.

@@ -19,6 +19,7 @@ DATA = {"dataset": "wmt14_translate/fr-en", "languages": ("en", "fr"), "vocab_si
 
 SWEEP = {
     "base": BASE.change(data=DATA),
-    # In section 6.1, the big model for English to French uses a dropout rate of 0.1 instead of 0.3.
+    # According to section 6.1, the big model for English to French uses a dropout rate of 0.1
+    # instead of 0.3.
     "big": BIG.change(model={"dropout": 0.1}, data=DATA),
 }

@@ -1,12 +1,11 @@
-"""Translate the test set of a run with the run and with its exports to CTranslate2, and compare.
+"""Translate a run's test set with the run and with its exports to CTranslate2, and compare.
 
     python -m experiments.parity RUN FOLDER [FOLDER ...]
 
-The first folder is an export in float32. Both programs use the same beam size and the length
-penalty length^0.6. Each program has its own rule for the end of a search, so each can find a better
+The first folder must contain a float32 export. Both programs use the same beam size and the length
+penalty length^0.6. The programs end a search by different rules, so either one can find a better
 translation than the other. CTranslate2 ends a search after beam_size x patience finished
-hypotheses. The scores of different translations are those of the first folder, so they are
-comparable.
+hypotheses. To make the scores comparable, the model in the first folder scores all translations.
 """
 
 import sys
@@ -26,17 +25,17 @@ SEARCHES = ((1, 1), (4, 1), (4, 2))
 
 
 class Counts(NamedTuple):
-    """How many translations of two programs are equal, and which of the others score higher."""
+    """The number of equal translations, and the number of times that each program scores higher."""
 
     equal: int
     ours_higher: int
     theirs_higher: int
     tied: int
-    """Different translations with equal scores."""
+    """The number of different translations with equal scores."""
 
 
 class Folder:
-    """An export to CTranslate2."""
+    """A model exported to CTranslate2."""
 
     def __init__(self, path: Path) -> None:
         self.source, self.target = (
@@ -65,7 +64,7 @@ class Folder:
 
 
 def compare(run: Run, exact: Folder, folder: Folder, beam_size: int, patience: float) -> Counts:
-    """Compare the translations of the test set; print the ones that differ with their scores."""
+    """Compare the translations of the test set; print those that differ and their scores."""
     lines = [source for source, _ in CORPORA[run.config.data.corpus](run.config.data).read("test")]
     options = {"length_penalty": "power", "length_penalty_alpha": ALPHA}
     ours = run.translate(lines, beam_size=beam_size, **options)
@@ -82,7 +81,7 @@ def compare(run: Run, exact: Folder, folder: Folder, beam_size: int, patience: f
 
 
 def main() -> None:
-    """Print a row of a Markdown table for each folder and search."""
+    """Print one row of a Markdown table for each folder and search."""
     run = load(sys.argv[1], average_checkpoints=1)
     paths = [Path(path) for path in sys.argv[2:]]
     folders = [Folder(path) for path in paths]

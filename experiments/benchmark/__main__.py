@@ -1,6 +1,6 @@
 """Compare this project's speed with that of other libraries and with earlier results.
 
-Each command documents its options with --help:
+Each command describes its options with --help:
 
     python -m experiments.benchmark {train,decode,input,scaling,gpu,compare} --help
 """
@@ -47,7 +47,7 @@ class MeasureCommand:
 
     @property
     def settings(self) -> benchmarks.Settings:
-        """The settings from the command-line options."""
+        """Return the settings that the command-line options specify."""
         for name in ("rounds", "steps"):
             if (value := getattr(self, name)) < 1:
                 raise UsageError(f"--{name} must be positive, got {value}")

@@ -1,7 +1,7 @@
 """Benchmarks of this project's training step and search, using the same code that users run.
 
-External benchmarks call `train_step` and `decode`. This project's benchmark calls the functions
-defined after these two.
+External benchmarks call `train_step` and `decode`. This project's own benchmark calls the functions
+that are defined below those two.
 """
 
 import contextlib
@@ -142,8 +142,8 @@ def suppress_eos(params: Params, layers: int) -> Params:
     """Return a copy of the parameters, changed so that no translation ends early.
 
     If all scales of a layer normalization are 1, the elements of its output add up to the sum of
-    its biases. With biases of 1 and an end-token embedding whose elements are all -100, the logit
-    of the end token is therefore always -100 d_model.
+    the layer normalization's biases. With biases of 1 and an end-token embedding whose elements are
+    all -100, the logit of the end token is therefore always -100 d_model.
     """
     changed: Any = jax.tree.map(jnp.asarray, params)
     table = changed["embedding"]["table"]
@@ -213,7 +213,7 @@ def train(task: Mapping[str, Any]) -> Workload:
 
 
 class NumberVocabulary:
-    """A vocabulary whose words are token numbers, for sources that are not text."""
+    """A vocabulary whose words are token IDs, for sources that are not text."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -234,8 +234,8 @@ def translate(task: Mapping[str, Any]) -> Workload:
     """Translate all sentences in the same way as `transformer-jax translate`.
 
     Args:
-        task: sizes, sources (lists of tokens with end tokens), beam_size, and extra (how many
-            tokens longer a translation is than its source).
+        task: sizes; sources (lists of tokens with end tokens); beam_size; and extra (the number of
+            tokens by which a translation is longer than its source).
     """
     enable_compilation_cache()
     sizes = task["sizes"]
@@ -269,7 +269,7 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     prepared = prepare(config.data)
     sizes = prepared.vocabulary.sizes
     batches = prepared.batches(config.data.batch_tokens, config.train.seed)
-    # Measure the peak FLOP/s only once.
+    # Measure the peak FLOP/s only once, because the measurement takes time.
     about = describe_device(
         config.model.dtype, shapes=len(batches.buckets), density=batches.density
     )

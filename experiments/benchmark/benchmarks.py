@@ -65,7 +65,7 @@ def isolated_cache(settings: Settings) -> Iterator[tuple[Settings, Path]]:
     """Yield settings with an empty compilation cache, and the cache's temporary folder."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         cache = {
-            # These are the settings of `transformer_jax.cache`, but with an empty folder.
+            # Use the same settings as `transformer_jax.cache`, but with an empty folder.
             "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs",
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }

@@ -19,7 +19,7 @@ HEAD = ("part", "worker", "measure", "before", "after", "after / before", "middl
 def all_ratios(before: Sequence[float], after: Sequence[float]) -> Quartiles:
     """Return the median and quartiles of the ratios of all pairs of values.
 
-    The rounds of two results are not paired, so all combinations count equally.
+    The rounds of the two results are not paired, so all combinations have equal weight.
     """
     return quartiles([a / b for a, b in itertools.product(after, before)])
 

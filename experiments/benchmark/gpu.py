@@ -22,7 +22,7 @@ from experiments.benchmark.workloads import (
 from transformer_jax.config import Config
 from transformer_jax.errors import UsageError
 
-# Workers share one device, so each may use only a part of its memory.
+# Workers share one device, so each worker may use only part of its memory.
 SHARE = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}
 # The minimum time that a benchmark needs, in seconds.
 LEAST = 45.0
@@ -30,7 +30,7 @@ LEAST = 45.0
 
 @dataclass(frozen=True)
 class Amount:
-    """How much work the benchmarks do."""
+    """The amount of work that the benchmarks do."""
 
     base: Sizes
     big: Sizes
@@ -129,7 +129,7 @@ def gpu(
             work=work,
         )
 
-    # The number is the share of the remaining time that the benchmark may take.
+    # The number is the fraction of the remaining time that the benchmark may take.
     plan: dict[str, tuple[float, Callable[[str, Settings], Benchmark]]] = {
         "train base": (0.38, training(amount.base)),
         "train big": (0.55, training(amount.big)),

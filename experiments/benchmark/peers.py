@@ -1,7 +1,8 @@
 """Benchmarks of other libraries: PyTorch, Hugging Face Transformers, and CTranslate2.
 
 Each library runs in a separate process, possibly in an environment without JAX, and gets the same
-task as the corresponding function in `adapter`. A library that cannot be imported is skipped.
+task as the corresponding function in `adapter`. If a library cannot be imported, its benchmark is
+skipped.
 """
 
 import importlib
@@ -155,7 +156,7 @@ def train(task: Mapping[str, Any]) -> Workload:
 
 
 def marian(sizes: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return Hugging Face's library and its Marian model of these sizes, with random weights."""
+    """Return Hugging Face's library and a Marian model of the given sizes with random weights."""
     library: Any = importlib.import_module("transformers")
     # CTranslate2's converter requires the padding token to be both the last token of the vocabulary
     # and the first token of each translation.
@@ -240,7 +241,7 @@ def generate(task: Mapping[str, Any]) -> Workload:
 
 
 def ctranslate2(task: Mapping[str, Any]) -> Workload:
-    """Translate all sentences with CTranslate2 and the model of `marian`.
+    """Translate all sentences with CTranslate2, using the model that `marian` returns.
 
     Args:
         task: the same as for `adapter.translate`.

@@ -34,11 +34,11 @@ class Measurement:
     """The measurement of one worker."""
 
     first_seconds: float
-    """Duration of the first call, including compilation."""
+    """The duration of the first call, including compilation."""
     facts: dict[str, Any]
     """Library, device, number of parameters, and other facts."""
     samples: list[Sample]
-    """One sample per round."""
+    """The samples, one per round."""
     second_start_seconds: float | None = None
     """Duration of the first call in a second process, with a warm compilation cache."""
 
@@ -100,7 +100,7 @@ class Results:
     machine: dict[str, Any]
     versions: dict[str, str]
     commit: str | None
-    """Commit of this project, with "+" appended if files differ from it."""
+    """This project's commit, followed by "+" if there are uncommitted changes."""
     date: str
     skipped: list[str] = field(default_factory=list)
     """Benchmarks that were skipped for lack of time."""
@@ -232,8 +232,8 @@ def summarize(
         for key, worker in rounds.workers.items()
         if worker.process.samples
     }
-    # Only the JAX worker measures the peak FLOP/s. Its value applies to all workers, which use the
-    # same device.
+    # Only the JAX worker measures the peak FLOP/s. The value applies to all workers, because they
+    # use the same device.
     peaks = [one.facts["peak_flops"] for one in measurements.values() if "peak_flops" in one.facts]
     for one in measurements.values():
         if flops and peaks:

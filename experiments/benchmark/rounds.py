@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 
 from experiments.benchmark.worker import PACKAGE, Sample, Startup
 
-# How many seconds a run may continue past the deadline.
+# The number of seconds that a run may continue past the deadline.
 GRACE = 20.0
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +53,7 @@ class WorkerProcess:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **spec.environment}
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         try:
-            # The user chooses the Python interpreter that runs this package.
+            # The command is safe, because the user chooses the Python interpreter.
             self._process = subprocess.Popen(  # noqa: S603
                 [spec.python, "-m", f"{PACKAGE}.worker"],
                 stdin=subprocess.PIPE,

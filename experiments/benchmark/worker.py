@@ -1,9 +1,9 @@
 """A worker process that prepares one workload and runs it on demand.
 
 The worker reads its task as one line of JSON from standard input and writes one line to standard
-output when it is ready. After that, each input line contains a number of steps to run, and each
-output line contains their `Sample`. This module imports only the standard library, because a worker
-may run in a different environment.
+output when it is ready. After that, each input line specifies the number of steps to run, and each
+output line contains the resulting `Sample`. This module imports only the standard library, because
+a worker may run in a different environment.
 """
 
 import importlib
@@ -25,7 +25,7 @@ class RunResult:
     """The result of running some steps."""
 
     units: float
-    """Number of target tokens or sentences."""
+    """The number of target tokens or sentences."""
     value: float
     """A value to check the work: the loss, or the mean length of the translations."""
 
@@ -35,13 +35,13 @@ class Workload:
     """Work that is ready to run."""
 
     run: Callable[[int], RunResult]
-    """Runs the given number of steps and waits for them."""
+    """A function that runs the given number of steps and waits for them."""
     cycle: int = 1
-    """Number of steps that cover every batch shape once. The first call runs these steps."""
+    """The number of steps that cover every batch shape once. The first call runs these steps."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Facts to report along with the times. The worker reads them after the first call."""
     peak_bytes: Callable[[], int] = lambda: resident_bytes()
-    """Returns the peak memory so far."""
+    """A function that returns the peak memory so far."""
 
 
 @dataclass(frozen=True)

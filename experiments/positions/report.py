@@ -1,4 +1,4 @@
-"""Render the scores of the study as a figure and as tables."""
+"""Render the study's scores as a figure and tables."""
 
 import csv
 import io

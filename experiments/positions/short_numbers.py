@@ -5,7 +5,7 @@
 
 This sweep is like number_words, except that each number has one to six digits. Training therefore
 includes some lines of up to eight numbers that fit in L = 30 tokens. Most longer lines differ from
-the training lines in length, but not in how many numbers they contain.
+the training lines in length, but not in the number of numbers.
 """
 
 from experiments.positions.number_words import SWEEP as NUMBER_WORDS
