@@ -1,10 +1,11 @@
-"""Test that the tiny model learns the demo's task: to translate English number words to German."""
+"""Test that small models learn: to translate number words, as in the demo, and to parse."""
 
 import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from treebank import write_treebank
 
 from transformer_jax.config.loading import load_config
 from transformer_jax.inference.evaluate import evaluate
@@ -40,3 +41,30 @@ def test_the_demo_gets_98_percent_right_with_other_seeds(tmp_path: Path, seed: i
     quiet = Console(quiet=True)
     run_training(create_run(config, tmp_path / "run", quiet), quiet)
     assert evaluate(load(tmp_path / "run"), "test", {}).result["exact"] >= 0.98
+
+
+@pytest.mark.slow
+def test_a_small_model_learns_to_parse(tmp_path: Path) -> None:
+    config = load_config("parsing_small").change(
+        model={"num_layers": 1, "d_model": 32, "d_ff": 64, "num_heads": 2, "d_k": 16, "d_v": 16},
+        data={
+            "folder": str(write_treebank(tmp_path / "treebank", train=120)),
+            "source_vocab_size": 60,
+            "max_length": 32,
+            "batch_tokens": 512,
+        },
+        train={
+            "steps": 300,
+            "warmup_steps": 100,
+            "learning_rate_scale": 0.3,
+            "checkpoint_every": 300,
+            "bleu_every": 1,
+        },
+        decode={"average_checkpoints": 1, "max_extra_length": 32},
+    )
+    quiet = Console(quiet=True)
+    run_training(create_run(config, tmp_path / "run", quiet), quiet)
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["f1"] == 100
+    task = evaluate(load(tmp_path / "run"), "test", {}).result["task"]
+    assert (task["f1"], task["repaired"]) == (100, 0)

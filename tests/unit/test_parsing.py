@@ -53,7 +53,7 @@ def test_the_description_has_all_scores() -> None:
     lines = "\n".join(describe_parses(score(REFERENCE, "(S")))
     assert "precision 100.00, recall 62.50" in lines
     assert "right-branching" in lines
-    assert "up to 40 words" in lines
+    assert "short: at most 40 words" in lines
     assert "repaired    1 of 2 trees" in lines
 
 

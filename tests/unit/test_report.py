@@ -248,3 +248,16 @@ def test_the_command_prints_the_table_and_its_folder(
     assert f"Reported by: transformer-jax report {dev_sweep.path}" in out
     # The report omits columns that have no values, such as test BLEU.
     assert "compound-split" not in read_csv(dev_sweep.path / "report" / "table.csv")[0]
+
+
+def test_the_score_of_a_task_has_a_column_and_a_note(tmp_path: Path) -> None:
+    sweep = make_finished_sweep(tmp_path / "s", rows=["base"])
+    for run in sweep.runs:
+        for path in run.path.glob("evaluations/test-*/scores.json"):
+            task = {"name": "parsing", "main_score": "f1", "f1": 80.0 + run.seed}
+            path.write_text(json.dumps({**json.loads(path.read_text()), "task": task}))
+    results = collect(sweep)
+    table = make_table(results, SCORES)
+    assert table[0][-1] == "test task"
+    assert table[1][-1] == "81.0 ± 1.0"
+    assert any(note.startswith("test task: the main score") for note in list_footnotes(results))

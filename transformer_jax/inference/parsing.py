@@ -40,14 +40,14 @@ def score_parses(
 
 def describe_parses(values: dict[str, Any]) -> list[str]:
     """Return the lines that `evaluate` prints."""
-    short = f"up to {CUTOFF_LENGTH} words"
     baseline = values["right_branching"]
     return [
         f"F1          {_describe(values)}",
-        f"            {_describe(values['short'])}, {short}",
-        f"            {_describe(baseline)}, right-branching trees",
-        f"            {_describe(baseline['short'])}, right-branching trees, {short}",
+        f"  short     {_describe(values['short'])}",
+        f"baseline    {_describe(baseline)}",
+        f"  short     {_describe(baseline['short'])}",
         f"repaired    {values['repaired']:,} of {values['sentences']:,} trees",
+        f"short: at most {CUTOFF_LENGTH} words; baseline: right-branching trees",
     ]
 
 
@@ -72,5 +72,5 @@ def _to_dict(scores: BracketScores) -> dict[str, Any]:
 def _describe(scores: dict[str, Any]) -> str:
     return (
         f"{scores['f1']:.2f}  precision {scores['precision']:.2f}, recall {scores['recall']:.2f}, "
-        f"complete match {scores['complete_match']:.2f}%, {scores['sentences']:,} sentences"
+        f"complete match {scores['complete_match']:.2f}% of {scores['sentences']:,}"
     )
