@@ -145,6 +145,8 @@ def configs(draw: st.DrawFn) -> Config:
     data["num_pairs"] = min(data["num_pairs"], max_pairs)
     if data["corpus"] != "text":
         data |= dict.fromkeys(("train", "dev", "test"))
+    if data["source_vocab_size"] is None:
+        data["target_tokens"] = "subwords"
     return Config(
         ModelConfig(**model), DataConfig(**data), TrainConfig(**train), DecodeConfig(**decode)
     )

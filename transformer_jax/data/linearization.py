@@ -56,37 +56,44 @@ def parse_linearized(line: str, num_words: int) -> Parse:
        are added at the end of the outermost bracket.
     4. At the end, all open brackets are closed.
     """
-    tags, slots, open_slots = list[str](), list[Bracket | None](), list[tuple[int, str, int]]()
+    tags, slots, open_slots = list[str](), list[Bracket | None](), list[_OpenBracket]()
     is_repaired = False
     for symbol in line.split():
-        if symbol.startswith("(") and len(symbol) > 1:
-            open_slots.append((len(slots), symbol[1:], len(tags)))
+        if symbol.startswith("(") and symbol != "(":
+            open_slots.append(_OpenBracket(len(slots), symbol[1:], len(tags)))
             slots.append(None)
         elif symbol.startswith(")"):
-            is_repaired |= not open_slots or open_slots[-1][1] != symbol[1:]
-            if any(label == symbol[1:] for _, label, _ in open_slots):
-                while _close(slots, open_slots.pop(), len(tags)) != symbol[1:]:
-                    pass
+            is_repaired |= not open_slots or open_slots[-1].label != symbol[1:]
+            if any(bracket.label == symbol[1:] for bracket in open_slots):
+                while open_slots[-1].label != symbol[1:]:
+                    open_slots.pop().close(slots, len(tags))
+                open_slots.pop().close(slots, len(tags))
         elif len(tags) < num_words:
             tags.append(symbol)
         else:
             is_repaired = True
-    is_repaired |= bool(open_slots) or len(tags) < num_words
-    num_tags = len(tags)
+    num_tags, is_incomplete = len(tags), bool(open_slots)
     tags += [NORMALIZED_TAG] * (num_words - num_tags)
-    for slot in reversed(open_slots):
-        # Missing words belong to the outermost bracket.
-        _close(slots, slot, num_words if slot is open_slots[0] else num_tags)
+    while open_slots:
+        bracket = open_slots.pop()
+        # Words without symbols belong to the outermost bracket.
+        bracket.close(slots, num_tags if open_slots else num_words)
     brackets = [bracket for bracket in slots if bracket is not None]
-    is_repaired |= len(brackets) < len(slots)
-    if brackets and not open_slots and brackets[0].end == num_tags:
+    if brackets and not is_incomplete and brackets[0].end == num_tags:
         brackets[0] = brackets[0]._replace(end=num_words)
+    is_repaired |= is_incomplete or num_tags < num_words or len(brackets) < len(slots)
     return Parse(tuple(tags), tuple(brackets), is_repaired)
 
 
-def _close(slots: list[Bracket | None], open_slot: tuple[int, str, int], end: int) -> str:
-    """Store a bracket that ends at a position, unless it has no words; return its label."""
-    index, label, start = open_slot
-    if start < end:
-        slots[index] = Bracket(label, start, end)
-    return label
+class _OpenBracket(NamedTuple):
+    """A bracket that is not closed yet."""
+
+    index: int
+    """The position among all brackets, in the order in which they open."""
+    label: str
+    start: int
+
+    def close(self, slots: list[Bracket | None], end: int) -> None:
+        """Store the bracket in its slot, unless it has no words."""
+        if self.start < end:
+            slots[self.index] = Bracket(self.label, self.start, end)
