@@ -19,4 +19,5 @@ SWEEP = {
     "relative": Row(BASE.change(model={"positions": "relative"})),
     "rotary": Row(BASE.change(model={"positions": "rotary"})),
     "alibi": Row(BASE.change(model={"positions": "alibi"})),
+    "t5": Row(BASE.change(model={"positions": "t5"})),
 }

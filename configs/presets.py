@@ -5,8 +5,8 @@
 
 The `t2t` rows describe Tensor2Tensor, the authors' code, at the time of the paper and with its
 later defaults. The last row describes Flax's WMT example. Every row uses the data of `base`. In
-these recipes, label smoothing excludes the true token, but all rows here include it. The comment
-above each row lists the features of the recipe that this package does not support.
+these recipes, label smoothing excludes the true token. The comment above each row lists the
+features of the recipe that this package does not support.
 """
 
 from configs.base import CONFIG as PAPER
@@ -18,6 +18,7 @@ from configs.base import CONFIG as PAPER
 T2T_2017 = PAPER.change(
     model={"positions": "concatenated_sinusoidal", "attention_bias": True},
     data={"batch_tokens": 8 * 4096},
+    train={"label_smoothing_over": "other_tokens"},
 )
 # transformer_base_v1 has no biases and allows translations up to 100 tokens longer than the source.
 # Not supported in v1, v2, and v3: the features listed for the 2017 row, except the joint
@@ -46,7 +47,11 @@ FLAX_WMT = PAPER.change(
     },
     data={"vocab_size": 32_000, "batch_tokens": 8 * 32 * 256},
     # The learning rate peaks at 0.002 instead of the paper's 1 / sqrt(d_model warmup_steps).
-    train={"warmup_steps": 1000, "learning_rate_scale": 0.002 * (1024 * 1000) ** 0.5},
+    train={
+        "warmup_steps": 1000,
+        "learning_rate_scale": 0.002 * (1024 * 1000) ** 0.5,
+        "label_smoothing_over": "other_tokens",
+    },
 )
 
 SWEEP = {

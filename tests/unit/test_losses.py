@@ -11,7 +11,7 @@ from lowering import lower_for
 from numpy.typing import ArrayLike
 from oracles import Floats, examples, floats, normal, softmax
 
-from transformer_jax.model.losses import Loss, cross_entropy
+from transformer_jax.model.losses import Loss, cross_entropy, smoothing_over_other_tokens
 from transformer_jax.model.target_platform import tracing_for
 
 SMOOTHING = st.sampled_from([0.0, 0.1, 0.2, 0.9])
@@ -143,3 +143,19 @@ def test_loss_of_bfloat16_logits_is_computed_in_float32() -> None:
 def test_very_confident_predictions_have_a_finite_loss() -> None:
     logits = 1e4 * normal(0, 2, 5, VOCABULARY)
     assert np.all(np.isfinite(sums(cross_entropy(logits, draw_tokens(1, 2, 5), 0.1))))
+
+
+@given(seed=SEED, smoothing=st.sampled_from([0.0, 0.1, 0.2]))
+@examples(10)
+def test_smoothing_over_other_tokens_excludes_the_true_token(seed: int, smoothing: float) -> None:
+    logits, target = 3 * normal(seed, 2, 5, VOCABULARY), draw_tokens(seed, 2, 5)
+    expected = 0.0
+    for index in np.ndindex(target.shape):
+        if (true := int(target[index])) != 0:
+            q = np.full(VOCABULARY, smoothing / (VOCABULARY - 1))
+            q[true] = 1 - smoothing
+            expected -= float(q @ np.log(softmax(floats(logits)[index])))
+    changed = smoothing_over_other_tokens(smoothing, VOCABULARY)
+    loss = cross_entropy(logits, target, changed)
+    assert float(loss.smoothed) == pytest.approx(expected, rel=1e-5)
+    assert smoothing == 0 or changed > smoothing

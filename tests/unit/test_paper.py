@@ -88,7 +88,8 @@ def closed_form(config: ModelConfig) -> int:
     relative_positions = (
         2 * config.max_relative_position + 1 if config.positions == "relative" else 0
     )
-    self_attention = attention + relative_positions * (d_k + d_v)
+    buckets = config.position_buckets if config.positions == "t5" else 0
+    self_attention = attention + relative_positions * (d_k + d_v) + buckets * heads
     feed_forward = d * ff + ff + ff * d + d
     norm = 2 * d
     encoder = self_attention + feed_forward + 2 * norm
@@ -191,6 +192,8 @@ def test_every_variant_has_as_many_parameters_as_its_equations() -> None:
         # The extra parameters are 12 self-attentions x 33 relative positions x width 128.
         ({"positions": "relative"}, 0.05),
         ({"positions": "relative", "max_relative_position": 4}, 0.01),
+        # The extra parameters are 12 self-attentions x 32 buckets x 8 heads.
+        ({"positions": "t5"}, 0.003),
         ({"positions": "rotary"}, 0),
         ({"positions": "alibi"}, 0),
         ({"positions": "concatenated_sinusoidal"}, 0),

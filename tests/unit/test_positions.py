@@ -217,7 +217,7 @@ def test_only_learned_positions_have_tables(scheme: Any) -> None:
     assert not {"source_positions", "target_positions"} & set(params)
 
 
-@pytest.mark.parametrize("scheme", ["none", "alibi", "rotary", "relative"])
+@pytest.mark.parametrize("scheme", ["none", "alibi", "rotary", "relative", "t5"])
 def test_schemes_without_an_encoding_add_nothing_to_embeddings(scheme: Any) -> None:
     model = POSITION_SCHEMES[scheme][0](SMALL, 9)
     x = normal(0, 2, 3, 16)

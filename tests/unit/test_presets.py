@@ -12,14 +12,19 @@ PRESETS = load_rows("presets")
 SINUSOIDS = {"positions": "concatenated_sinusoidal"}
 PRE_NORM = {"layer_norm": "pre", "attention_dropout": 0.1, "activation_dropout": 0.1}
 TOKENS = {"batch_tokens": 32_768}
-LATER = {"learning_rate_scale": 2.0, "warmup_steps": 8000}
+OTHERS = {"label_smoothing_over": "other_tokens"}
+LATER = OTHERS | {"learning_rate_scale": 2.0, "warmup_steps": 8000}
 LONGER = {"max_extra_length": 100}
 BIG = {"d_model": 1024, "d_ff": 4096, "num_heads": 16}
 
 EXPECTED: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {},
-    "t2t_2017": {"model": SINUSOIDS | {"attention_bias": True}, "data": TOKENS},
-    "t2t_v1": {"model": SINUSOIDS, "data": TOKENS, "decode": LONGER},
+    "t2t_2017": {
+        "model": SINUSOIDS | {"attention_bias": True},
+        "data": TOKENS,
+        "train": OTHERS,
+    },
+    "t2t_v1": {"model": SINUSOIDS, "data": TOKENS, "train": OTHERS, "decode": LONGER},
     "t2t_v2": {"model": SINUSOIDS | PRE_NORM, "data": TOKENS, "train": LATER, "decode": LONGER},
     "t2t_v3": {
         "model": SINUSOIDS | PRE_NORM,
@@ -30,7 +35,8 @@ EXPECTED: dict[str, dict[str, dict[str, Any]]] = {
     "flax_wmt": {
         "model": SINUSOIDS | PRE_NORM | BIG | {"dtype": "bfloat16"},
         "data": {"vocab_size": 32_000, "batch_tokens": 65_536},
-        "train": {"warmup_steps": 1000, "learning_rate_scale": pytest.approx(2.0239, rel=1e-4)},
+        "train": OTHERS
+        | {"warmup_steps": 1000, "learning_rate_scale": pytest.approx(2.0239, rel=1e-4)},
     },
 }
 

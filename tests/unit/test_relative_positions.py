@@ -25,12 +25,17 @@ from oracles import (
 )
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.attention import Positions
-from transformer_jax.model.build import POSITION_SCHEMES
-from transformer_jax.model.variants.relative_positions import alibi_slopes, rotate
+from transformer_jax.model.attention import Positions, dot_product
+from transformer_jax.model.build import POSITION_SCHEMES, choose_components
+from transformer_jax.model.variants.relative_positions import (
+    CausalT5Attention,
+    T5Attention,
+    alibi_slopes,
+    rotate,
+)
 
 HEADS, D_K, D_V, WIDTH = 3, 4, 5, 6
-FORMULAS = ["alibi", "rotary", "relative"]
+FORMULAS = ["alibi", "rotary", "relative", "t5"]
 
 # The arguments are the head, the query, the key, the query position, and the key position.
 PairScore = Callable[[int, Floats, Floats, int, int], float]
@@ -43,6 +48,7 @@ def config_of(positions: Any, **changes: Any) -> ModelConfig:
     small = replace(
         SMALL, d_model=WIDTH, num_heads=HEADS, d_k=D_K, d_v=D_V, max_relative_position=2
     )
+    small = replace(small, position_buckets=8)
     return replace(small, positions=positions, **changes)
 
 
@@ -73,6 +79,10 @@ def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairS
     def relative(_: int, query: Floats, key: Floats, t: int, s: int) -> float:
         return float(query @ (key + clipped("relative_key", t, s))) * scale
 
+    def t5(head: int, query: Floats, key: Floats, t: int, s: int) -> float:
+        bucket = t5_bucket(s - t, bidirectional=True, num_buckets=8)
+        return float(query @ key) * scale + float(floats(params["bias"])[bucket, head])
+
     def with_relative(value: Floats, t: int, s: int) -> Floats:
         return value + clipped("relative_value", t, s)
 
@@ -83,7 +93,26 @@ def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairS
         "alibi": (alibi, plain),
         "rotary": (rotary, plain),
         "relative": (relative, with_relative),
+        "t5": (t5, plain),
     }[positions]
+
+
+def t5_bucket(relative_position: int, *, bidirectional: bool, num_buckets: int) -> int:
+    """Return a bucket by the formula of T5's `_relative_position_bucket`."""
+    bucket = 0
+    if bidirectional:
+        num_buckets //= 2
+        bucket += num_buckets if relative_position > 0 else 0
+        distance = abs(relative_position)
+    else:
+        distance = max(-relative_position, 0)
+    max_exact = num_buckets // 2
+    if distance < max_exact:
+        return bucket + distance
+    share = math.log(distance / max_exact) / math.log(128 / max_exact)
+    # The small constant makes powers of the base exact.
+    large = max_exact + math.floor(share * (num_buckets - max_exact) + 1e-9)
+    return bucket + min(large, num_buckets - 1)
 
 
 def attend(
@@ -188,3 +217,25 @@ def test_all_heads_share_a_vector_for_each_distance_up_to_the_maximum() -> None:
     params = initial_params(make_self_attention(config), x, x, mask)
     assert params["relative_key"].shape == (15, D_K)
     assert params["relative_value"].shape == (15, D_V)
+
+
+@pytest.mark.parametrize("num_buckets", [4, 10, 32, 64])
+@pytest.mark.parametrize("kind", [T5Attention, CausalT5Attention])
+def test_t5_buckets_are_those_of_t5(kind: type[T5Attention], num_buckets: int) -> None:
+    model = kind(config_of("t5", position_buckets=num_buckets), lambda _: dot_product)
+    buckets = model.to_buckets(Positions(jnp.asarray([300]), jnp.arange(601)))[0]
+    expected = [
+        t5_bucket(k - 300, bidirectional=not kind.is_causal, num_buckets=num_buckets)
+        for k in range(601)
+    ]
+    assert buckets.tolist() == expected
+    assert set(expected) == set(range(num_buckets)) - ({num_buckets // 2} - set(expected))
+
+
+def test_t5s_decoder_uses_all_buckets_for_earlier_positions() -> None:
+    components = choose_components(config_of("t5"))
+    assert components.self_attention is T5Attention
+    assert components.causal_self_attention is CausalT5Attention
+    for scheme in FORMULAS[:3]:
+        components = choose_components(config_of(scheme))
+        assert components.causal_self_attention is components.self_attention

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
 from transformer_jax.config import sections as config_module
+from transformer_jax.config.loading import load_rows, shipped_configs
 from transformer_jax.errors import ConfigError
 
 SECTIONS = (ModelConfig, DataConfig, TrainConfig, DecodeConfig)
@@ -44,6 +45,7 @@ RANGES: dict[str, Range] = {
     "activation_dropout": FRACTION,
     "layer_norm_epsilon": REAL,
     "max_relative_position": WIDTH,
+    "position_buckets": (4, 64, (3, 65)),
     "max_positions": WIDTH,
     "attention_window": WIDTH,
     "max_length": (1, 10**6, (0, -1)),
@@ -111,7 +113,7 @@ def configs(draw: st.DrawFn) -> Config:
     for kind, key in FIELDS:
         drawn[kind][key] = draw(values((kind, key)))
     model, data, train, decode = (drawn[kind] for kind in SECTIONS)
-    for key in ("d_model", "d_k"):
+    for key in ("d_model", "d_k", "position_buckets"):
         model[key] += model[key] % 2
     if model["dtype"] == "float64":
         model["dtype"] = "float32"
@@ -241,6 +243,7 @@ CONTRADICTIONS: list[tuple[dict[str, dict[str, Any]], str, str]] = [
     ({"model": {"d_k": 0}}, "model.d_k", "0"),
     ({"model": {"positions": "concatenated_sinusoidal", "d_model": 7}}, "model.d_model", "7"),
     ({"model": {"positions": "rotary", "d_k": 15}}, "model.d_k", "15"),
+    ({"model": {"positions": "t5", "position_buckets": 31}}, "model.position_buckets", "31"),
     (
         {"model": {"positions": "rotary", "attention_score": "general"}},
         "model.attention_score",
@@ -450,6 +453,35 @@ def test_the_defaults_are_the_papers_base_model() -> None:
     assert (decode.beam_size, decode.length_penalty_alpha, decode.max_extra_length) == (4, 0.6, 50)
     assert decode.length_penalty == "gnmt"
     assert config.warnings() == []
+
+
+@pytest.mark.parametrize(
+    ("batch_tokens", "warmup_steps", "described"),
+    [
+        (25_000, 4000, None),
+        (25_000, 1000, None),
+        (25_000, 16_000, None),
+        (25_000, 999, "25.0 M tokens (data.batch_tokens 25,000 x train.warmup_steps 999)"),
+        (25_000, 16_001, "400.0 M tokens"),
+        (512, 4000, "2.0 M tokens"),
+    ],
+)
+def test_a_warmup_unlike_the_papers_is_worth_a_warning(
+    batch_tokens: int, warmup_steps: int, described: str | None
+) -> None:
+    data, train = {"batch_tokens": batch_tokens}, {"warmup_steps": warmup_steps}
+    warning = Config().change(data=data, train=train).describe_warmup()
+    assert (warning is None) == (described is None)
+    assert described is None or f"warmup covers {described}" in str(warning)
+    # A config with its own learning rate has chosen its schedule.
+    train["learning_rate_scale"] = 2
+    assert Config().change(data=data, train=train).describe_warmup() is None
+
+
+def test_no_shipped_config_has_a_warmup_that_is_worth_a_warning() -> None:
+    for file in sorted(shipped_configs().glob("*.py")):
+        for name, row in load_rows(str(file)).items():
+            assert row.config.describe_warmup() is None, (file, name)
 
 
 def test_every_field_has_a_docstring_for_the_help() -> None:

@@ -93,6 +93,17 @@ def test_the_gradient_is_that_of_the_mean_loss_per_token() -> None:
     assert_close(first_moment(NO_DROPOUT), jax.tree.map(lambda g: 0.1 * g, gradient))
 
 
+def test_label_smoothing_can_exclude_the_true_token() -> None:
+    config = NO_DROPOUT.change(train={"label_smoothing_over": "other_tokens"})
+    state = initial_state(config)
+    _, loss = compile_step(config).compute_gradients(state, BATCH, jnp.int32(0))
+    transformer = build_transformer(config.model, VOCAB)
+    logits: Any = transformer.apply({"params": state.params}, *BATCH)
+    expected = cross_entropy(logits, BATCH.target, 0.1 * VOCAB / (VOCAB - 1))
+    assert float(loss.smoothed) == pytest.approx(float(expected.smoothed), rel=1e-6)
+    assert float(loss.smoothed) != float(cross_entropy(logits, BATCH.target, 0.1).smoothed)
+
+
 # The 10 rows are not divisible by 3, and the micro-batches have different numbers of tokens.
 @pytest.mark.parametrize("num_micro_batches", [2, 3])
 def test_gradient_accumulation_does_not_change_the_update(num_micro_batches: int) -> None:

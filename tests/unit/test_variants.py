@@ -20,6 +20,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"positions": "alibi", **ODD_HEADS},
     {"positions": "rotary", **ODD_HEADS},
     {"positions": "relative", "max_relative_position": 2, **ODD_HEADS},
+    {"positions": "t5", "position_buckets": 4, **ODD_HEADS},
     {"attention_score": "general", **ODD_HEADS},
     {"attention_score": "additive", "positions": "alibi", "attention_bias": True},
     {"layer_norm": "pre", "positions": "relative", "attention_score": "dot_product"},

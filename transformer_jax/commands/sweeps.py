@@ -282,6 +282,8 @@ def _prepare_data(sweep: "plan.Sweep") -> None:
             most_steps = max(config.train.steps for config in configs if config.data == data)
             if warning := batches.describe_repetition(most_steps):
                 stderr.print(warning)
+        for warning in dict.fromkeys(filter(None, (c.describe_warmup() for c in configs))):
+            stderr.print(warning)
 
 
 def _print_statuses(statuses: Sequence["RunStatus"]) -> None:

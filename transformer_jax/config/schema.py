@@ -18,6 +18,10 @@ from transformer_jax.config.sections import (
 )
 from transformer_jax.config.validation import ConfigError, check_field_name, field_names
 
+# The paper warms up for 4,000 steps of about 25,000 tokens (sections 5.1 and 5.3).
+PAPER_WARMUP_TOKENS = 100_000_000
+MAX_WARMUP_FACTOR = 4
+
 
 @dataclass(frozen=True)
 class Config:
@@ -116,6 +120,22 @@ class Config:
             for key, width in (("d_k", model.d_k), ("d_v", model.d_v))
             if model.num_heads * width != model.d_model
         ]
+
+    def describe_warmup(self) -> str | None:
+        """Return a warning if the warmup has over 4 times more or fewer tokens than the paper's.
+
+        Too few warmup tokens can make training diverge. A config that changes the learning rate's
+        scale, like the demo's, chooses its own schedule and gets no warning.
+        """
+        train, tokens = self.train, self.data.batch_tokens * self.train.warmup_steps
+        factor = max(tokens / PAPER_WARMUP_TOKENS, PAPER_WARMUP_TOKENS / tokens)
+        if factor <= MAX_WARMUP_FACTOR or train.learning_rate_scale != 1:
+            return None
+        return (
+            f"warning: warmup covers {tokens / 1e6:,.1f} M tokens (data.batch_tokens "
+            f"{self.data.batch_tokens:,} x train.warmup_steps {train.warmup_steps:,}), but the "
+            f"paper's covers 100 M: change train.warmup_steps, or set train.learning_rate_scale"
+        )
 
 
 @dataclass(frozen=True)

@@ -50,16 +50,26 @@ class ModelConfig(ConfigSection):
     activation_dropout: Annotated[float, PROBABILITY] = 0.0
     """Dropout rate inside the feed-forward networks. Differs from the paper when above 0."""
     positions: Literal[
-        "sinusoidal", "concatenated_sinusoidal", "learned", "none", "alibi", "rotary", "relative"
+        "sinusoidal",
+        "concatenated_sinusoidal",
+        "learned",
+        "none",
+        "alibi",
+        "rotary",
+        "relative",
+        "t5",
     ] = "sinusoidal"
     """How positions are encoded (section 3.5). sinusoidal is the paper's
     choice; learned is row E of Table 3. The others differ from the paper:
     concatenated_sinusoidal puts all sines before all cosines, as in
-    Tensor2Tensor; none does not encode positions; alibi, rotary, and
-    relative (Shaw et al.) work inside self-attention."""
+    Tensor2Tensor; none does not encode positions; alibi, rotary, relative
+    (Shaw et al.), and t5 (Raffel et al.) work inside self-attention."""
     max_relative_position: Annotated[int, between(1, 1_000_000)] = 16
     """With relative positions: the maximum distance (k in Shaw et al.). Longer
     distances are clipped."""
+    position_buckets: Annotated[int, between(4, 64)] = 32
+    """With t5 positions: the number of groups of distances, each with a
+    learned bias per head."""
     attention_score: Literal["scaled_dot_product", "dot_product", "general", "additive"] = (
         "scaled_dot_product"
     )
@@ -120,6 +130,9 @@ class ModelConfig(ConfigSection):
         if self.positions == "rotary":
             rule = f"even {positions} (they rotate pairs of components)"
             self.require("d_k", self.d_k % 2 == 0, rule)
+        if self.positions == "t5":
+            rule = f"even {positions} (half for keys after the query)"
+            self.require("position_buckets", self.position_buckets % 2 == 0, rule)
         self._check_attention_implementation()
         if self.positions in ("rotary", "relative"):
             rule = f"{' or '.join(DOT_PRODUCTS)} {positions} (their definition uses it)"
@@ -266,7 +279,12 @@ class TrainConfig(ConfigSection):
     clip_norm: Annotated[float | None, POSITIVE] = None
     """Maximum global norm of the gradients. Differs from the paper when set."""
     label_smoothing: Annotated[float, PROBABILITY] = 0.1
-    """Fraction of the target probability spread over the whole vocabulary (section 5.4)."""
+    """Fraction of the target probability spread over the vocabulary (section 5.4)."""
+    label_smoothing_over: Literal["vocabulary", "other_tokens"] = "vocabulary"
+    """The tokens that share train.label_smoothing. vocabulary: each of the V
+    tokens gets 1/V of it, including the true token. other_tokens: each token
+    except the true one gets 1/(V-1), as in Tensor2Tensor. The paper does not
+    specify it."""
     gradient_accumulation_steps: Annotated[int, POSITIVE] = 1
     """Number of micro-batches that each batch is split into to save memory.
     Each micro-batch draws its own dropout masks."""

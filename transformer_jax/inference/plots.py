@@ -41,7 +41,7 @@ def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 
         UsageError: the run has no position table, or `num_positions` or `offset` is out of range.
     """
     config = run.config.model
-    if config.positions in ("none", "alibi", "rotary", "relative"):
+    if config.positions in ("none", "alibi", "rotary", "relative", "t5"):
         where = "does not encode positions" if config.positions == "none" else "has no table"
         reason = "" if config.positions == "none" else ", because they act within self-attention"
         raise UsageError(

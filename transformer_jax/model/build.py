@@ -22,7 +22,11 @@ POSITION_SCHEMES: dict[str, tuple[type[AddPositions], type[MultiHeadAttention] |
     "alibi": (positional_encodings.AddNothing, relative_positions.AlibiAttention),
     "rotary": (positional_encodings.AddNothing, relative_positions.RotaryAttention),
     "relative": (positional_encodings.AddNothing, relative_positions.RelativeAttention),
+    "t5": (positional_encodings.AddNothing, relative_positions.T5Attention),
 }
+
+# The decoder's self-attention in schemes that distinguish it from the encoder's.
+CAUSAL_SELF_ATTENTION = {"t5": relative_positions.CausalT5Attention}
 
 ATTENTION_SCORES: dict[str, MakeScore] = {
     "scaled_dot_product": lambda _: scaled_dot_product,
@@ -49,9 +53,11 @@ def choose_components(config: ModelConfig) -> Components:
     if config.attention_window is not None:
         self_attention = WindowedAttention
     attention = ATTENTION_IMPLEMENTATIONS[config.attention_implementation]
+    self_attention = self_attention or attention
     return Components(
         add_positions=add_positions,
-        self_attention=self_attention or attention,
+        self_attention=self_attention,
+        causal_self_attention=CAUSAL_SELF_ATTENTION.get(config.positions, self_attention),
         cross_attention=attention,
         score=ATTENTION_SCORES[config.attention_score],
         residual=LAYER_NORM_PLACEMENTS[config.layer_norm],

@@ -66,6 +66,8 @@ class Components:
 
     add_positions: type[AddPositions]
     self_attention: type[MultiHeadAttention]
+    causal_self_attention: type[MultiHeadAttention]
+    """The decoder's self-attention, in which keys never follow the query."""
     cross_attention: type[MultiHeadAttention]
     score: MakeScore
     residual: type[AddAndNorm]
@@ -106,7 +108,7 @@ class DecoderLayer(nn.Module):
     def setup(self) -> None:
         """Create the sub-layers and their residual connections."""
         c, components = self.config, self.components
-        self.self_attention = components.self_attention(c, components.score)
+        self.self_attention = components.causal_self_attention(c, components.score)
         self.cross_attention = components.cross_attention(c, components.score)
         self.feed_forward = FeedForward(c)
         self.self_attention_residual = components.residual(c, name="after_self_attention")

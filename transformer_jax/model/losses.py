@@ -15,6 +15,15 @@ from transformer_jax.model.target_platform import target_platform
 from transformer_jax.special_tokens import PAD
 
 
+def smoothing_over_other_tokens(smoothing: float, vocab_size: int) -> float:
+    """Return the `smoothing` with which `cross_entropy` excludes the true token, as Tensor2Tensor.
+
+    The true token then has a target probability of 1 - `smoothing`, and each other token has
+    `smoothing` / (N - 1).
+    """
+    return smoothing * vocab_size / (vocab_size - 1)
+
+
 class Loss(NamedTuple):
     """Sums over the tokens of a batch. To combine batches, add their losses field by field."""
 
@@ -45,7 +54,7 @@ def cross_entropy(
     """Compare predictions with the target (section 5.4).
 
     The smoothed target spreads probability `smoothing` evenly over all N tokens, including the true
-    one. The paper does not specify this detail; Tensor2Tensor excludes the true token.
+    one. The paper does not specify this detail; see `smoothing_over_other_tokens`.
     """
     logits = logits.astype(sum_dtype(logits))
     is_real = target != PAD

@@ -49,6 +49,7 @@ class RunComponents:
             f"data    {pairs}, vocabulary of {self.model.vocab_size:,} tokens",
             f"batches {self.batches.summary}",
             *filter(None, [self.batches.describe_repetition(self.schedule.steps)]),
+            *filter(None, [self.folder.config.describe_warmup()]),
         ]
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch
-from transformer_jax.model.losses import Loss, cross_entropy
+from transformer_jax.model.losses import Loss, cross_entropy, smoothing_over_other_tokens
 from transformer_jax.model.target_platform import target_platform
 from transformer_jax.model.transformer import Params, Transformer, init_params, make_rng
 from transformer_jax.training.optimizer import make_optimizer
@@ -92,7 +92,10 @@ def compute_gradients(
     # Derive dropout masks from the seed and the step, so that a resumed run draws the same masks.
     rng = jax.random.fold_in(jax.random.fold_in(make_rng(state.seed), state.step), shard_index)
     num_micro_batches = config.gradient_accumulation_steps
-    sum_gradients = jax.grad(partial(_sum_loss, model, config.label_smoothing), has_aux=True)
+    smoothing = config.label_smoothing
+    if config.label_smoothing_over == "other_tokens":
+        smoothing = smoothing_over_other_tokens(smoothing, model.vocab_size)
+    sum_gradients = jax.grad(partial(_sum_loss, model, smoothing), has_aux=True)
     if num_micro_batches == 1:
         return sum_gradients(state.params, batch, rng)
 

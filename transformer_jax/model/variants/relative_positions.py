@@ -6,11 +6,17 @@ sentences is meaningless.
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v, R max_relative_position.
 """
 
+import math
+from typing import ClassVar
+
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.model.attention import Heads, MultiHeadAttention, Positions, weighted_sum
+
+# T5 puts all distances from here on into the last bucket of their direction.
+T5_MAX_DISTANCE = 128
 
 
 def relative_positions(positions: Positions) -> Int[Array, "T S"]:
@@ -103,3 +109,56 @@ class RelativeAttention(MultiHeadAttention):
         vectors = self.relative_value.astype(value.dtype)[rows]
         relative = jnp.einsum("bhts,tsv->bthv", weights.astype(value.dtype), vectors)
         return weighted_sum(weights, value) + relative
+
+
+def bucket_starts(num_buckets: int) -> list[int]:
+    """Return the smallest distance in each of T5's buckets for one direction.
+
+    The first half of the buckets have one distance each. The others grow logarithmically up to a
+    distance of `T5_MAX_DISTANCE`.
+    """
+    exact = num_buckets // 2
+    grown, ratio = num_buckets - exact, T5_MAX_DISTANCE / exact
+    return [*range(exact), *(math.ceil(exact * ratio ** (i / grown)) for i in range(grown))]
+
+
+class T5Attention(MultiHeadAttention):
+    """Adds a learned bias for each head and bucket of distances to the scores (T5, Raffel et al.).
+
+    Half of the buckets are for keys after the query. Differs from T5: each layer has its own
+    biases, whereas all layers of a stack share them in T5. T5 also omits the scale of the dot
+    product, as `model.attention_score` dot_product does.
+    """
+
+    is_causal: ClassVar[bool] = False
+
+    def setup(self) -> None:
+        """Create the projections, and one bias for each bucket and head."""
+        super().setup()
+        shape = self.config.position_buckets, self.config.num_heads
+        self.bias = self.param("bias", nn.initializers.xavier_uniform(), shape)
+
+    def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
+        """Attend with score(q, k) + bias(bucket of the distance)."""
+        bias = self.bias[self.to_buckets(heads.positions)].transpose(2, 0, 1)
+        scores = self.score(heads.query, heads.key) + bias[None]
+        return weighted_sum(self.to_weights(scores, heads.mask, train=train), heads.value)
+
+    def to_buckets(self, positions: Positions) -> Int[Array, "T S"]:
+        """Return the bucket of each query and key."""
+        distance, num_buckets = relative_positions(positions), self.config.position_buckets
+        if self.is_causal:
+            return _find_bucket(jnp.maximum(-distance, 0), num_buckets)
+        half = num_buckets // 2
+        return jnp.where(distance > 0, half, 0) + _find_bucket(jnp.abs(distance), half)
+
+
+class CausalT5Attention(T5Attention):
+    """Uses all buckets for keys up to the query, as T5's decoder does."""
+
+    is_causal: ClassVar[bool] = True
+
+
+def _find_bucket(distance: Int[Array, "T S"], num_buckets: int) -> Int[Array, "T S"]:
+    starts = jnp.asarray(bucket_starts(num_buckets))
+    return jnp.searchsorted(starts, distance, side="right") - 1

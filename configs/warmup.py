@@ -1,0 +1,22 @@
+"""Which learning rate and warmup suit the base model (equation 3)?
+
+    transformer-jax sweep warmup
+
+The name s2_w1000 means 2 times the paper's learning rate with 1,000 warmup steps. The learning rate
+peaks at scale / sqrt(d_model warmup_steps), so a shorter warmup also raises the peak. For a small
+model on Multi30k, see learning_rate.
+
+The paper reports only the first row. No model has been trained with this config yet.
+"""
+
+from configs.base import CONFIG as BASE
+
+SCALES, WARMUPS = (1.0, 0.5, 2.0), (4000, 1000, 16_000)
+
+SWEEP = {
+    f"s{scale:g}_w{warmup_steps}": BASE.change(
+        train={"learning_rate_scale": scale, "warmup_steps": warmup_steps}
+    )
+    for scale in SCALES
+    for warmup_steps in WARMUPS
+}
