@@ -18,7 +18,7 @@ import numpy as np
 from transformer_jax.console import shell_command
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.inference.evaluate import sacrebleu_metrics, score
+from transformer_jax.inference.scores import sacrebleu_metrics, score
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.seed_statistics import SeedStatistics
 from transformer_jax.sweeps.status import read_status

@@ -6,7 +6,11 @@ import pytest
 from checkpoint_helpers import IDENTITY, params_of, steps_on_disk, target_like, write_steps
 
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.runs.checkpoint_averaging import average_params, select_steps
+from transformer_jax.runs.checkpoint_averaging import (
+    average_last_params,
+    average_params,
+    select_steps,
+)
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 
 
@@ -22,6 +26,18 @@ def test_an_average_is_the_mean_of_scheduled_checkpoints_only(tmp_path: Path) ->
             select_steps(checkpoints, 4)
     assert "pass average_checkpoints=1" in str(caught.value)
     assert "pass --average-checkpoints 1" in caught.value.for_shell()
+
+
+def test_averages_of_one_pass_are_those_of_separate_passes(tmp_path: Path) -> None:
+    write_steps(tmp_path / "c", dict.fromkeys((1, 3, 4, 7), 1.0), keep=4)
+    target = target_like(params_of(0))["params"]
+    with CheckpointManager(tmp_path / "c", IDENTITY) as checkpoints:
+        steps = [1, 3, 4, 7]
+        means = average_last_params(checkpoints, steps, target, {3, 1, 4})
+        for count, expected, mean in zip((1, 3, 4), (7.0, 14 / 3, 15 / 4), means, strict=True):
+            np.testing.assert_allclose(mean["layer"]["kernel"], expected, rtol=1e-6)
+            alone = average_params(checkpoints, steps[-count:], target)
+            np.testing.assert_array_equal(mean["layer"]["kernel"], alone["layer"]["kernel"])
 
 
 def test_selected_checkpoints_end_at_the_requested_step(tmp_path: Path) -> None:

@@ -14,14 +14,9 @@ from transformer_jax.cli import main
 from transformer_jax.data.prepare import Prepared, find_prepared, prepare
 from transformer_jax.errors import DataError
 from transformer_jax.inference import evaluate as evaluate_module
-from transformer_jax.inference.evaluate import (
-    Evaluation,
-    compound_bleu,
-    evaluate,
-    read_files,
-    score,
-)
+from transformer_jax.inference.evaluate import Evaluation, evaluate, read_files
 from transformer_jax.inference.perplexity import perplexity, score_sentences
+from transformer_jax.inference.scores import compound_bleu, score
 from transformer_jax.inference.trained_run import Run, load, read_params
 from transformer_jax.inference.translate import Translator
 

@@ -9,9 +9,10 @@ from transformer_jax.config import Config
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import StorageError
 from transformer_jax.inference import evaluation_files
-from transformer_jax.inference.evaluate import Evaluation, score
+from transformer_jax.inference.evaluate import Evaluation
 from transformer_jax.inference.evaluation_files import directory_name, save_evaluation
 from transformer_jax.inference.perplexity import SentenceScore
+from transformer_jax.inference.scores import score
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.runs.run_directory import RunDirectory
 

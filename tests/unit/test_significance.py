@@ -9,7 +9,8 @@ import pytest
 
 from transformer_jax.data.number_words import NumberWords
 from transformer_jax.errors import DataError
-from transformer_jax.inference.evaluate import Evaluation, score
+from transformer_jax.inference.evaluate import Evaluation
+from transformer_jax.inference.scores import score
 from transformer_jax.inference.significance import compare, save_comparison
 
 PAIRS = list(NumberWords(300).read("dev"))[:150]

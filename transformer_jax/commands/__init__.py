@@ -3,7 +3,8 @@
 from transformer_jax.commands.base import ConfigCommand, PathCommand
 from transformer_jax.commands.compilation import Compile
 from transformer_jax.commands.configs import Diff, Params
-from transformer_jax.commands.inference import Evaluate, Package, Translate
+from transformer_jax.commands.evaluation import Evaluate
+from transformer_jax.commands.inference import Package, Translate
 from transformer_jax.commands.interop import Export, Import
 from transformer_jax.commands.pictures import Attention
 from transformer_jax.commands.plot import Plot

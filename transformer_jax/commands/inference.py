@@ -1,7 +1,6 @@
-"""Commands that use a trained run: `evaluate`, `translate`, and `package`."""
+"""Commands that use a trained run: `translate` and `package`, and base classes for others."""
 
 import codecs
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,20 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import FlagCreatePairsOff, arg
 
 from transformer_jax.commands.base import PathCommand, RunArgument, translate_command
-from transformer_jax.commands.tables import print_comparison, print_evaluation
-from transformer_jax.console import (
-    escape_control_characters,
-    progress_bar,
-    shell_command,
-    stderr,
-    stdout,
-)
-from transformer_jax.errors import DataError, StorageError, UsageError
+from transformer_jax.console import escape_control_characters, shell_command, stderr, stdout
+from transformer_jax.errors import DataError, UsageError
 from transformer_jax.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from transformer_jax.inference.evaluate import Evaluation
-    from transformer_jax.inference.significance import Comparison
     from transformer_jax.inference.trained_run import Run
 
 # How many lines `translate` processes before it prints their translations.
@@ -75,6 +65,9 @@ class RunCommand(CheckpointCommand):
     beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
     """Number of hypotheses in the beam. 1 is greedy search. Default: the
     run's decode.beam_size."""
+    alpha: float | None = None
+    """Exponent of the length penalty. Default: the run's
+    decode.length_penalty_alpha."""
     beam_end: Literal["tensor2tensor", "any"] | None = None
     """Which hypotheses can finish at each step. tensor2tensor: as in the
     paper's code, those whose end token is among the 2 x beam_size most
@@ -84,84 +77,12 @@ class RunCommand(CheckpointCommand):
     @property
     def decode_changes(self) -> dict[str, Any]:
         """The fields of the run's `DecodeConfig` that the options override."""
-        changes = {"beam_size": self.beam_size, "beam_end": self.beam_end}
+        changes = {
+            "beam_size": self.beam_size,
+            "length_penalty_alpha": self.alpha,
+            "beam_end": self.beam_end,
+        }
         return {key: value for key, value in changes.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class Evaluate(RunCommand):
-    """Translate a run's test set and score the translations; store both in the run."""
-
-    split: Literal["test", "dev"] | None = None
-    """The split to translate. Default: test."""
-    on: Annotated[tuple[Path, Path] | None, arg(metavar="SOURCE TARGET")] = None
-    """Translate this source file and score it with this target file. Both are
-    plain or gzip-compressed text with one sentence per line."""
-    per_checkpoint: FlagCreatePairsOff[bool] = False
-    """Also score each averaged checkpoint separately."""
-    baseline: Path | None = None
-    """Compare with this run by paired bootstrap. The options apply to both
-    runs. For all other settings, each run uses its own config."""
-    json: FlagCreatePairsOff[bool] = False
-    """Print the scores as a JSON object."""
-
-    def run(self) -> None:
-        """Evaluate the run, print the scores, and store them in the run."""
-        if self.baseline is not None:
-            # Report a wrong path before importing JAX.
-            RunDirectory.open(self.baseline)
-        if self.on is not None and self.split is not None:
-            raise UsageError("--on and --split are mutually exclusive: pass only one of them")
-        run = self.load()
-        if self.per_checkpoint and run.average_checkpoints == 1:
-            raise UsageError(
-                "--per-checkpoint needs averaged checkpoints: pass --average-checkpoints 2 or more"
-            )
-        from transformer_jax.data.corpora import bleu_tokenizer
-        from transformer_jax.inference import significance
-        from transformer_jax.inference.evaluation_files import save_evaluation
-
-        baseline = None if self.baseline is None else self.load(self.baseline)
-        evaluation, other = self._evaluate(run, baseline)
-        result = evaluation.result
-        comparisons: list[Comparison] = []
-        if baseline is not None and other is not None:
-            comparisons = significance.compare(evaluation, other, bleu_tokenizer(run.config.data))
-            result = {**result, "baseline": significance.describe(baseline, other, comparisons)}
-        if self.json:
-            stdout.print(json.dumps(result))
-        else:
-            print_evaluation(evaluation)
-            if comparisons:
-                print_comparison(comparisons, self.run_folder, str(self.baseline))
-            for source, hypothesis in list(zip(*evaluation[1:3], strict=True))[:3]:
-                stdout.print(f"  {source}\n  -> {hypothesis}\n")
-        try:
-            folder = save_evaluation(run, evaluation)
-            if other is not None:
-                significance.save_comparison(folder, result["baseline"], other.hypotheses)
-            stderr.print(f"stored in {folder}")
-        except StorageError as error:
-            stderr.print(f"note: {error}")
-        if not self.json:
-            stdout.print(f"next: {translate_command(run.folder, self.checkpoint_options)}")
-
-    def _evaluate(
-        self, run: "Run", baseline: "Run | None"
-    ) -> tuple["Evaluation", "Evaluation | None"]:
-        """Evaluate the run, and the baseline if there is one."""
-        from transformer_jax.inference.evaluate import evaluate
-        from transformer_jax.inference.significance import check_comparable
-
-        split, changes, each = self.split or "test", self.decode_changes, self.per_checkpoint
-        with progress_bar() as progress:
-            if baseline is not None and self.on is None:
-                check_comparable(run, baseline, split, progress)
-            text = self.on or split
-            evaluation = evaluate(run, text, changes, per_checkpoint=each, progress=progress)
-            if baseline is None:
-                return evaluation, None
-            return evaluation, evaluate(baseline, text, changes, progress=progress)
 
 
 @dataclass(frozen=True)

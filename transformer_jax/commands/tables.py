@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -51,6 +51,46 @@ def print_evaluation(evaluation: "Evaluation") -> None:
             table.add_row(str(one["step"]), *values)
         stdout.print(table)
     stdout.print()
+
+
+def print_scores_by_length(buckets: Sequence[Mapping[str, Any]]) -> None:
+    """Print the scores of sentences by source length."""
+    table = _table("source tokens", "sentences", "perplexity", "BLEU", first_number=0)
+    for bucket in buckets:
+        last = "and more" if bucket["last"] is None else f"to {bucket['last']}"
+        scores = (f"{bucket[key]:.2f}" for key in ("perplexity", "bleu"))
+        table.add_row(f"{bucket['first']} {last}", f"{bucket['sentences']:,}", *scores)
+    stdout.print(table)
+    stdout.print()
+
+
+def print_grid(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Print the scores of a grid of evaluations, and return the best one.
+
+    The best one has the highest BLEU, or the highest main score of a task other than translation.
+    """
+    from transformer_jax.inference.tasks import main_score
+
+    all_scores = [main_score(result.get("task")) or {"BLEU": result["bleu"]} for result in results]
+    [name] = all_scores[0]
+    values = [scores[name] for scores in all_scores]
+    best = results[values.index(max(values))]
+    steps = f"the last one at step {best['step']}"
+    stdout.print(
+        f"{best['title']}, {best['sentences']} sentences, averages of checkpoints, {steps}"
+    )
+    columns = ("averaged", "beam", "alpha", "perplexity", name, "chrF2")
+    table = _table(*columns, "", first_number=0, last_number=len(columns))
+    for result, value in zip(results, values, strict=True):
+        decode = result["decode"]
+        # Greedy search does not use the length penalty.
+        is_greedy = decode["beam_size"] == 1
+        alpha = "" if is_greedy else f"{decode['length_penalty_alpha']:g}"
+        scores = (f"{score:.2f}" for score in (result["perplexity"], value, result["chrf"]))
+        settings = str(result["average_checkpoints"]), str(decode["beam_size"]), alpha
+        table.add_row(*settings, *scores, f"best {name}" if result is best else "")
+    stdout.print(table)
+    return best
 
 
 def print_comparison(comparisons: Sequence["Comparison"], run: str, baseline: str) -> None:

@@ -2,14 +2,12 @@
 
 import hashlib
 import itertools
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import sacrebleu
 
 from transformer_jax.data.batches import Ragged
 from transformer_jax.data.corpora import bleu_tokenizer
@@ -18,42 +16,14 @@ from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.text_files import TextFiles
 from transformer_jax.errors import DataError, UsageError
+from transformer_jax.inference.by_length import score_by_length
 from transformer_jax.inference.perplexity import SentenceScore, perplexity, score_sentences
+from transformer_jax.inference.scores import Scores, compound_bleu, score
 from transformer_jax.inference.tasks import score_task
 from transformer_jax.inference.trained_run import Run, read_params
-from transformer_jax.model.transformer import Params
 
-# The paper's script splits text as bytes, so only ASCII whitespace separates words.
-COMPOUND = re.compile(r"(\S)-(\S)", re.ASCII)
 Files = tuple[Path, Path]
 """A source file and a target file."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores of translations, with the sacreBLEU details needed for comparisons."""
-
-    sentences: int
-    exact: float
-    """The fraction of translations that are identical to their reference."""
-    bleu: float
-    """BLEU, in percent."""
-    bleu_signature: str
-    precisions: list[float]
-    """BLEU's n-gram precisions, in percent, for n from 1 to 4."""
-    brevity_penalty: float
-    lengths: list[int]
-    """The total numbers of words in the translations and in the references."""
-    chrf: float
-    """chrF2, in percent."""
-    chrf_signature: str
-
-    @property
-    def bleu_details(self) -> str:
-        """The precisions, brevity penalty, and lengths in one line."""
-        precisions = "/".join(f"{precision:.1f}" for precision in self.precisions)
-        words, expected = self.lengths
-        return f"{precisions} BP {self.brevity_penalty:.3f} ({words:,} for {expected:,} words)"
 
 
 class Text(NamedTuple):
@@ -73,8 +43,8 @@ class Evaluation(NamedTuple):
 
     result: dict[str, Any]
     """The scores as JSON data: how the translations were produced, the perplexity, the fields of
-    `Scores`, `compound_bleu`, the scores of a task other than translation in `task`, and the same
-    scores for each single checkpoint in `per_checkpoint`."""
+    `Scores`, `compound_bleu`, the scores `by_length`, the scores of a task other than translation
+    in `task`, and the same scores for each single checkpoint in `per_checkpoint`."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]
@@ -82,68 +52,6 @@ class Evaluation(NamedTuple):
     sentences: list[SentenceScore]
     per_checkpoint: tuple["Evaluation", ...] = ()
     """A separate evaluation of each averaged checkpoint, if requested."""
-
-
-def sacrebleu_metrics(
-    tokenizer: str, *, warn: bool = True
-) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
-    """Return BLEU with this tokenizer, and chrF. If `warn`, BLEU warns about tokenized text."""
-    force = tokenizer == "none" or not warn
-    return sacrebleu.BLEU(tokenize=tokenizer, force=force), sacrebleu.CHRF()
-
-
-def score(
-    hypotheses: Sequence[str | None], references: Sequence[str | None], *, tokenizer: str = "13a"
-) -> Scores:
-    """Score translations with sacreBLEU, against one reference each.
-
-    Raises:
-        DataError: the numbers of translations and references differ or are zero, or a line is
-            missing. In these cases, sacreBLEU itself may return 100 or ignore a reference.
-    """
-    if len(hypotheses) != len(references) or not references:
-        raise DataError(
-            f"cannot score {len(hypotheses)} translations with {len(references)} references"
-        )
-    systems = _check_complete("translation", hypotheses)
-    expected = _check_complete("reference", references)
-    bleu, chrf = sacrebleu_metrics(tokenizer)
-    bleu_score = bleu.corpus_score(systems, [expected])
-    chrf_score = chrf.corpus_score(systems, [expected])
-    return Scores(
-        sentences=len(expected),
-        exact=float(np.mean([h == r for h, r in zip(systems, expected, strict=True)])),
-        bleu=bleu_score.score,
-        bleu_signature=str(bleu.get_signature()),
-        precisions=list(bleu_score.precisions),
-        brevity_penalty=bleu_score.bp,
-        lengths=[bleu_score.sys_len, bleu_score.ref_len],
-        chrf=chrf_score.score,
-        chrf_signature=str(chrf.get_signature()),
-    )
-
-
-def compound_bleu(
-    tokenizer: str, hypotheses: Sequence[str], references: Sequence[str]
-) -> float | None:
-    """Return BLEU computed as in the paper, which uses Tensor2Tensor's `get_ende_bleu.sh`.
-
-    Both sides are tokenized as in Moses's `tokenizer.perl -l de`, and split at hyphens. BLEU is
-    computed as in `multi-bleu.perl`, without smoothing. If `tokenizer` is "none", the text
-    must already be tokenized. Return None if `tokenizer` splits text into characters, which have no
-    compounds.
-    """
-    if tokenizer in ("char", "zh"):
-        return None
-    sides = hypotheses, references
-    if tokenizer != "none":
-        from sacremoses import MosesTokenizer
-
-        moses = MosesTokenizer("de")
-        sides = tuple([" ".join(moses.tokenize(line)) for line in side] for side in sides)
-    systems, expected = ([COMPOUND.sub(r"\1 ##AT##-##AT## \2", x) for x in side] for side in sides)
-    bleu = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
-    return bleu.corpus_score(systems, [expected]).score
 
 
 def prepare_split(split: Split, *, of: Run, progress: Progress = ignore_progress) -> Prepared:
@@ -197,11 +105,59 @@ def _ragged(sequences: Sequence[Sequence[int]]) -> Ragged:
     return Ragged(np.fromiter(itertools.chain.from_iterable(sequences), np.int32), offsets)
 
 
-def _read(run: Run, text: Split | Files, progress: Progress) -> Text:
+def read_text(run: Run, text: Split | Files, progress: Progress = ignore_progress) -> Text:
+    """Read a split of the run's text, or text in other files.
+
+    Raises the errors of `prepare_split` or `read_files`.
+    """
     if isinstance(text, tuple):
         return read_files(run, text)
     prepared = prepare_split(text, of=run, progress=progress)
     return Text(text, f"{text} set", *prepared.lines(text), prepared.tokens(text))
+
+
+def evaluate_text(
+    run: Run,
+    text: Text,
+    decode: Mapping[str, Any],
+    *,
+    sentences: list[SentenceScore] | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Evaluation:
+    """Translate and score a text with the run's parameters.
+
+    `sentences` may contain the scores of these parameters on this text, which do not depend on
+    `decode`. `progress` is called with the number of sentences that are finished.
+    """
+    translator, tokenizer = run.translator(**decode), bleu_tokenizer(run.config.data)
+    num_done = 0
+
+    def report(count: int) -> None:
+        nonlocal num_done
+        num_done += count
+        progress(num_done)
+
+    best = translator.translate(run.params, text.sources, progress=report)
+    hypotheses = [candidates[0].text for candidates in best]
+    scores = score(hypotheses, text.references, tokenizer=tokenizer)
+    if sentences is None:
+        sentences = score_sentences(run.model, run.params, *text.tokens)
+    result = {
+        "split": text.name,
+        "title": text.title,
+        "step": run.step,
+        "steps": list(run.steps),
+        "average_checkpoints": len(run.steps),
+        "decode": asdict(translator.config),
+        "perplexity": perplexity(sentences),
+        **asdict(scores),
+        "compound_bleu": compound_bleu(tokenizer, hypotheses, text.references),
+        "by_length": score_by_length(hypotheses, text.references, sentences, tokenizer),
+    }
+    task = score_task(run.config.data.task, text.sources, hypotheses, text.references)
+    if task is not None:
+        result["task"] = task
+    return Evaluation(result, text.sources, hypotheses, text.references, scores, sentences)
 
 
 def evaluate(
@@ -218,50 +174,27 @@ def evaluate(
     averaged checkpoint separately, with at most two sets of parameters in memory. The function
     calls `progress` with a description, the number of finished sentences, and the total.
 
-    Raises the errors of `prepare_split` or `read_files`, or a DataError if a source is too long for
-    the model.
+    Raises the errors of `read_text`, or a DataError if a source is too long for the model.
     """
     if per_checkpoint and run.folder.package is not None:
         raise UsageError(f"{run.folder.path} is a package, which has no separate checkpoints")
-    name, title, sources, references, tokens = _read(run, text, progress)
-    translator, tokenizer = run.translator(**decode), bleu_tokenizer(run.config.data)
+    content = read_text(run, text, progress)
+    name = run.folder.path.resolve().name
+    description = f"translating {content.title.removesuffix(' set')} with {name}"
 
-    def evaluate_params(params: Params, steps: tuple[int, ...], description: str) -> Evaluation:
-        num_done = 0
+    def evaluate_one(one: Run, suffix: str = "") -> Evaluation:
+        def report(num_done: int) -> None:
+            progress(f"{description}{suffix}", num_done, len(content.sources))
 
-        def report(sentences: int) -> None:
-            nonlocal num_done
-            num_done += sentences
-            progress(description, num_done, len(sources))
+        return evaluate_text(one, content, decode, progress=report)
 
-        best = translator.translate(params, sources, progress=report)
-        hypotheses = [candidates[0].text for candidates in best]
-        scores = score(hypotheses, references, tokenizer=tokenizer)
-        sentences = score_sentences(run.model, params, *tokens)
-        result = {
-            "split": name,
-            "title": title,
-            "step": steps[-1],
-            "steps": list(steps),
-            "average_checkpoints": len(steps),
-            "decode": asdict(translator.config),
-            "perplexity": perplexity(sentences),
-            **asdict(scores),
-            "compound_bleu": compound_bleu(tokenizer, hypotheses, references),
-        }
-        task = score_task(run.config.data.task, sources, hypotheses, references)
-        if task is not None:
-            result["task"] = task
-        return Evaluation(result, sources, hypotheses, references, scores, sentences)
-
-    description = f"translating {title.removesuffix(' set')} with {run.folder.path.resolve().name}"
-    evaluation = evaluate_params(run.params, run.steps, description)
+    evaluation = evaluate_one(run)
     if not per_checkpoint:
         return evaluation
     singles: list[Evaluation] = []
     for step in run.steps:
-        params = read_params(run.folder, run.model, [step])
-        singles.append(evaluate_params(params, (step,), f"{description} at step {step}"))
+        one = Run(run.folder, read_params(run.folder, run.model, [step]), (step,))
+        singles.append(evaluate_one(one, f" at step {step}"))
     evaluation.result["per_checkpoint"] = [
         {
             key: single.result[key]
@@ -271,10 +204,3 @@ def evaluate(
         for single in singles
     ]
     return evaluation._replace(per_checkpoint=tuple(singles))
-
-
-def _check_complete(kind: str, lines: Sequence[str | None]) -> list[str]:
-    complete = [line for line in lines if line is not None]
-    if len(complete) < len(lines):
-        raise DataError(f"{kind} {lines.index(None) + 1} is missing, so there is no score")
-    return complete

@@ -22,6 +22,7 @@ from transformer_jax.inference.evaluate import Evaluation
 from transformer_jax.inference.perplexity import SentenceScore
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.runs.atomic_files import write_json
+from transformer_jax.runs.run_directory import RunDirectory
 
 
 def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
@@ -54,6 +55,26 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     except OSError as error:
         raise StorageError(f"the scores could not be saved: {error}") from error
     return folder
+
+
+def find_result(
+    folder: RunDirectory, split: str, steps: Sequence[int], decode: DecodeConfig
+) -> dict[str, Any] | None:
+    """Return the stored result of the mean of these checkpoints with this search, or None."""
+    settings = {
+        "split": split,
+        "step": steps[-1],
+        "average_checkpoints": len(steps),
+        "decode": asdict(decode),
+    }
+    path = folder.path / "evaluations" / directory_name(settings) / "scores.json"
+    try:
+        result = json.loads(path.read_bytes())
+        # Earlier versions did not store the steps or the scores by length.
+        is_same = result["steps"] == list(steps) and all(result[k] == settings[k] for k in settings)
+        return result if is_same and "by_length" in result else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _move_other_search(folder: Path) -> None:

@@ -13,8 +13,9 @@ from sacrebleu.significance import PairedTest, Result
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, StorageError
-from transformer_jax.inference.evaluate import Evaluation, prepare_split, sacrebleu_metrics
+from transformer_jax.inference.evaluate import Evaluation, prepare_split
 from transformer_jax.inference.evaluation_files import encode_lines
+from transformer_jax.inference.scores import sacrebleu_metrics
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.runs.atomic_files import write_json
 

@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,11 @@ from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
 from transformer_jax.model.transformer import Params, Transformer
 from transformer_jax.runs.array_store import PyTree, on_device
-from transformer_jax.runs.checkpoint_averaging import average_params, select_steps
+from transformer_jax.runs.checkpoint_averaging import (
+    average_last_params,
+    average_params,
+    select_steps,
+)
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import Package, RunDirectory
 
@@ -220,6 +224,25 @@ def _load_package(
     with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
         params = checkpoints.restore(steps[-1], {"params": stored})["params"]
     return Run(folder, jax.tree.map(lambda x: x.astype(jnp.float32), params), steps)
+
+
+def load_averages(
+    folder: RunDirectory, steps: Sequence[int], counts: Collection[int]
+) -> Iterator[Run]:
+    """Load the mean of the last k checkpoints of `steps` for each k in `counts`, smallest k first.
+
+    Each checkpoint is read once.
+
+    Raises:
+        StorageError: a checkpoint is damaged or cannot be read.
+    """
+    if not counts:
+        return
+    model = build_transformer(folder.config.model, **folder.vocabulary.sizes)
+    with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
+        means = average_last_params(checkpoints, steps, _restore_target(model), counts)
+        for count, params in zip(sorted(counts), means, strict=True):
+            yield Run(folder, params, tuple(steps[-count:]))
 
 
 def read_params(folder: RunDirectory, model: Transformer, steps: Sequence[int]) -> Params:

@@ -1,7 +1,6 @@
 """Select checkpoints and average their parameters (section 6.1)."""
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -57,9 +56,23 @@ def select_steps(
 
 def average_params(checkpoints: CheckpointManager, steps: Sequence[int], target: PyTree) -> PyTree:
     """Return the mean parameters over these steps. `target` is passed to `array_store.restore`."""
-    params = (checkpoints.restore(step, {"params": target})["params"] for step in steps)
-    total = functools.reduce(lambda total, x: jax.tree.map(jnp.add, total, x), params)
-    return total if len(steps) == 1 else jax.tree.map(lambda x: x / len(steps), total)
+    return next(average_last_params(checkpoints, steps, target, [len(steps)]))
+
+
+def average_last_params(
+    checkpoints: CheckpointManager, steps: Sequence[int], target: PyTree, counts: Collection[int]
+) -> Iterator[PyTree]:
+    """Yield the mean parameters over the last k steps for each k in `counts`, in ascending order.
+
+    This function reads each checkpoint once. The results do not depend on the other counts, because
+    it always adds the parameters in the same order, from the last step to the first.
+    """
+    total: PyTree = None
+    for count, step in enumerate(reversed(steps[-max(counts) :]), start=1):
+        params = checkpoints.restore(step, {"params": target})["params"]
+        total = params if count == 1 else jax.tree.map(jnp.add, total, params)
+        if count in counts:
+            yield total if count == 1 else jax.tree.map(lambda x: x / count, total)  # noqa: B023
 
 
 def _consecutive_steps(checkpoints: CheckpointManager, last: int, limit: int) -> list[int]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from transformer_jax.data.splits import Split
-from transformer_jax.inference.evaluate import sacrebleu_metrics
+from transformer_jax.inference.scores import sacrebleu_metrics
 from transformer_jax.inference.significance import bootstrap, p_value
 from transformer_jax.sweeps.status import RunStatus
 

@@ -8,8 +8,8 @@ import math
 
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import DivergedError
-from transformer_jax.inference.evaluate import score
 from transformer_jax.inference.perplexity import perplexity, score_sentences
+from transformer_jax.inference.scores import score
 from transformer_jax.inference.tasks import main_score, score_task
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.transformer import Params

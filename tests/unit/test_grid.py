@@ -1,0 +1,148 @@
+"""Test that a grid has the scores of separate evaluations, and repeats none of them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import SMALL
+from untrained import write_untrained_run
+
+from transformer_jax.cli import main
+from transformer_jax.data.number_words import NumberWords
+from transformer_jax.inference.evaluate import evaluate
+from transformer_jax.inference.grid import Grid, Result, evaluate_grid
+from transformer_jax.inference.trained_run import load
+from transformer_jax.runs.run_directory import RunDirectory
+
+GRID = Grid(beam_sizes=[2, 1], alphas=[3.0, 0.0], averages=[2, 1])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """Return a run with two checkpoints and a development set of ten lines."""
+    folder = tmp_path_factory.mktemp("grid")
+    files: dict[str, tuple[str, str]] = {}
+    for split, count in (("train", 200), ("dev", 10), ("test", 10)):
+        pairs = list(NumberWords(200).read(split))[:count]
+        paths = folder / f"{split}.en", folder / f"{split}.de"
+        for path, lines in zip(paths, zip(*pairs, strict=True), strict=True):
+            path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+        files[split] = str(paths[0]), str(paths[1])
+    data = {"corpus": "text", **files, "bleu_tokenizer": "char"}
+    return write_untrained_run(folder / "run", SMALL.change(data=data), scale=3.0)
+
+
+@pytest.fixture(scope="module")
+def results(run: RunDirectory) -> list[Result]:
+    return evaluate_grid(run, "dev", GRID)
+
+
+def settings(result: Result) -> tuple[int, int, float]:
+    decode = result["decode"]
+    return result["average_checkpoints"], decode["beam_size"], decode["length_penalty_alpha"]
+
+
+def test_a_grid_has_every_combination_and_one_greedy_search_per_average(
+    results: list[Result],
+) -> None:
+    searches = [(1, 0.6), (2, 0.0), (2, 3.0)]
+    expected = [(average, *search) for average in (1, 2) for search in searches]
+    assert [settings(result) for result in results] == expected
+    assert [result["steps"] for result in results] == [[8]] * 3 + [[4, 8]] * 3
+
+
+def test_each_result_is_that_of_a_separate_evaluation(
+    run: RunDirectory, results: list[Result]
+) -> None:
+    mean = load(run.path, average_checkpoints=2)
+    search = {"beam_size": 2, "length_penalty_alpha": 3.0}
+    assert results[-1] == evaluate(mean, "dev", search).result
+    assert len({result["perplexity"] for result in results}) == 2
+    assert len({result["chrf"] for result in results}) > 2
+
+
+def test_a_repeated_grid_evaluates_only_what_is_missing(
+    run: RunDirectory, results: list[Result]
+) -> None:
+    titles: list[str] = []
+
+    def repeat() -> list[Result]:
+        titles.clear()
+        return evaluate_grid(run, "dev", GRID, progress=lambda title, *_: titles.append(title))
+
+    assert repeat() == results
+    assert titles == []
+    name = "dev-step8-average2-beam2-alpha0-max-extra-length-8"
+    shutil.rmtree(run.path / "evaluations" / name)
+    assert repeat() == results
+    assert set(titles) == {"6 to 6 of 6 evaluations"}
+    # A result of other checkpoints is not reused.
+    scores = run.path / "evaluations" / name / "scores.json"
+    scores.write_text(json.dumps(results[4] | {"steps": [2, 8]}))
+    assert repeat() == results
+    assert titles
+
+
+def test_the_command_line_prints_a_grid_of_the_development_set(
+    run: RunDirectory, results: list[Result], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--grid", "--beam-sizes", "1", "2", "--alphas", "0", "3", "--averages", "1", "2"]
+    assert main(["evaluate", str(run.path), *options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == results
+    assert main(["evaluate", str(run.path), *options]) == 0
+    output = capsys.readouterr().out
+    assert "dev set, 10 sentences" in output
+    best = max(results, key=lambda result: result["bleu"])
+    average, beam_size, alpha = settings(best)
+    assert output.count("best BLEU") == 1
+    end = f"--average-checkpoints {average} --beam-size {beam_size} --alpha {alpha:g}\n"
+    assert output.endswith(end)
+    # The printed command evaluates the test set with the same search.
+    assert main(["evaluate", str(run.path), *end.split(), "--by-length", "--split", "dev"]) == 0
+    output = capsys.readouterr().out
+    assert f"BLEU        {best['bleu']:.2f}" in output
+    assert "source tokens" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--alphas", "0.6"], "--alphas needs --grid"),
+        (["--grid", "--beam-size", "4"], "--grid does not combine with --beam-size"),
+        (["--grid", "--on", "a", "b"], "--grid does not combine with --on"),
+        (["--grid", "--averages", "3"], "cannot average 3 checkpoints"),
+        (["--grid", "--averages", "0"], "must be positive, got 0"),
+        (["--grid", "--beam-sizes", "0"], "decode.beam_size must be positive"),
+        (["--grid", "--alphas", "-1"], "decode.length_penalty_alpha must be at least 0"),
+    ],
+    ids=str,
+)
+def test_a_mistake_in_a_grid_is_one_line(
+    run: RunDirectory, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(run.path), *options]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+
+
+def test_a_grid_averages_the_papers_numbers_as_far_as_the_run_has_them(
+    run: RunDirectory, results: list[Result]
+) -> None:
+    default = evaluate_grid(run, "dev", Grid(beam_sizes=[1]))
+    assert default == results[:1]
+
+
+def test_results_that_cannot_be_stored_are_still_returned(
+    run: RunDirectory, results: list[Result], tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(run.path, tmp_path / "run"))
+    shutil.rmtree(copy / "evaluations")
+    (copy / "evaluations").touch()
+    notes: list[Any] = []
+    grid = Grid(beam_sizes=[1], averages=[1])
+    assert evaluate_grid(RunDirectory.open(copy), "dev", grid, say=notes.append) == results[:1]
+    assert len(notes) == 1
+    assert "could not be saved" in notes[0]

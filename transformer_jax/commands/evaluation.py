@@ -1,0 +1,155 @@
+"""The `evaluate` command, which scores a trained run."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import FlagCreatePairsOff, arg
+
+from transformer_jax.commands.base import translate_command
+from transformer_jax.commands.inference import RunCommand
+from transformer_jax.commands.tables import (
+    print_comparison,
+    print_evaluation,
+    print_grid,
+    print_scores_by_length,
+)
+from transformer_jax.console import progress_bar, shell_command, stderr, stdout
+from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.runs.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from transformer_jax.inference.evaluate import Evaluation
+    from transformer_jax.inference.significance import Comparison
+    from transformer_jax.inference.trained_run import Run
+
+
+@dataclass(frozen=True)
+class Evaluate(RunCommand):
+    """Translate a run's test set and score the translations; store both in the run."""
+
+    split: Literal["test", "dev"] | None = None
+    """The split to translate. Default: test, or dev with --grid."""
+    on: Annotated[tuple[Path, Path] | None, arg(metavar="SOURCE TARGET")] = None
+    """Translate this source file and score it with this target file. Both are
+    plain or gzip-compressed text with one sentence per line."""
+    per_checkpoint: FlagCreatePairsOff[bool] = False
+    """Also score each averaged checkpoint separately."""
+    baseline: Path | None = None
+    """Compare with this run by paired bootstrap. The options apply to both
+    runs. For all other settings, each run uses its own config."""
+    json: FlagCreatePairsOff[bool] = False
+    """Print the scores as a JSON object, or with --grid as a list of objects."""
+    by_length: FlagCreatePairsOff[bool] = False
+    """Also print the scores of sentences with 1 to 10 source tokens, 11 to 20, and so on."""
+    grid: FlagCreatePairsOff[bool] = False
+    """Score every combination of the next three options on the development
+    set. Stored evaluations are reused, so an interrupted grid continues."""
+    beam_sizes: tuple[int, ...] = ()
+    """With --grid: numbers of hypotheses. Default: 1 4 8."""
+    alphas: tuple[float, ...] = ()
+    """With --grid: exponents of the length penalty. Default: 0 0.6 1."""
+    averages: tuple[int, ...] = ()
+    """With --grid: numbers of scheduled checkpoints to average. Default: 1 5
+    20, but not more than the run has."""
+
+    def run(self) -> None:
+        """Evaluate the run, print the scores, and store them in the run."""
+        if self.baseline is not None:
+            # Report a wrong path before importing JAX.
+            RunDirectory.open(self.baseline)
+        if self.on is not None and self.split is not None:
+            raise UsageError("--on and --split are mutually exclusive: pass only one of them")
+        if self._check_grid_options():
+            self._run_grid()
+            return
+        run = self.load()
+        if self.per_checkpoint and run.average_checkpoints == 1:
+            raise UsageError(
+                "--per-checkpoint needs averaged checkpoints: pass --average-checkpoints 2 or more"
+            )
+        from transformer_jax.data.corpora import bleu_tokenizer
+        from transformer_jax.inference import significance
+        from transformer_jax.inference.evaluation_files import save_evaluation
+
+        baseline = None if self.baseline is None else self.load(self.baseline)
+        evaluation, other = self._evaluate(run, baseline)
+        result = evaluation.result
+        comparisons: list[Comparison] = []
+        if baseline is not None and other is not None:
+            comparisons = significance.compare(evaluation, other, bleu_tokenizer(run.config.data))
+            result = {**result, "baseline": significance.describe(baseline, other, comparisons)}
+        if self.json:
+            stdout.print(json.dumps(result))
+        else:
+            print_evaluation(evaluation)
+            if self.by_length:
+                print_scores_by_length(evaluation.result["by_length"])
+            if comparisons:
+                print_comparison(comparisons, self.run_folder, str(self.baseline))
+            for source, hypothesis in list(zip(*evaluation[1:3], strict=True))[:3]:
+                stdout.print(f"  {source}\n  -> {hypothesis}\n")
+        try:
+            folder = save_evaluation(run, evaluation)
+            if other is not None:
+                significance.save_comparison(folder, result["baseline"], other.hypotheses)
+            stderr.print(f"stored in {folder}")
+        except StorageError as error:
+            stderr.print(f"note: {error}")
+        if not self.json:
+            stdout.print(f"next: {translate_command(run.folder, self.checkpoint_options)}")
+
+    def _evaluate(
+        self, run: "Run", baseline: "Run | None"
+    ) -> tuple["Evaluation", "Evaluation | None"]:
+        """Evaluate the run, and the baseline if there is one."""
+        from transformer_jax.inference.evaluate import evaluate
+        from transformer_jax.inference.significance import check_comparable
+
+        split, changes, each = self.split or "test", self.decode_changes, self.per_checkpoint
+        with progress_bar() as progress:
+            if baseline is not None and self.on is None:
+                check_comparable(run, baseline, split, progress)
+            text = self.on or split
+            evaluation = evaluate(run, text, changes, per_checkpoint=each, progress=progress)
+            if baseline is None:
+                return evaluation, None
+            return evaluation, evaluate(baseline, text, changes, progress=progress)
+
+    def _check_grid_options(self) -> bool:
+        """Return whether to evaluate a grid; reject options that do not apply."""
+        settings = ("beam_sizes", "alphas", "averages")
+        others = ("on", "per_checkpoint", "baseline", "by_length", "average_checkpoints")
+        others += ("beam_size", "alpha", "beam_end")
+        if not self.grid:
+            if given := [name for name in settings if getattr(self, name)]:
+                raise UsageError(f"--{given[0].replace('_', '-')} needs --grid")
+        elif given := [name for name in others if getattr(self, name) not in (None, False)]:
+            option = given[0].replace("_", "-")
+            raise UsageError(
+                f"--grid does not combine with --{option}; it takes --step and --split"
+            )
+        return self.grid
+
+    def _run_grid(self) -> None:
+        """Evaluate all combinations of settings, and print them."""
+        folder = RunDirectory.open(Path(self.run_folder))
+        from transformer_jax.inference.grid import Grid, evaluate_grid
+
+        given = {name: getattr(self, name) for name in ("beam_sizes", "alphas", "averages")}
+        grid = Grid(**{name: values for name, values in given.items() if values})
+        split = self.split or "dev"
+        with progress_bar() as progress:
+            results = evaluate_grid(
+                folder, split, grid, step=self.step, progress=progress, say=stderr.print
+            )
+        if self.json:
+            stdout.print(json.dumps(results))
+            return
+        best = print_grid(results)
+        options = f"--average-checkpoints {best['average_checkpoints']}"
+        options += f" --beam-size {best['decode']['beam_size']}"
+        options += f" --alpha {best['decode']['length_penalty_alpha']:g}"
+        step = "" if self.step is None else f" --step {self.step}"
+        stdout.print(f"next: {shell_command('evaluate', folder.path)} {options}{step}")

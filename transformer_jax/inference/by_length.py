@@ -1,0 +1,41 @@
+"""Scores by source length: attention was invented because long sentences were translated badly."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformer_jax.inference.perplexity import SentenceScore, perplexity
+from transformer_jax.inference.scores import sacrebleu_metrics
+
+# The width of a bucket, in source tokens. The last bucket has no end.
+BUCKET_WIDTH = 10
+LAST_BUCKET = 60
+
+
+def score_by_length(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    sentences: Sequence[SentenceScore],
+    tokenizer: str,
+) -> list[dict[str, Any]]:
+    """Return the BLEU and the perplexity of sentences with 1 to 10 source tokens, 11 to 20, etc.
+
+    The end token counts. The last bucket starts at 61 tokens, and its "last" is None. Buckets
+    without sentences are left out.
+    """
+    members: dict[int, list[int]] = {}
+    for index, sentence in enumerate(sentences):
+        start = min((sentence.source_tokens - 1) // BUCKET_WIDTH * BUCKET_WIDTH, LAST_BUCKET)
+        members.setdefault(start, []).append(index)
+    bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
+    return [
+        {
+            "first": start + 1,
+            "last": start + BUCKET_WIDTH if start < LAST_BUCKET else None,
+            "sentences": len(indices),
+            "bleu": bleu.corpus_score(
+                [hypotheses[i] for i in indices], [[references[i] for i in indices]]
+            ).score,
+            "perplexity": perplexity([sentences[i] for i in indices]),
+        }
+        for start, indices in sorted(members.items())
+    ]

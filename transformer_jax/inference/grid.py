@@ -1,0 +1,126 @@
+"""Score a run for many beam sizes, length penalties, and numbers of averaged checkpoints.
+
+The paper chose its search "after experimentation on the development set" (section 6.1). Every
+evaluation is stored in the run, so a repeated grid computes only what is missing.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transformer_jax.config import DecodeConfig
+from transformer_jax.data.encode import Progress, ignore_progress
+from transformer_jax.data.splits import Split
+from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.inference.evaluate import Evaluation, Text, evaluate_text, read_text
+from transformer_jax.inference.evaluation_files import find_result, save_evaluation
+from transformer_jax.inference.perplexity import SentenceScore
+from transformer_jax.inference.trained_run import Run, load_averages
+from transformer_jax.runs.checkpoint_averaging import select_steps
+from transformer_jax.runs.checkpoint_manager import CheckpointManager
+from transformer_jax.runs.run_directory import RunDirectory
+
+# The paper averages 5 checkpoints of the base model, and 20 of the big model.
+PAPER_AVERAGES = (1, 5, 20)
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The settings to combine."""
+
+    beam_sizes: Sequence[int] = (1, 4, 8)
+    alphas: Sequence[float] = (0.0, 0.6, 1.0)
+    averages: Sequence[int] | None = None
+    """The numbers of scheduled checkpoints to average. None means 1, 5, and 20, but not more than
+    the run has."""
+
+    def __post_init__(self) -> None:
+        counts = [1] if self.averages is None else self.averages
+        if not (self.beam_sizes and self.alphas and counts):
+            raise UsageError("a grid needs at least one beam size, alpha, and number to average")
+        if min(counts) < 1:
+            raise UsageError(f"the number of checkpoints must be positive, got {min(counts)}")
+
+    def searches(self, decode: DecodeConfig) -> list[DecodeConfig]:
+        """Return the searches to run. Greedy search has no length penalty, so it runs once.
+
+        Raises:
+            ConfigError: a beam size or an alpha is invalid.
+        """
+        own_alpha = [decode.length_penalty_alpha]
+        return [
+            replace(decode, beam_size=beam_size, length_penalty_alpha=alpha)
+            for beam_size in sorted({*self.beam_sizes})
+            for alpha in (own_alpha if beam_size == 1 else sorted({*self.alphas}))
+        ]
+
+
+def evaluate_grid(
+    folder: RunDirectory,
+    split: Split,
+    grid: Grid,
+    *,
+    step: int | None = None,
+    progress: Progress = ignore_progress,
+    say: Callable[[str], object] = print,
+) -> list[Result]:
+    """Return the result of each search with each average, in ascending order of the settings.
+
+    The last averaged checkpoint is at `step`, by default the latest. `say` is called with a note if
+    the results cannot be stored.
+
+    Raises:
+        UsageError: the run is a package, or it has too few checkpoints or no such split.
+        DataError: the text has changed since the run was created.
+    """
+    if folder.package is not None:
+        raise UsageError(f"{folder.path} is a package, which has no separate checkpoints")
+    searches = grid.searches(folder.config.decode)
+    with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
+        default = [n for n in PAPER_AVERAGES if n <= max(len(checkpoints.scores), 1)]
+        averages = sorted({*(default if grid.averages is None else grid.averages)})
+        steps = select_steps(checkpoints, averages[-1], step)
+    results = {
+        (count, search): find_result(folder, split, steps[-count:], search)
+        for count in averages
+        for search in searches
+    }
+    missing = {count for (count, _), result in results.items() if result is None}
+    text: Text | None = None
+    notes: list[str] = []
+    for run in load_averages(folder, steps, missing):
+        text = text or read_text(run, split, progress)
+        count = run.average_checkpoints
+        pending = [search for search in searches if results[count, search] is None]
+        num_done = sum(result is not None for result in results.values())
+        title = f"{num_done + 1} to {num_done + len(pending)} of {len(results)} evaluations"
+        for search, evaluation in _evaluate_searches(run, text, pending, title, progress):
+            results[count, search] = evaluation.result
+            try:
+                save_evaluation(run, evaluation)
+            except StorageError as error:
+                notes.append(f"note: {error}")
+    for note in dict.fromkeys(notes):
+        say(note)
+    return [result for result in results.values() if result is not None]
+
+
+def _evaluate_searches(
+    run: Run, text: Text, searches: Sequence[DecodeConfig], title: str, progress: Progress
+) -> Iterator[tuple[DecodeConfig, Evaluation]]:
+    """Evaluate one average with several searches. The perplexity is computed only once."""
+    sentences: list[SentenceScore] | None = None
+    total = len(text.sources) * len(searches)
+    for index, search in enumerate(searches):
+
+        def report(num_done: int, before: int = index * len(text.sources)) -> None:
+            progress(title, before + num_done, total)
+
+        changes = {
+            "beam_size": search.beam_size,
+            "length_penalty_alpha": search.length_penalty_alpha,
+        }
+        evaluation = evaluate_text(run, text, changes, sentences=sentences, progress=report)
+        sentences = evaluation.sentences
+        yield search, evaluation

@@ -1,0 +1,109 @@
+"""Scores of translations: BLEU, chrF, and the paper's compound-split BLEU (section 6.1)."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import sacrebleu
+
+from transformer_jax.errors import DataError
+
+# The paper's script splits text as bytes, so only ASCII whitespace separates words.
+COMPOUND = re.compile(r"(\S)-(\S)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of translations, with the sacreBLEU details needed for comparisons."""
+
+    sentences: int
+    exact: float
+    """The fraction of translations that are identical to their reference."""
+    bleu: float
+    """BLEU, in percent."""
+    bleu_signature: str
+    precisions: list[float]
+    """BLEU's n-gram precisions, in percent, for n from 1 to 4."""
+    brevity_penalty: float
+    lengths: list[int]
+    """The total numbers of words in the translations and in the references."""
+    chrf: float
+    """chrF2, in percent."""
+    chrf_signature: str
+
+    @property
+    def bleu_details(self) -> str:
+        """The precisions, brevity penalty, and lengths in one line."""
+        precisions = "/".join(f"{precision:.1f}" for precision in self.precisions)
+        words, expected = self.lengths
+        return f"{precisions} BP {self.brevity_penalty:.3f} ({words:,} for {expected:,} words)"
+
+
+def sacrebleu_metrics(
+    tokenizer: str, *, warn: bool = True
+) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
+    """Return BLEU with this tokenizer, and chrF. If `warn`, BLEU warns about tokenized text."""
+    force = tokenizer == "none" or not warn
+    return sacrebleu.BLEU(tokenize=tokenizer, force=force), sacrebleu.CHRF()
+
+
+def score(
+    hypotheses: Sequence[str | None], references: Sequence[str | None], *, tokenizer: str = "13a"
+) -> Scores:
+    """Score translations with sacreBLEU, against one reference each.
+
+    Raises:
+        DataError: the numbers of translations and references differ or are zero, or a line is
+            missing. In these cases, sacreBLEU itself may return 100 or ignore a reference.
+    """
+    if len(hypotheses) != len(references) or not references:
+        raise DataError(
+            f"cannot score {len(hypotheses)} translations with {len(references)} references"
+        )
+    systems = _check_complete("translation", hypotheses)
+    expected = _check_complete("reference", references)
+    bleu, chrf = sacrebleu_metrics(tokenizer)
+    bleu_score = bleu.corpus_score(systems, [expected])
+    chrf_score = chrf.corpus_score(systems, [expected])
+    return Scores(
+        sentences=len(expected),
+        exact=float(np.mean([h == r for h, r in zip(systems, expected, strict=True)])),
+        bleu=bleu_score.score,
+        bleu_signature=str(bleu.get_signature()),
+        precisions=list(bleu_score.precisions),
+        brevity_penalty=bleu_score.bp,
+        lengths=[bleu_score.sys_len, bleu_score.ref_len],
+        chrf=chrf_score.score,
+        chrf_signature=str(chrf.get_signature()),
+    )
+
+
+def compound_bleu(
+    tokenizer: str, hypotheses: Sequence[str], references: Sequence[str]
+) -> float | None:
+    """Return BLEU computed as in the paper, which uses Tensor2Tensor's `get_ende_bleu.sh`.
+
+    Both sides are tokenized as in Moses's `tokenizer.perl -l de`, and split at hyphens. BLEU is
+    computed as in `multi-bleu.perl`, without smoothing. If `tokenizer` is "none", the text
+    must already be tokenized. Return None if `tokenizer` splits text into characters, which have no
+    compounds.
+    """
+    if tokenizer in ("char", "zh"):
+        return None
+    sides = hypotheses, references
+    if tokenizer != "none":
+        from sacremoses import MosesTokenizer
+
+        moses = MosesTokenizer("de")
+        sides = tuple([" ".join(moses.tokenize(line)) for line in side] for side in sides)
+    systems, expected = ([COMPOUND.sub(r"\1 ##AT##-##AT## \2", x) for x in side] for side in sides)
+    bleu = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
+    return bleu.corpus_score(systems, [expected]).score
+
+
+def _check_complete(kind: str, lines: Sequence[str | None]) -> list[str]:
+    complete = [line for line in lines if line is not None]
+    if len(complete) < len(lines):
+        raise DataError(f"{kind} {lines.index(None) + 1} is missing, so there is no score")
+    return complete
