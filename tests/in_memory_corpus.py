@@ -4,15 +4,15 @@ import json
 from collections.abc import Iterator
 
 import numpy as np
+from small import read_pairs
 
-from transformer_jax.data.number_words import NumberWords
 from transformer_jax.data.prepare import Prepared
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 
 Pairs = list[tuple[str, str]]
 
-WORDS: Pairs = list(NumberWords(50).read("train"))
+WORDS: Pairs = read_pairs("train")[:50]
 TOKENIZER = Tokenizer.train([line for pair in WORDS for line in pair], 100)
 VOCABULARY = Vocabulary.shared(TOKENIZER)
 

@@ -5,6 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from transformer_jax.config import Config
+from transformer_jax.data.splits import SPLITS, Split
+
+FOLDER = Path(__file__).parent / "data"
+# Lines of the built-in corpus of number words: its first 200 training pairs, and the first 40 pairs
+# of its other splits. The built-in corpus always has 500 development pairs, and scoring them takes
+# longer than the eight steps of training.
+FILES = {split: tuple(str(FOLDER / f"{split}.{side}") for side in ("en", "de")) for split in SPLITS}
+# Changes to `SMALL.data` for tests that need more lines.
+NUMBER_WORDS = {"corpus": "number_words", **dict.fromkeys(SPLITS)}
 
 SMALL = Config().change(
     model={
@@ -17,7 +26,14 @@ SMALL = Config().change(
         "max_length": 64,
     },
     # An epoch has four batches of two shapes, so a run covers two epochs with few compilations.
-    data={"num_pairs": 200, "vocab_size": 64, "max_length": 24, "batch_tokens": 512},
+    data={
+        "corpus": "text",
+        **FILES,
+        "bleu_tokenizer": "char",
+        "vocab_size": 64,
+        "max_length": 24,
+        "batch_tokens": 512,
+    },
     train={
         "steps": 8,
         "warmup_steps": 4,
@@ -28,6 +44,12 @@ SMALL = Config().change(
     # An untrained model rarely ends a sentence, so a search runs up to this limit.
     decode={"max_extra_length": 8},
 )
+
+
+def read_pairs(split: Split) -> list[tuple[str, str]]:
+    """Return the pairs of lines of a split."""
+    source, target = (Path(name).read_text("utf-8").splitlines() for name in FILES[split])
+    return list(zip(source, target, strict=True))
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:

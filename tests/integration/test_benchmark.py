@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small import SMALL
+from small import NUMBER_WORDS, SMALL
 
 from experiments.benchmark import adapter, benchmarks
 from experiments.benchmark import gpu as on_gpu
@@ -242,7 +242,7 @@ def test_workers_run_in_interleaved_rounds_of_alternating_order(tmp_path: Path) 
 
 
 def test_text_batches_have_the_requested_number_of_tokens() -> None:
-    config = SMALL.change(data={"num_pairs": 2000})
+    config = SMALL.change(data={**NUMBER_WORDS, "num_pairs": 2000})
     for tokens in (100, 400):
         batches = text_batches(config, tokens, shapes=2, count=6)
         assert np.mean([count_target_tokens(batch) for batch in batches]) >= tokens
@@ -308,7 +308,7 @@ def test_the_input_and_scaling_commands_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
-    (tmp_path / "mine.py").write_text("from small import SMALL as CONFIG\n")
+    (tmp_path / "mine.py").write_text("from small import NUMBER_WORDS, SMALL as CONFIG\n")
     options = ["--out", str(tmp_path / "out"), "--rounds", "2"]
     assert main(["input", str(tmp_path / "mine.py"), *options]) == 0
     printed = capsys.readouterr().out

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import sacrebleu
 from scipy import stats
-from small import SMALL
+from small import NUMBER_WORDS, SMALL
 
 from experiments.positions.__main__ import main
 from experiments.positions.report import COLORS, MARKERS, significance_bands, to_csv
@@ -94,7 +94,7 @@ def make_sweep(path: Path, data: dict[str, Any]) -> Sweep:
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Sweep:
-    return make_sweep(tmp_path / "numbers", {})
+    return make_sweep(tmp_path / "numbers", NUMBER_WORDS)
 
 
 def sentences_between(run: SweepRun, above: float, end: float) -> list[Sentence]:

@@ -340,7 +340,7 @@ FAULTS = """
 """
 CLUSTER_CONFIG = """
     from small import SMALL
-    BASE = SMALL.change(train={"steps": 24, "checkpoint_every": 12}, data={"num_pairs": 100})
+    BASE = SMALL.change(train={"steps": 24, "checkpoint_every": 12})
     SWEEP = {"base": BASE, "B": BASE.change(model={"d_ff": 48})}
 """
 LONG_ROW = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from finished_runs import write_results
-from small import SMALL
+from small import FILES, SMALL
 
 from transformer_jax.cli import main
 from transformer_jax.config import Config
@@ -78,7 +78,7 @@ def test_runs_that_cannot_be_compared_are_rejected_in_one_line(
     shutil.copytree(runs[0], tmp_path / "copy")
     line = error_of(*runs, tmp_path / "copy", "--out", out)
     assert "has the same config and seed as another run" in line
-    other = make_run(tmp_path / "other", SMALL.change(data={"num_pairs": 150}))
+    other = make_run(tmp_path / "other", SMALL.change(data={"train": FILES["dev"]}))
     assert "were trained on different text" in error_of(runs[0], other, "--out", out)
     assert not out.exists()
 

@@ -82,7 +82,7 @@ def test_an_evaluation_describes_its_scores(run: Run, evaluation: Evaluation) ->
     again = score(evaluation.hypotheses, evaluation.references, tokenizer="char")
     assert (result["bleu"], result["chrf"]) == (again.bleu, again.chrf)
     assert (result["step"], result["decode"]["beam_size"]) == (8, 1)
-    assert len(evaluation.sentences) == len(evaluation.references) == 500
+    assert len(evaluation.sentences) == len(evaluation.references) == 40
     nll = sum(sentence.nll for sentence in evaluation.sentences)
     tokens = sum(sentence.target_tokens for sentence in evaluation.sentences)
     assert result["perplexity"] == pytest.approx(math.exp(nll / tokens), rel=1e-9)
@@ -173,7 +173,7 @@ def test_the_command_line_scores_text_in_files(
     on = ["evaluate", str(copy), "--beam", "1", "--on", *map(str, files)]
     assert main([*on, "--baseline", str(copy)]) == 0
     output = capsys.readouterr().out
-    assert output.startswith("dev set.en and dev set.de.gz, 500 sentences, step 8")
+    assert output.startswith("dev set.en and dev set.de.gz, 40 sentences, step 8")
     assert "compound-split, as in the paper's script" in output
     assert "paired bootstrap" in output
     [folder] = (copy / "evaluations").glob("on-*")
@@ -192,7 +192,7 @@ def test_the_command_line_scores_text_in_files(
     assert f"there is no file {source}x" in error_of(65, "--on", f"{source}x", target)
     with files[0].open("a") as file:
         file.write("one\n")
-    assert "dev set.en has 501 lines" in error_of(65, *on[2:])
+    assert "dev set.en has 41 lines" in error_of(65, *on[2:])
     short = tmp_path / "short"
     short.write_text("one\n" + "one " * 100)
     assert "line 2 has " in error_of(65, "--on", str(short), str(short))
@@ -270,7 +270,7 @@ def test_scores_are_printed_even_if_they_cannot_be_saved(
     (copy / "evaluations").touch()
     assert main(["evaluate", str(copy), "--split", "dev", "--beam-size", "1", "--json"]) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["sentences"] == 500
+    assert json.loads(captured.out)["sentences"] == 40
     assert "note: the scores could not be saved" in captured.err
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from small import SMALL
+from small import NUMBER_WORDS, SMALL
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.inference.model_card import find_languages, find_scores, write_card
@@ -55,7 +55,9 @@ def test_the_metadata_is_yaml_and_has_only_what_is_known(tmp_path: Path) -> None
     unknown["pipeline_tag"] = "translation"
     assert metadata_of(card_of(tmp_path)) == unknown
     write_scores(tmp_path, "test")
-    wmt14 = SMALL.change(data={"corpus": "tfds", "dataset": "wmt14_translate/de-en"})
+    wmt14 = SMALL.change(
+        data={**NUMBER_WORDS, "corpus": "tfds", "dataset": "wmt14_translate/de-en"}
+    )
     # In YAML, an unquoted "no" means false.
     assert metadata_of(card_of(tmp_path, wmt14, ("en", "no"))) == unknown | {
         "language": ["en", "no"],

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
-from small import SMALL
+from small import FILES, SMALL
 from untrained import write_untrained_run
 
 from transformer_jax.cli import main
@@ -51,7 +51,11 @@ def test_a_package_translates_as_its_run_does(run: Run, package: Path) -> None:
     loaded = load(package)
     assert_same_params(loaded, run)
     assert loaded.steps == run.steps == (4, 8)
-    assert loaded.config == run.config
+    # Packages name files without their folders.
+    files: dict[str, Any] = {
+        split: tuple(Path(name).name for name in names) for split, names in FILES.items()
+    }
+    assert loaded.config == run.config.change(data=files)
     assert loaded.folder.versions == run.folder.versions
     translations = run.translate(LINES)
     assert len(set(translations)) > 1
@@ -138,7 +142,7 @@ def test_the_command_prints_the_size_and_what_the_card_lacks(
     assert main([*arguments, "--dtype", "bfloat16"]) == 0
     output = capsys.readouterr()
     assert f"packaged in {out}: 0.4 MB, bfloat16, steps 8\n" in output.out
-    assert f"next: echo 'forty-two' | transformer-jax translate {out}\n" in output.out
+    assert f"next: transformer-jax translate {out} < FILE\n" in output.out
     assert "note: the model card has no license; choose one with --license\n" in output.err
     assert "evaluate" in output.err
     card = (out / "README.md").read_text("utf-8")
@@ -213,7 +217,7 @@ def test_a_package_is_evaluated_as_a_run_and_its_scores_are_on_the_next_card(
     second = package_run(first, tmp_path / "second", dtype="bfloat16", license_id="mit").path
     card = (second / "README.md").read_text("utf-8")
     scores = evaluation.scores
-    assert f"| `dev` | 500 | 2 | 0.6 | {scores.bleu:.2f} | {scores.chrf:.2f} |" in card
+    assert f"| `dev` | 40 | 2 | 0.6 | {scores.bleu:.2f} | {scores.chrf:.2f} |" in card
     assert f"- BLEU `{scores.bleu_signature}`" in card
     assert "before the parameters were rounded to bfloat16" in card
     # Scores from other checkpoints do not apply to this model.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
-from small import SMALL
+from small import NUMBER_WORDS, SMALL
 from untrained import write_untrained_run
 
 from transformer_jax.cli import main
@@ -20,7 +20,9 @@ from transformer_jax.training.create_run import create_run
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run whose parameters are the mean of two checkpoints."""
-    config = SMALL.change(decode={"average_checkpoints": 2})
+    config = SMALL.change(
+        data={**NUMBER_WORDS, "num_pairs": 200}, decode={"average_checkpoints": 2}
+    )
     return load(write_untrained_run(tmp_path_factory.mktemp("runs") / "run", config).path)
 
 

@@ -39,7 +39,7 @@ def test_the_largest_batch_is_the_one_with_the_most_activations() -> None:
 
 def test_prepared_text_has_the_batches_and_the_vocabulary_of_its_training() -> None:
     shapes = prepare_shapes(SMALL)
-    assert shapes.source.startswith("shapes of number words")
+    assert shapes.source.startswith("shapes of train.en + train.de")
     assert shapes.config.data.vocab_size <= SMALL.data.vocab_size
     limit = assume_shapes(SMALL).buckets[-1]
     assert all(bucket.source <= limit.source for bucket in shapes.buckets)

@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from small import read_pairs
 
-from transformer_jax.data.number_words import NumberWords
 from transformer_jax.errors import DataError
 from transformer_jax.inference.evaluate import Evaluation
 from transformer_jax.inference.scores import score
 from transformer_jax.inference.significance import compare, save_comparison
 
-PAIRS = list(NumberWords(300).read("dev"))[:150]
+PAIRS = read_pairs("train")[:150]
 SOURCES, REFERENCES = (list(side) for side in zip(*PAIRS, strict=True))
 
 

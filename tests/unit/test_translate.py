@@ -7,7 +7,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 import pytest
-from small import SMALL
+from small import SMALL, read_pairs
 from untrained import write_untrained_run
 
 from transformer_jax.cli import main
@@ -41,10 +41,10 @@ def prepared(run: Run) -> Prepared:
 
 
 @pytest.fixture(scope="module")
-def lines(run: Run, prepared: Prepared) -> list[str]:
+def lines(run: Run) -> list[str]:
     """Lines that share a padded width, so that few programs are compiled."""
     translator = run.translator()
-    sources, _ = prepared.lines("dev")
+    sources = [source for source, _ in [*read_pairs("dev"), *read_pairs("train")]]
     widths = [translator.width(len(tokens)) for tokens in translator.encode(sources)]
     assert len(set(widths)) > 1
     return [x for x, width in zip(sources, widths, strict=True) if width == WIDTH][: 2 * ROWS + 4]
