@@ -1,5 +1,6 @@
 """Docstrings, comments, messages, and pages avoid phrases that CONTRIBUTING bans."""
 
+import functools
 import re
 
 import pytest
@@ -24,16 +25,21 @@ BANNED = {
     "95%": r"\d %(?!\w)",
     "begin with the subject": r"(?-i:^Of )(?!course)",
 }
-SENTENCES = [
-    (passage.place, CODE.sub("`code`", sentence))
-    for passage in passages()
-    for sentence in passage.sentences
-]
+
+
+@functools.cache
+def sentences() -> list[tuple[str, str]]:
+    """Return the place and the text of each sentence, with code replaced by a placeholder."""
+    return [
+        (passage.place, CODE.sub("`code`", sentence))
+        for passage in passages()
+        for sentence in passage.sentences
+    ]
 
 
 @pytest.mark.parametrize("instead", BANNED)
 def test_prose_avoids_a_banned_phrase(instead: str) -> None:
     """The name of each case says what to write instead."""
     pattern = re.compile(BANNED[instead], re.IGNORECASE)
-    found = [f"{place}: {text}" for place, text in SENTENCES if pattern.search(text)]
+    found = [f"{place}: {text}" for place, text in sentences() if pattern.search(text)]
     assert not found, "\n".join([f"write {instead!r} instead:", *found[:40]])

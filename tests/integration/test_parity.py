@@ -26,11 +26,6 @@ from transformer_jax.model.transformer import Params, Transformer, init_params
 from transformer_jax.special_tokens import BOS, PAD
 from transformer_jax.training.optimizer import make_optimizer, make_schedule
 
-torch: Any = pytest.importorskip("torch", reason="`pip install --group interop` installs PyTorch")
-transformers: Any = pytest.importorskip(
-    "transformers", reason="`pip install --group interop` installs transformers"
-)
-
 VOCABULARY = 13
 SOURCE = np.array([[5, 9, 3, 12, 7, 2], [4, 11, 6, 2, PAD, PAD]])
 TARGET = np.array([[8, 3, 10, 5, 2], [12, 4, 2, PAD, PAD]])
@@ -51,11 +46,17 @@ class Pair(NamedTuple):
     model: Transformer
     params: Params
     marian: Any
+    torch: Any
 
 
 @pytest.fixture(scope="module", params=["float32", "float64"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """A model whose random weights are large enough to produce peaked distributions."""
+    # These imports take seconds, so only the process that runs these tests imports the packages.
+    torch, transformers = (
+        pytest.importorskip(name, reason=f"`pip install --group interop` installs {name}")
+        for name in ("torch", "transformers")
+    )
     config = replace(
         SMALL, attention_bias=True, layer_norm_epsilon=LAYER_NORM_EPSILON, dtype=request.param
     )
@@ -66,10 +67,10 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
             lambda x: jnp.asarray(3 * x + 0.1 * rng.normal(size=x.shape), config.dtype),
             jax.jit(init_params, static_argnums=0)(model, jax.random.key(0)),
         )
-        yield Pair(config, model, params, open_marian(config, params))
+        yield Pair(config, model, params, open_marian(config, params, torch, transformers), torch)
 
 
-def open_marian(config: ModelConfig, params: Params) -> Any:
+def open_marian(config: ModelConfig, params: Params, torch: Any, transformers: Any) -> Any:
     """Return a Marian model with these parameters."""
     settings = model_settings(config, VOCABULARY, num_positions=16)
     marian = transformers.MarianMTModel(transformers.MarianConfig(**settings))
@@ -96,9 +97,10 @@ def mean_loss(model: Transformer, params: Params) -> tuple[Array, Array]:
     return loss.smoothed / loss.count, logits
 
 
-def run_marian(marian: Any) -> tuple[Any, Any]:
+def run_marian(pair: Pair) -> tuple[Any, Any]:
     """Return the outputs and the smoothed loss per token."""
-    output = marian(
+    torch = pair.torch
+    output = pair.marian(
         input_ids=torch.tensor(SOURCE),
         attention_mask=torch.tensor(SOURCE != PAD),
         decoder_input_ids=torch.tensor(DECODER_INPUT),
@@ -119,7 +121,7 @@ def assert_close(
 
 
 def test_outputs_and_attention_weights_equal_those_of_marian(pair: Pair) -> None:
-    config, model, params, marian = pair
+    config, model, params, _, torch = pair
 
     @jax.jit
     def compute(params: Params) -> tuple[Any, Any, Mapping[str, Array]]:
@@ -130,7 +132,7 @@ def test_outputs_and_attention_weights_equal_those_of_marian(pair: Pair) -> None
 
     memory, logits, weights = compute(params)
     with torch.no_grad():
-        output, _ = run_marian(marian)
+        output, _ = run_marian(pair)
     order = channel_order(config.d_model)
     assert_close(memory[..., order], output.encoder_last_hidden_state, config.dtype)
     assert_close(logits, output.logits, config.dtype)
@@ -143,7 +145,7 @@ def test_outputs_and_attention_weights_equal_those_of_marian(pair: Pair) -> None
 
 
 def test_loss_gradients_and_ten_adam_steps_equal_those_of_marian(pair: Pair) -> None:
-    config, model, params, marian = pair
+    config, model, params, marian, torch = pair
     optimizer = make_optimizer(TRAIN, config.d_model)
     schedule = make_schedule(TRAIN, config.d_model)
     state = optimizer.init(params)
@@ -164,7 +166,7 @@ def test_loss_gradients_and_ten_adam_steps_equal_those_of_marian(pair: Pair) -> 
         params, state, loss, gradients = step(params, state)
         adam.param_groups[0]["lr"] = float(schedule(number))
         adam.zero_grad()
-        _, their_loss = run_marian(marian)
+        _, their_loss = run_marian(pair)
         their_loss.backward()
         assert_close(loss, their_loss, config.dtype, TRAINING_TOLERANCES)
         if number == 1:

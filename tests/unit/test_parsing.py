@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import SMALL
+from small import NUMBER_WORDS, SMALL
 from treebank import write_treebank
 from untrained import write_untrained_run
 
@@ -68,6 +68,7 @@ def test_evaluate_prints_and_stores_the_scores_of_the_task(
 ) -> None:
     parsing = load_config("parsing").data
     data = {
+        **NUMBER_WORDS,
         "folder": str(write_treebank(tmp_path / "treebank")),
         "source_vocab_size": 60,
         "max_length": 32,
