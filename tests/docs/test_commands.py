@@ -18,7 +18,13 @@ from transformer_jax.data.splits import SPLITS
 LABELS = re.compile(r"\d+ (s|min)\b|needs (a GPU|a TPU|hours|Slurm|the network|minutes)\b")
 # Skip these commands, because they would run the tests again or need a different environment.
 RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
-CHEAP = sorted({c.text for page in GUIDES for c in commands(page) if c.is_cheap} - {*RECURSIVE})
+# These commands build the models of all rows of Table 3, so they run with the other commands of
+# their pages. `test_cli` and `test_sweeps` run them for a few rows.
+ALL_ROWS = re.compile(r"transformer-jax (params|sweep) table3\b")
+CHEAP = sorted(
+    {c.text for page in GUIDES for c in commands(page) if c.is_cheap and not ALL_ROWS.match(c.text)}
+    - {*RECURSIVE}
+)
 # These commands import JAX. They run in forks of a process that has already imported it. The other
 # commands run in a shell, which tests that the shell finds `transformer-jax` in an activated
 # environment.

@@ -40,10 +40,10 @@ def run_program(*arguments: str, **environment: str) -> Any:
     params=[
         ("8", "10", "0:pmap", "0.3:data,fsdp"),
         pytest.param(
-            ("1,2,4,8", "50", "0:data,fsdp,pmap", "0.3:data,fsdp,pmap"), marks=pytest.mark.slow
+            ("1,2,8", "20", "0:data,fsdp,pmap", "0.3:data,fsdp,pmap"), marks=pytest.mark.slow
         ),
     ],
-    ids=["8 devices", "1, 2, 4 and 8 devices"],
+    ids=["8 devices", "1, 2, and 8 devices"],
 )
 def comparison(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The differences between each sharding and a single device in float64, for each dropout rate.
@@ -73,7 +73,7 @@ def test_every_sharding_trains_as_one_device_does(comparison: dict[str, Any]) ->
 @pytest.mark.slow
 def test_losses_in_float32_agree_with_one_device() -> None:
     # Parameters may differ, because Adam amplifies the rounding errors in very small gradients.
-    comparison = run_program("on_devices.py", "float32", "1,2,4,8", "50", "0:data,fsdp,pmap")
+    comparison = run_program("on_devices.py", "float32", "2,8", "20", "0:data,fsdp,pmap")
     for name, distance in comparison["distances"]["0"].items():
         smoothed, nll, count, _ = distance["metrics"]
         assert max(smoothed, nll) < 1e-3, name

@@ -31,7 +31,7 @@ FAULTS = """
     beat, busy, words = heartbeat.beat, heartbeat.busy, " ".join(sys.argv)
     beats = 0
     is_training = any(word in sys.argv[1:2] for word in ("train", "resume"))
-    if is_training and "/C/seed-2" in words:
+    if is_training and "/C/seed-1" in words:
         from transformer_jax.training import optimizer
         rate = optimizer.learning_rate
         optimizer.learning_rate = lambda *a, **k: 1e30 * rate(*a, **k)
@@ -50,13 +50,13 @@ FAULTS = """
         if "/B/seed-0" in words:
             os.kill(os.getpid(), signal.SIGKILL)
         # The supervisor must know the duration of a step first.
-        if "/B/seed-2" in words and beats > 6:
+        if "/B/seed-1" in words and beats > 6:
             time.sleep(600)
     heartbeat.beat, heartbeat.busy = fail, count_phase
 """
 CONFIG = """
     from small import SMALL
-    BASE = SMALL.change(train={"steps": 24, "checkpoint_every": 12}, data={"num_pairs": 100})
+    BASE = SMALL.change(train={"steps": 24, "checkpoint_every": 12})
     SWEEP = {
         "base": BASE,
         "B": BASE.change(model={"d_k": 4}),
@@ -127,31 +127,31 @@ def test_a_sweep_trains_scores_and_reports_a_run(
 
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
-def test_four_failures_of_nine_runs_do_not_affect_the_others(
+def test_four_failures_of_six_runs_do_not_affect_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = run_sweep(tmp_path)
+    code, out, err = run_sweep(tmp_path, "--seeds", "2")
     assert code == 1, err
-    assert "5 done, 4 failed" in out or "4 failed, 5 done" in out
+    assert "2 done, 4 failed" in out or "4 failed, 2 done" in out
     statuses = statuses_in(tmp_path)
     failed = {name: s.note for name, s in statuses.items() if s.status == "failed"}
-    assert set(failed) == {"base/seed-1", "B/seed-0", "B/seed-2", "C/seed-2"}
+    assert set(failed) == {"base/seed-1", "B/seed-0", "B/seed-1", "C/seed-1"}
     assert {s.status for name, s in statuses.items() if name not in failed} == {"done"}
     assert set(statuses["base/seed-0"].scores) == {"dev", "test"}
     assert failed["base/seed-1"].endswith("RuntimeError: of an unknown kind")
     assert "SIGKILL ended training after step" in failed["B/seed-0"]
-    assert "no heartbeat for" in failed["B/seed-2"]
-    assert statuses["C/seed-2"].code == 70
-    assert "smaller train.learning_rate_scale" in failed["C/seed-2"]
-    assert "4 of 9 runs failed" in err.splitlines()[-1]
+    assert "no heartbeat for" in failed["B/seed-1"]
+    assert statuses["C/seed-1"].code == 70
+    assert "smaller train.learning_rate_scale" in failed["C/seed-1"]
+    assert "4 of 6 runs failed" in err.splitlines()[-1]
     # Finished runs are never repeated, and failed runs are repeated only with `--retry-failed`.
     before = {name: s.run.status_file.read_text() for name, s in statuses.items()}
-    assert run_sweep(tmp_path)[0] == 1
+    assert run_sweep(tmp_path, "--seeds", "2")[0] == 1
     assert before == {n: s.run.status_file.read_text() for n, s in statuses_in(tmp_path).items()}
     (tmp_path / "mended").touch()
-    assert run_sweep(tmp_path, "--retry-failed")[0] == 1
+    assert run_sweep(tmp_path, "--seeds", "2", "--retry-failed")[0] == 1
     statuses = statuses_in(tmp_path)
-    assert {name for name, s in statuses.items() if s.status != "done"} == {"C/seed-2"}
+    assert {name for name, s in statuses.items() if s.status != "done"} == {"C/seed-1"}
     for name, status in statuses.items():
         if name not in failed:
             assert before[name] == status.run.status_file.read_text()
@@ -162,8 +162,8 @@ def test_four_failures_of_nine_runs_do_not_affect_the_others(
     folder = str(tmp_path / "sweeps" / "mine")
     assert main(["status", folder]) == 1
     shown = capsys.readouterr()
-    assert "8 done, 1 failed" in shown.out
-    assert "1 of 9 runs failed: C/seed-2; the same command with --retry-failed" in shown.err
+    assert "5 done, 1 failed" in shown.out
+    assert "1 of 6 runs failed: C/seed-1; the same command with --retry-failed" in shown.err
     assert main(["report", folder]) == 0
 
 
@@ -290,9 +290,7 @@ def test_a_dry_run_prints_what_a_sweep_needs_and_creates_nothing(
     assert main(["sweep", "table3", *arguments]) == 0
     out = capsys.readouterr().out
     assert "2 rows x 3 seeds = 6 runs" in out
-    assert re.search(
-        r"^  A1 +up to [\dh ]+ min and about 0\.\d\d GB per run$", out, re.MULTILINE
-    ), out
+    assert re.search(r"^  A1 +up to .+ and about 0\.\d\d GB per run$", out, re.MULTILINE), out
     assert re.search(r"^up to about .* of training in total, if it reaches 30%", out, re.MULTILINE)
     assert re.search(r"^about \d+\.\d GB on disk \(free: \d+\)$", out, re.MULTILINE)
     assert not any(tmp_path.iterdir())

@@ -153,16 +153,6 @@ def counts(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 # Mistakes
 
 
-def test_a_mistake_is_reported_in_one_line_with_the_reason(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    # The line must not wrap, even in a narrow terminal.
-    monkeypatch.setenv("COLUMNS", "20")
-    for arguments, reason in MISTAKES.items():
-        assert reason in mistake(capsys, arguments), arguments
-
-
 def test_a_misspelled_option_is_reported_with_the_closest_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -171,7 +161,9 @@ def test_a_misspelled_option_is_reported_with_the_closest_one(
         assert line.endswith(f"; did you mean {option}?\n")
 
 
-def test_help_and_mistakes_need_no_slow_import_and_write_no_file(tmp_path: Path) -> None:
+def test_a_mistake_is_reported_in_one_line_before_slow_imports_and_writes_no_file(
+    tmp_path: Path,
+) -> None:
     code = (
         "import json, sys\n"
         "from transformer_jax.cli import main\n"
@@ -180,6 +172,7 @@ def test_help_and_mistakes_need_no_slow_import_and_write_no_file(tmp_path: Path)
         "    for arguments in commands:\n"
         "        assert main(arguments) == code, arguments\n"
         "        assert not {*slow} & {*sys.modules}, arguments\n"
+        "    print('end of commands with exit code', code)\n"
     )
     helps: list[list[str]] = [
         [],
@@ -191,9 +184,15 @@ def test_help_and_mistakes_need_no_slow_import_and_write_no_file(tmp_path: Path)
         *map(json.dumps, (list(MISTAKES), helps, SLOW_IMPORTS)),
         cwd=tmp_path,
         TRANSFORMER_JAX_CACHE=str(tmp_path / "cache"),
+        # A message must not wrap, even in a narrow terminal.
+        COLUMNS="20",
     )
     assert ended.returncode == 0, ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert ended.stdout.startswith("end of commands with exit code 2\n")
+    lines = ended.stderr.splitlines()
+    for line, (arguments, reason) in zip(lines, MISTAKES.items(), strict=True):
+        assert line.startswith("transformer-jax: "), arguments
+        assert reason in line, arguments
     assert list(tmp_path.iterdir()) == []
 
 

@@ -38,6 +38,19 @@ LIMITS = st.lists(st.integers(1, LONGEST), min_size=SENTENCES, max_size=SENTENCE
 # log-probability, and one that favors long translations.
 KINDS = [("gnmt", 0.0), ("gnmt", 0.6), ("power", 1.0), ("power", 2.0)]
 
+
+def sizes_and_kinds(*sizes: tuple[int, int]) -> list[Any]:
+    """Return all combinations of four (beam size, number of results) pairs and a length penalty.
+
+    Fast tests cover each size with one penalty and each penalty with one size.
+    """
+    return [
+        pytest.param(*size, kind, marks=[pytest.mark.slow] if i != j else [])
+        for i, size in enumerate(sizes)
+        for j, kind in enumerate(KINDS)
+    ]
+
+
 Scored = tuple[float, tuple[int, ...]]
 
 
@@ -208,8 +221,9 @@ def test_a_large_enough_beam_finds_all_sequences_best_first(
         assert np.all(actual.scores[sentence, len(expected) :] == NEG_INF)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("beam_size", "num_best"), [(1, 1), (2, 2), (3, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("beam_size", "num_best", "kind"), sizes_and_kinds((1, 1), (2, 2), (3, 1), (3, 2))
+)
 @given(seed=SEED, limits=LIMITS)
 @examples(12)
 def test_early_stopping_changes_no_result(
@@ -222,8 +236,9 @@ def test_early_stopping_changes_no_result(
         assert_best(actual, sentence, expected[:num_best])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("beam_size", "num_best"), [(1, 1), (2, 2), (3, 1), (3, 3)])
+@pytest.mark.parametrize(
+    ("beam_size", "num_best", "kind"), sizes_and_kinds((1, 1), (2, 2), (3, 1), (3, 3))
+)
 @given(seed=SEED, limits=LIMITS, end_bias=st.sampled_from([0.0, -2.0, -4.0]))
 @examples(12)
 def test_the_papers_search_is_that_of_tensor2tensor(
