@@ -2,7 +2,7 @@
 
 `test_accelerator_programs` runs this program:
 
-    python compiled_programs.py TARGET PARALLELISM:ROWS ...
+    python -m tests.compiled_programs TARGET PARALLELISM:ROWS ...
 """
 
 import json

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax.data.batches import Batch, Bucket, Shard
 from transformer_jax.model.target_platform import tracing_for
-from transformer_jax.training.step import StepMetrics, TrainState, TrainStep
+from transformer_jax.training.step import GradientSum, StepMetrics, TrainState, TrainStep
 
 Tree = TypeVar("Tree")
 
@@ -97,13 +97,22 @@ class DataParallel:
         """Return the number of rows of the global batch."""
         return local_rows // (self.shard.last - self.shard.first) * self.shard.total
 
+    @property
+    def compiler_options(self) -> dict[str, str | bool] | None:
+        """XLA's options for a step."""
+        return None
+
+    def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
+        """Compute the sums over the global batch in a step that is being compiled."""
+        return step.compute_gradients(state, batch, jnp.int32(0))
+
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
         """Compile the step, which donates the state, for the shapes of this state and batch."""
         shardings = jax.tree.map(self.sharding, state)
 
         # JAX uses this function's name in traces and error messages.
         def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-            return step(state, batch)
+            return step.apply_gradients(state, self.compute_gradients(step, state, batch))
 
         jitted = jax.jit(
             train_step,
@@ -115,7 +124,8 @@ class DataParallel:
         # state and of a state returned by a step are equivalent but not equal. With abstract
         # arrays, both states use the same cache entry.
         with tracing_for(self.platform):
-            return jitted.lower(self.abstract_state(state), batch).compile()
+            lowered = jitted.lower(self.abstract_state(state), batch)
+        return lowered.compile(self.compiler_options)
 
 
 class FSDP(DataParallel):
@@ -128,6 +138,28 @@ class FSDP(DataParallel):
             return self.replicated
         largest = max(divisible, key=lambda axis: leaf.shape[axis])
         return NamedSharding(self.mesh, PartitionSpec(*[None] * largest, self.axis))
+
+    @property
+    def compiler_options(self) -> dict[str, str | bool] | None:
+        """XLA's options for a step.
+
+        On a TPU, XLA turns large products whose sums are split over devices into loops with many
+        small permutes ("windowed einsum"). The option is the size in MiB from which it does so.
+        """
+        if self.platform != "tpu":
+            return None
+        return {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+
+    def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
+        """Gather the parameters, compute the sums, and split the gradients as the parameters.
+
+        If left to itself, XLA splits matrix products along the axes of split parameters. Devices
+        would then exchange activations, which grow with the batch.
+        """
+        constrain = jax.lax.with_sharding_constraint
+        gathered = state._replace(params=constrain(state.params, self.replicated))
+        gradients, loss = super().compute_gradients(step, gathered, batch)
+        return constrain(gradients, jax.tree.map(self.sharding, gradients)), loss
 
 
 class PmapDataParallel(DataParallel):
