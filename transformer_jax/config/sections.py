@@ -79,8 +79,9 @@ class ModelConfig(ConfigSection):
     (Bahdanau et al.)."""
     attention_implementation: Literal["full", "blockwise", "cudnn"] = "full"
     """How attention is computed. full stores all weights at once. blockwise
-    uses less memory, and is faster on a CPU for sequences of 1,000 tokens
-    or more. cudnn is cuDNN's flash attention on NVIDIA GPUs."""
+    uses less memory. For sequences of 1,000 tokens or more, it is faster on
+    a CPU, but slower on TPUs and GPUs. cudnn is cuDNN's flash attention on
+    NVIDIA GPUs."""
     attention_window: Annotated[int | None, between(1, 1_000_000)] = None
     """Maximum distance between a query and a key in self-attention: the
     neighborhood r of section 4. Differs from the paper when set."""
