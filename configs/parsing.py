@@ -8,13 +8,13 @@ Treebank, with .mrg files in 02/ to 23/, or any treebank with files for train, d
 docs/parsing.md. The paper reports an F1 of 91.3 on section 23. `parsing_small` trains on two CPU
 cores.
 
-The paper states the number of layers, d_model, the size of the vocabulary, and the search. It says
-that everything else is as in the base model, except for the dropout rates and the learning rate,
-which were chosen on section 22 and which it does not report. The values here are those of
-Tensor2Tensor's transformer_parsing_base.
+The paper states the number of layers, d_model, the size of the vocabulary, and the search. All
+other settings are those of the base model, except the dropout rates and the learning rate, which
+the authors chose on section 22 but do not report. This config uses the values from Tensor2Tensor's
+transformer_parsing_base.
 
-Differs from the paper: the vocabulary of 16,000 tokens is for the words. The 100 or so symbols of
-the trees have their own vocabulary, as in Tensor2Tensor.
+Differs from the paper: the vocabulary of 16,000 tokens contains only words. The trees have about
+100 symbols, which form a separate vocabulary, as in Tensor2Tensor.
 """
 
 from transformer_jax.config import Config

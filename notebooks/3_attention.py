@@ -46,7 +46,7 @@ from transformer_jax.training.create_run import create_run
 from transformer_jax.training.loop import run_training
 
 plt.rcParams.update({"figure.dpi": 90, "figure.constrained_layout.use": True})
-os.chdir(tempfile.mkdtemp())  # the text and the run are written to a temporary folder
+os.chdir(tempfile.mkdtemp())  # store the text and the run in a temporary folder
 
 # %% [markdown]
 # ## Train a model
@@ -173,8 +173,8 @@ tokens = list(attention.source_tokens)
 picture(kind="encoder", layer=-1, position=tokens.index("▁thirty"))
 
 # %% [markdown]
-# Each color is a head. As in the paper, the heads of a layer attend to different positions, so the
-# word receives several averages at once, one from each head.
+# Each color represents a head. As in the paper, the heads of a layer attend to different positions,
+# so the word receives several averages at once, one from each head.
 #
 # ## Figure 4: one relation
 #

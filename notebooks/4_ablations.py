@@ -217,7 +217,7 @@ from transformer_jax import Config
 from transformer_jax.training.create_run import create_run
 from transformer_jax.training.loop import run_training
 
-os.chdir(tempfile.mkdtemp())  # the text and the runs are written to a temporary folder
+os.chdir(tempfile.mkdtemp())  # store the text and the runs in a temporary folder
 numbers = [n for n in range(21_000, 100_000) if n // 1000 % 10 and n % 1000 > 100 and n % 100 > 20]
 random.Random(0).shuffle(numbers)
 parts = {"train": numbers[400:2400], "dev": numbers[:200], "test": numbers[200:400]}

@@ -50,7 +50,7 @@ from transformer_jax.training.loop import run_training
 
 plt.rcParams.update({"figure.dpi": 90, "figure.constrained_layout.use": True})
 BLUE, ORANGE = "#0072b2", "#d55e00"
-os.chdir(tempfile.mkdtemp())  # the text and the runs are written to a temporary folder
+os.chdir(tempfile.mkdtemp())  # store the text and the runs in a temporary folder
 print(len(jax.devices()), "devices")
 
 # %% [markdown]
@@ -311,7 +311,7 @@ plt.show()
 # %%
 lengths = np.array([len(sequence) for sequence in tokens["en"]])
 usual = int(np.bincount(lengths).argmax())
-chosen = np.flatnonzero(lengths == usual)  # sentences of equal length, so that positions correspond
+chosen = np.flatnonzero(lengths == usual)  # equal lengths, so that positions correspond
 digits = np.array(parts["test"])[chosen] % 10
 
 _, captured = run.model.apply(

@@ -1,4 +1,4 @@
-"""A small experiment that several tests run. It takes only seconds."""
+"""A small experiment that several tests run. The experiment takes only seconds."""
 
 import json
 from pathlib import Path

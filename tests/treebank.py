@@ -1,4 +1,4 @@
-"""A small treebank, for tests."""
+"""A small treebank that the tests use."""
 
 from pathlib import Path
 

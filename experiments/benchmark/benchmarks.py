@@ -175,7 +175,7 @@ def decode(
         settings: the settings of the measurement.
         beam_size: the size of the beam; 1 means greedy search.
         sources: the tokens of each source, including its end token. Default: random.
-        extra: how many tokens longer a translation is than its source.
+        extra: the number of extra tokens in a translation, compared with its source.
         count: the number of random sentences.
         length: the number of tokens per random sentence, without the end token.
         only: workers, separated by commas.

@@ -89,7 +89,7 @@ def gpu(
 
     Args:
         config: the config that specifies the text.
-        amount: how much work to do.
+        amount: the amount of work to do.
         settings: the settings of the measurement.
         seconds: the time limit.
         say: receives one line per benchmark.

@@ -17,7 +17,7 @@ from transformer_jax.errors import DataError, StorageError, UsageError
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.versions import installed_versions, source_commit
 
-# The names of libraries in reports, by Python package.
+# The names of libraries in reports, keyed by Python package.
 LIBRARIES = {
     "jax": "JAX",
     "torch": "PyTorch",

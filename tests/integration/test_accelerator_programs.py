@@ -1,4 +1,4 @@
-"""Compile training steps for a TPU and a GPU that do not exist, and test how they compute.
+"""Compile training steps for a TPU and a GPU that do not exist, and test the compiled programs.
 
 The tests need libtpu (`pip install --group tpu-compile`) or JAX's CUDA plugin
 (`pip install '.[cuda]'`).
@@ -47,7 +47,7 @@ def fsdp_steps() -> dict[str, Any]:
 
 def test_a_gpu_copies_no_state(gpu_step: dict[str, Any]) -> None:
     assert "conditional" not in gpu_step["operations"]
-    # The state has 1.7 MiB; a few scalars may be copied.
+    # The state takes 1.7 MiB. Copies of a few scalars are acceptable.
     assert gpu_step["copied_bytes"] < 1 << 16
 
 

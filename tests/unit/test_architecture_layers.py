@@ -1,4 +1,4 @@
-"""Test the layer types of Table 1 against loops."""
+"""Test the layer types of Table 1 against implementations with loops."""
 
 import jax
 import numpy as np

@@ -2,8 +2,8 @@
 
 evalb (https://nlp.cs.nyu.edu/evalb) contains sample.gld (references), sample.tst (trees to score),
 and sample.rsl (the scores). Its parameter file for the sample treats "This" and "this" as the same
-word, so this copy writes "this". It also accepts a sentence without a bracket around it. Here, such
-a sentence has the bracket TOP, which does not count.
+word, so this copy writes "this". It also accepts a sentence without a bracket around it. In this
+copy, such a sentence is in a TOP bracket, which does not count.
 """
 
 import pytest
@@ -17,7 +17,7 @@ from transformer_jax.inference.brackets import (
 )
 
 TEST = "(S (A (P this)) (B (Q is) (A (R a) (T test))))"
-# 44 words in 11 copies of the same sentence.
+# Each list has 44 words: 11 copies of the same sentence.
 LONG = f"(S {' '.join([TEST[3:-1]] * 11)})"
 NOTHING = Tree((), (), ())
 # The tree to score, and evalb's counts: matched, expected, and proposed brackets. A string is the
@@ -101,7 +101,7 @@ def test_punctuation_does_not_count_but_the_length_includes_it() -> None:
     assert score_brackets([(with_comma, without)], 3).sentences == 0
     # Other symbols, such as parentheses, are words.
     assert scored_brackets(tree_of("(PRN (-LRB- -LRB-) (NN a))")) == {("PRN", 0, 2): 1}
-    # A constituent of punctuation has no words.
+    # A constituent that consists of punctuation has no words.
     assert scored_brackets(tree_of("(S (NP (: -)) (NN a))")) == {("S", 0, 1): 1}
 
 

@@ -44,7 +44,7 @@ BATCH = random_batch()
 def compile_step(config: Config, platform: str = "cpu") -> TrainStep:
     """Return a step whose two functions are jitted and shared by all tests.
 
-    The update is the one for `platform`, but the programs run on this machine.
+    The step uses the update rule for `platform`, but the programs run on this machine.
     """
     step = make_train_step(build_transformer(config.model, VOCAB), config.train)
 

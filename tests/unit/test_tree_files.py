@@ -97,7 +97,7 @@ def test_each_symbol_of_a_tree_is_one_token(tmp_path: Path) -> None:
     )
     prepared = prepare(config)
     assert bleu_tokenizer(config) == "none"
-    # Four special tokens, three pairs of brackets, XX, and the period.
+    # The tokens are four special tokens, three pairs of brackets, XX, and the period.
     assert prepared.vocabulary.sizes["vocab_size"] == 4 + 6 + 2
     lines = prepared.lines("dev")[1]
     _, tokens = sequences(prepared, "dev")

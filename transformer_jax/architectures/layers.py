@@ -1,7 +1,7 @@
 """The layer types of Table 1, as modules that map a sequence to a sequence of the same shape.
 
-They are the layers inside the package's models, without residual connections and normalization.
-`LAYERS` maps the names in Table 1 to modules.
+The package's models use these layers with residual connections and normalization. `LAYERS` maps the
+names in Table 1 to modules.
 Shapes: B batch, T positions (the n of Table 1), D d_model (the d of Table 1).
 """
 
@@ -21,7 +21,7 @@ class SelfAttention(nn.Module):
     d_model: int
     num_heads: int = 8
     window: int | None = None
-    """The maximum distance between a query and a key; None if it is unlimited."""
+    """The maximum distance between a query and a key, or None for no limit."""
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
@@ -39,7 +39,7 @@ class SelfAttention(nn.Module):
 
 
 class RestrictedSelfAttention(SelfAttention):
-    """Self-attention to the positions at most `window` away (section 4): O(r n d)."""
+    """Self-attention to positions at a distance of at most `window` (section 4): O(r n d)."""
 
     window: int | None = 64
 
@@ -55,7 +55,7 @@ class Recurrent(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A convolution over the positions, with zeros outside of the sequence: O(k n d^2)."""
+    """A convolution over the positions, padded with zeros: O(k n d^2)."""
 
     d_model: int
     kernel_width: int = 3
@@ -66,10 +66,10 @@ class Convolution(nn.Module):
 
 
 class SeparableConvolution(nn.Module):
-    """A depthwise convolution, then a linear layer at each position: O(k n d + n d^2).
+    """A depthwise convolution followed by a linear layer at each position: O(k n d + n d^2).
 
-    The first mixes positions within a channel, and the second mixes channels within a position
-    (Chollet 2016).
+    The convolution mixes positions within a channel, and the linear layer mixes channels within a
+    position (Chollet 2016).
     """
 
     d_model: int
@@ -91,4 +91,4 @@ LAYERS: Mapping[str, type[nn.Module]] = {
     "Separable Convolutional": SeparableConvolution,
     "Self-Attention (restricted)": RestrictedSelfAttention,
 }
-"""The layer types. Each is called with `d_model`."""
+"""The layer types. To construct a layer, pass `d_model`."""

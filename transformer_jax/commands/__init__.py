@@ -1,4 +1,4 @@
-"""The commands of `transformer-jax`, by name."""
+"""The commands of `transformer-jax`, keyed by name."""
 
 from transformer_jax.commands.base import ConfigCommand, PathCommand
 from transformer_jax.commands.compilation import Compile

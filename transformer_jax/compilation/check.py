@@ -35,7 +35,7 @@ class Check:
     """One program for each batch shape. With `find_batch`, only the program of the largest batch
     that fits, if any."""
     cures: tuple[Cure, ...] = ()
-    """Changes that make the step fit, if it does not."""
+    """If the step does not fit, the changes that make it fit."""
     batch_tokens: int | None = None
     """The largest `data.batch_tokens` that fits, if `find_batch` was set."""
 

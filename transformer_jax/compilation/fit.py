@@ -119,7 +119,7 @@ def _first_fit(
 
 
 def _micro_batches(config: Config, program: StepProgram, num_devices: int) -> list[int]:
-    """Return the numbers of micro-batches to try: sufficient powers of two, and the maximum."""
+    """Return numbers of micro-batches to try: powers of two that should fit, and the maximum."""
     current = config.train.gradient_accumulation_steps
     most = min(MAX_MICRO_BATCHES, program.rows // num_devices)
     counts = [count for i in range(1, 17) if current < (count := 1 << i) <= most]

@@ -1,8 +1,7 @@
 """Trees as sequences of symbols, as in "Grammar as a Foreign Language" (Vinyals et al., 2015).
 
 The tree of "It works." becomes `(S (NP XX )NP (VP XX )VP . )S`. Closing brackets have labels. XX
-replaces every part-of-speech tag except those of punctuation, which keep their tags, because
-scores leave punctuation out.
+replaces every part-of-speech tag except punctuation tags, because the scores ignore punctuation.
 """
 
 from collections.abc import Sequence
@@ -19,16 +18,16 @@ class Parse(NamedTuple):
     """A linearized tree after repair."""
 
     tags: tuple[str, ...]
-    """One symbol for each word, such as XX."""
+    """The symbol of each word, such as XX."""
     brackets: tuple[Bracket, ...]
     is_repaired: bool
-    """Whether the symbols were not a tree with the right number of words."""
+    """Whether the symbols did not form a tree with the right number of words."""
 
 
 def linearize(tags: Sequence[str], brackets: Sequence[Bracket]) -> str:
     """Return the symbols of a tree, separated by spaces.
 
-    Brackets are in the order of `Tree.brackets`.
+    Opening brackets have the same order as in `Tree.brackets`.
     """
     symbols, open_brackets, num_opened = list[str](), list[Bracket](), 0
     for position in range(len(tags) + 1):
@@ -45,7 +44,7 @@ def linearize(tags: Sequence[str], brackets: Sequence[Bracket]) -> str:
 
 
 def parse_linearized(line: str, num_words: int) -> Parse:
-    """Return the tree that a model wrote for a sentence, repaired if necessary.
+    """Return the tree that a model produced for a sentence, after repairing it if necessary.
 
     Repair reads the symbols from left to right:
 

@@ -1,11 +1,11 @@
 """A treebank in a folder: each sentence is a source, and its linearized tree is the target.
 
-A split is a file (`dev.trees`, `dev.mrg`) or a folder of files (`dev/`). A folder with the sections
-of the Wall Street Journal (`00/` to `24/`, as in the Penn Treebank) needs no splits: training uses
-sections 02 to 21, development uses 22, and the test uses 23 (section 6.3).
+A split is a file (`dev.trees`, `dev.mrg`) or a folder of files (`dev/`). A folder with the Wall
+Street Journal sections of the Penn Treebank (`00/` to `24/`) does not need these files: sections 02
+to 21 are for training, 22 is for development, and 23 is for testing (section 6.3).
 
-Files named `.trees` have one tree on each line. Trees in `.mrg` files may span lines. Both may be
-compressed with gzip.
+Files named `.trees` have one tree on each line. Trees in `.mrg` files may span several lines. Both
+kinds of files may be compressed with gzip.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from transformer_jax.data.trees import Tree, read_trees
 from transformer_jax.errors import DataError, Setting
 
 SUFFIXES = (".trees", ".trees.gz", ".mrg", ".mrg.gz")
-# The sections of the Wall Street Journal in each split, by their folders' names.
+# The Wall Street Journal sections in each split, as names of folders.
 WSJ_SECTIONS: dict[Split, tuple[str, ...]] = {
     "train": tuple(f"{number:02}" for number in range(2, 22)),
     "dev": ("22",),
@@ -52,7 +52,7 @@ class TreeFiles:
                 )
         self._paths = {split: paths for split, paths in found.items() if paths}
         self._counts: dict[Split, int] = {}
-        # The files are read several times and must not change in between.
+        # This class reads the files several times, so they must not change in between.
         self._versions = {path: file_version(path) for x in self._paths.values() for path in x}
 
     @property

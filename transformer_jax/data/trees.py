@@ -4,9 +4,9 @@ A tree in this format can span several lines:
 
     ( (S (NP-SBJ (PRP It)) (VP (VBZ works)) (. .)) )
 
-The reader removes what parsers do not predict: empty elements (-NONE-) and constituents that
-contain nothing else, function tags (NP-SBJ becomes NP), and the bracket around the whole tree. A
-word that contains spaces, as in (NN Xpd TTD), becomes one word, Xpd_TTD.
+The reader removes everything that parsers do not predict: empty elements (-NONE-) and constituents
+that contain nothing else, function tags (NP-SBJ becomes NP), and the bracket around the whole tree.
+A word that contains spaces, as in (NN Xpd TTD), becomes one word, Xpd_TTD.
 """
 
 import re
@@ -19,12 +19,13 @@ from transformer_jax.errors import DataError
 # A no-break space can occur inside a word.
 SYMBOL = re.compile(r"[()]|[^() \t\r\n]+")
 EMPTY_ELEMENT = "-NONE-"
-# Labels of a bracket around the whole tree. The Penn Treebank leaves it unlabeled.
+# Possible labels of the bracket around the whole tree. In the Penn Treebank, this bracket has no
+# label.
 TOP_LABELS = ("", "TOP", "ROOT", "S1")
 
 
 class Bracket(NamedTuple):
-    """A constituent: its label, and the range of its words."""
+    """A constituent, with its label and the range of its words."""
 
     label: str
     start: int
@@ -34,7 +35,7 @@ class Bracket(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A tree as flat sequences, which need no recursion: its words, and the brackets around them.
+    """A tree as flat sequences of words and brackets, which do not require recursion.
 
     Brackets are ordered by their opening parentheses. The outermost bracket comes first.
     """
@@ -55,17 +56,18 @@ class _Node:
     label: str | None = None
     word: str | None = None
     slot: int | None = None
-    """The index of its entry in the list of brackets, once it has a child."""
+    """The index of this bracket's entry in the list of brackets, once the bracket has a child."""
 
 
 @dataclass
 class _Builder:
-    """The parts of the current tree, and its open brackets, innermost last."""
+    """The parts of the current tree and its open brackets, of which the innermost is last."""
 
     words: list[str] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
     brackets: list[Bracket | None] = field(default_factory=list)
-    """Entries in the order in which the brackets open. None is an open or removed bracket."""
+    """The entries, in the order in which the brackets open. None stands for an open or removed
+    one."""
     open: list[_Node] = field(default_factory=list)
 
     def add(self, symbol: str, line: int) -> None:
@@ -129,7 +131,7 @@ def read_trees(lines: Iterable[str], name: str, *, one_per_line: bool = False) -
     With `one_per_line`, each line with text must contain exactly one tree.
 
     Raises:
-        DataError: the brackets are invalid. The message begins with `name` and the line's number.
+        DataError: the brackets are invalid. The message begins with `name` and the line number.
     """
     builder, number = _Builder(), 0
     for number, line in enumerate(lines, start=1):

@@ -63,7 +63,7 @@ class ProcessGroup:
             self._wait_for_value(f"{key}/{index}")
 
     def broadcast(self, value: T) -> T:
-        """Return the primary process's value in every process. It must be serializable as JSON."""
+        """Return the primary process's JSON-serializable value in every process."""
         if self.count == 1:
             return value
         key = f"transformer_jax/{next(self._calls)}"

@@ -27,7 +27,7 @@ EXAMPLES = (
 
 
 class ProcessSpec(NamedTuple):
-    """One of a run's `count` processes. `index` is zero-based."""
+    """One of the `count` processes in a run. `index` is zero-based."""
 
     coordinator: str
     """The address of process 0, in the form HOST:PORT."""

@@ -1,14 +1,14 @@
-"""Labeled precision, recall, and F1 of brackets, by the rules of evalb (Table 4).
+"""Labeled precision, recall, and F1 of brackets according to the rules of evalb (Table 4).
 
-evalb (Sekine and Collins, 1997) is the program that scores parsers on the Penn Treebank. The rules
-of its parameter files COLLINS.prm and new.prm are:
+evalb (Sekine and Collins, 1997) is the program that scores parsers on the Penn Treebank. Its
+parameter files COLLINS.prm and new.prm define these rules:
 
-1. Punctuation is deleted, by its tag. So are brackets without words, and brackets around the whole
-   tree with the label TOP.
-2. Function tags do not count (NP-SBJ is NP), and ADVP and PRT are the same label.
-3. Every remaining bracket counts, also if another one has the same label and words.
+1. Words with punctuation tags are deleted. Brackets without words are also deleted, and so is a TOP
+   bracket around the whole tree.
+2. Function tags are ignored (NP-SBJ is NP), and the labels ADVP and PRT count as equal.
+3. Every remaining bracket counts, even if another bracket has the same label and words.
 4. A sentence has an error if the words of its two trees differ, and it is skipped if the second
-   tree has no words. Neither kind counts in the scores.
+   tree has no words. The scores include neither kind of sentence.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ EQUIVALENT_LABELS = {"PRT": "ADVP"}
 
 @dataclass(frozen=True)
 class BracketScores:
-    """Counts over sentences, and the percentages that evalb computes from them."""
+    """Counts over all sentences, and the percentages that evalb computes from these counts."""
 
     sentences: int = 0
     errors: int = 0
@@ -48,12 +48,12 @@ class BracketScores:
 
     @property
     def recall(self) -> float:
-        """The percentage of the expected brackets that were proposed."""
+        """The percentage of expected brackets that were proposed."""
         return _percentage(self.matched, self.expected)
 
     @property
     def precision(self) -> float:
-        """The percentage of the proposed brackets that were expected."""
+        """The percentage of proposed brackets that were expected."""
         return _percentage(self.matched, self.proposed)
 
     @property
@@ -63,7 +63,7 @@ class BracketScores:
 
     @property
     def complete_match(self) -> float:
-        """The percentage of the valid sentences whose brackets are all correct."""
+        """The percentage of valid sentences whose brackets are all correct."""
         return _percentage(self.complete, self.sentences - self.errors - self.skipped)
 
 
@@ -72,7 +72,7 @@ def score_brackets(
 ) -> BracketScores:
     """Score trees, given as pairs of a reference and a tree to score.
 
-    With `max_length`, leave out the sentences with more words. A tree without words is skipped.
+    If `max_length` is given, omit sentences with more words. Skip trees without words.
     """
     totals = Counter[str]()
     for reference, proposed in pairs:
@@ -94,7 +94,7 @@ def score_brackets(
 
 
 def scored_brackets(tree: Tree) -> Counter[Bracket]:
-    """Return how often each bracket counts, with positions that leave out deleted words."""
+    """Count each bracket, with positions that do not include deleted words."""
     position = [0]
     for tag in tree.tags:
         position.append(position[-1] + (tag not in DELETED_TAGS))
@@ -107,7 +107,7 @@ def scored_brackets(tree: Tree) -> Counter[Bracket]:
 
 
 def branch_right(tree: Tree) -> Tree:
-    """Return the baseline for a sentence: each word and all words after it are a constituent.
+    """Return the baseline for a sentence: each word forms a constituent with all words after it.
 
     The outermost constituent is S, and all others are VP. Constituents neither begin with
     punctuation nor consist of a single word.

@@ -43,7 +43,8 @@ class HeadImportance:
     loss: float
     """The loss with all heads."""
     masked_losses: Float[np.ndarray, "3 L H"]
-    """The loss with one head masked, by kind (in the order of `KINDS`), layer, and head."""
+    """The loss with a single head masked. The axes are kind (in the order of `KINDS`), layer, and
+    head."""
     pruned_losses: Float[np.ndarray, " P"]
     """The loss with the first 0, 1, 2, ... heads of `order` masked. The array ends with the first
     loss above `loss` + `margin`, or with all heads masked."""

@@ -16,10 +16,10 @@ from transformer_jax.inference.brackets import (
 def score_parses(
     sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the scores of linearized trees, after repair, with those of the baseline.
+    """Repair linearized trees, and return their scores and the baseline's scores.
 
-    The words and the tags of a scored tree are those of the sentence and of its reference, because
-    evalb deletes punctuation by its tag, and a model may write a different tag.
+    A scored tree gets its words from the sentence and its tags from the reference. Tags matter
+    because evalb uses them to find punctuation, and a model may produce different tags.
     """
     expected, proposed, num_repaired = list[Tree](), list[Tree](), 0
     for source, hypothesis, reference in zip(sources, hypotheses, references, strict=True):

@@ -1,7 +1,7 @@
 """Scores of tasks other than translation, which `data.task` selects.
 
-A task is two functions and the name of its main score. `score` maps the sources, the hypotheses,
-and the references to JSON data, which `evaluate` stores. `describe` formats this data.
+A task consists of two functions and the name of its main score. `score` maps the sources, the
+hypotheses, and the references to JSON data, which `evaluate` stores. `describe` formats this data.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ Values = dict[str, Any]
 
 
 class Task(NamedTuple):
-    """How to score a task."""
+    """The functions that score a task, and the task's main score."""
 
     main_score: str
     """The key of the score that metrics and reports show. Higher is better."""
     score: Callable[[Sequence[str], Sequence[str], Sequence[str]], Values]
-    """Maps (sources, hypotheses, references) to scores."""
+    """A function that maps (sources, hypotheses, references) to scores."""
     describe: Callable[[Values], list[str]]
-    """Returns the lines that `evaluate` prints."""
+    """A function that returns the lines that `evaluate` prints."""
 
 
 # The task for each value of `data.task`. Translation has only BLEU and chrF.
@@ -39,7 +39,7 @@ def score_task(
 
 
 def main_score(values: Values | None) -> dict[str, float]:
-    """Return the main score in the result of `score_task`, by its name."""
+    """Return the name and value of the main score in the result of `score_task`."""
     return {} if values is None else {values["main_score"]: values[values["main_score"]]}
 
 

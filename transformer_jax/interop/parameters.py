@@ -52,7 +52,8 @@ def expected_shapes(model: Transformer) -> Shapes:
 def read_arrays(path: Path, expected: Shapes, ignored: str = "$") -> tuple[Arrays, Metadata]:
     """Read a safetensors file that contains exactly the expected arrays, in float32.
 
-    The file may also contain arrays whose names match the pattern `ignored`. They are not read.
+    The file may also contain arrays whose names match the pattern `ignored`. This function does not
+    read those arrays.
 
     Raises:
         UsageError: safetensors is not installed.

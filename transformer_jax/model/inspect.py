@@ -54,7 +54,7 @@ def digest_params(params: Params) -> str:
 def position_table(
     model: Transformer, params: Params, num_positions: int
 ) -> Float[Array, "num_positions d_model"]:
-    """Return the vectors that the encoder adds to the embeddings, by position (section 3.5).
+    """Return the vector that the encoder adds to the embeddings at each position (section 3.5).
 
     The table is zero if the model does not encode positions, or encodes them in self-attention.
     """

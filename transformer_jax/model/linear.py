@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from transformer_jax.model.target_platform import target_platform
 
 Product = Callable[..., Float[Array, "..."]]
-"""A product of two arrays, with an optional argument `preferred_element_type`."""
+"""A function that multiplies two arrays and accepts `preferred_element_type`."""
 
 
 def matmul(
@@ -49,9 +49,9 @@ def accumulate_in_float32(
 ) -> Float[Array, "..."]:
     """Return the product of x and y, with sums at least in float32 (see `sum_dtype`).
 
-    The gradient of such a product is also in float32. On a GPU, the backward pass rounds it to the
-    dtype of x: a product of float32 and bfloat16 arrays would run in float32, at a fraction of the
-    speed.
+    The gradient of such a product is also in float32. On a GPU, the backward pass rounds this
+    gradient to the dtype of x, because a product of float32 and bfloat16 arrays would run in
+    float32, at a fraction of the speed.
     """
     if target_platform() == "gpu":
         return _round_cotangent(product, x, y)
@@ -83,7 +83,7 @@ _round_cotangent.defvjp(_round_forward, _round_backward)
 
 
 def sum_dtype(x: Float[Array, "..."]) -> jax.typing.DTypeLike:
-    """Return the dtype for sums over x: float32 for bfloat16, because bfloat16 sums lose digits."""
+    """Return the dtype for sums over x: float32 for a bfloat16 x, because bfloat16 loses digits."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
 

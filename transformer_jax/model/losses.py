@@ -39,8 +39,8 @@ def take_target(logits: Float[Array, "B T N"], target: Int[Array, "B T"]) -> Flo
     """Return the logit of each target token.
 
     The gradient of a gather is a scatter, which would need another array as large as the logits on
-    a GPU. There, a sum with a mask becomes part of the other operations on the logits. It is slower
-    on a CPU.
+    a GPU. On a GPU, XLA fuses a masked sum into the other operations on the logits instead. On a
+    CPU, a masked sum is slower.
     """
     if target_platform() == "gpu":
         token = jax.lax.broadcasted_iota(target.dtype, logits.shape, 2)

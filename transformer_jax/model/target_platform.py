@@ -1,6 +1,7 @@
-"""The platform that a program is traced for, where the fastest way to compute depends on it.
+"""The platform that a program is traced for, which determines the fastest algorithms.
 
-All ways compute the same function, up to rounding, so a wrong platform costs only time and memory.
+All algorithms compute the same function, up to rounding, so a wrong platform costs only time and
+memory.
 """
 
 from collections.abc import Iterator
@@ -16,9 +17,9 @@ _PLATFORM = ContextVar[Platform | None]("platform", default=None)
 
 @contextmanager
 def tracing_for(platform: str) -> Iterator[None]:
-    """Let `target_platform` return this platform, whose devices may exist only for the compiler.
+    """Make `target_platform` return this platform, whose devices may exist only for the compiler.
 
-    JAX caches the traces of a function, so trace a new function for each platform.
+    JAX caches the traces of each function, so trace a new function for each platform.
     """
     token = _PLATFORM.set(_to_platform(platform))
     try:

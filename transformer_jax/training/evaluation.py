@@ -32,7 +32,7 @@ class DevEvaluator:
         self._translator = Translator(run.model, run.prepared.vocabulary, greedy)
 
     def evaluate(self, state: TrainState, step: int, *, translate: bool) -> float:
-        """Return the perplexity of a state; with `translate`, also write BLEU and translations.
+        """Return a state's perplexity. If `translate` is true, also write BLEU and translations.
 
         All processes must call this method. Only the primary process computes the perplexity, so
         that all processes use exactly the same value.

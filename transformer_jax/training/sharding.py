@@ -197,7 +197,7 @@ SHARDINGS = {"data": DataParallel, "fsdp": FSDP, "pmap": PmapDataParallel}
 
 
 class Compilation(NamedTuple):
-    """The padded shape of the global batch, and how long compilation took."""
+    """The padded shape of the global batch, and the compilation time."""
 
     rows: int
     source_length: int

@@ -1,11 +1,11 @@
 """Restricted self-attention (section 4): each position attends only to its neighborhood.
 
-A layer then takes O(r n d) operations instead of O(n^2 d), and a path between two positions n apart
-has O(n / r) layers instead of one (Table 1).
+With this restriction, a layer takes O(r n d) operations instead of O(n^2 d), and a path between two
+positions that are n apart takes O(n / r) layers instead of one (Table 1).
 
-Queries are split into n blocks of r. A block attends to three blocks of keys: its own and its two
-neighbors. Shapes: B batch, T positions, S keys, D d_model, H heads, K d_k, V d_v; n blocks of t
-queries and s = 3 t keys.
+Queries are split into n blocks of r. Each block of queries attends to three blocks of keys: the
+same block and its two neighbors. Shapes: B batch, T positions, S keys, D d_model, H heads, K d_k, V
+d_v; n blocks of t queries and s = 3 t keys.
 """
 
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def split_blocks(x: Shaped[Array, "B T ..."], size: int) -> Shaped[Array, "B n t
 
 
 def join_neighbors(x: Shaped[Array, "B n t ..."]) -> Shaped[Array, "B n s ..."]:
-    """Join each block with the blocks before and after it; outside of the sequence are zeros."""
+    """Join each block with the blocks before and after it; use zeros outside of the sequence."""
     padded = jnp.pad(x, ((0, 0), (1, 1), *[(0, 0)] * (x.ndim - 2)))
     return jnp.concatenate([padded[:, :-2], x, padded[:, 2:]], axis=2)
 
@@ -35,7 +35,7 @@ def join_neighbors(x: Shaped[Array, "B n t ..."]) -> Shaped[Array, "B n s ..."]:
 def neighborhood_mask(
     mask: Bool[Array, "#B #H #T T"], window: int
 ) -> tuple[Bool[Array, "#B n #H t s"], Int[Array, "n t s"]]:
-    """Return the mask of each block's queries over its joined keys, and the keys' positions."""
+    """Return the mask of each query block over its joined keys, and the positions of these keys."""
     length = mask.shape[-1]
     queries = split_blocks(jnp.arange(length)[None], window)[0]
     # A padded query is at position 0, but its result is discarded.
@@ -75,7 +75,7 @@ class WindowedAttention(MultiHeadAttention):
         *,
         train: bool,
     ) -> Float[Array, "B T H V"]:
-        """Return what `attend_heads` returns for a whole sequence, without scoring far keys."""
+        """Return the result of `attend_heads` for a whole sequence, but score only nearby keys."""
         (batch, length, heads, _), window = query.shape, self.window
         query = split_blocks(query, window)
         key, value = (join_neighbors(split_blocks(x, window)) for x in (key, value))
@@ -92,13 +92,13 @@ class WindowedAttention(MultiHeadAttention):
         return y.reshape(batch, -1, heads, y.shape[-1])[:, :length]
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Attend at given positions, as in cached decoding, by masking the keys that are far."""
+        """Attend at the given positions, as in cached decoding, by masking distant keys."""
         is_near = jnp.abs(relative_positions(heads.positions)) <= self.window
         return super().attend_heads(heads._replace(mask=heads.mask & is_near[None, None]), train)
 
     @property
     def window(self) -> int:
-        """The distance to the farthest key."""
+        """The distance from a query to the farthest key that it attends to."""
         if self.config.attention_window is None:
             raise ValueError("model.attention_window is not set")
         return self.config.attention_window
@@ -107,7 +107,7 @@ class WindowedAttention(MultiHeadAttention):
 def spread_weights(
     weights: Float[Array, "Bn H t s"], keys: Int[Array, "n t s"], batch: int, length: int
 ) -> Float[Array, "B H T T"]:
-    """Return the weights over all keys: those of the blocks, and zeros elsewhere."""
+    """Return the weights over all keys, which are zero outside each query's blocks of keys."""
     _, heads, size, _ = weights.shape
     blocks = len(keys)
     weights = weights.reshape(batch, blocks, heads, size, -1)
