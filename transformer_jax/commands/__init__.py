@@ -6,6 +6,7 @@ from transformer_jax.commands.configs import Diff, Params
 from transformer_jax.commands.evaluation import Evaluate
 from transformer_jax.commands.inference import Package, Translate
 from transformer_jax.commands.interop import Export, Import
+from transformer_jax.commands.paper import Paper
 from transformer_jax.commands.pictures import Attention
 from transformer_jax.commands.plot import Plot
 from transformer_jax.commands.sweeps import Report, Status, Sweep
@@ -29,4 +30,5 @@ COMMANDS: dict[str, type[ConfigCommand] | type[PathCommand]] = {
     "sweep": Sweep,
     "status": Status,
     "report": Report,
+    "paper": Paper,
 }

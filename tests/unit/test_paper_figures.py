@@ -1,0 +1,55 @@
+"""Test that figures 1 and 2 show the program."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from oracles import SMALL
+
+from transformer_jax.cli import main
+from transformer_jax.paper.figures import (
+    describe_architecture,
+    describe_attention,
+    draw_figure_1,
+    draw_figure_2,
+)
+
+
+def test_figure_1_has_the_sub_layers_of_the_paper() -> None:
+    (encoder, decoder), [link] = describe_architecture(SMALL)
+    attention, feed_forward = "Multi-Head Attention", "Feed Forward"
+    assert encoder.boxes[2:] == [attention, "Add & Norm", feed_forward, "Add & Norm"]
+    assert decoder.boxes[2:-2] == [
+        *("Masked Multi-Head Attention", "Add & Norm"),
+        *(attention, "Add & Norm"),
+        *(feed_forward, "Add & Norm"),
+    ]
+    assert encoder.times == decoder.times == "2 x"
+    # The encoder's output goes to the decoder's second attention.
+    assert link.end == (1, 4)
+    assert len(encoder.repeated) == 4
+    assert len(decoder.repeated) == 6
+
+
+def test_figure_1_shows_another_program_if_the_config_has_one() -> None:
+    (encoder, _), _ = describe_architecture(replace(SMALL, layer_norm="pre", dropout=0.0))
+    assert encoder.boxes[2] == "Add & Norm"
+
+
+def test_figure_2_has_the_operations_of_the_paper() -> None:
+    assert describe_attention() == ["MatMul", "Scale", "Mask", "SoftMax", "MatMul"]
+
+
+def test_the_figures_contain_their_labels_and_do_not_vary() -> None:
+    svg = draw_figure_1(SMALL).svg
+    assert "Masked Multi-Head Attention" in svg
+    assert svg == draw_figure_1(SMALL).svg
+    assert "Scaled Dot-Product Attention" in draw_figure_2().svg
+
+
+def test_the_command_draws_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = f"{tmp_path}/figure2.svg"
+    assert main(["paper", "figure2", "--out", out]) == 0
+    assert capsys.readouterr().out == f"written to {out}\n"
+    assert main(["paper", "figure2", "--out", out]) == 2
+    assert "already exists" in capsys.readouterr().err

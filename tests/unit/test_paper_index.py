@@ -1,0 +1,94 @@
+"""Test that everything that the index of the paper names exists."""
+
+import ast
+import shlex
+
+import pytest
+from pages import ROOT
+
+from transformer_jax.cli import _create, main
+from transformer_jax.commands import COMMANDS
+from transformer_jax.commands.arguments import check_positional, split_words
+from transformer_jax.commands.base import ConfigCommand
+from transformer_jax.config import Config
+from transformer_jax.paper.index import ITEMS, Item, to_markdown
+
+
+def check_test_exists(test: str) -> None:
+    path, _, function = test.partition("::")
+    tree = ast.parse((ROOT / path).read_text("utf-8"))
+    assert function in {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}, test
+
+
+def check_command(command: str) -> None:
+    """Parse a command as the command line does, and load its configs."""
+    program, name, *rest = shlex.split(command)
+    if program == "python":
+        assert (name, rest[0]) == ("-m", "pytest")
+        check_test_exists(rest[1])
+        return
+    assert program == "transformer-jax"
+    kind = COMMANDS[name]
+    words = split_words(rest, kind)
+    check_positional(name, kind, kind.argument_name, words.positional)
+    parsed = _create(kind, words.own)
+    if isinstance(parsed, ConfigCommand):
+        for row in parsed.load_rows().values():
+            _create(Config, words.of_config, row.config)
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.key)
+def test_every_test_exists_and_every_command_parses(item: Item) -> None:
+    check_test_exists(item.test)
+    assert item.small
+    for command in filter(None, (item.small, item.full)):
+        check_command(command)
+
+
+def test_the_index_has_every_equation_figure_and_table_of_the_paper() -> None:
+    names = [item.name for item in ITEMS]
+    expected = [f"Equation {i}" for i in (1, 2, 3)] + [f"Figure {i}" for i in range(1, 6)]
+    expected += [f"Table {i}" for i in (1, 2, 3, 4)]
+    assert names[: len(expected)] == expected
+    assert len({item.key for item in ITEMS}) == len(ITEMS)
+
+
+def test_the_page_contains_the_index() -> None:
+    page = (ROOT / "docs/paper.md").read_text("utf-8")
+    assert to_markdown() in page, "paste `transformer-jax paper --markdown` into docs/paper.md"
+
+
+def test_the_command_prints_the_index_or_one_item(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper"]) == 0
+    output = capsys.readouterr().out
+    for item in ITEMS:
+        assert all(text in output for text in (item.name, item.title, item.small, item.full))
+    assert main(["paper", "equation 3"]) == 0
+    output = capsys.readouterr().out
+    assert "Equation 3: The learning rate" in output
+    assert "Equation 2" not in output
+    assert main(["paper", "--markdown"]) == 0
+    assert capsys.readouterr().out == to_markdown() + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tabel1"], "the index has no 'tabel1'; did you mean 'table1'?"),
+        (["table3", "--lengths", "64"], "--lengths is for `paper table1`"),
+        (["--dry-run"], "--dry-run is for `paper table2`"),
+        (["figure3", "--out", "x.svg"], "--out is for `paper table1 or figure1 or figure2`"),
+        (["figure1", "--out", "x.pdf"], "must end in .svg or .png"),
+        (["table1", "--widths", "12"], "--widths must be multiples of 8"),
+        (["table1", "--lengths", "1"], "--lengths must be at least 2"),
+        (["table1", "--markdown"], "--markdown prints the whole index"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["paper", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert (captured.out, captured.err.count("\n")) == ("", 1)

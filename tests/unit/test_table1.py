@@ -1,0 +1,116 @@
+"""Test Table 1: costs have the paper's exponents, and paths are as long as stacks of layers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_jax.architectures.layers import LAYERS
+from transformer_jax.cli import main
+from transformer_jax.paper.table1 import (
+    CLAIMS,
+    Measurement,
+    fit_exponent,
+    make_layer,
+    measure_layers,
+    path_length,
+)
+
+# The exponents of n and of d in the paper's complexity, and of n in the other two columns.
+EXPECTED = {
+    "Self-Attention": (2, 1, 0, 0),
+    "Recurrent": (1, 2, 1, 1),
+    "Convolutional": (1, 2, 0, 1),
+    # k n d + n d^2, where the second term is larger.
+    "Separable Convolutional": (1, 2, 0, 1),
+    "Self-Attention (restricted)": (1, 1, 0, 1),
+}
+
+
+@pytest.fixture(scope="module")
+def measurements() -> list[Measurement]:
+    return measure_layers([256, 512, 1024], [64, 128], timed=False)
+
+
+def test_every_layer_has_a_claim_of_the_paper() -> None:
+    assert list(CLAIMS) == list(LAYERS)
+
+
+def test_the_fitted_exponents_are_those_of_the_paper(measurements: list[Measurement]) -> None:
+    for name, expected in EXPECTED.items():
+        narrow = [m for m in measurements if (m.layer, m.d) == (name, 64)]
+        long = [m for m in measurements if (m.layer, m.n) == (name, 1024)]
+        n, d = [m.n for m in narrow], [m.d for m in long]
+        fitted = (
+            fit_exponent(n, [m.flops for m in narrow]),
+            fit_exponent(d, [m.flops for m in long]),
+            fit_exponent(n, [m.sequential for m in narrow]),
+            fit_exponent(n, [m.path for m in narrow]),
+        )
+        assert fitted == pytest.approx(expected, abs=0.06), name
+
+
+def test_the_costs_of_self_attention_and_recurrence_are_those_of_their_formulas(
+    measurements: list[Measurement],
+) -> None:
+    by_case = {(m.layer, m.n, m.d): m for m in measurements}
+    attention, recurrent = by_case["Self-Attention", 512, 64], by_case["Recurrent", 512, 64]
+    # Two products of n x d and d x n, and four projections.
+    assert attention.flops == 2 * (2 * 512 * 512 * 64)
+    assert attention.all_flops == attention.flops + 4 * (2 * 512 * 64 * 64)
+    # Projection, scores, weighted average, and output.
+    assert (attention.sequential, attention.path) == (4, 1)
+    # Four gates, each with a matrix for the input and one for the state.
+    assert recurrent.flops == 512 * 8 * (2 * 64 * 64)
+    assert recurrent.path == 512
+    assert 512 <= recurrent.sequential <= 513
+    assert by_case["Convolutional", 512, 64].path == 511
+    assert by_case["Self-Attention (restricted)", 512, 64].path == 8
+
+
+def reached(name: str, num_layers: int, n: int) -> np.ndarray:
+    """Return which inputs the gradient of the last output of a stack reaches."""
+    layer = make_layer(name, 8)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, n, 8)), jnp.float32)
+    params = [layer.init(jax.random.key(i), x) for i in range(num_layers)]
+
+    def output(x: Any) -> Any:
+        for p in params:
+            x = jnp.asarray(layer.apply(p, x))
+        return x[0, -1].sum()
+
+    return np.any(np.asarray(jax.grad(output)(x))[0] != 0, axis=-1)
+
+
+@pytest.mark.parametrize("name", ["Convolutional", "Separable Convolutional"])
+def test_the_path_length_is_the_number_of_layers_between_the_ends(name: str) -> None:
+    n = 5
+    layers = path_length(n, 1, 0)
+    assert layers == 4
+    assert reached(name, layers, n).all()
+    assert not reached(name, layers - 1, n)[0]
+
+
+def test_one_layer_of_self_attention_or_recurrence_connects_the_ends() -> None:
+    for name in ("Self-Attention", "Recurrent"):
+        assert reached(name, 1, 9).all()
+    assert path_length(9, None, 0) == 1
+    assert path_length(9, None, 9) == 9
+
+
+def test_the_command_writes_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--lengths", "8", "16", "--widths", "8", "--out", str(tmp_path / "out")]
+    assert main(["paper", "table1", *options]) == 0
+    output = capsys.readouterr().out
+    assert "n^" in output
+    assert "Time and memory" in output
+    result = json.loads((tmp_path / "out/table.json").read_text("utf-8"))
+    assert result["command"] == "transformer-jax paper table1 --lengths 8 16 --widths 8"
+    assert len(result["measurements"]) == 2 * len(LAYERS)
+    assert all(m["seconds"] > 0 and m["bytes"] > 0 for m in result["measurements"])
+    page = (tmp_path / "out/table.md").read_text("utf-8")
+    assert all(name in page for name in LAYERS)

@@ -1,0 +1,46 @@
+"""Test the training costs of Table 2."""
+
+import pytest
+
+from transformer_jax.cli import main
+from transformer_jax.config.loading import load_config
+from transformer_jax.paper.table2 import TABLE2, estimate_disk
+
+# The FLOPs in Table 2, which has one column for both languages.
+PAPER = {"base": 3.3e18, "big": 2.3e19}
+
+
+def test_the_papers_method_gives_the_papers_flops() -> None:
+    for training in TABLE2:
+        assert training.paper_flops == pytest.approx(PAPER[training.model], rel=0.01)
+
+
+def test_counted_flops_are_close_to_those_of_the_papers_method() -> None:
+    """The paper's method is an upper bound if GPUs cannot exceed their sustained rate."""
+    for training in TABLE2:
+        assert 0.2 < training.counted_flops / training.paper_flops < 1.5, training
+
+
+def test_each_row_names_the_config_of_its_model_and_languages() -> None:
+    for training in TABLE2:
+        config = load_config(training.config)
+        assert config.model.d_model == {"base": 512, "big": 1024}[training.model]
+        language = {"English-German": "de", "English-French": "fr"}[training.languages]
+        assert config.data.languages == ("en", language)
+
+
+def test_the_disk_holds_the_text_and_the_averaged_checkpoints() -> None:
+    base, big = TABLE2[:2]
+    # Three float32 arrays for each parameter, and 5 or 20 checkpoints to average.
+    assert estimate_disk(base) > base.text_bytes + 5 * 3 * 4 * 63.05e6
+    assert estimate_disk(big) > big.text_bytes + 20 * 3 * 4 * 213e6
+
+
+def test_a_dry_run_prints_time_disk_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", "table2", "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    assert "3.3e+18" in output
+    assert "2.3e+19" in output
+    assert output.count(" GB") == len(TABLE2)
+    for training in TABLE2:
+        assert all(command in output for command in training.commands)

@@ -1,0 +1,160 @@
+"""The `paper` command: the index of the paper, Tables 1 and 2, and figures 1 and 2."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from transformer_jax.commands.base import PathCommand, check_new_file, find_free_name
+from transformer_jax.commands.tables import format_duration, print_table
+from transformer_jax.config.validation import did_you_mean
+from transformer_jax.console import progress_bar, shell_command, stdout
+from transformer_jax.errors import UsageError
+from transformer_jax.paper.index import ITEMS, Item, to_markdown
+from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix
+
+LENGTHS, WIDTHS = (64, 256, 1024, 4096), (64, 128, 256)
+# The options that apply to each item. Any other option is an error.
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "table1": ("lengths", "widths", "exact", "out"),
+    "table2": ("dry_run",),
+    "figure1": ("out",),
+    "figure2": ("out",),
+}
+
+
+@dataclass(frozen=True)
+class Paper(PathCommand):
+    """List each table, figure, and equation of the paper with the command that reproduces it.
+
+    table1: measure the layer types of Table 1.
+    table2: compare the training cost of the models in Table 2.
+    figure1, figure2: draw these figures from the program.
+    Any other name, such as equation3 or section5.4, prints its commands.
+    """
+
+    item: Positional[Annotated[str | None, arg(metavar="[ITEM]")]] = None
+    """table1, figure2, and so on. Default: list everything."""
+    lengths: tuple[int, ...] = ()
+    """For table1: the numbers of positions n. Default: 64 256 1024 4096."""
+    widths: tuple[int, ...] = ()
+    """For table1: the widths d, each a multiple of 8. Default: 64 128 256."""
+    exact: FlagCreatePairsOff[bool] = False
+    """For table1: compute only what is exact, without time and memory."""
+    out: Path | None = None
+    """For table1: a folder for table.md and table.json. For figures: the file
+    to create, whose name ends in .svg or .png."""
+    dry_run: FlagCreatePairsOff[bool] = False
+    """For table2: estimate the time and disk space on this machine."""
+
+    markdown: FlagCreatePairsOff[bool] = False
+    """Print the index as Markdown, as on the website."""
+
+    def run(self) -> None:
+        """Print the index or an entry, or compute a table or a figure.
+
+        Raises:
+            UsageError: the paper has no such item, or an option does not apply to it.
+        """
+        names = {item.key: item for item in ITEMS}
+        key = None if self.item is None else self.item.lower().replace(" ", "")
+        if key is not None and key not in names:
+            raise UsageError(f"the index has no {self.item!r}{did_you_mean(key, names)}")
+        self._check_options(key)
+        if self.markdown:
+            if key is not None:
+                raise UsageError("--markdown prints the whole index: do not pass an item")
+            sys.stdout.write(f"{to_markdown()}\n")
+            return
+        match key:
+            case None:
+                _print_items(ITEMS)
+            case "table1":
+                self._measure_table1()
+            case "table2":
+                _print_table2(dry_run=self.dry_run)
+            case "figure1" | "figure2":
+                self._draw(key)
+            case _:
+                _print_items([names[key]])
+
+    def _check_options(self, key: str | None) -> None:
+        for name in ("lengths", "widths", "exact", "out", "dry_run"):
+            if getattr(self, name) in (None, (), False) or name in OPTIONS.get(key or "", ()):
+                continue
+            items = " or ".join(item for item, names in OPTIONS.items() if name in names)
+            raise UsageError(f"--{name.replace('_', '-')} is for `paper {items}`")
+
+    def _measure_table1(self) -> None:
+        lengths, widths = self.lengths or LENGTHS, self.widths or WIDTHS
+        if min(lengths) < 2:
+            raise UsageError(f"--lengths must be at least 2, got {min(lengths)}")
+        if wrong := [width for width in widths if width < 8 or width % 8]:
+            raise UsageError(f"--widths must be multiples of 8 (the heads), got {wrong[0]}")
+        from transformer_jax.paper.table1 import measure_layers
+        from transformer_jax.paper.table1_report import (
+            list_details,
+            list_notes,
+            summarize,
+            write_table1,
+        )
+
+        with progress_bar() as progress:
+            measurements = measure_layers(lengths, widths, timed=not self.exact, progress=progress)
+        print_table(summarize(measurements))
+        stdout.print()
+        print_table(list_details(measurements))
+        for note in list_notes(measurements):
+            stdout.print(f"- {note}")
+        if self.out is not None:
+            options = ["--exact"] if self.exact else []
+            for name, values in (("lengths", self.lengths), ("widths", self.widths)):
+                options += [f"--{name}", *map(str, values)] if values else []
+            command = shell_command("paper", "table1", *options)
+            write_table1(measurements, self.out, command)
+            stdout.print(f"written to {self.out}")
+
+    def _draw(self, key: str) -> None:
+        out = self.out or find_free_name(Path(f"{key}.svg"))
+        check_suffix(out, FIGURE_SUFFIXES)
+        check_new_file(out)
+        from transformer_jax.paper import figures
+
+        draw = figures.draw_figure_1 if key == "figure1" else figures.draw_figure_2
+        stdout.print(f"written to {draw().save(out)}")
+
+
+def _print_items(items: Sequence[Item]) -> None:
+    """Print each item with its commands and its test, each on one line so that it can be copied."""
+    for item in items:
+        stdout.print(f"{item.name}: {item.title}")
+        for label, command in item.commands.items():
+            stdout.print(f"  {label:19}{command}")
+
+
+def _print_table2(*, dry_run: bool) -> None:
+    from transformer_jax.paper import table2
+
+    head = ["model", "languages", "BLEU", "FLOPs (paper)", "FLOPs (counted)"]
+    rows = [[*head, "time here", "disk"] if dry_run else head]
+    for training in table2.TABLE2:
+        flops = f"{training.paper_flops:.2g}", f"{training.counted_flops:.2g}"
+        row = [training.model, training.languages, f"{training.bleu}", *flops]
+        if dry_run:
+            seconds, size = table2.estimate_seconds(training), table2.estimate_disk(training)
+            row += [format_duration(seconds), f"{size / 1e9:.0f} GB"]
+        rows.append(row)
+    print_table(rows)
+    stdout.print(
+        "BLEU: the paper's, on newstest2014. FLOPs (paper): time x 8 GPUs x 9.5 TFLOP/s, the\n"
+        "sustained rate of a P100. FLOPs (counted): matrix products of full batches."
+    )
+    if dry_run:
+        stdout.print("time here: if training reaches 30% of the peak of this machine's devices")
+    for training in table2.TABLE2:
+        stdout.print(f"\n{training.model}, {training.languages}")
+        for command in training.commands:
+            stdout.print(f"  {command}")

@@ -1,0 +1,1 @@
+"""The tables, figures, and equations of the paper, and the commands that reproduce them."""

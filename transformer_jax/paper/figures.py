@@ -1,0 +1,121 @@
+"""Figures 1 and 2, drawn from the program: a different program gives different boxes.
+
+Flax names each operation after the modules that contain it, so a traced model lists its sub-layers
+in the order in which they run.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.model.attention import masked_softmax, scaled_dot_product, weighted_sum
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import abstract_params
+from transformer_jax.visualization.diagrams import Column, Link, draw_columns
+from transformer_jax.visualization.style import Picture
+
+SUB_LAYERS = {
+    "self_attention": "Multi-Head Attention",
+    "cross_attention": "Multi-Head Attention",
+    "feed_forward": "Feed Forward",
+    "after_self_attention": "Add & Norm",
+    "after_cross_attention": "Add & Norm",
+    "after_feed_forward": "Add & Norm",
+}
+"""The paper's names of the modules in a layer."""
+
+OPERATIONS = {"dot_general": "MatMul", "mul": "Scale", "select_n": "Mask", "exp": "SoftMax"}
+"""The paper's names of the operations that identify the parts of attention."""
+
+VOCABULARY = 100
+
+
+def draw_figure_1(config: ModelConfig | None = None) -> Picture:
+    """Draw the model that a config describes, by default the paper's."""
+    config = config or ModelConfig()
+    columns, links = describe_architecture(config)
+    return draw_columns(columns, links)
+
+
+def describe_architecture(config: ModelConfig) -> tuple[list[Column], list[Link]]:
+    """Return the encoder and the decoder as columns, and the link between them."""
+    model = build_transformer(config, VOCABULARY)
+    tokens = jax.ShapeDtypeStruct((1, 3), jnp.int32)
+
+    def apply(params: Any, source: Any, target: Any) -> Any:
+        return model.apply({"params": params}, source, target)
+
+    closed = jax.make_jaxpr(apply)(abstract_params(model), tokens, tokens)
+    paths = list(_module_paths(closed.jaxpr))
+    encoder, decoder = (_sub_layers(paths, f"{stack}_0") for stack in ("encoder", "decoder"))
+    first = ["Embedding", "+ Positional Encoding"]
+    times = f"{config.num_layers} x"
+    labels = {
+        stack: [SUB_LAYERS.get(name, name) for name in names]
+        for stack, names in (("encoder", encoder), ("decoder", decoder))
+    }
+    if "self_attention" in decoder:
+        labels["decoder"][decoder.index("self_attention")] = "Masked Multi-Head Attention"
+    columns = [
+        Column("Inputs", [*first, *labels["encoder"]], "", range(2, 2 + len(encoder)), times),
+        Column(
+            "Outputs (shifted right)",
+            [*first, *labels["decoder"], "Linear", "Softmax"],
+            "Output Probabilities",
+            range(2, 2 + len(decoder)),
+            times,
+        ),
+    ]
+    return columns, [Link(0, (1, 2 + decoder.index("cross_attention")))]
+
+
+def draw_figure_2(num_heads: int = 8) -> Picture:
+    """Draw scaled dot-product attention and multi-head attention."""
+    multi_head = ["Linear (V, K, Q)", "Scaled Dot-Product Attention", "Concat", "Linear"]
+    return draw_columns(
+        [
+            Column("Q, K, V", describe_attention()),
+            Column("V, K, Q", multi_head, "", range(1, 2), f"{num_heads} x"),
+        ]
+    )
+
+
+def describe_attention() -> list[str]:
+    """Return the operations of equation 1, in the order of the program."""
+    array = jax.ShapeDtypeStruct((1, 3, 2, 4), jnp.float32)
+    mask = jax.ShapeDtypeStruct((1, 1, 3, 3), jnp.bool_)
+
+    def attend(query: Any, key: Any, value: Any, mask: Any) -> Any:
+        return weighted_sum(masked_softmax(scaled_dot_product(query, key), mask), value)
+
+    closed = jax.make_jaxpr(attend)(array, array, array, mask)
+    names = (equation.primitive.name for equation in _equations(closed.jaxpr))
+    return [OPERATIONS[name] for name in names if name in OPERATIONS]
+
+
+def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
+    """Yield all equations in order, with those of nested functions instead of their calls."""
+    for equation in jaxpr.eqns:
+        nested = [equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params]
+        if nested:
+            yield from _equations(getattr(nested[0], "jaxpr", nested[0]))
+        else:
+            yield equation
+
+
+def _module_paths(jaxpr: Jaxpr) -> Iterator[list[str]]:
+    """Yield the names of the modules that contain each equation, from the outermost."""
+    for equation in jaxpr.eqns:
+        stack = str(equation.source_info.name_stack)
+        # A name such as "embedding.logits" contains a method.
+        yield [name.split(".")[0] for name in stack.split("/")]
+
+
+def _sub_layers(paths: list[list[str]], layer: str) -> list[str]:
+    """Return the modules in a layer, in the order in which they run."""
+    names = (path[path.index(layer) + 1 :] for path in paths if layer in path)
+    return list(dict.fromkeys(name[0] for name in names if name))

@@ -1,0 +1,244 @@
+"""The index of the paper: each table, figure, and equation, and what reproduces it.
+
+`transformer-jax paper` prints this index, and docs/paper.md contains it. Commands at a small scale
+take minutes; some use the run of `make demo`, runs/demo. Commands at the paper's scale use WMT14.
+"""
+
+import shlex
+from dataclasses import dataclass
+
+# The width of a line of the page, without the backslash at its end.
+MAX_COLUMNS = 96
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table, figure, equation, or claim of the paper."""
+
+    name: str
+    """Such as "Table 1"."""
+    title: str
+    test: str
+    """The test of this item: FILE::FUNCTION."""
+    small: str
+    """The command at a small scale."""
+    full: str = ""
+    """The command at the paper's scale. Empty if the result does not depend on the scale."""
+
+    @property
+    def key(self) -> str:
+        """The name for the command line, such as "table1"."""
+        return self.name.lower().replace(" ", "")
+
+    @property
+    def commands(self) -> dict[str, str]:
+        """The commands, by what they show. The test is listed if it is not itself the command."""
+        commands = {"any scale": self.small}
+        if self.full:
+            commands = {"small scale": self.small, "the paper's scale": self.full}
+        test = unit_test(self.test)
+        return commands if self.small == test else {**commands, "test": test}
+
+
+def unit_test(test: str) -> str:
+    """Return the command that runs a test."""
+    return f"python -m pytest {test}"
+
+
+def _tested(name: str, title: str, test: str, full: str = "") -> Item:
+    """Return an item that a test checks exactly, so the test is also the command."""
+    return Item(name, title, f"tests/unit/{test}", unit_test(f"tests/unit/{test}"), full)
+
+
+SMALL = "--data-from tiny --train-from tiny"
+ATTENTION = "transformer-jax attention"
+SENTENCE = "'two hundred and thirty-one thousand and five'"
+MAKING = "'It is in this spirit that a majority of governments have passed new laws .'"
+LAW = "'The Law will never be perfect , but its application should be just .'"
+
+EQUATIONS = (
+    _tested(
+        "Equation 1",
+        "Scaled dot-product attention",
+        "test_attention.py::test_attention_is_equation_1",
+    ),
+    _tested(
+        "Equation 2",
+        "The feed-forward network, as two convolutions of kernel size 1",
+        "test_layers.py::test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one",
+    ),
+    Item(
+        "Equation 3",
+        "The learning rate",
+        "tests/unit/test_paper.py::test_learning_rate_is_equation_3",
+        "transformer-jax plot runs/demo --kind schedule --out schedule.svg",
+        "transformer-jax plot runs/wmt14 --kind schedule --out schedule.svg",
+    ),
+)
+
+FIGURES = (
+    Item(
+        "Figure 1",
+        "The architecture, drawn from the program",
+        "tests/unit/test_paper_figures.py::test_figure_1_has_the_sub_layers_of_the_paper",
+        "transformer-jax paper figure1 --out figure1.svg",
+    ),
+    Item(
+        "Figure 2",
+        "Scaled dot-product attention, drawn from the program, and multi-head attention",
+        "tests/unit/test_paper_figures.py::test_figure_2_has_the_operations_of_the_paper",
+        "transformer-jax paper figure2 --out figure2.svg",
+    ),
+    Item(
+        "Figure 3",
+        "Encoder self-attention of one word, in layer 5 of 6",
+        "tests/unit/test_attention_figures.py::"
+        "test_a_selected_token_and_head_have_only_their_lines",
+        f"{ATTENTION} runs/demo {SENTENCE} --kind encoder --layer 0 --position 3 --out figure3.svg",
+        f"{ATTENTION} runs/wmt14 {MAKING} --kind encoder --layer 4 --position 6 --out figure3.svg",
+    ),
+    Item(
+        "Figure 4",
+        "Two heads of layer 5",
+        "tests/unit/test_attention_figures.py::test_layers_and_heads_are_numbered_from_one",
+        f"{ATTENTION} runs/demo {SENTENCE} --kind encoder --layer 0 --heads 0 1 --out figure4.svg",
+        f"{ATTENTION} runs/wmt14 {LAW} --kind encoder --layer 4 --heads 4 5 --out figure4.svg",
+    ),
+    Item(
+        "Figure 5",
+        "All heads of layer 5, which follow the structure of the sentence",
+        "tests/unit/test_attention_figures.py::test_the_opacity_of_each_line_is_its_weight",
+        f"{ATTENTION} runs/demo {SENTENCE} --kind encoder --layer 0 --out figure5.svg",
+        f"{ATTENTION} runs/wmt14 {LAW} --kind encoder --layer 4 --out figure5.svg",
+    ),
+)
+
+TABLES = (
+    Item(
+        "Table 1",
+        "Complexity, sequential operations, and path length of each layer type",
+        "tests/unit/test_table1.py::test_the_fitted_exponents_are_those_of_the_paper",
+        "transformer-jax paper table1 --lengths 64 256 --widths 64 128",
+        "transformer-jax paper table1",
+    ),
+    Item(
+        "Table 2",
+        "BLEU and training cost of the base and big models",
+        "tests/unit/test_table2.py::test_the_papers_method_gives_the_papers_flops",
+        "transformer-jax train tiny",
+        "transformer-jax paper table2 --dry-run",
+    ),
+    Item(
+        "Table 3",
+        "Rows (A) to (E): variations of the Transformer",
+        "tests/unit/test_paper.py::test_every_row_differs_from_base_exactly_as_in_the_paper",
+        "transformer-jax sweep table3 --data-from smoke --train-from smoke --scale tiny --seeds 2",
+        "transformer-jax sweep table3",
+    ),
+    Item(
+        "Table 4",
+        "F1 of constituency parsing, by evalb's rules",
+        "tests/unit/test_brackets.py::test_evalbs_sample_has_evalbs_totals",
+        "transformer-jax train parsing_small --data.folder FOLDER",
+        "transformer-jax train parsing --data.folder FOLDER",
+    ),
+)
+
+SECTIONS = (
+    _tested(
+        "Section 3.1",
+        "Encoder and decoder layers, with post-normalization",
+        "test_layers.py::test_the_decoder_layer_equals_its_equations",
+        "transformer-jax params base",
+    ),
+    _tested(
+        "Section 3.2.1",
+        "The scale 1 / sqrt(d_k) keeps the variance of the scores at one",
+        "test_attention.py::test_scaling_brings_the_variance_of_scores_from_d_k_to_one",
+        "transformer-jax train base --model.attention-score dot_product",
+    ),
+    _tested(
+        "Section 3.2.2",
+        "Multi-head attention",
+        "test_attention.py::test_multi_head_attention_concatenates_its_heads",
+        "transformer-jax sweep heads",
+    ),
+    _tested(
+        "Section 3.2.3",
+        "Predictions depend only on earlier outputs",
+        "test_transformer.py::test_a_prediction_depends_only_on_earlier_tokens",
+    ),
+    _tested(
+        "Section 3.4",
+        "Both embeddings and the softmax share one matrix",
+        "test_embeddings.py::test_source_target_and_softmax_share_one_matrix",
+        "transformer-jax train base --model.tie-embeddings none",
+    ),
+    Item(
+        "Section 3.5",
+        "Sinusoids, whose shifts are linear maps; extrapolation to longer sentences",
+        "tests/unit/test_positions.py::test_the_sinusoid_is_the_papers_formula",
+        "transformer-jax plot runs/demo --kind positions --out positions.svg",
+        "transformer-jax sweep experiments/positions/short_numbers.py",
+    ),
+    Item(
+        "Section 4",
+        "Restricted self-attention",
+        "tests/unit/test_attention_window.py::"
+        "test_a_window_computes_attention_with_a_mask_of_far_keys",
+        "transformer-jax train tiny --model.attention-window 4 --out runs/window",
+        "transformer-jax train base --model.attention-window 64",
+    ),
+    Item(
+        "Section 5.1",
+        "Batches of about 25,000 source and 25,000 target tokens",
+        "tests/unit/test_batches.py::test_batches_have_the_planned_shapes_within_the_budget",
+        "transformer-jax prepare tiny",
+        "transformer-jax prepare wmt14",
+    ),
+    Item(
+        "Section 5.3",
+        "Adam, and the learning rate and warmup",
+        "tests/unit/test_paper.py::test_updates_are_those_of_adam",
+        "transformer-jax sweep learning_rate --seeds 1",
+        "transformer-jax sweep warmup",
+    ),
+    Item(
+        "Section 5.4",
+        "Residual dropout and label smoothing",
+        "tests/unit/test_transformer.py::test_dropout_acts_at_the_points_that_the_paper_names",
+        f"transformer-jax sweep table3 --rows D1 D2 D3 D4 {SMALL} --scale tiny",
+        "transformer-jax sweep table3 --rows D1 D2 D3 D4",
+    ),
+    Item(
+        "Section 6.1",
+        "Beam search with length penalty, and checkpoint averaging",
+        "tests/unit/test_search.py::test_the_papers_search_is_that_of_tensor2tensor",
+        "transformer-jax evaluate runs/demo --grid",
+        "transformer-jax evaluate runs/wmt14_big --grid",
+    ),
+)
+
+ITEMS = (*EQUATIONS, *FIGURES, *TABLES, *SECTIONS)
+
+
+def to_markdown() -> str:
+    """Return the index as Markdown for docs/paper.md."""
+    lines: list[str] = []
+    for item in ITEMS:
+        lines += [f"**{item.name}.** {item.title}:", "", "```"]
+        for label, command in item.commands.items():
+            lines += [f"# {label}", *_wrap(command)]
+        lines += ["```", ""]
+    return "\n".join(lines)
+
+
+def _wrap(command: str) -> list[str]:
+    """Split a long command into lines, as in a shell script."""
+    lines = [""]
+    for word in map(shlex.quote, shlex.split(command)):
+        if lines[-1] and len(lines[-1]) + len(word) > MAX_COLUMNS:
+            lines[-1] += " \\"
+            lines.append(" ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return lines

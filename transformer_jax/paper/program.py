@@ -1,0 +1,133 @@
+"""Analyze a traced program: its matrix products, and how many of them depend on each other.
+
+A jaxpr is JAX's representation of a traced function. A convolution counts as a matrix product.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+
+class Program(NamedTuple):
+    """Properties of the products in a program that maps parameters and an input to an output."""
+
+    sequential: int
+    """The length of the longest chain of products in which each needs the result of the last."""
+    flops: int
+    """The FLOPs of all products. Each multiply-add counts as two."""
+    data_flops: int
+    """The FLOPs of the products of two arrays that both depend on the input, as in attention. The
+    others multiply by a parameter."""
+    trips: int
+    """The number of trips of all loops that carry a state, one after the other."""
+
+
+class Value(NamedTuple):
+    """What the analysis knows about an array."""
+
+    depth: int
+    """The length of the longest chain of products that leads to the array."""
+    is_data: bool
+    """Whether the array depends on the program's input."""
+
+
+def analyze(function: Callable[[Any, Any], Any], params: Any, x: Any) -> Program:
+    """Analyze the program of `function(params, x)`, which is traced but not executed.
+
+    The arguments are pytrees of arrays or of `jax.ShapeDtypeStruct`.
+
+    Raises:
+        ValueError: the program has a loop whose number of trips is not known in advance.
+    """
+    closed = jax.make_jaxpr(function)(params, x)
+    num_params = len(jax.tree.leaves(params))
+    inputs = [Value(0, index >= num_params) for index in range(len(closed.jaxpr.invars))]
+    counter = _Counter()
+    outputs = counter.visit(closed.jaxpr, inputs)
+    depth = max(value.depth for value in outputs)
+    return Program(depth, counter.flops, counter.data_flops, counter.trips)
+
+
+@dataclass
+class _Counter:
+    """Visits the equations of a program in order, and counts the FLOPs of its products."""
+
+    flops: int = 0
+    data_flops: int = 0
+    trips: int = 0
+
+    def visit(self, jaxpr: Jaxpr, inputs: Sequence[Value]) -> list[Value]:
+        """Return the values of the outputs."""
+        known: dict[Any, Value] = {var: Value(0, False) for var in jaxpr.constvars}
+        known |= dict(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(var: Any) -> Value:
+            return Value(0, False) if isinstance(var, Literal) else known[var]
+
+        for equation in jaxpr.eqns:
+            results = self._apply(equation, [read(var) for var in equation.invars])
+            known |= dict(zip(equation.outvars, results, strict=True))
+        return [read(var) for var in jaxpr.outvars]
+
+    def _apply(self, equation: JaxprEqn, inputs: Sequence[Value]) -> list[Value]:
+        name, params = equation.primitive.name, equation.params
+        if name == "scan":
+            return self._scan(params, inputs)
+        if name == "while":
+            raise ValueError("the number of trips of a while loop is not known in advance")
+        if name == "cond":
+            branches = [self.visit(branch.jaxpr, inputs[1:]) for branch in params["branches"]]
+            return [_join(values) for values in zip(*branches, strict=True)]
+        for key in ("jaxpr", "call_jaxpr"):
+            if key in params:
+                return self.visit(getattr(params[key], "jaxpr", params[key]), inputs)
+        result = _join(inputs)
+        if name in PRODUCTS:
+            flops = PRODUCTS[name](equation)
+            self.flops += flops
+            self.data_flops += flops * all(value.is_data for value in inputs)
+            result = result._replace(depth=result.depth + 1)
+        return [result] * len(equation.outvars)
+
+    def _scan(self, params: dict[str, Any], inputs: Sequence[Value]) -> list[Value]:
+        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+        constants, carry, slices = inputs[:first], list(inputs[first:last]), inputs[last:]
+        stacked: list[Value] = []
+        self.trips += params["length"] if carry else 0
+        for _ in range(params["length"]):
+            outputs = self.visit(params["jaxpr"].jaxpr, [*constants, *carry, *slices])
+            carry, results = outputs[: len(carry)], outputs[len(carry) :]
+            stacked = [_join(pair) for pair in zip(stacked or results, results, strict=True)]
+        return [*carry, *stacked]
+
+
+def _join(values: Sequence[Value]) -> Value:
+    """Return what is known about an array that is computed from these arrays."""
+    depth = max((value.depth for value in values), default=0)
+    return Value(depth, any(value.is_data for value in values))
+
+
+def _shape(var: Any) -> tuple[int, ...]:
+    return var.aval.shape
+
+
+def _dot_flops(equation: JaxprEqn) -> int:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left, output = _shape(equation.invars[0]), _shape(equation.outvars[0])
+    return 2 * math.prod(output) * math.prod(left[axis] for axis in contracted)
+
+
+def _convolution_flops(equation: JaxprEqn) -> int:
+    kernel, output = _shape(equation.invars[1]), _shape(equation.outvars[0])
+    num_outputs = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+    return 2 * math.prod(output) * math.prod(kernel) // num_outputs
+
+
+PRODUCTS: dict[str, Callable[[JaxprEqn], int]] = {
+    "dot_general": _dot_flops,
+    "conv_general_dilated": _convolution_flops,
+}

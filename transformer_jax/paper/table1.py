@@ -1,0 +1,156 @@
+"""Table 1, measured: what each layer type costs, and how far its outputs see.
+
+The paper derives complexity, sequential operations, and maximum path length by hand. Here, they are
+computed from each layer's program, and exponents are fitted to them. Time and memory are measured
+on JAX's default device.
+Shapes: B batch, T positions, D d_model.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jaxtyping import Array
+
+from transformer_jax.architectures.layers import LAYERS
+from transformer_jax.data.encode import Progress, ignore_progress
+from transformer_jax.model.transformer import Params
+from transformer_jax.paper.program import analyze
+
+# The reach of a layer is measured in the middle of this many positions, which must exceed twice the
+# window of restricted self-attention.
+PROBE_LENGTH = 256
+PROBE_WIDTH = 16
+REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The paper's bounds for a layer type (Table 1, and section 4 for separable convolutions)."""
+
+    complexity: str
+    sequential: str
+    path: str
+
+
+CLAIMS: Mapping[str, Claim] = {
+    "Self-Attention": Claim("O(n² d)", "O(1)", "O(1)"),
+    "Recurrent": Claim("O(n d²)", "O(n)", "O(n)"),
+    "Convolutional": Claim("O(k n d²)", "O(1)", "O(n/k)"),
+    "Separable Convolutional": Claim("O(k n d + n d²)", "O(1)", "O(n/k)"),
+    "Self-Attention (restricted)": Claim("O(r n d)", "O(1)", "O(n/r)"),
+}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A layer's properties for n positions and width d. Only the last two may vary."""
+
+    layer: str
+    n: int
+    d: int
+    flops: int
+    """The FLOPs that the paper counts: those of the layer's matrix products. As in the paper, the
+    projections of attention do not count."""
+    all_flops: int
+    """The FLOPs of all matrix products, including the projections of attention."""
+    sequential: int
+    """The length of the longest chain of dependent matrix products."""
+    path: int
+    """The number of layers or loop trips between the two ends of the sequence."""
+    bytes: int | None = None
+    """The memory for intermediate results and the output, according to the compiler."""
+    seconds: float | None = None
+    """The time of a forward pass of one sequence: the minimum of `REPEATS`."""
+
+
+def measure_layers(
+    lengths: Sequence[int],
+    widths: Sequence[int],
+    *,
+    timed: bool = True,
+    progress: Progress = ignore_progress,
+) -> list[Measurement]:
+    """Measure each layer type for each n in `lengths` and each d in `widths`.
+
+    Time and memory are measured only if `timed` is true.
+    """
+    cases = [(name, n, d) for name in LAYERS for d in widths for n in lengths]
+    reaches = {name: measure_reach(make_layer(name, PROBE_WIDTH)) for name in LAYERS}
+    results: list[Measurement] = []
+    for index, (name, n, d) in enumerate(cases):
+        progress(f"measuring {name}", index, len(cases))
+        results.append(_measure(name, n, d, reaches[name], timed=timed))
+    return results
+
+
+def make_layer(name: str, d_model: int) -> nn.Module:
+    """Return a layer of Table 1 by its name in `LAYERS`."""
+    return LAYERS[name](d_model=d_model)
+
+
+def measure_reach(layer: nn.Module) -> int | None:
+    """Return how far from an output the inputs are that its gradient reaches; None if unlimited.
+
+    A layer's reach is unlimited if an output in the middle of the sequence reaches one of its ends.
+    """
+    shape, middle = (1, PROBE_LENGTH, PROBE_WIDTH), PROBE_LENGTH // 2
+    x = jax.random.normal(jax.random.key(0), shape)
+    params = layer.init(jax.random.key(1), x)
+
+    def output(x: Array) -> Array:
+        # A large factor keeps a gradient through many recurrent steps from underflowing to zero.
+        return 1e30 * jnp.asarray(layer.apply(params, x))[0, middle].sum()
+
+    gradient = np.asarray(jax.jit(jax.grad(output))(x))[0]
+    reached = np.flatnonzero(np.any(gradient != 0, axis=-1))
+    first, last = int(reached[0]), int(reached[-1])
+    is_unlimited = first == 0 or last == PROBE_LENGTH - 1
+    return None if is_unlimited else max(middle - first, last - middle)
+
+
+def path_length(n: int, reach: int | None, trips: int) -> int:
+    """Return the number of layers, or of loop trips, between the first and the last of n positions.
+
+    A layer with limited reach is stacked until its output sees the whole sequence.
+    """
+    layers = 1 if reach is None else max(1, -(-(n - 1) // reach))
+    return layers * max(trips, 1)
+
+
+def _measure(name: str, n: int, d: int, reach: int | None, *, timed: bool) -> Measurement:
+    layer, x = make_layer(name, d), jax.ShapeDtypeStruct((1, n, d), jnp.float32)
+    params: Any = jax.eval_shape(layer.init, jax.random.key(0), x)
+
+    def apply(params: Params, x: Array) -> Array:
+        return jnp.asarray(layer.apply(params, x))
+
+    program = analyze(apply, params, x)
+    flops = program.data_flops or program.flops
+    path = path_length(n, reach, program.trips)
+    exact = Measurement(name, n, d, flops, program.flops, program.sequential, path)
+    if not timed:
+        return exact
+    compiled = jax.jit(apply).lower(params, x).compile()
+    memory: Any = compiled.memory_analysis()
+    size = memory.temp_size_in_bytes + memory.output_size_in_bytes
+    filled = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.01, leaf.dtype), (params, x))
+    seconds = [_time(lambda: compiled(*filled)) for _ in range(REPEATS + 1)]
+    # The first run includes one-time costs.
+    return replace(exact, bytes=int(size), seconds=min(seconds[1:]))
+
+
+def _time(run: Any) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - start
+
+
+def fit_exponent(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the exponent p of the least-squares fit y = c x^p."""
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])

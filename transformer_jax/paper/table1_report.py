@@ -1,0 +1,127 @@
+"""Write Table 1 with measured exponents next to the paper's bounds."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from transformer_jax.errors import StorageError
+from transformer_jax.paper.table1 import CLAIMS, PROBE_LENGTH, Measurement, fit_exponent
+from transformer_jax.runs.atomic_files import write_json, write_text
+from transformer_jax.runs.versions import source_commit
+
+SUMMARY = ("layer", "quantity", "paper", "fitted")
+DETAILS = ("layer", "n", "d", "FLOPs", "with projections", "sequential", "path", "ms", "MB")
+
+
+def summarize(measurements: Sequence[Measurement]) -> list[list[str]]:
+    """Return Table 1: for each bound of the paper, the fitted exponents and the largest value.
+
+    The exponents of n are fitted to the longer half of the lengths at the smallest width, and the
+    exponents of d to all widths at the largest length.
+    """
+    largest = max(measurements, key=lambda m: (m.n, -m.d))
+    rows = [[*SUMMARY, f"n = {largest.n:,}, d = {largest.d:,}"]]
+    for name, claim in CLAIMS.items():
+        own = [m for m in measurements if m.layer == name]
+        [value] = [m for m in own if (m.n, m.d) == (largest.n, largest.d)]
+        flops = f"{_power(own, 'n', 'flops')} {_power(own, 'd', 'flops')}".strip()
+        sequential, path = (_power(own, "n", quantity) for quantity in ("sequential", "path"))
+        rows += [
+            [name, "complexity", claim.complexity, flops, f"{value.flops:,} FLOPs"],
+            ["", "sequential operations", claim.sequential, sequential, f"{value.sequential:,}"],
+            ["", "maximum path length", claim.path, path, f"{value.path:,}"],
+        ]
+        if value.seconds is not None and value.bytes is not None:
+            seconds, size = f"{1e3 * value.seconds:.3g} ms", f"{value.bytes / 1e6:.3g} MB"
+            rows += [
+                ["", "time", "", _power(own, "n", "seconds"), seconds],
+                ["", "memory", "", _power(own, "n", "bytes"), size],
+            ]
+    return rows
+
+
+def list_details(measurements: Sequence[Measurement]) -> list[list[str]]:
+    """Return a row for each measurement."""
+    rows = [list(DETAILS)]
+    for m in measurements:
+        exact = (m.n, m.d, m.flops, m.all_flops, m.sequential, m.path)
+        milliseconds = "" if m.seconds is None else f"{1e3 * m.seconds:.3g}"
+        megabytes = "" if m.bytes is None else f"{m.bytes / 1e6:.3g}"
+        rows.append([m.layer, *(f"{value:,}" for value in exact), milliseconds, megabytes])
+    return rows if any(row[-1] for row in rows[1:]) else [row[:-2] for row in rows]
+
+
+def list_notes(measurements: Sequence[Measurement]) -> list[str]:
+    """Return sentences that explain the columns."""
+    lengths, widths = sorted({m.n for m in measurements}), sorted({m.d for m in measurements})
+    notes = [
+        f"n from {lengths[0]:,} to {lengths[-1]:,}, d from {widths[0]:,} to {widths[-1]:,}, "
+        "one sequence, float32.",
+        "Complexity: FLOPs of the program's matrix products. As in the paper, those of attention "
+        "leave out the projections, which are O(n d²).",
+        "Sequential operations: the longest chain of matrix products in which each needs the "
+        "result of the one before it.",
+        "Maximum path length: layers or loop trips between the first and the last position. A "
+        "layer's reach is the set of inputs with a nonzero gradient of the output in the middle "
+        f"of {PROBE_LENGTH} positions.",
+    ]
+    if measurements[0].seconds is not None:
+        device = jax.devices()[0].device_kind
+        notes.append(f"Time and memory are those of a forward pass on: {device}.")
+    return notes
+
+
+def write_table1(measurements: Sequence[Measurement], folder: Path, command: str) -> None:
+    """Write table.md and table.json to a folder, which is created if necessary.
+
+    Raises:
+        StorageError: a file cannot be written.
+    """
+    origin = {"command": command, "commit": source_commit(), "jax": jax.__version__}
+    lines = [
+        "# Table 1, measured",
+        "",
+        f"`{command}` at commit {origin['commit']}, jax {origin['jax']}.",
+        "",
+        *to_markdown(summarize(measurements)),
+        "",
+        *(f"- {note}" for note in list_notes(measurements)),
+        "",
+        *to_markdown(list_details(measurements)),
+        "",
+    ]
+    result: dict[str, Any] = {**origin, "measurements": [asdict(m) for m in measurements]}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "table.md", "\n".join(lines))
+        write_json(folder / "table.json", result)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
+
+
+def to_markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table whose first row is the headings."""
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return [head, f"|{'---|' * len(rows[0])}", *body]
+
+
+def _power(measurements: Sequence[Measurement], variable: str, quantity: str) -> str:
+    """Return a power such as "n^1.00", or "" if the variable has a single value."""
+    other = "d" if variable == "n" else "n"
+    choose = min if other == "d" else max
+    fixed = choose(getattr(m, other) for m in measurements)
+    points = sorted(
+        (getattr(m, variable), getattr(m, quantity))
+        for m in measurements
+        if getattr(m, other) == fixed
+    )
+    if variable == "n":
+        points = points[-max(2, -(-len(points) // 2)) :]
+    if len(points) < 2:
+        return ""
+    x, y = zip(*points, strict=True)
+    # Adding zero turns -0 into 0.
+    return f"{variable}^{round(fit_exponent(x, y), 2) + 0.0:.2f}"
