@@ -28,7 +28,9 @@ CHEAP = sorted(
 # These commands import JAX. They run in forks of a process that has already imported it. The other
 # commands run in a shell, which tests that the shell finds `transformer-jax` in an activated
 # environment.
-SLOW_TO_IMPORT = tuple(f"transformer-jax {name} " for name in ("params", "prepare", "sweep"))
+SLOW_TO_IMPORT = tuple(
+    f"transformer-jax {name} " for name in ("params", "paper", "prepare", "sweep")
+)
 
 
 def make_clone(folder: Path) -> Path:
