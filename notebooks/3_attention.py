@@ -24,7 +24,7 @@ import importlib.util
 import subprocess
 import sys
 
-REPOSITORY = ".."  # in Colab: the folder of your clone
+REPOSITORY = ".."  # In Colab, set this to the folder of your clone.
 if importlib.util.find_spec("transformer_jax") is None:
     pins = ["--constraint", f"{REPOSITORY}/constraints.txt"]
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *pins, REPOSITORY], check=True)
@@ -223,9 +223,9 @@ plt.show()
 
 # %% [markdown]
 # A value near 1 means that the head nearly always attends to the right word. In the stored output,
-# heads in the second layer do, but heads in the first layer do not, because the decoder first has
-# to compute which digit comes next. The random seed determines which heads and layers attend to
-# this word, because the heads of a layer are interchangeable before training.
+# only heads in the second layer have such values, because the decoder first has to compute which
+# digit comes next. The random seed determines which heads and layers attend to this word, because
+# the heads of a layer are interchangeable before training.
 #
 # ## Figure 5: heads with different structure
 #

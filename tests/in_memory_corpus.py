@@ -1,4 +1,4 @@
-"""A corpus that is a list of pairs, and a small vocabulary."""
+"""A corpus of pairs that are kept in memory, and a small vocabulary."""
 
 import json
 from collections.abc import Iterator

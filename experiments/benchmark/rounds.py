@@ -221,7 +221,7 @@ def _start_workers(
     *,
     at_once: bool,
 ) -> Iterator[WorkerProcess]:
-    """Start workers and yield them. Closing the exit stack kills them."""
+    """Start workers and yield them. Closing the exit stack kills the workers."""
 
     def start(spec: WorkerSpec) -> Iterator[WorkerProcess]:
         try:

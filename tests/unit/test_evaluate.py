@@ -142,7 +142,7 @@ def test_characters_have_no_compounds(evaluation: Evaluation) -> None:
 
 @pytest.fixture
 def files(evaluation: Evaluation, tmp_path: Path) -> tuple[Path, Path]:
-    """The development set as two files, of which the target file is compressed."""
+    """The development set as two files. The target file is compressed."""
     source, target = tmp_path / "dev set.en", tmp_path / "dev set.de.gz"
     source.write_text("".join(f"{line}\n" for line in evaluation.sources), "utf-8")
     lines = "".join(f"{line}\n" for line in evaluation.references)

@@ -78,7 +78,7 @@ def test_a_repeated_grid_evaluates_only_what_is_missing(
     shutil.rmtree(run.path / "evaluations" / name)
     assert repeat() == results
     assert set(titles) == {"6 to 6 of 6 evaluations"}
-    # A result of other checkpoints is not reused.
+    # The command must not reuse a result that was computed with different checkpoints.
     scores = run.path / "evaluations" / name / "scores.json"
     scores.write_text(json.dumps(results[4] | {"steps": [2, 8]}))
     assert repeat() == results

@@ -537,7 +537,7 @@ assert kilobytes < int(sys.argv[3])
 def test_text_of_any_size_needs_little_memory(
     kind: str, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # In the cache of the tests, the text might be prepared already.
+    # The tests' cache may already contain the prepared text.
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "cache"))
     report = {"pairs": 100, "kept": 100}
     numbers = list(NumberWords(20_000).read("train"))

@@ -51,8 +51,8 @@ class Evaluate(RunCommand):
     alphas: tuple[float, ...] = ()
     """With --grid: exponents of the length penalty. Default: 0 0.6 1."""
     averages: tuple[int, ...] = ()
-    """With --grid: numbers of scheduled checkpoints to average. Default: 1 5
-    20, but not more than the run has."""
+    """With --grid: numbers of scheduled checkpoints to average. Default: 1, 5,
+    and 20, up to the number of checkpoints in the run."""
 
     def run(self) -> None:
         """Evaluate the run, print the scores, and store them in the run."""

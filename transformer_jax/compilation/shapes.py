@@ -1,4 +1,4 @@
-"""The batch shapes of a config, either from its prepared text or assumed."""
+"""The batch shapes of a config, which come from its prepared text or are assumed."""
 
 from typing import NamedTuple
 

@@ -51,8 +51,8 @@ def parse_linearized(line: str, num_words: int) -> Parse:
     1. A closing bracket also closes the brackets inside it. It is dropped if no open bracket has
        its label.
     2. A bracket without words is dropped.
-    3. Symbols for words beyond the last word are dropped. If there are too few, the remaining words
-       are added at the end of the outermost bracket.
+    3. If there are more word symbols than words, the extra symbols are dropped. If there are fewer,
+       the remaining words are added at the end of the outermost bracket.
     4. At the end, all open brackets are closed.
     """
     tags, slots, open_slots = list[str](), list[Bracket | None](), list[_OpenBracket]()

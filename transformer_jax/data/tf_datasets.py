@@ -111,7 +111,7 @@ class TranslationDataset:
 
     @cached_property
     def _prepared(self) -> Builder:
-        """The same builder, once the data is stored. It has at least the splits train and dev."""
+        """The TFDS builder after the data is stored. It has at least the splits train and dev."""
         builder = self._builder
         _download_and_prepare(builder)
         if not builder.info.splits:

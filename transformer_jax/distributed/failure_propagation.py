@@ -104,6 +104,6 @@ class FailurePropagation:
                             break
         sys.stdout.flush()
         sys.stderr.flush()
-        # In a normal exit, exit handlers and threads of JAX and Orbax would wait for the other
+        # During a normal exit, JAX's and Orbax's exit handlers and threads would wait for the other
         # processes.
         os._exit(exit_code)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The longest single wait. Python cannot handle signals while JAX waits in C++, so longer waits are
-# split.
+# Python cannot handle signals while JAX waits in C++, so longer waits are split into waits of this
+# length.
 POLL_MILLISECONDS = 2000
 # If a machine disappears, JAX ends the run after this many seconds. `FailurePropagation` usually
 # ends it earlier.

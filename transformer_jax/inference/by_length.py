@@ -19,8 +19,8 @@ def score_by_length(
 ) -> list[dict[str, Any]]:
     """Return the BLEU and the perplexity of sentences with 1 to 10 source tokens, 11 to 20, etc.
 
-    The end token counts. The last bucket starts at 61 tokens, and its "last" is None. Buckets
-    without sentences are left out.
+    The number of tokens includes the end token. The last bucket starts at 61 tokens, and its "last"
+    is None. Buckets without sentences are omitted.
     """
     members: dict[int, list[int]] = {}
     for index, sentence in enumerate(sentences):

@@ -125,7 +125,8 @@ class Run:
         With `decode.beam_end` "tensor2tensor", this is common for a model that rarely predicts the
         end of a sentence.
 
-        Raises UsageError if `num_best` is not from 1 to the beam size, or an error of `translate`.
+        Raises a UsageError if `num_best` is not between 1 and the beam size. Otherwise, raises the
+        same errors as `translate`.
         """
         translator = self.translator(**decode)
         if num_best < 1:

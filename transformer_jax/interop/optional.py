@@ -1,4 +1,4 @@
-"""Import libraries that are not dependencies of this package, only where they are used."""
+"""Import optional libraries, which are not dependencies of this package, when they are needed."""
 
 import importlib
 from importlib.util import find_spec

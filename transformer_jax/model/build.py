@@ -14,7 +14,7 @@ from transformer_jax.model.variants.fused_attention import BlockwiseAttention, C
 from transformer_jax.model.variants.pre_norm import NormAndAdd
 
 POSITION_SCHEMES: dict[str, tuple[type[AddPositions], type[MultiHeadAttention] | None]] = {
-    # None means the class that `model.attention_implementation` selects, which ignores positions.
+    # For None, `model.attention_implementation` selects the class, which ignores positions.
     "sinusoidal": (AddPositions, None),
     "concatenated_sinusoidal": (positional_encodings.AddConcatenatedSinusoids, None),
     "learned": (AddLearnedPositions, None),

@@ -34,7 +34,7 @@ class DueActions(NamedTuple):
 
     @property
     def waits_for_step(self) -> bool:
-        """Whether an action waits for the step's result, which makes checking the result free."""
+        """Whether an action waits for the step's result, so that checking the result is free."""
         return self.report or self.evaluate or self.interrupt
 
 
