@@ -9,6 +9,7 @@ from untrained import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.config.loading import load_config
+from transformer_jax.errors import DataError
 from transformer_jax.inference.parsing import describe_parses, score_parses
 from transformer_jax.inference.tasks import main_score, score_task
 
@@ -47,6 +48,16 @@ def test_the_baseline_and_short_sentences_are_scored_too() -> None:
     words = " ".join(["a"] * 41)
     long = score_parses([words], ["(S " + "XX " * 41 + ")S"], ["(S " + "XX " * 41 + ")S"])
     assert (long["sentences"], long["short"]["sentences"]) == (1, 0)
+
+
+def test_a_reference_that_is_not_a_tree_is_reported() -> None:
+    with pytest.raises(DataError, match="reference 2 is not a linearized tree over the 2 words"):
+        score_parses(["a", "a b"], ["(S XX )S"] * 2, ["(S XX )S"] * 2)
+
+
+def test_a_word_can_contain_a_no_break_space() -> None:
+    line = "(S XX XX )S"
+    assert score_parses(["a\N{NO-BREAK SPACE}b  c"], [line], [line])["f1"] == 100
 
 
 def test_the_description_has_all_scores() -> None:

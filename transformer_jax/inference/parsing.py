@@ -5,6 +5,7 @@ from typing import Any
 
 from transformer_jax.data.linearization import parse_linearized
 from transformer_jax.data.trees import Tree
+from transformer_jax.errors import DataError
 from transformer_jax.inference.brackets import (
     CUTOFF_LENGTH,
     BracketScores,
@@ -20,11 +21,21 @@ def score_parses(
 
     A scored tree gets its words from the sentence and its tags from the reference. Tags matter
     because evalb uses them to find punctuation, and a model may produce different tags.
+
+    Raises:
+        DataError: a reference is not a linearized tree over the words of its source.
     """
     expected, proposed, num_repaired = list[Tree](), list[Tree](), 0
-    for source, hypothesis, reference in zip(sources, hypotheses, references, strict=True):
-        words = tuple(source.split(" "))
+    lines = zip(sources, hypotheses, references, strict=True)
+    for number, (source, hypothesis, reference) in enumerate(lines, start=1):
+        # A word can contain a no-break space, so only spaces separate words.
+        words = tuple(word for word in source.split(" ") if word)
         gold = parse_linearized(reference, len(words))
+        if gold.is_repaired:
+            raise DataError(
+                f"reference {number} is not a linearized tree over the {len(words)} words of its "
+                "source: data.task parsing needs such trees"
+            )
         tree = Tree(words, gold.tags, gold.brackets)
         parse = parse_linearized(hypothesis, len(words))
         num_repaired += parse.is_repaired
