@@ -20,7 +20,7 @@ LENGTHS = st.sampled_from([(ANY, ANY), (SHORT, ANY), (ANY, SHORT)]).flatmap(
 )
 BUDGETS = st.integers(1, 2000)
 SEEDS = st.integers(0, 2**31 - 1)
-EXAMPLES = settings(deadline=None, derandomize=True, max_examples=60)
+EXAMPLES = settings(deadline=None, derandomize=True, max_examples=20)
 
 
 def pairs_of(lengths: Lengths) -> list[Pair]:

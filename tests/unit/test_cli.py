@@ -446,7 +446,7 @@ def test_a_duration_above_48_hours_is_in_days(hours: float, text: str) -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n\ufeff", codec="utf-8"))))
-@settings(deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True, max_examples=30)
 def test_lines_are_read_as_they_were_written(lines: list[str]) -> None:
     assert _decode_lines("".join(f"{line}\n" for line in lines).encode()) == lines
     assert _decode_lines("".join(f"{line}\r\n" for line in lines).encode()) == lines

@@ -80,7 +80,7 @@ LINES = (
     st.integers(8, 60),
     st.floats(1, 5),
 )
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(deadline=None, derandomize=True, max_examples=40)
 def test_every_training_pair_is_kept_or_counted_with_a_reason(
     pairs: Pairs, max_length: int, max_ratio: float
 ) -> None:
