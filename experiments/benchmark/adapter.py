@@ -24,8 +24,9 @@ from transformer_jax.inference.translate import ROWS, Translator, search
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.transformer import Params, init_params
 from transformer_jax.special_tokens import EOS, PAD, UNKNOWN
+from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.flops import peak_flops, step_flops
-from transformer_jax.training.sharding import SHARDINGS, CompiledStep
+from transformer_jax.training.sharding import SHARDINGS
 from transformer_jax.training.step import StepMetrics, TrainState, init_state, make_train_step
 from transformer_jax.training.throughput import Meter
 

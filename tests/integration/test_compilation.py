@@ -17,9 +17,9 @@ from training_runs import QUIET, resume, train
 
 from transformer_jax.config import TrainConfig
 from transformer_jax.training import loop
+from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.components import RunComponents, build_run_components
 from transformer_jax.training.create_run import create_run
-from transformer_jax.training.sharding import CompiledStep
 from transformer_jax.training.step import init_state, make_train_step
 from transformer_jax.training.throughput import Meter
 

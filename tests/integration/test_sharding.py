@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 from small import SMALL
 
 import transformer_jax
-from transformer_jax.data.batches import Batch
+from transformer_jax.data.batches import Batch, Bucket
 from transformer_jax.model.build import build_transformer
-from transformer_jax.training.sharding import CompiledStep, DataParallel
-from transformer_jax.training.step import init_state, make_train_step
+from transformer_jax.training.compiled_step import CompiledStep
+from transformer_jax.training.sharding import DataParallel
+from transformer_jax.training.step import TrainState, TrainStep, init_state, make_train_step
 
 TESTS = Path(__file__).parents[1]
 
@@ -103,6 +105,48 @@ def test_a_step_is_compiled_on_request_and_describes_its_shape() -> None:
     new_state, metrics = step(state, batch)
     assert int(new_state.step) == 1
     assert float(metrics.loss.count) == 8 * 6
+
+
+def test_a_step_compiled_while_training_gives_the_same_bits() -> None:
+    transformer = build_transformer(SMALL.model, 20)
+    sharding = DataParallel(jax.devices()[:1])
+    batch = Batch(np.full((8, 5), 4, np.int32), np.full((8, 6), 4, np.int32))
+
+    def initial_state() -> TrainState:
+        return sharding.place_state(init_state(transformer, SMALL.train))
+
+    now = CompiledStep(make_train_step(transformer, SMALL.train), sharding)
+    with CompiledStep(make_train_step(transformer, SMALL.train), sharding) as ahead:
+        ahead.compile_ahead(initial_state(), [Bucket(8, 5, 6, 1)])
+        compilation = ahead.compile(initial_state(), batch)
+        assert str(compilation).endswith(" s while training")
+        results = [step(initial_state(), batch) for step in (ahead, now)]
+        assert not list(ahead.take_finished())
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+class FakeSharding(DataParallel):
+    """Compiles nothing; batches with a source of length 6 do not fit into memory."""
+
+    def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> Any:  # noqa: ARG002
+        if batch.source.shape[1] == 6:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        return None
+
+
+def test_an_error_while_training_is_raised_only_when_a_batch_needs_the_program() -> None:
+    sharding = FakeSharding(jax.devices()[:1])
+    transformer = build_transformer(SMALL.model, 20)
+    state = jax.eval_shape(lambda: init_state(transformer, SMALL.train))
+    with CompiledStep(make_train_step(transformer, SMALL.train), sharding) as step:
+        step.compile_ahead(state, [Bucket(8, n, 6, 1) for n in (6, 5)])
+        fitting, other = (np.full((8, n), 4, np.int32) for n in (5, 6))
+        assert step.compile(state, Batch(fitting, other))[:3] == (8, 5, 6)
+        assert not list(step.take_finished())
+        with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+            step.compile(state, Batch(other, other))
+        assert "compile_0" in {thread.name for thread in threading.enumerate()}
+    assert "compile_0" not in {thread.name for thread in threading.enumerate()}
 
 
 GENERATOR = """

@@ -92,6 +92,20 @@ def test_each_epoch_and_each_seed_has_a_different_order() -> None:
     assert not first & second
 
 
+@given(LENGTHS, BUDGETS, SEEDS, st.integers(0, 50), st.integers(0, 50))
+@EXAMPLES
+def test_upcoming_buckets_are_those_of_the_next_batches(
+    lengths: Lengths, batch_tokens: int, seed: int, first: int, count: int
+) -> None:
+    batches = plan(lengths, batch_tokens, seed)
+    shapes = [
+        (*batch.source.shape, batch.target.shape[1])
+        for batch in map(batches.__getitem__, range(first, first + count))
+    ]
+    upcoming = batches.upcoming(first, first + count)
+    assert [bucket[:3] for bucket in upcoming] == list(dict.fromkeys(shapes))
+
+
 def test_more_than_100_passes_over_the_text_are_worth_a_warning() -> None:
     batches = plan([(4, 4)] * 160, batch_tokens=32)
     assert batches.per_epoch == 20

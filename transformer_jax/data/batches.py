@@ -117,6 +117,17 @@ class Batches:
         epoch, index = divmod(step, self.per_epoch)
         return self._cached_epoch(epoch)[index]
 
+    def upcoming(self, first: int, last: int) -> list[Bucket]:
+        """Return the buckets of steps `first` to `last` - 1, in the order of their first use."""
+        buckets: list[Bucket] = []
+        for step in range(first, last):
+            bucket = self._look_up(step)[0]
+            if bucket not in buckets:
+                buckets.append(bucket)
+            if len(buckets) == len(self.buckets):
+                break
+        return buckets
+
     def pairs(self, step: int) -> np.ndarray:
         """Return the indices, int[pairs], of the pairs in the batch of this step."""
         return self._look_up(step)[1]

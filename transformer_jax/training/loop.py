@@ -23,12 +23,12 @@ from transformer_jax.runs.lock import exclusive_lock
 from transformer_jax.runs.metrics_file import truncate_metrics
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.training.checkpointing import Checkpointer
+from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.components import RunComponents, build_run_components
 from transformer_jax.training.evaluation import DIVERGENCE_ADVICE, DevEvaluator
 from transformer_jax.training.flops import peak_flops
 from transformer_jax.training.metric_writer import MetricWriter, NullWriter
 from transformer_jax.training.optimizer import make_schedule
-from transformer_jax.training.sharding import CompiledStep
 from transformer_jax.training.step import TrainState, make_train_step
 from transformer_jax.training.throughput import Meter
 from transformer_jax.training.tracing import StepTracer
@@ -115,20 +115,25 @@ def _run_steps(
 ) -> None:
     """Train from the latest checkpoint until the schedule or a signal ends the run."""
     config, schedule, first = run.folder.config, run.schedule, checkpointer.last_step
-    train_step = CompiledStep(make_train_step(run.model, config.train), run.sharding)
     schedule_rate = make_schedule(config.train, config.model.d_model)
     evaluator = DevEvaluator(run, writer)
     consensus = StepConsensus(run.group)
     # All processes run the same program, so tracing one of them is enough.
     num_traced = config.train.profile if run.group.is_primary else 0
     trace_folder = run.folder.path / "profile"
-    with StepTracer(trace_folder, after=first + schedule.log_every, steps=num_traced) as tracer:
+    with (
+        CompiledStep(make_train_step(run.model, config.train), run.sharding) as train_step,
+        StepTracer(trace_folder, after=first + schedule.log_every, steps=num_traced) as tracer,
+    ):
         for step in range(first + 1, schedule.steps + 1):
             batch = run.batches.local_batch(step - 1, run.sharding.shard)
             if not train_step.is_compiled_for(batch):
                 with meter.paused():
                     heartbeat.busy("compiling")
                     writer.say(str(train_step.compile(state, batch)))
+                train_step.compile_ahead(state, run.batches.upcoming(step, schedule.steps))
+            for compilation in train_step.take_finished():
+                writer.say(str(compilation))
             state, metrics = train_step(state, batch)
             # `Meter.add` waits for step n - 2, and returns the number of consecutive skipped steps
             # up to n - 2.

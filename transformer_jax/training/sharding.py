@@ -10,9 +10,8 @@ different masks. All three keep the state in the same global arrays, so a run ca
 them.
 """
 
-import time
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -194,48 +193,3 @@ class PmapDataParallel(DataParallel):
 
 
 SHARDINGS = {"data": DataParallel, "fsdp": FSDP, "pmap": PmapDataParallel}
-
-
-class Compilation(NamedTuple):
-    """The padded shape of the global batch, and the compilation time."""
-
-    rows: int
-    source_length: int
-    target_length: int
-    seconds: float
-
-    def __str__(self) -> str:
-        shape = f"{self.rows} x ({self.source_length} + {self.target_length})"
-        return f"compiled for {shape} tokens in {self.seconds:.1f} s"
-
-
-class CompiledStep:
-    """A sharded training step, compiled ahead of time for each batch shape."""
-
-    def __init__(self, step: TrainStep, sharding: DataParallel) -> None:
-        self._step, self._sharding = step, sharding
-        self._compiled: dict[tuple[int, ...], jax.stages.Compiled] = {}
-
-    def is_compiled_for(self, batch: Batch) -> bool:
-        """Return whether the step is compiled for the shape of this batch."""
-        return _shape(batch) in self._compiled
-
-    def compile(self, state: TrainState, batch: Batch) -> Compilation:
-        """Compile the step for this process's rows of a batch, without donating the arguments."""
-        placed = self._sharding.place_batch(batch)
-        start = time.perf_counter()
-        self._compiled[_shape(batch)] = self._sharding.compile(self._step, state, placed)
-        seconds = time.perf_counter() - start
-        rows, source_length, target_length = _shape(batch)
-        return Compilation(self._sharding.count_rows(rows), source_length, target_length, seconds)
-
-    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Run one step on this process's rows; compile it if necessary. The state is donated."""
-        if not self.is_compiled_for(batch):
-            self.compile(state, batch)
-        return self._compiled[_shape(batch)](state, self._sharding.place_batch(batch))
-
-
-def _shape(batch: Batch) -> tuple[int, int, int]:
-    """Return (rows, source length, target length)."""
-    return (*batch.source.shape, batch.target.shape[1])

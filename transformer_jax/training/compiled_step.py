@@ -1,0 +1,109 @@
+"""A training step that is compiled for each batch shape, if possible before it is needed."""
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import jax
+
+from transformer_jax.data.batches import Batch, Bucket
+from transformer_jax.training.sharding import DataParallel
+from transformer_jax.training.step import StepMetrics, TrainState, TrainStep
+
+Shape = tuple[int, int, int]
+"""The rows, source length, and target length of this process's part of a batch."""
+
+
+class Compilation(NamedTuple):
+    """The padded shape of the global batch, and the compilation time."""
+
+    rows: int
+    source_length: int
+    target_length: int
+    seconds: float
+    is_ahead: bool = False
+    """Whether the step was compiled while training continued."""
+
+    def __str__(self) -> str:
+        shape = f"{self.rows} x ({self.source_length} + {self.target_length})"
+        meanwhile = " while training" if self.is_ahead else ""
+        return f"compiled for {shape} tokens in {self.seconds:.1f} s{meanwhile}"
+
+
+class CompiledStep:
+    """A sharded training step, compiled ahead of time for each batch shape.
+
+    As a context manager, it ends its thread. XLA cannot stop compiling, so this waits for the
+    program that is being compiled.
+    """
+
+    def __init__(self, step: TrainStep, sharding: DataParallel) -> None:
+        self._step, self._sharding = step, sharding
+        self._compiled: dict[Shape, jax.stages.Compiled] = {}
+        self._thread = ThreadPoolExecutor(1, "compile")
+        self._ahead: dict[Shape, Future[Compilation]] = {}
+
+    def __enter__(self) -> "CompiledStep":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def is_compiled_for(self, batch: Batch) -> bool:
+        """Return whether the step is compiled for the shape of this batch."""
+        return _shape(batch) in self._compiled
+
+    def compile(self, state: TrainState, batch: Batch) -> Compilation:
+        """Compile the step for this process's rows of a batch, without donating the arguments.
+
+        If `compile_ahead` already has this shape, wait for its program.
+        """
+        if (future := self._ahead.pop(_shape(batch), None)) is not None:
+            return future.result()
+        return self._compile(_shape(batch), state, self._sharding.place_batch(batch))
+
+    def compile_ahead(self, state: TrainState, buckets: Sequence[Bucket]) -> None:
+        """Compile the step for other buckets in a thread, one after the other.
+
+        The programs are those of `compile`. Multiple processes do nothing here, because they must
+        compile in the same order as they train.
+        """
+        if jax.process_count() > 1:
+            return
+        abstract_state = self._sharding.abstract_state(state)
+        for bucket in buckets:
+            batch = self._sharding.abstract_batch(bucket)
+            rows = batch.source.size // bucket.source
+            shape = (rows, bucket.source, bucket.target)
+            if shape not in self._compiled and shape not in self._ahead:
+                self._ahead[shape] = self._thread.submit(
+                    self._compile, shape, abstract_state, batch, is_ahead=True
+                )
+
+    def take_finished(self) -> Iterator[Compilation]:
+        """Yield the compilations of `compile_ahead` that have finished since the last call."""
+        for shape, future in list(self._ahead.items()):
+            # A program that cannot be compiled raises its error when a batch needs it.
+            if future.done() and future.exception() is None:
+                yield self._ahead.pop(shape).result()
+
+    def _compile(
+        self, shape: Shape, state: TrainState, placed: Batch, *, is_ahead: bool = False
+    ) -> Compilation:
+        start = time.perf_counter()
+        self._compiled[shape] = self._sharding.compile(self._step, state, placed)
+        seconds = time.perf_counter() - start
+        rows, source_length, target_length = shape
+        rows = self._sharding.count_rows(rows)
+        return Compilation(rows, source_length, target_length, seconds, is_ahead)
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        """Run one step on this process's rows; compile it if necessary. The state is donated."""
+        if not self.is_compiled_for(batch):
+            self.compile(state, batch)
+        return self._compiled[_shape(batch)](state, self._sharding.place_batch(batch))
+
+
+def _shape(batch: Batch) -> Shape:
+    return (*batch.source.shape, batch.target.shape[1])
