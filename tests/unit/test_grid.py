@@ -77,7 +77,7 @@ def test_a_repeated_grid_evaluates_only_what_is_missing(
     name = "dev-step8-average2-beam2-alpha0-max-extra-length-8"
     shutil.rmtree(run.path / "evaluations" / name)
     assert repeat() == results
-    assert set(titles) == {"6 to 6 of 6 evaluations"}
+    assert set(titles) == {"evaluation 6 of 6"}
     # The command must not reuse a result that was computed with different checkpoints.
     scores = run.path / "evaluations" / name / "scores.json"
     scores.write_text(json.dumps(results[4] | {"steps": [2, 8]}))

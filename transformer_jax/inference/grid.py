@@ -94,7 +94,8 @@ def evaluate_grid(
         count = run.average_checkpoints
         pending = [search for search in searches if results[count, search] is None]
         num_done = sum(result is not None for result in results.values())
-        title = f"{num_done + 1} to {num_done + len(pending)} of {len(results)} evaluations"
+        numbers = dict.fromkeys((num_done + 1, num_done + len(pending)))
+        title = f"evaluation {' to '.join(map(str, numbers))} of {len(results)}"
         for search, evaluation in _evaluate_searches(run, text, pending, title, progress):
             results[count, search] = evaluation.result
             try:

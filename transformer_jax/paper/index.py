@@ -197,6 +197,13 @@ SECTIONS = (
         "transformer-jax prepare wmt14",
     ),
     Item(
+        "Section 5.2",
+        "100,000 steps for the base model, and 300,000 for the big model",
+        "tests/unit/test_paper.py::test_table_2_averages_5_checkpoints_of_base_and_20_of_big",
+        "transformer-jax train tiny",
+        "transformer-jax train wmt14_big",
+    ),
+    Item(
         "Section 5.3",
         "Adam, and the learning rate and warmup",
         "tests/unit/test_paper.py::test_updates_are_those_of_adam",
@@ -216,6 +223,13 @@ SECTIONS = (
         "tests/unit/test_search.py::test_the_papers_search_is_that_of_tensor2tensor",
         "transformer-jax evaluate runs/demo --grid",
         "transformer-jax evaluate runs/wmt14_big --grid",
+    ),
+    Item(
+        "Section 6.2",
+        "Learned positions instead of sinusoids (row E), and other position schemes",
+        "tests/unit/test_positions.py::test_learned_positions_are_rows_of_a_table",
+        "transformer-jax sweep table3 --rows E --data-from smoke --train-from smoke --scale tiny",
+        "transformer-jax sweep positions",
     ),
 )
 
