@@ -20,6 +20,8 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Broadcasting operands of different rank is usually a mistake, so it must be explicit.
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+# Lowering is faster if programs do not record the Python frames of each operation.
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 # Most programs run only once in a test, so LLVM's optimizations cost more time than they save, and
 # the emitters that compile fastest are best. Each worker gets one thread, because the workers
 # together use all cores.
