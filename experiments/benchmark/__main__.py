@@ -18,7 +18,8 @@ from tyro.conf import Positional, arg
 from experiments.benchmark import benchmarks
 from experiments.benchmark import gpu as on_gpu
 from experiments.benchmark.compare import compare
-from experiments.benchmark.results import Benchmark, Results, to_markdown
+from experiments.benchmark.measurements import Benchmark
+from experiments.benchmark.results import Results, to_markdown
 from experiments.benchmark.workloads import SIZES, load_sizes
 from transformer_jax.config.loading import load_config
 from transformer_jax.console import run_and_report, stderr, stdout

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benchmark.adapter import make_config
-from experiments.benchmark.results import Benchmark, summarize
+from experiments.benchmark.measurements import Benchmark, summarize
 from experiments.benchmark.rounds import Rounds, WorkerSpec, quartiles, run_rounds
 from experiments.benchmark.workloads import (
     Sizes,
@@ -123,7 +123,7 @@ def train(
             "sizes": dataclasses.asdict(sizes),
             "arrays": save_batches(folder / "work.npz", batches),
         }
-        own = WorkerSpec("ours", {"maker": "adapter.train", **task}, environment=inside.environment)
+        own = WorkerSpec("ours", {"maker": "tasks.train", **task}, environment=inside.environment)
         specs = {
             "ours": own,
             **{
@@ -193,7 +193,7 @@ def decode(
     makers = {"ctranslate2": "peers.ctranslate2", "hf": "peers.generate"}
     with isolated_cache(settings) as (inside, _):
         own = WorkerSpec(
-            "ours", {"maker": "adapter.translate", **task}, environment=inside.environment
+            "ours", {"maker": "tasks.translate", **task}, environment=inside.environment
         )
         specs = {
             "ours": own,
@@ -229,7 +229,7 @@ def pipeline(config: Config, settings: Settings) -> Benchmark:
     """
     with isolated_cache(settings) as (inside, _):
         steps = settings.rounds * settings.steps
-        task = {"maker": "adapter.pipeline", "config": config.to_dict(), "steps": steps}
+        task = {"maker": "tasks.pipeline", "config": config.to_dict(), "steps": steps}
         rounds = inside.run(
             [
                 WorkerSpec(
@@ -271,7 +271,7 @@ def scaling(sizes: Sizes, settings: Settings, lengths: Sequence[int], tokens: in
             flops[length] = step_flops(make_config(data).model, some.vocab, batch)
             task = {"sizes": data, "arrays": save_batches(folder / f"{length}.npz", [batch])}
             plan = WorkerSpec(
-                str(length), {"maker": "adapter.train", **task}, environment=inside.environment
+                str(length), {"maker": "tasks.train", **task}, environment=inside.environment
             )
             specs.append(plan)
         first = str(lengths[0])

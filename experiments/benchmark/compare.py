@@ -3,13 +3,8 @@
 import itertools
 from collections.abc import Sequence
 
-from experiments.benchmark.results import (
-    Benchmark,
-    Measurement,
-    Results,
-    format_quartiles,
-    to_table,
-)
+from experiments.benchmark.measurements import Benchmark, Measurement
+from experiments.benchmark.results import Results, format_quartiles, to_table
 from experiments.benchmark.rounds import Quartiles, quartiles
 from transformer_jax.errors import UsageError
 

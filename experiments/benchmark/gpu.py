@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from experiments.benchmark.benchmarks import TRAINERS, Settings, decode, train
-from experiments.benchmark.results import Benchmark
+from experiments.benchmark.measurements import Benchmark
 from experiments.benchmark.rounds import WorkerSpec
 from experiments.benchmark.workloads import (
     SIZES,
@@ -165,7 +165,7 @@ def check_gpu_is_available(settings: Settings) -> None:
     Raises:
         UsageError: JAX finds only a CPU.
     """
-    spec = WorkerSpec("device", {"maker": "adapter.report_device"})
+    spec = WorkerSpec("device", {"maker": "tasks.report_device"})
     outcome = replace(settings, rounds=0).run([spec])
     why = outcome.skipped.get("device")
     if why is None and outcome.workers["device"].startup.facts["platform"] == "cpu":

@@ -1,7 +1,7 @@
 """Benchmarks of other libraries: PyTorch, Hugging Face Transformers, and CTranslate2.
 
 Each library runs in a separate process, possibly in an environment without JAX, and gets the same
-task as the corresponding function in `adapter`. If a library cannot be imported, its benchmark is
+task as the corresponding function in `tasks`. If a library cannot be imported, its benchmark is
 skipped.
 """
 
@@ -201,7 +201,7 @@ def generate(task: Mapping[str, Any]) -> Workload:
     """Translate all sentences with Hugging Face's `generate`.
 
     Args:
-        task: the same as for `adapter.translate`. The longest source in a batch determines the
+        task: the same as for `tasks.translate`. The longest source in a batch determines the
             length of all translations in the batch.
     """
     torch, device = torch_and_device()
@@ -244,7 +244,7 @@ def ctranslate2(task: Mapping[str, Any]) -> Workload:
     """Translate all sentences with CTranslate2, using the model that `marian` returns.
 
     Args:
-        task: the same as for `adapter.translate`.
+        task: the same as for `tasks.translate`.
     """
     library: Any = importlib.import_module("ctranslate2")
     converters: Any = importlib.import_module("ctranslate2.converters.transformers")

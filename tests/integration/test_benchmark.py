@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from small import NUMBER_WORDS, SMALL
 
-from experiments.benchmark import adapter, benchmarks
+from experiments.benchmark import adapter, benchmarks, tasks
 from experiments.benchmark import gpu as on_gpu
 from experiments.benchmark.__main__ import main
 from experiments.benchmark.compare import all_ratios, compare
-from experiments.benchmark.results import Benchmark, Measurement, Results, to_markdown
+from experiments.benchmark.measurements import Benchmark, Measurement
+from experiments.benchmark.results import Results, to_markdown
 from experiments.benchmark.rounds import WorkerSpec, quartiles, run_rounds
 from experiments.benchmark.worker import Sample
 from experiments.benchmark.workloads import (
@@ -257,7 +258,7 @@ def test_our_workers_train_and_translate_their_task(tmp_path: Path) -> None:
         "sizes": dataclasses.asdict(sizes),
         "arrays": save_batches(tmp_path / "x.npz", [batch] * 2),
     }
-    workload = adapter.train(task)
+    workload = tasks.train(task)
     first, later = workload.run(2), workload.run(40)
     assert (first.units, later.units) == (2 * 4 * 5, 40 * 4 * 5)
     # The model learns. A uniform prediction over 50 tokens has a loss of log 50 = 3.9.
@@ -267,7 +268,7 @@ def test_our_workers_train_and_translate_their_task(tmp_path: Path) -> None:
     assert workload.peak_bytes() > 10 << 20
     sources = [*random_sources(sizes, 3, 5), *random_sources(sizes, 2, 20)]
     data = {"sizes": task["sizes"], "sources": sources, "beam_size": 2, "extra": 3}
-    found = adapter.translate(data).run(1)
+    found = tasks.translate(data).run(1)
     assert found.units == 5
     # Each translation has the maximum length, which is three tokens longer than the source.
     assert found.value == np.mean([len(source) + 3 for source in sources])
@@ -289,8 +290,8 @@ def test_pipeline_batches_are_those_of_a_run_and_preloaded_batches_have_the_same
     monkeypatch.setattr(adapter, "make_train_step", loop.make_train_step)
     batches = prepare(SMALL.data).batches(SMALL.data.batch_tokens, SMALL.train.seed)
     task = {"config": SMALL.to_dict(), "steps": batches.per_epoch + 2}
-    real = adapter.pipeline({**task, "is_preloaded": False})
-    kept = adapter.pipeline({**task, "is_preloaded": True})
+    real = tasks.pipeline({**task, "is_preloaded": False})
+    kept = tasks.pipeline({**task, "is_preloaded": True})
     assert real.cycle == kept.cycle == len(batches.buckets) == real.facts["shapes"]
     # The first call runs one random batch of every shape.
     assert real.run(real.cycle).units == kept.run(kept.cycle).units
@@ -390,7 +391,7 @@ def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
     batch.source[0, 4:] = 0
     task = {"sizes": dataclasses.asdict(sizes), "arrays": save_batches(tmp_path / "x.npz", [batch])}
     torch = peers.train({**task, "is_compiled": False})
-    ours = adapter.train(task)
+    ours = tasks.train(task)
     assert torch.run(1).units == ours.run(1).units
     # The PyTorch model has only two extras: attention biases, and a layer normalization after each
     # stack.

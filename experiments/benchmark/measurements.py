@@ -1,0 +1,148 @@
+"""Measurements of the workers that ran the same workload, and their ratios."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from experiments.benchmark.rounds import Rounds, quartiles
+from experiments.benchmark.worker import Sample
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The measurement of one worker."""
+
+    first_seconds: float
+    """The duration of the first call, including compilation."""
+    facts: dict[str, Any]
+    """Library, device, number of parameters, and other facts."""
+    samples: list[Sample]
+    """The samples, one per round."""
+    second_start_seconds: float | None = None
+    """Duration of the first call in a second process, with a warm compilation cache."""
+
+    @property
+    def speeds(self) -> list[float]:
+        """Units per second, one value per round."""
+        return [sample.units / sample.seconds for sample in self.samples]
+
+    @property
+    def utilization(self) -> float | None:
+        """Model FLOP/s divided by the peak FLOP/s of the device: the median over rounds."""
+        flops, peak = (self.facts.get(name) for name in ("flops_per_unit", "peak_flops"))
+        if not flops or not peak:
+            return None
+        return quartiles(self.speeds).median * flops / peak
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Workers that ran the same workload in the same rounds."""
+
+    name: str
+    unit: str
+    """The unit of speed: target tokens or sentences."""
+    work: dict[str, Any]
+    """A description of the workload."""
+    measurements: dict[str, Measurement]
+    reference: str | None = None
+    """The worker that the others are compared with; None if only one worker ran."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Workers that did not run, each with the reason."""
+    notes: list[str] = field(default_factory=list)
+
+    def ratios(self, name: str) -> list[float]:
+        """Return the speed relative to the reference, one value per round."""
+        if self.reference is None:
+            return []
+        others = self.measurements[self.reference].speeds
+        return [a / b for a, b in zip(self.measurements[name].speeds, others, strict=True)]
+
+    def cpu_ratios(self, name: str) -> list[float]:
+        """Return the same ratios in terms of CPU time, which excludes waiting."""
+        if self.reference is None:
+            return []
+        mine, others = (self.measurements[n].samples for n in (name, self.reference))
+        return [
+            (a.units / a.cpu_seconds) / (b.units / b.cpu_seconds)
+            for a, b in zip(mine, others, strict=True)
+            if a.cpu_seconds and b.cpu_seconds
+        ]
+
+
+def read_benchmark(data: Mapping[str, Any]) -> Benchmark:
+    """Reconstruct a benchmark from its fields as JSON data.
+
+    Raises:
+        KeyError, TypeError, ValueError: the data is not in the expected format.
+    """
+    measurements = {str(name): _read_measurement(one) for name, one in data["measurements"].items()}
+    fields: dict[str, Any] = {**data, "measurements": measurements}
+    part = Benchmark(**fields)
+    if len({len(one.samples) for one in measurements.values()}) > 1:
+        raise ValueError(f"workers of {part.name} have different numbers of rounds")
+    if part.reference is not None and part.reference not in measurements:
+        raise ValueError(f"{part.name} has no worker {part.reference!r}")
+    return part
+
+
+def _read_measurement(data: Mapping[str, Any]) -> Measurement:
+    samples = [Sample(**sample) for sample in data["samples"]]
+    if not samples:
+        raise ValueError("a worker without samples")
+    numbers = [x for sample in samples for x in (sample.seconds, sample.units, sample.peak_bytes)]
+    second = data["second_start_seconds"]
+    for number in (data["first_seconds"], *numbers, *([] if second is None else [second])):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
+            raise ValueError(f"{number!r} is not a positive number")
+        if not math.isfinite(number):
+            raise ValueError(f"{number!r} is not a finite number")
+    fields: dict[str, Any] = {**data, "samples": samples}
+    return Measurement(**fields)
+
+
+def summarize(
+    rounds: Rounds,
+    name: str,
+    *,
+    unit: str,
+    work: Mapping[str, Any],
+    references: Sequence[str] = (),
+    flops: float | None = None,
+    notes: Sequence[str] = (),
+) -> Benchmark:
+    """Summarize the results of all rounds.
+
+    Args:
+        rounds: the samples of each worker.
+        name: the name of the benchmark.
+        unit: the unit of speed.
+        work: the sizes and settings of the benchmark.
+        references: candidates for the reference worker, in order of preference. The first one that
+            ran is used.
+        flops: FLOPs per unit, from `training.flops`.
+        notes: explanations to print below the table.
+    """
+    measurements = {
+        key: Measurement(worker.startup.first_seconds, worker.startup.facts, worker.process.samples)
+        for key, worker in rounds.workers.items()
+        if worker.process.samples
+    }
+    # Only the JAX worker measures the peak FLOP/s. The value applies to all workers, because they
+    # use the same device.
+    peaks = [one.facts["peak_flops"] for one in measurements.values() if "peak_flops" in one.facts]
+    for one in measurements.values():
+        if flops and peaks:
+            one.facts.update(flops_per_unit=flops, peak_flops=peaks[0])
+    late = {key: "no time for a round" for key in rounds.workers if key not in measurements}
+    candidates = [key for key in references if key in measurements]
+    return Benchmark(
+        name,
+        unit,
+        dict(work),
+        measurements,
+        candidates[0] if candidates and len(measurements) > 1 else None,
+        {**rounds.skipped, **late},
+        list(notes),
+    )

@@ -1,0 +1,184 @@
+"""The tasks of this project's own benchmark: training, translation, and training on text.
+
+Each function with a parameter `task` returns the `Workload` that the task describes. Tasks are JSON
+data.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.benchmark.adapter import Trainer, make_config, mean_loss, suppress_eos
+from experiments.benchmark.worker import RunResult, Workload, resident_bytes
+from transformer_jax.cache import enable_compilation_cache
+from transformer_jax.config import Config
+from transformer_jax.data.batches import Batch, Bucket
+from transformer_jax.data.prepare import prepare
+from transformer_jax.data.tokenizer import Vocabulary
+from transformer_jax.inference.translate import Translator
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.transformer import init_params
+from transformer_jax.special_tokens import EOS, PAD, UNKNOWN
+from transformer_jax.training.flops import peak_flops, step_flops
+from transformer_jax.training.throughput import Meter
+
+
+def describe_device(dtype: str, **more: Any) -> dict[str, Any]:
+    """Return facts about JAX and the device."""
+    [first, *_] = jax.local_devices()
+    return {
+        "library": f"jax {jax.__version__}",
+        "platform": first.platform,
+        "device": f"{first.device_kind} x {jax.local_device_count()}",
+        "peak_flops": peak_flops(dtype),
+        **more,
+    }
+
+
+def read_peak_bytes() -> int:
+    """Return the peak memory of the devices, or of the process on a CPU."""
+    stats = [one.memory_stats() or {} for one in jax.local_devices()]
+    return sum(one.get("peak_bytes_in_use", 0) for one in stats) or resident_bytes()
+
+
+def report_device(task: Mapping[str, Any]) -> Workload:
+    """Return a workload that only reports the device."""
+    del task
+    return Workload(lambda _: RunResult(1, 0.0), facts=describe_device("bfloat16"))
+
+
+def load_batches(task: Mapping[str, Any]) -> list[Batch]:
+    """Return the batches that `workloads.save_batches` saved."""
+    with np.load(task["arrays"], allow_pickle=False) as arrays:
+        return [
+            Batch(*(arrays[f"{i}.{side}"] for side in Batch._fields))
+            for i in range(len(arrays) // len(Batch._fields))
+        ]
+
+
+def train(task: Mapping[str, Any]) -> Workload:
+    """Train on preloaded batches, cycling through them.
+
+    Args:
+        task: the sizes of the model, and the path of the saved batches.
+    """
+    enable_compilation_cache()
+    sizes, batches = task["sizes"], load_batches(task)
+    config = make_config(sizes)
+    trainer = Trainer(config, sizes["vocab"])
+    around = itertools.cycle((batch, int((batch.target != PAD).sum())) for batch in batches)
+    about = describe_device(config.model.dtype, parameters=trainer.parameters)
+
+    def turn(steps: int) -> RunResult:
+        some = list(itertools.islice(around, steps))
+        *_, last = [trainer.step(batch) for batch, _ in some]
+        loss = mean_loss(last)
+        about["compile_seconds"] = trainer.compile_seconds
+        return RunResult(sum(count for _, count in some), loss)
+
+    return Workload(turn, len(batches), about, read_peak_bytes)
+
+
+class NumberVocabulary:
+    """A vocabulary whose words are token IDs, for sources that are not text."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each line, including the end token, as a tokenizer does."""
+        return [[*map(int, line.split()), EOS] for line in lines]
+
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Return one line per row of tokens, without padding and end tokens."""
+        return [" ".join(str(p) for p in row if p not in (PAD, EOS)) for row in rows]
+
+
+def translate(task: Mapping[str, Any]) -> Workload:
+    """Translate all sentences in the same way as `transformer-jax translate`.
+
+    Args:
+        task: sizes; sources (lists of tokens with end tokens); beam_size; and extra (the number of
+            tokens by which a translation is longer than its source).
+    """
+    enable_compilation_cache()
+    sizes = task["sizes"]
+    decoding = {"beam_size": task["beam_size"], "max_extra_length": task["extra"]}
+    config = make_config(sizes).change(decode=decoding)
+    model = build_transformer(config.model, sizes["vocab"])
+    params = suppress_eos(init_params(model, jax.random.key(0)), sizes["layers"])
+    numerals = NumberVocabulary(sizes["vocab"])
+    words: Any = numerals
+    translator = Translator(model, Vocabulary.shared(words), config.decode)
+    lines = numerals.decode(task["sources"])
+
+    def turn(steps: int) -> RunResult:
+        *_, result = [translator.translate(params, lines) for _ in range(steps)]
+        # Add the end token, which is not a word.
+        lengths = [len(best[0].text.split()) + 1 for best in result]
+        return RunResult(steps * len(lines), float(np.mean(lengths)))
+
+    return Workload(turn, 1, describe_device(config.model.dtype), read_peak_bytes)
+
+
+def pipeline(task: Mapping[str, Any]) -> Workload:
+    """Train on a config's text in the same way as a run does between two reports.
+
+    Args:
+        task: a config as JSON data; is_preloaded (train on preloaded full batches of the same
+            shapes in the same order); and the number of steps.
+    """
+    enable_compilation_cache()
+    config = Config.from_dict(task["config"])
+    prepared = prepare(config.data)
+    sizes = prepared.vocabulary.sizes
+    batches = prepared.batches(config.data.batch_tokens, config.train.seed)
+    # Measure the peak FLOP/s only once, because the measurement takes time.
+    about = describe_device(
+        config.model.dtype, shapes=len(batches.buckets), density=batches.density
+    )
+    meter = Meter(about["peak_flops"], [])
+    trainer = Trainer(config, **sizes, paused=meter.paused)
+    kept = {shape[:3]: _random_batch(shape, **sizes) for shape in batches.buckets}
+    # A batch must be gathered before its shape is known, so gather all batches before timing
+    # starts.
+    each = (batches[step] for step in range(task["steps"] if task["is_preloaded"] else 0))
+    shape_of = [(*batch.source.shape, batch.target.shape[1]) for batch in each]
+    about.update(parameters=trainer.parameters, batches_per_epoch=batches.per_epoch)
+
+    def stream() -> Iterator[Batch]:
+        # The first call compiles every shape.
+        yield from kept.values()
+        if task["is_preloaded"]:
+            yield from (kept[shape] for shape in shape_of)
+        else:
+            yield from (batches.local_batch(s, trainer.placement.shard) for s in itertools.count())
+
+    at_hand = stream()
+
+    def turn(steps: int) -> RunResult:
+        for batch in itertools.islice(at_hand, steps):
+            meter.add(trainer.step(batch), step_flops(config.model, sizes["vocab_size"], batch))
+        loss = mean_loss(meter.last)
+        tokens = sum(count for *_, count in meter.pending_metrics())
+        meter.read()
+        about["compile_seconds"] = trainer.compile_seconds
+        return RunResult(tokens, loss)
+
+    return Workload(turn, len(kept), about, read_peak_bytes)
+
+
+def _random_batch(shape: Bucket, vocab_size: int, source_vocab_size: int | None) -> Batch:
+    """Return a random batch of the given shape without padding."""
+    rng = np.random.default_rng(0)
+    source_size = source_vocab_size or vocab_size
+    return Batch(
+        rng.integers(UNKNOWN + 1, source_size, (shape.rows, shape.source), dtype=np.int32),
+        rng.integers(UNKNOWN + 1, vocab_size, (shape.rows, shape.target), dtype=np.int32),
+    )
