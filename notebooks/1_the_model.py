@@ -41,12 +41,13 @@ import numpy as np
 from transformer_jax import ModelConfig, build_transformer
 
 plt.rcParams.update({"figure.dpi": 90, "figure.constrained_layout.use": True})
+BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"
 rng = np.random.default_rng(0)
 
 
 def show(axes, matrix, title, *, rows=None, columns=None, numbers=None, **options):
     """Draw a matrix as a heat map, with optional names and with numbers in its cells."""
-    axes.imshow(matrix, **{"cmap": "Blues", "aspect": "auto", **options})
+    image = axes.imshow(matrix, **{"cmap": "Blues", "aspect": "auto", **options})
     axes.set_title(title, fontsize=10)
     axes.set_xticks(range(len(columns or [])), columns or [])
     axes.set_yticks(range(len(rows or [])), rows or [])
@@ -55,6 +56,7 @@ def show(axes, matrix, title, *, rows=None, columns=None, numbers=None, **option
         for (i, j), value in np.ndenumerate(matrix):
             color = "white" if value > 0.6 * top else "black"
             axes.text(j, i, format(value, numbers), ha="center", va="center", color=color)
+    return image
 
 
 # %% [markdown]
@@ -166,8 +168,10 @@ norm = layer_norm(base)
 normalized, _ = jax.jit(norm.init_with_output)(jax.random.key(0), jnp.asarray(x, jnp.float32))
 figure, panels = plt.subplots(1, 2, figsize=(8, 2.2), sharey=True)
 for axes, matrix, title in zip(panels, (x, normalized), ("x + Sublayer(x)", "after LayerNorm")):
-    show(axes, matrix, title, cmap="RdBu", vmin=-6, vmax=6, rows=list("abcde"))
+    image = show(axes, matrix, title, cmap="RdBu", vmin=-6, vmax=6, rows=list("abcde"))
     axes.set_xlabel("component")
+panels[0].set_ylabel("position")
+figure.colorbar(image, ax=panels, label="value")
 print("mean before:", x.mean(axis=1).round(1), " after:", np.abs(normalized.mean(axis=1)).round(1))
 print("std  before:", x.std(axis=1).round(1), " after:", normalized.std(axis=1).round(1))
 plt.show()
@@ -203,9 +207,14 @@ output = weights @ V
 
 # %%
 figure, panels = plt.subplots(1, 4, figsize=(9.5, 2.6), width_ratios=[3, 3, 3, 2])
-steps = {"Q K^T": dot_products, "divided by sqrt(4)": scores, "softmax": weights, "x V": output}
+steps = {
+    r"$QK^\top$": dot_products,
+    r"$QK^\top / \sqrt{4}$": scores,
+    "weights: softmax of each row": weights,
+    "weights times V": output,
+}
 for axes, (title, matrix) in zip(panels, steps.items()):
-    numbers = ".0f" if title.startswith(("Q", "div")) else ".3f"
+    numbers = ".3f" if title.startswith("weights") else ".0f"
     columns = words if matrix.shape[1] == 3 else ["v1", "v2"]
     show(axes, matrix, title, rows=words, columns=columns, numbers=numbers)
 panels[0].set_ylabel("queries")
@@ -264,11 +273,12 @@ for d_k in widths:
 figure, panels = plt.subplots(1, 3, figsize=(10, 2.9))
 titles = "variance of the scores", "largest of 32 weights", "gradient of the softmax (norm)"
 for axes, values, title in zip(panels, (variances, largest, gradients), titles):
-    axes.plot(widths, values["unscaled"], "o-", color="#d55e00", label="q k")
-    axes.plot(widths, values["scaled"], "s-", color="#0072b2", label="q k / sqrt(d_k)")
-    axes.set(xscale="log", xlabel="d_k", title=title)
+    axes.plot(widths, values["unscaled"], "o-", color=ORANGE, label=r"$q \cdot k$")
+    scaled_label = r"$q \cdot k / \sqrt{d_k}$"
+    axes.plot(widths, values["scaled"], "s-", color=BLUE, label=scaled_label)
+    axes.set(xscale="log", xlabel="$d_k$", title=title)
 panels[0].set_yscale("log")
-panels[0].plot(widths, widths, color="0.5", lw=1, ls=":", label="d_k")
+panels[0].plot(widths, widths, color="black", lw=1.5, ls=":", label="$d_k$")
 panels[0].legend()
 plt.show()
 
@@ -309,9 +319,12 @@ encoder = compute_weights(model, params, tokens, tokens)["encoder"]
 print("(layers, B, heads, queries, keys):", encoder.shape)
 figure, panels = plt.subplots(1, 4, figsize=(10.5, 3.4), sharey=True)
 for head, axes in enumerate(panels):
-    show(axes, encoder[0, 0, head], f"head {head + 1}", rows=labels, columns=labels, vmin=0)
+    options = {"rows": labels, "columns": labels, "vmin": 0, "vmax": encoder[0, 0].max()}
+    image = show(axes, encoder[0, 0, head], f"head {head + 1}", **options)
     axes.tick_params(axis="x", rotation=90)
+    axes.set_xlabel("keys")
 panels[0].set_ylabel("queries")
+figure.colorbar(image, ax=panels, label="weight")
 plt.show()
 
 # %% [markdown]
@@ -377,7 +390,9 @@ encoder_mask = jnp.broadcast_to(source_mask(padded)[0, 0], (11, 11))
 show(panels[0], encoder_mask, "encoder, and cross-attention:\npadding is hidden", vmin=0)
 show(panels[1], causal_mask(11)[0, 0], "decoder self-attention:\nthe future is hidden", vmin=0)
 for axes in panels:
-    axes.set(xlabel="key position", ylabel="query position")
+    axes.set(xlabel="key position", ylabel="query position", aspect="equal")
+    axes.set_xticks(range(0, 11, 2), range(0, 11, 2))
+    axes.set_yticks(range(0, 11, 2), range(0, 11, 2))
 plt.show()
 
 # %% [markdown]
@@ -397,8 +412,9 @@ sources = jnp.tile(tokens, (length + 1, 1))
 logits = jax.jit(model.apply)({"params": params}, sources, jnp.concatenate([tokens, changed]))
 influence = jnp.abs(logits[1:] - logits[:1]).max(axis=-1).T  # (prediction, replaced token)
 
-figure, axes = plt.subplots(figsize=(4.6, 3.9))
-show(axes, influence, "change of each prediction", rows=labels, columns=labels)
+figure, axes = plt.subplots(figsize=(5.2, 3.9))
+image = show(axes, influence, "change of each prediction", rows=labels, columns=labels)
+figure.colorbar(image, label="largest change of a logit")
 axes.tick_params(axis="x", rotation=90)
 axes.set(xlabel="replaced target token", ylabel="predicted token")
 print("largest change on or above the diagonal:", np.triu(influence).max())
@@ -452,8 +468,8 @@ outputs = {
 figure, panels = plt.subplots(1, 2, figsize=(8, 2.2))
 for axes, (name, (before, after)) in zip(panels, outputs.items()):
     change = np.abs(np.asarray(after - before)).mean(axis=-1)
-    axes.bar(range(8), change, color="#0072b2")
-    axes.set(title=name, xlabel="position of the output", ylabel="mean change")
+    axes.bar(range(8), change, color=BLUE)
+    axes.set(title=name, xlabel="position of the output", ylabel="mean change", xticks=range(8))
 plt.show()
 
 # %% [markdown]
@@ -508,17 +524,20 @@ print(f"cross-entropy {loss.nll / loss.count:.2f}, ln N = {np.log(len(vocabulary
 # compare each resulting vector with each vector of the original sentence.
 
 # %%
-figure, panels = plt.subplots(1, 2, figsize=(8.6, 3.7))
+figure, panels = plt.subplots(1, 2, figsize=(9.4, 4), sharey=True)
 for axes, scheme in zip(panels, ("none", "sinusoidal")):
     variant = build_transformer(replace(small, positions=scheme), len(vocabulary))
     both = jnp.concatenate([tokens, tokens[:, ::-1]])
     encode = jax.jit(partial(variant.apply, method=variant.encode))
     memory, reversed_memory = np.asarray(encode({"params": params}, both))
     distance = np.linalg.norm(reversed_memory[:, None] - memory[None], axis=-1)
-    title = f"distance, positions: {scheme}"
-    show(axes, distance, title, rows=labels[::-1], columns=labels, vmin=0)
+    names = {"rows": labels[::-1], "columns": labels}
+    image = show(axes, distance, f"positions: {scheme}", **names, vmin=0, vmax=12)
     axes.tick_params(axis="x", rotation=90)
+    axes.set_xlabel("word of the sentence")
     print(f"{scheme:10} largest distance of a word from itself:", distance[::-1].diagonal().max())
+panels[0].set_ylabel("word of the reversed sentence")
+figure.colorbar(image, ax=panels, label="distance of the two vectors")
 plt.show()
 
 # %% [markdown]
@@ -556,11 +575,13 @@ d, kernel = 512, 3
 figure, panels = plt.subplots(1, 2, figsize=(9, 3), sharex=True)
 operations = {"self-attention": n**2 * d, "recurrent": n * d**2, "convolution": kernel * n * d**2}
 paths = {"self-attention": n**0, "recurrent": n, "convolution": n / kernel}
-for axes, lines, title in zip(panels, (operations, paths), ("operations", "longest path")):
+titles = ("operations per layer", "longest path, in layers or steps")
+for axes, lines, title in zip(panels, (operations, paths), titles):
     for (name, values), style in zip(lines.items(), ("-", "--", ":")):
-        axes.plot(n, values, style, label=name, lw=2)
-    axes.set(xscale="log", yscale="log", xlabel="length n", title=f"{title} (Table 1, d = {d})")
-panels[0].axvline(d, color="0.7", lw=1)
+        color = {"-": BLUE, "--": ORANGE, ":": GREEN}[style]
+        axes.plot(n, values, style, label=name, lw=2, color=color)
+    axes.set(xscale="log", yscale="log", xlabel="length n, in tokens", title=f"{title} (d = {d})")
+panels[0].axvline(d, color="0.6", lw=1, label="n = d")
 panels[0].legend()
 plt.show()
 
@@ -588,22 +609,22 @@ from transformer_jax.training.optimizer import learning_rate
 
 step = np.arange(1, 40_001, 40)
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3))
-for d_model, warmup in ((512, 4000), (512, 8000), (256, 4000)):
+for (d_model, warmup), color in (((512, 4000), BLUE), ((512, 8000), ORANGE), ((256, 4000), GREEN)):
     rate = learning_rate(step, d_model=d_model, warmup_steps=warmup)
-    left.plot(step / 1000, rate, label=f"d_model {d_model}, warmup {warmup}")
+    left.plot(step / 1000, rate, color=color, label=f"d_model {d_model}, warmup {warmup:,}")
 left.set(xlabel="step, in thousands", title="learning rate")
 left.legend()
 
 p = np.linspace(0.001, 0.999, 500)
 correct_token = jnp.full((1, 1), 7)
-for smoothing, color in ((0.0, "#0072b2"), (0.1, "#d55e00")):
+for smoothing, color in ((0.0, BLUE), (0.1, ORANGE)):
     # The correct token has this logit, and the other 99 tokens of the vocabulary have logit 0.
     correct = np.log(p / (1 - p) * 99)
     logits = jnp.zeros((len(p), 1, 1, 100)).at[:, 0, 0, 7].set(correct)
     losses = jax.vmap(cross_entropy, (0, None, None))(logits, correct_token, smoothing).smoothed
     right.plot(p, losses, color=color, label=f"smoothing {smoothing}")
     right.plot(p[losses.argmin()], losses.min(), "o", color=color)
-right.set(xlabel="probability of the correct token", title="loss", ylim=(0, 4))
+right.set(xlabel="probability of the correct token", title="loss, in nats", ylim=(0, 4))
 right.legend()
 plt.show()
 
@@ -623,9 +644,10 @@ plt.show()
 counts = parameter_counts(build_transformer(base, vocab_size=37_000))
 total = counts.pop("total")
 figure, axes = plt.subplots(figsize=(7, 2.8))
-bars = axes.barh(list(counts), [n / 1e6 for n in counts.values()], color="#0072b2")
+bars = axes.barh(list(counts), [n / 1e6 for n in counts.values()], color=BLUE)
 axes.bar_label(bars, [f"{n / 1e6:.2f} M" for n in counts.values()], padding=3)
 axes.set(title=f"parameters of the base model: {total / 1e6:.2f} million", xlim=(0, 24))
+axes.set_xlabel("parameters, in millions")
 axes.invert_yaxis()
 plt.show()
 

@@ -55,7 +55,7 @@ table = np.asarray(sinusoid(jnp.arange(100), d_model))  # (positions, d_model)
 figure, axes = plt.subplots(figsize=(8, 3.8))
 image = axes.imshow(table, cmap="RdBu", aspect="auto")
 axes.set(xlabel="component", ylabel="position", title="sinusoids, d_model = 128")
-figure.colorbar(image)
+figure.colorbar(image, label="value")
 plt.show()
 
 # %% [markdown]
@@ -72,10 +72,10 @@ plt.show()
 figure, axes = plt.subplots(figsize=(8, 2.4))
 for component, color in ((0, BLUE), (24, ORANGE), (48, GREEN)):
     wavelength = 2 * np.pi * 10000 ** (component / d_model)
-    label = f"component {component}: wavelength {wavelength:.0f}"
+    label = f"component {component}: wavelength {wavelength:.0f} positions"
     axes.plot(table[:, component], ".-", ms=3, lw=1, color=color, label=label)
 axes.set(xlabel="position", ylabel="value")
-axes.legend(loc="lower right", fontsize=8)
+figure.legend(loc="outside upper center", ncols=3, fontsize=8, frameon=False)
 plt.show()
 
 # %% [markdown]
@@ -141,9 +141,11 @@ panels[0].imshow(shift_matrix(5, 16), cmap="RdBu", vmin=-1, vmax=1)
 panels[1].imshow(shifted, cmap="RdBu", aspect="auto", extent=(0, 128, 95, 0))
 panels[2].imshow(table[5:], cmap="RdBu", aspect="auto", extent=(0, 128, 100, 5))
 for axes, title in zip(
-    panels, ("M_5 for d_model = 16", "M_5 PE(0), ..., M_5 PE(94)", "PE(5), ...")
+    panels, ("$M_5$ for d_model = 16", "$M_5$ PE(0), ..., $M_5$ PE(94)", "PE(5), ..., PE(99)")
 ):
-    axes.set_title(title)
+    axes.set(title=title, xlabel="component")
+panels[0].set(ylabel="component", xticks=range(0, 16, 5), yticks=range(0, 16, 5))
+panels[1].set_ylabel("position")
 print(f"largest difference of the last two pictures: {np.abs(shifted - table[5:]).max():.0e}")
 plt.show()
 
@@ -174,8 +176,10 @@ def residual(rows, k):
 
 figure, axes = plt.subplots(figsize=(6, 2.8))
 offsets = [1, 2, 4, 8, 16, 32]
-for rows, name, marker in ((random_table, "random table", "o"), (long_table, "sinusoids", "s")):
-    axes.plot(offsets, [residual(rows, k) for k in offsets], marker=marker, label=name)
+tables = {"random table": (random_table, "o", ORANGE), "sinusoids": (long_table, "s", BLUE)}
+for name, (rows, marker, color) in tables.items():
+    errors = [residual(rows, k) for k in offsets]
+    axes.plot(offsets, errors, marker=marker, color=color, label=name)
 axes.set(xscale="log", yscale="log", xlabel="offset k", ylabel="relative error", ylim=(1e-11, 10))
 axes.set_xticks(offsets, map(str, offsets))
 axes.minorticks_off()
@@ -204,9 +208,11 @@ figure, panels = plt.subplots(1, 3, figsize=(9.6, 3.1), sharey=True)
 for axes, k in zip(panels, (0, 1, 5)):
     scores = 0.5 * table[:30] @ shift_matrix(-k, d_model).T @ table[:30].T
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    axes.imshow(weights / weights.sum(axis=1, keepdims=True), cmap="Blues", vmin=0, vmax=1)
+    weights /= weights.sum(axis=1, keepdims=True)
+    image = axes.imshow(weights, cmap="Blues", vmin=0, vmax=1)
     axes.set(title=f"k = {k}", xlabel="key position")
 panels[0].set_ylabel("query position")
+figure.colorbar(image, ax=panels, label="weight")
 plt.show()
 
 # %% [markdown]
@@ -264,7 +270,10 @@ after = np.array(state.params["source_positions"]["positions"])
 
 figure, axes = plt.subplots(figsize=(5, 2.2))
 axes.plot(perplexity, color=BLUE)
-axes.set(xlabel="step", ylabel="perplexity", yscale="log")
+axes.set(xlabel="step", ylabel="training perplexity", yscale="log")
+ticks = [2, 5, 10, 20, 50, 100, 200]
+axes.set_yticks(ticks, map(str, ticks))
+axes.minorticks_off()
 plt.show()
 
 # %%
@@ -301,7 +310,9 @@ figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 3.6), sharex=True)
 top.bar(range(64), 100 * uses, color="0.6")
 top.set(ylabel="sentences [%]", title="training sentences that reach a position")
 bottom.bar(range(64), change, color=ORANGE)
-bottom.set(xlabel="position", ylabel="change", title="how far training moves the row of a position")
+bottom.set(
+    xlabel="position", ylabel="distance", title="how far training moves the row of a position"
+)
 never = source.lengths.max()
 for axes in (top, bottom):
     axes.axvspan(never - 0.5, 63.5, color="0.9", zorder=0)
@@ -342,6 +353,8 @@ for axes, score in zip(panels, ("perplexity", "exact")):
     axes.set_xticks(range(len(ends)), [f"to {end}" for end in ends])
     axes.set(xlabel="length in tokens", xlim=(-0.5, len(ends) - 0.5))
 panels[0].set(title="perplexity", yscale="log")
+panels[0].set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+panels[0].minorticks_off()
 panels[1].set(title="lines exactly right [%]")
 panels[0].legend()
 plt.show()

@@ -251,10 +251,13 @@ entropy = look["entropy, in bits"]
 figure, panels = plt.subplots(1, 2, figsize=(9, 4.4), sharey=True)
 for axes, index in zip(panels, (entropy.argmin(), entropy.argmax())):
     layer, head = map(int, np.unravel_index(index, entropy.shape))
-    axes.imshow(attention.encoder[layer, head], cmap="Blues", vmin=0, vmax=1)
+    image = axes.imshow(attention.encoder[layer, head], cmap="Blues", vmin=0, vmax=1)
     axes.set_title(f"layer {layer + 1}, head {head + 1}: {entropy[layer, head]:.1f} bits")
     axes.set_xticks(positions, tokens, rotation=90)
     axes.set_yticks(positions, tokens)
+    axes.set_xlabel("keys")
+panels[0].set_ylabel("queries")
+figure.colorbar(image, ax=panels, label="weight")
 plt.show()
 
 # %% [markdown]
@@ -321,9 +324,9 @@ importance.plot()
 # %% [markdown]
 # *Top:* the increase in loss without each head. Removing a red head makes the model worse, whereas
 # other heads can take the place of a white head. *Bottom:* the loss as more and more heads are
-# removed. In the stored output, the decoder's heads and the cross-attention heads in the second
-# layer matter, but the encoder's heads hardly matter: translating this text requires almost no
-# context in the source.
+# removed. In the stored output, the cross-attention heads in the second layer and some of the
+# decoder's heads matter most, but the encoder's heads hardly matter: translating this text requires
+# almost no context in the source.
 #
 # Michel et al. (2019), *Are Sixteen Heads Really Better than One?*, made the same observation in
 # large models: many heads can be removed *after* training. Table 3 of the paper, in contrast, shows

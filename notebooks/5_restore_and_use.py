@@ -204,8 +204,7 @@ figure, axes = plt.subplots(figsize=(4.6, 3.8))
 image = axes.imshow(vectors_of(english) @ vectors_of(german).T, cmap="RdBu", vmin=-1, vmax=1)
 axes.set_xticks(range(9), german, rotation=90)
 axes.set_yticks(range(9), english)
-axes.set_title("cosine of the embeddings", fontsize=10)
-figure.colorbar(image)
+figure.colorbar(image, label="cosine of the embeddings")
 plt.show()
 
 # %% [markdown]
