@@ -63,9 +63,9 @@ class TrainingCommand(ConfigCommand):
     with a one-line message and code 75. In multi-process training, pass this
     option to every process."""
     step_timeout: float = 30.0
-    """With --supervise: the time in seconds after which training is considered
-    hung if it does not finish a step. If steps are slow, the timeout is at
-    least the duration of 12 steps."""
+    """With --supervise: how many seconds training can go without a heartbeat,
+    which it sends after every three steps, before it is considered hung. If
+    steps are slow, the timeout is at least the duration of 12 steps."""
     phase_timeout: float = 1800.0
     """With --supervise: timeout in seconds for startup, compilation, evaluation, and saving."""
 
