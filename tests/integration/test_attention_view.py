@@ -59,8 +59,8 @@ class View:
         shown = self.page.eval_on_selector_all(".lines line", LINES)
         return {(int(h), int(q), int(k)): opacity for h, q, k, opacity in shown}
 
-    def evaluate(self, script: str) -> Any:
-        return self.page.evaluate(script)
+    def evaluate(self, script: str, argument: object = None) -> Any:
+        return self.page.evaluate(script, argument)
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +130,30 @@ def test_a_token_is_selected_while_the_mouse_is_over_it_and_stays_after_a_click(
     assert_lines_are_weights(view, "cross", 2)
     view.token("keys", 4).hover()
     assert {key for _, _, key in view.lines()} == {4}
+
+
+@pytest.mark.parametrize("width", [1000, 390])
+def test_the_labels_of_columns_are_aligned_with_their_tokens(view: View, width: int) -> None:
+    view.open(MAPS, width)
+    for number, (side, edge) in enumerate((("queries", "right"), ("keys", "left"))):
+        label, token = (
+            view.evaluate(
+                "([selector, edge]) => { const range = document.createRange();"
+                "range.selectNodeContents(document.querySelector(selector));"
+                "return range.getBoundingClientRect()[edge]; }",
+                [selector, edge],
+            )
+            for selector in (f".columns h3:nth-child({number + 1})", f".{side} bdi")
+        )
+        assert label == pytest.approx(token, abs=1)
+
+
+def test_the_help_names_the_axes_of_heat_maps(view: View) -> None:
+    view.open(MAPS, view="grid")
+    expected = "The rows of a heat map are outputs, and its columns are sources."
+    for name in ("grid", "alignment"):
+        view.page.get_by_label("View").select_option(name)
+        assert expected in view.page.locator("#help").inner_text()
 
 
 def test_the_keyboard_reaches_controls_and_tokens(view: View) -> None:

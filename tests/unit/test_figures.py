@@ -47,6 +47,7 @@ def test_curves_highlight_eight_rows_with_bands(results: Results) -> None:
     # Only the rows that differ most from the first row are colored.
     assert names == {"row0", *(f"row{i}" for i in range(NUM_ROWS - len(PALETTE) + 1, NUM_ROWS))}
     assert svg.count("other rows") == 1
+    assert svg.rindex("other rows") > max(svg.rindex(f">{name}  ") for name in names)
     assert svg.count('id="FillBetweenPolyCollection') == len(PALETTE)
     assert all(color.lower() in svg for color in PALETTE[1:])
 
@@ -64,4 +65,7 @@ def test_labels_of_ticks_are_round_numbers_that_do_not_overlap(results: Results)
 
 def test_ratios_show_intervals_the_paper_and_a_band(results: Results) -> None:
     svg = draw_ratios(results)
-    assert all(label in svg for label in (">here<", ">in the paper<", ">not significant<"))
+    assert all(
+        label in svg
+        for label in (">here, with simultaneous<", ">in the paper<", ">not significant<")
+    )

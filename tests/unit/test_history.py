@@ -102,6 +102,13 @@ def test_a_run_without_metrics_has_an_empty_table(run: RunDirectory, tmp_path: P
         transformer_jax.compare(folder.path).plot()
 
 
+def test_a_path_that_is_not_utf_8_is_escaped_in_html(run: RunDirectory, tmp_path: Path) -> None:
+    folder = copy_run(run, tmp_path / "a\udcff", REPORTS)
+    comparison = transformer_jax.compare(folder.path)
+    for text in (summarize(folder, (8,), 10), comparison._repr_html_(), repr(comparison)):
+        assert r"a\udcff" in text.encode().decode()
+
+
 def test_metrics_that_are_not_finite_are_drawn_as_gaps(run: RunDirectory, tmp_path: Path) -> None:
     values = (4.0, math.nan, math.inf, 3.0)
     reports = [{"step": i, "split": "train", "loss": x} for i, x in enumerate(values)]
@@ -168,7 +175,7 @@ def test_runs_that_differ_only_in_their_seed_are_one_line_with_a_band(
     for line, values in zip(axes.lines, expected, strict=True):
         assert floats(line.get_ydata()).tolist() == pytest.approx(values)
     assert [axes.get_ylabel() for axes in comparison.plot().figure.axes] == [
-        *("train/loss", "dev/perplexity", "dev/bleu")
+        *("train/loss, in nats per token", "dev/perplexity", "dev/bleu")
     ]
     first, _, third = comparison.table
     assert first["group"] == "<b>run"

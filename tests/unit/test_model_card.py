@@ -71,13 +71,22 @@ def test_the_card_has_the_scores_of_these_checkpoints_with_their_signatures(tmp_
     write_scores(tmp_path, "dev", split="dev", bleu=40.0)
     write_scores(tmp_path, "single", steps=[8], bleu=39.0)
     card = card_of(tmp_path)
-    test = "| `test` | 1,000 | 4 | 0.6 | 41.02 | 60.00 | 5.123 |"
+    # Evaluations stored before `beam_end` existed used the rule "any".
+    test = "| `test` | 1,000 | 4 | `any` | 0.6 | 41.02 | 60.00 | 5.123 |"
     assert test in card
     assert card.index(test) < card.index("| `dev` |")
     assert card.count("- BLEU `nrefs:1|case:mixed|tok:none`") == 1
     assert "39.00" not in card
     for fact in ("1,234,567", "`f1a9`", "jax 0.10.2", "4, 8 (the mean of 2", "| `6` | `1` |"):
         assert fact in card
+
+
+def test_the_card_distinguishes_rules_for_the_end_of_a_beam(tmp_path: Path) -> None:
+    for end in ("any", "tensor2tensor"):
+        write_scores(tmp_path, end, decode={**SCORES["decode"], "beam_end": end})
+    card = card_of(tmp_path)
+    assert "| set | sentences | beam | beam end | alpha |" in card
+    assert card.count("| 4 | `any` | 0.6 |") == card.count("| 4 | `tensor2tensor` | 0.6 |") == 1
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 10**5, '{"steps": [4, 8]}'])

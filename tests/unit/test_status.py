@@ -55,6 +55,27 @@ def test_a_run_keeps_phase_and_finished_phases_until_they_change(run: SweepRun) 
     assert (read_status(run).code, read_status(run).note) == (None, "")
 
 
+@pytest.mark.parametrize("value", ["8", None, [8], {"a": 8}, True, -8, 2**70, 8.5])
+def test_values_of_unexpected_types_in_files_are_ignored(run: SweepRun, value: object) -> None:
+    reports = [
+        {"step": 2, "split": "train", "time": value, "flops": value},
+        {"step": 4, "split": "dev", "perplexity": 5.5},
+        {"step": value, "split": "dev", "perplexity": 1.0},
+    ]
+    run.path.mkdir()
+    (run.path / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in reports))
+    write_status(run, "running")
+    decode = run.config.to_dict()["decode"]
+    for name, step in (("dev-step4-average1", 4), ("dev-step8-average1", value)):
+        scores = {"step": step, "average_checkpoints": decode["average_checkpoints"]}
+        folder = run.path / "evaluations" / name
+        folder.mkdir(parents=True)
+        (folder / "scores.json").write_text(json.dumps(scores | {"decode": decode}))
+    status = read_status(run)
+    assert (status.step, status.perplexity, status.seconds_left) == (4, 5.5, None)
+    assert status.evaluations == {"dev": run.path / "evaluations" / "dev-step4-average1"}
+
+
 def test_a_run_whose_process_is_gone_is_not_running(run: SweepRun) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()

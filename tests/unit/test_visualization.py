@@ -63,7 +63,7 @@ def test_a_mean_curve_has_the_steps_of_all_runs_and_their_range() -> None:
 
 
 def test_curves_show_means_bands_and_labels(picture: Picture) -> None:
-    axes = axes_of(picture)["dev/loss"]
+    axes = axes_of(picture)["dev/loss, in nats per token"]
     assert list(lines_of(axes).values()) == [[3.0, 1.0], [3.0, 2.0]]
     # Only the first curve has any spread.
     [band] = axes.collections
@@ -190,6 +190,18 @@ def test_positions_show_each_table_its_map_and_its_measures() -> None:
     assert len(axes_of(draw_positions({"sinusoids": SINUSOIDS}))) >= 4
 
 
+def test_a_log_axis_has_labeled_ticks_even_for_a_narrow_range() -> None:
+    curve = average_runs("a", [{30: 6.6, 60: 1.16, 90: 1.11}])
+    [axes] = draw_curves({"dev/perplexity": [curve]}).figure.axes
+    axes.figure.draw_without_rendering()
+    low, high = axes.get_ylim()
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    ticks = [
+        float(x) for x, tick in zip(labels, axes.get_yticks(), strict=True) if low < tick < high
+    ]
+    assert ticks == [1.5, 2.0, 3.0, 5.0, 7.0]
+
+
 def test_the_repr_of_a_picture_lists_its_panels(picture: Picture) -> None:
-    assert repr(picture) == "Picture(dev/loss)"
+    assert repr(picture) == "Picture(dev/loss, in nats per token)"
     assert isinstance(picture.figure, Figure)

@@ -24,6 +24,7 @@ from transformer_jax.inference.history import (
 from transformer_jax.inference.summary import html_table
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.visualization.text import printable
 
 if TYPE_CHECKING:
     from transformer_jax.visualization.style import Picture
@@ -43,7 +44,7 @@ class Comparison:
     """The metrics of each run, keyed by the run's path."""
 
     def __repr__(self) -> str:
-        labels = ", ".join(f"{label}: {len(runs)}" for label, runs in self.groups.items())
+        labels = ", ".join(f"{printable(k)}: {len(runs)}" for k, runs in self.groups.items())
         return f"Comparison({labels})"
 
     def _repr_html_(self) -> str:

@@ -5,14 +5,14 @@ The files may come from an untrusted source, so values of unexpected types are i
 
 import contextlib
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from transformer_jax.config import DecodeConfig
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
-from transformer_jax.runs.metrics_file import read_metrics
+from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
 from transformer_jax.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from transformer_jax.visualization.style import Picture
 
 MAX_SCORES_BYTES = 16 << 20
-MAX_COUNT = 2**63 - 1
 # By default, a picture shows these metrics.
 DEFAULT_METRICS = ("train/loss", "dev/perplexity", "dev/bleu")
 SCORE_NAMES = ("perplexity", "bleu", "chrf")
@@ -32,12 +31,9 @@ def metrics_table(folder: RunDirectory) -> MetricsTable:
     """Return a run's metrics by step. Each row has only the metrics reported at its step."""
     rows: dict[int, dict[str, float]] = {}
     for report in read_metrics(folder.metrics):
-        step = report["step"]
-        if not _is_count(step):
-            continue
-        row = rows.setdefault(step, {"step": step})
+        row = rows.setdefault(report["step"], {"step": report["step"]})
         split = str(report.get("split"))
-        row |= {f"{split}/{k}": v for k, v in report.items() if k != "step" and _is_number(v)}
+        row |= {f"{split}/{k}": v for k, v in report.items() if k != "step" and is_number(v)}
     return [rows[step] for step in sorted(rows)]
 
 
@@ -92,9 +88,9 @@ def _mean_curves(name: str, groups: Mapping[str, Sequence[MetricsTable]]) -> "li
 def stored_evaluations(folder: RunDirectory) -> list[dict[str, Any]]:
     """Return the evaluations that `evaluate` has stored in a run, ordered by set and step.
 
-    Each has the keys "split", "step", "average_checkpoints", "beam_size", and "alpha", and the
-    scores in `SCORE_NAMES`. Within a step, evaluations with the run's decode config and its number
-    of averaged checkpoints come last.
+    Each has the keys "split", "step", "average_checkpoints", "beam_size", "beam_end", and "alpha",
+    and the scores in `SCORE_NAMES`. Within a step, evaluations with the run's decode config and its
+    number of averaged checkpoints come last.
     """
     found: list[dict[str, Any]] = []
     for path in sorted(folder.path.glob("evaluations/*/scores.json")):
@@ -114,21 +110,10 @@ def _to_row(result: Mapping[str, Any]) -> dict[str, Any]:
         "step": result["step"],
         "average_checkpoints": result["average_checkpoints"],
         "beam_size": decode["beam_size"],
+        "beam_end": str(decode.get("beam_end", DecodeConfig.beam_end_before)),
         "alpha": decode["length_penalty_alpha"],
     }
     counts = (row["step"], row["average_checkpoints"], row["beam_size"])
-    if not (_is_number(row["alpha"]) and all(map(_is_count, counts))):
+    if not (is_number(row["alpha"]) and all(map(is_count, counts))):
         raise TypeError("a setting is not a number")
-    return row | {name: result[name] for name in SCORE_NAMES if _is_number(result.get(name))}
-
-
-def _is_count(value: object) -> bool:
-    """Return whether a JSON value is an integer that a NumPy array can hold."""
-    return type(value) is int and 0 <= value <= MAX_COUNT
-
-
-def _is_number(value: object) -> bool:
-    """Return whether a JSON value is a number that `float` can represent."""
-    if type(value) is int:
-        return abs(value) <= sys.float_info.max
-    return type(value) is float
+    return row | {name: result[name] for name in SCORE_NAMES if is_number(result.get(name))}

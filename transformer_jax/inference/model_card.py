@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from transformer_jax.config import Config, DataConfig
+from transformer_jax.config import Config, DataConfig, DecodeConfig
 from transformer_jax.console import shell_command
 from transformer_jax.runs.run_directory import MAX_DESCRIPTION, Dtype
 
@@ -69,9 +69,10 @@ def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
             if result["steps"] != list(steps):
                 continue
             decode, bleu, chrf = result["decode"], result["bleu"], result["chrf"]
-            split = _code(str(result["split"]).replace("|", ""))
+            end = decode.get("beam_end", DecodeConfig.beam_end_before)
+            split, end = (_code(str(x).replace("|", "")) for x in (result["split"], end))
             row = (
-                f"| {split} | {result['sentences']:,} | {decode['beam_size']:d} "
+                f"| {split} | {result['sentences']:,} | {decode['beam_size']:d} | {end} "
                 f"| {decode['length_penalty_alpha']:g} | {bleu:.2f} | {chrf:.2f} "
                 f"| {result['perplexity']:.3f} |"
             )
@@ -188,8 +189,8 @@ def _describe_scores(scores: Sequence[StoredScores], dtype: Dtype) -> str:
     if not scores:
         return "The model had not been evaluated when it was packaged."
     lines = [
-        "| set | sentences | beam | alpha | BLEU | chrF | perplexity |",
-        "|---|---|---|---|---|---|---|",
+        "| set | sentences | beam | beam end | alpha | BLEU | chrF | perplexity |",
+        "|---|---|---|---|---|---|---|---|",
         *(stored.row for stored in scores),
         "",
         "sacreBLEU signatures:",

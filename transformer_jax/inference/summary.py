@@ -15,12 +15,13 @@ from transformer_jax.inference.history import (
 )
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.visualization.inline_curve import inline_curve
+from transformer_jax.visualization.text import printable
 
 # The metrics whose curves the summary shows, with their formats.
 CURVES = {"train/loss": ".3f", "dev/perplexity": ".3f", "dev/bleu": ".1f"}
 FORMATS: Mapping[str, str] = {"perplexity": ".3f", "bleu": ".2f", "chrf": ".2f", "alpha": "g"}
 MAX_EVALUATIONS = 12
-CELL = "padding:.15em .8em .15em 0;text-align:left;vertical-align:top"
+CELL = "padding:.15em .8em .15em 0;text-align:left;vertical-align:top;white-space:nowrap"
 RULE = "border-bottom:1px solid rgba(128,128,128,.4)"
 
 
@@ -31,7 +32,7 @@ def summarize(folder: RunDirectory, steps: Sequence[int], num_parameters: int) -
     vocabulary = " and ".join(f"{size:,}" for size in dict.fromkeys(_sizes(folder)))
     facts = f"{at}, {num_parameters:,} parameters, vocabulary of {vocabulary} tokens"
     parts = [
-        f"<b>{kind} {html.escape(str(folder.path))}</b><br>{facts}",
+        f"<b>{kind} {html.escape(printable(str(folder.path)))}</b><br>{facts}",
         _section("Differences from the base model", _differences(folder.config)),
         _section("Scores", _scores(folder)),
         _section("Training", _history(folder)),
@@ -50,11 +51,12 @@ def _section(title: str, content: str) -> str:
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:
     """Return an HTML table with escaped text. The first row contains the headings."""
-    head, *body = [[html.escape(cell) for cell in row] for row in rows]
+    head, *body = [[html.escape(printable(cell)) for cell in row] for row in rows]
     cells = "".join(f'<th style="{CELL};{RULE}">{cell}</th>' for cell in head)
     lines = [cells, *("".join(f'<td style="{CELL}">{x}</td>' for x in row) for row in body)]
     content = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<table style="border-collapse:collapse;margin:.3em 0">{content}</table>'
+    table = f'<table style="border-collapse:collapse;margin:.3em 0">{content}</table>'
+    return f'<div style="overflow-x:auto">{table}</div>'
 
 
 def _differences(config: Config) -> str:
@@ -67,10 +69,14 @@ def _scores(folder: RunDirectory) -> str:
     evaluations = stored_evaluations(folder)[-MAX_EVALUATIONS:]
     if not evaluations:
         return "<p>none stored by the command evaluate</p>"
-    names = ["split", "step", "average_checkpoints", "beam_size", "alpha", *SCORE_NAMES]
-    headings = ["set", "step", "checkpoints", "beam", "alpha", "perplexity", "BLEU", "chrF2"]
+    settings = ["split", "step", "average_checkpoints", "beam_size", "beam_end", "alpha"]
+    headings = ["set", "step", "checkpoints", "beam", "beam end", "alpha"]
+    headings += ["perplexity", "BLEU", "chrF2"]
     rows = [
-        [format(row[key], FORMATS.get(key, "")) if key in row else "-" for key in names]
+        [
+            format(row[key], FORMATS.get(key, "")) if key in row else "-"
+            for key in (*settings, *SCORE_NAMES)
+        ]
         for row in evaluations
     ]
     return html_table([headings, *rows])

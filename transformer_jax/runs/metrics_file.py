@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -12,14 +13,17 @@ from transformer_jax.runs.atomic_files import write_text
 # The maximum length of a report, in bytes. Longer lines are invalid.
 MAX_LINE = 1 << 20
 MAX_METRICS_BYTES = 64 << 20
+# The largest integer that a NumPy array can hold.
+MAX_COUNT = 2**63 - 1
 # An object in a JSON file.
 JsonObject: TypeAlias = dict[str, Any]
 
 
 def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObject]:
-    """Return the reports in the last `max_bytes` of a metrics.jsonl file, without incomplete lines.
+    """Return the reports in the last `max_bytes` of a metrics.jsonl file, without invalid lines.
 
-    Return an empty list if the file does not exist.
+    The step of each report is a nonnegative integer; the other values can have any type. Return an
+    empty list if the file does not exist.
     """
     reports = []
     with contextlib.suppress(OSError), path.open("rb") as file:
@@ -27,9 +31,21 @@ def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObj
         for line in file.read(max_bytes).splitlines():
             with contextlib.suppress(ValueError, RecursionError):
                 report = json.loads(line)
-                if isinstance(report, dict) and "step" in report:
+                if isinstance(report, dict) and is_count(report.get("step")):
                     reports.append(report)
     return reports
+
+
+def is_count(value: object) -> bool:
+    """Return whether a JSON value is a nonnegative integer that a NumPy array can hold."""
+    return type(value) is int and 0 <= value <= MAX_COUNT
+
+
+def is_number(value: object) -> bool:
+    """Return whether a JSON value is a number that `float` can represent."""
+    if type(value) is int:
+        return abs(value) <= sys.float_info.max
+    return type(value) is float
 
 
 def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:

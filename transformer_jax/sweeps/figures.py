@@ -16,6 +16,9 @@ from transformer_jax.visualization.text import printable_label
 # Larger perplexities and NaN are drawn at this value. It is higher than the perplexity of a uniform
 # prediction over any vocabulary.
 MAX_PERPLEXITY = 1e6
+OTHER_ROWS = "other rows"
+PAPER, NOT_SIGNIFICANT = "in the paper", "not significant"
+HERE = "here, with simultaneous\n95% intervals"
 # The maximum number of characters in a row's label.
 MAX_LABEL = 44
 CURVES_CAPTION = (
@@ -41,7 +44,7 @@ def draw_curves(results: Results) -> str:
 
     def draw(axes: Axes) -> None:
         for name in names[len(PALETTE) :]:
-            label = "other rows" if name == names[-1] else None
+            label = OTHER_ROWS if name == names[-1] else None
             steps, means, *_ = zip(*curves[name], strict=True)
             axes.plot(steps, means, color="#BBBBBB", linewidth=1.0, label=label)
         for number, name in enumerate(highlighted):
@@ -109,17 +112,17 @@ def draw_ratios(results: Results) -> str:
             if (ours := comparison.difference) is not None:
                 low, high = comparison.interval or (ours, ours)
                 bar = {"xerr": [[ours - low], [high - ours]], "capsize": 3}
-                label = None if y else "here"
+                label = None if y else HERE
                 axes.errorbar(ours, y, color=PALETTE[1], marker="o", label=label, **bar)
             if paper is not None:
                 diamond = {"marker": "D", "markerfacecolor": "none", "linestyle": "none"}
-                label = None if y else "in the paper"
+                label = None if y else PAPER
                 axes.plot(paper, y, color=PALETTE[2], label=label, **diamond)
         comparisons = results.analyses["perplexity"].comparisons.values()
         halves = [(x.interval.high - x.interval.low) / 2 for x in comparisons if x.interval]
         if halves:
             half = statistics.median(halves)
-            band = {"color": "#DDDDDD", "linewidth": 0, "zorder": 0, "label": "not significant"}
+            band = {"color": "#DDDDDD", "linewidth": 0, "zorder": 0, "label": NOT_SIGNIFICANT}
             axes.axvspan(-half, half, **band)
         axes.axvline(0.0, color="black", linewidth=0.8)
         labels = list(map(_describe, results.rows.values()))
@@ -139,6 +142,11 @@ def _to_svg(draw: Callable[[Axes], None], height: float) -> str:
     axes.set_axisbelow(True)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
+        # Rows keep their order; the other entries follow them.
+        last = (HERE, PAPER, NOT_SIGNIFICANT, OTHER_ROWS)
+        places = {label: place for place, label in enumerate(last, start=1)}
+        pairs = zip(handles, labels, strict=True)
+        handles, labels = zip(*sorted(pairs, key=lambda pair: places.get(pair[1], 0)), strict=True)
         figure.legend(handles, labels, loc="outside right upper", fontsize="small")
     return Picture(figure).svg
 

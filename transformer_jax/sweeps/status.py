@@ -17,7 +17,7 @@ from transformer_jax.config.schema import is_own_search
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import StorageError
 from transformer_jax.runs.atomic_files import write_json
-from transformer_jax.runs.metrics_file import JsonObject, read_metrics
+from transformer_jax.runs.metrics_file import JsonObject, is_count, is_number, read_metrics
 from transformer_jax.sweeps.plan import SweepRun
 
 Status = Literal["queued", "submitted", "running", "stopped", "failed", "done"]
@@ -140,20 +140,25 @@ def read_status(run: SweepRun) -> RunStatus:
 
 
 def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
-    """Return the status with the results in the run's metrics and latest evaluations."""
+    """Return the status with the results in the run's metrics and latest evaluations.
+
+    Values of unexpected types are ignored, because another program may have written the files.
+    """
     run = status.run
     metrics = read_metrics(run.path / "metrics.jsonl", TAIL_BYTES)
-    train, dev = ([x for x in metrics if x.get("split") == name] for name in ("train", "dev"))
+    train, dev = (
+        [_numbers(x) for x in metrics if x.get("split") == name] for name in ("train", "dev")
+    )
     dev_bleus = [line["bleu"] for line in dev if "bleu" in line]
     newest_folders = {s: newest_evaluation(run, s, any_search=any_search) for s in SPLITS}
     evaluations = {split: folder for split, folder in newest_folders.items() if folder is not None}
     scores = {s: read_json_object(folder / "scores.json") for s, folder in evaluations.items()}
     newest = (dev[-1] if dev else {}) | ({"bleu": dev_bleus[-1]} if dev_bleus else {})
-    newest |= scores.get("dev", {})
+    newest |= _numbers(scores.get("dev", {}))
     is_running = status.status == "running"
     return replace(
         status,
-        step=max((int(line["step"]) for line in metrics), default=0),
+        step=max((line["step"] for line in metrics), default=0),
         perplexity=newest.get("perplexity"),
         bleu=newest.get("bleu"),
         seconds_left=_seconds_left(train, run.config.train.steps) if is_running else None,
@@ -171,8 +176,9 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
     candidates = []
     for path in run.path.glob(f"evaluations/{split}-step*/scores.json"):
         scores = read_json_object(path)
-        if any_search or is_own_search(scores, run.config.decode):
-            candidates.append((scores.get("step", 0), path.stat().st_mtime, path.parent))
+        step = scores.get("step", 0)
+        if is_count(step) and (any_search or is_own_search(scores, run.config.decode)):
+            candidates.append((step, path.stat().st_mtime, path.parent))
     return max(candidates)[-1] if candidates else None
 
 
@@ -205,7 +211,8 @@ def _process_start(pid: int) -> str:
 
 
 def _seconds_left(train: list[JsonObject], steps: int) -> float | None:
-    """Estimate the remaining time from the last ten training reports."""
+    """Estimate the remaining time from the last ten training reports that have a time."""
+    train = [report for report in train if "time" in report]
     if not train:
         return None
     first, last = train[-10:][0], train[-1]
@@ -213,6 +220,11 @@ def _seconds_left(train: list[JsonObject], steps: int) -> float | None:
         return None
     seconds_per_step = (last["time"] - first["time"]) / (last["step"] - first["step"])
     return max(0.0, seconds_per_step * (steps - last["step"]))
+
+
+def _numbers(report: JsonObject) -> JsonObject:
+    """Return the values of a report that are numbers."""
+    return {key: value for key, value in report.items() if is_number(value)}
 
 
 def read_json_object(path: Path) -> JsonObject:

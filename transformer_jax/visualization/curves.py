@@ -24,6 +24,8 @@ from transformer_jax.visualization.style import (
 from transformer_jax.visualization.text import printable_label
 
 MAX_COLUMNS = 3
+# The units of metrics by the last part of their names. All other metrics have none.
+UNITS = {"loss": "nats per token", "tokens_per_second": "tokens per second", "time": "Unix seconds"}
 # A curve with fewer points than this has a marker at each point.
 MAX_MARKERS = 20
 
@@ -73,7 +75,7 @@ def draw_curves(panels: Mapping[str, Sequence[Curve]], *, x_label: str = "step")
     all_axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, curves) in zip(all_axes, panels.items(), strict=False):
         lines = [draw_curve(axes, curve, number) for number, curve in enumerate(curves)]
-        axes.set(xlabel=x_label, ylabel=printable_label(name))
+        axes.set(xlabel=x_label, ylabel=printable_label(_with_unit(name)))
         axes.grid(**GRID)
         if "perplexity" in name:
             _use_log_axis(axes, [value for curve in curves for value in curve.y])
@@ -82,6 +84,11 @@ def draw_curves(panels: Mapping[str, Sequence[Curve]], *, x_label: str = "step")
     for axes in all_axes[len(panels) :]:
         axes.remove()
     return Picture(figure)
+
+
+def _with_unit(name: str) -> str:
+    unit = UNITS.get(name.rpartition("/")[2])
+    return name if unit is None else f"{name}, in {unit}"
 
 
 def draw_curve(axes: Axes, curve: Curve, number: int) -> Line2D:
@@ -105,7 +112,8 @@ def _use_log_axis(axes: Axes, values: Sequence[float]) -> None:
         return
     axes.set_yscale("log")
     decades = math.log10(max(positive) / min(positive))
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 3 else (1,)))
+    factors = (1, 1.5, 2, 3, 5, 7) if decades < 1 else (1, 2, 5) if decades < 3 else (1,)
+    axes.yaxis.set_major_locator(LogLocator(subs=factors))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
 

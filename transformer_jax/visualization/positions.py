@@ -84,9 +84,10 @@ def _draw_measures(figure: SubFigure, tables: Mapping[str, Float[np.ndarray, "T 
         style = {"label": name, "linewidth": 1.6, "color": color, "linestyle": line}
         products.plot(offsets, dot_products(table, num_offsets), **style)
         residuals.plot(offsets[1:], np.maximum(errors, MIN_RESIDUAL), **style)
-    products.set(title="Dot product of PE(pos) and PE(pos + k)", xlabel="offset k")
+    title = "Dot product of PE(pos) and PE(pos + k)"
+    products.set(title=title, xlabel="offset k", ylabel="mean over positions")
     title = "Residual of the linear map to PE(pos + k)"
-    residuals.set(title=title, xlabel="offset k", yscale="log")
+    residuals.set(title=title, xlabel="offset k", ylabel="relative error", yscale="log")
     low, high = residuals.get_ylim()
     residuals.set_ylim(min(low, MIN_RESIDUAL / 2), max(high, 2.0))
     for axes in (products, residuals):

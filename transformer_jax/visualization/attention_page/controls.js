@@ -2,12 +2,18 @@
 
 const VIEWS = { heads: drawHeads, grid: drawGrid, alignment: drawAlignment };
 const HELP = {
-  heads:
+  heads: () =>
     "Point at a token to see only its weights; click it to keep them, and press Escape to " +
     "release it. The arrow keys move between tokens.",
-  grid: "Each row of a heat map is a query, and each column a key. Click a heat map to open its head.",
-  alignment: "The heat map shows the mean over the selected heads. Point at a cell to read its weight.",
+  grid: () => `${axes()} Click a heat map to open its head.`,
+  alignment: () =>
+    `${axes()} The heat map shows the mean over the selected heads. Point at a cell to read its weight.`,
 };
+
+function axes() {
+  const { queryLabel, keyLabel } = current();
+  return `The rows of a heat map are ${queryLabel}s, and its columns are ${keyLabel}s.`;
+}
 
 function fill(select, options, value) {
   select.replaceChildren(...options.map(([key, text]) => make("option", { value: key }, text)));
@@ -56,7 +62,7 @@ function caption() {
 
 function drawPicture() {
   byId("caption").textContent = caption();
-  byId("help").textContent = HELP[state.view];
+  byId("help").textContent = HELP[state.view]();
   VIEWS[state.view]();
 }
 
