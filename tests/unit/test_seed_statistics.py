@@ -47,6 +47,8 @@ def test_mean_and_deviation_are_formatted() -> None:
     assert SeedStatistics((5.0, 5.5)).format(2) == "5.25 ± 0.35"
     assert SeedStatistics((5.0,)).deviation is None
     assert SeedStatistics((5.0,)).format(1) == "5.0"
+    # The perplexity of a run that failed to train does not widen the tables of a report.
+    assert SeedStatistics((1.73e42, 5.0)).format(2) == "8.65e+41 ± 1.22e+42"
 
 
 def test_two_rows_give_the_paired_t_test() -> None:

@@ -23,7 +23,7 @@ from transformer_jax.sweeps import tables
 from transformer_jax.sweeps.figures import CURVES_CAPTION, RATIOS_CAPTION, draw_curves, draw_ratios
 from transformer_jax.sweeps.footnotes import STATISTICS, list_footnotes
 from transformer_jax.sweeps.results import PaperScore, Results, RowResult
-from transformer_jax.sweeps.seed_statistics import Interval, format_p
+from transformer_jax.sweeps.seed_statistics import Interval, format_p, format_score
 from transformer_jax.sweeps.status import RunStatus
 from transformer_jax.sweeps.tables import MISSING, Link, Table
 
@@ -171,8 +171,7 @@ def make_run_table(results: Results, digits: int | None = None) -> list[list[str
         dev, test = (status.scores.get(split, {}) for split in ("dev", "test"))
         scores = [dev.get(x, "") for x in dev_scores] + [test.get(x, "") for x in test_scores]
         if digits is not None:
-            # The perplexity of a run that failed to train may be enormous.
-            scores = [f"{x:.{digits}{'f' if x < 1e6 else 'e'}}" if x != "" else x for x in scores]
+            scores = [format_score(x, digits) if x != "" else x for x in scores]
         command = shell_command("evaluate", status.run.path)
         signature = test.get("bleu_signature", "")
         row = [status.run.name, status.status, status.step, *scores, signature, command]

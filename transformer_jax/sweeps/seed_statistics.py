@@ -45,8 +45,8 @@ class SeedStatistics:
 
     def format(self, digits: int) -> str:
         """Format the mean, and the deviation if there is one, to this many decimal places."""
-        mean = f"{self.mean:.{digits}f}"
-        return mean if self.deviation is None else f"{mean} ± {self.deviation:.{digits}f}"
+        values = [self.mean] if self.deviation is None else [self.mean, self.deviation]
+        return " ± ".join(format_score(value, digits) for value in values)
 
 
 class Interval(NamedTuple):
@@ -266,6 +266,11 @@ def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) ->
     agrees = [ours * paper > 0 for ours, paper in differences if abs(paper) > margin]
     p = float(stats.binom.sf(sum(agrees) - 1, len(agrees), 0.5))
     return SignAgreement(sum(agrees), len(agrees), p)
+
+
+def format_score(value: float, digits: int) -> str:
+    """Format a score. The perplexity of a run that failed to train can be enormous."""
+    return f"{value:.{digits}{'f' if value < 1e6 else 'e'}}"
 
 
 def format_p(p: float) -> str:
