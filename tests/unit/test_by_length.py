@@ -1,4 +1,4 @@
-"""Test scores by source length against the scores of each group of sentences alone."""
+"""Test that scores by source length equal the scores of each separate group of sentences."""
 
 import sacrebleu
 

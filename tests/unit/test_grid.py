@@ -1,4 +1,4 @@
-"""Test that a grid has the scores of separate evaluations, and repeats none of them."""
+"""Test that a grid gives the same scores as separate evaluations, and does not repeat any."""
 
 import json
 import shutil

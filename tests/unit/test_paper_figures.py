@@ -1,4 +1,4 @@
-"""Test that figures 1 and 2 show the program."""
+"""Test that figures 1 and 2 match the program that they are drawn from."""
 
 from dataclasses import replace
 from pathlib import Path

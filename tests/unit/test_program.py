@@ -1,4 +1,4 @@
-"""Test the analysis of programs on programs whose products can be counted by hand."""
+"""Test the analysis on programs whose matrix products can be counted by hand."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def test_each_trip_of_a_loop_counts(length: int) -> None:
     def loop(w: Any, x: Any) -> Any:
         return jax.lax.scan(step, jnp.zeros(3), (x @ w)[:length])[1]
 
-    # The products of the inputs do not lie on the longest chain, except the first and the last.
+    # Only the first and the last of the inputs' products are in the longest chain.
     depth = max(length, 2)
     flops = 2 * 4 * 3 * 3 + length * 2 * (2 * 3 * 3)
     assert analyze(loop, W, X) == Program(depth, flops, 0, length)

@@ -1,4 +1,4 @@
-"""Test Table 1: costs have the paper's exponents, and paths are as long as stacks of layers."""
+"""Test that Table 1 has the paper's exponents, and that path lengths match stacks of layers."""
 
 import json
 from pathlib import Path
@@ -59,12 +59,12 @@ def test_the_costs_of_self_attention_and_recurrence_are_those_of_their_formulas(
 ) -> None:
     by_case = {(m.layer, m.n, m.d): m for m in measurements}
     attention, recurrent = by_case["Self-Attention", 512, 64], by_case["Recurrent", 512, 64]
-    # Two products of n x d and d x n, and four projections.
+    # Attention has two products of n x d and d x n matrices, and four projections.
     assert attention.flops == 2 * (2 * 512 * 512 * 64)
     assert attention.all_flops == attention.flops + 4 * (2 * 512 * 64 * 64)
     # Projection, scores, weighted average, and output.
     assert (attention.sequential, attention.path) == (4, 1)
-    # Four gates, each with a matrix for the input and one for the state.
+    # An LSTM has four gates, each with one matrix for the input and one for the state.
     assert recurrent.flops == 512 * 8 * (2 * 64 * 64)
     assert recurrent.path == 512
     assert 512 <= recurrent.sequential <= 513
@@ -73,7 +73,7 @@ def test_the_costs_of_self_attention_and_recurrence_are_those_of_their_formulas(
 
 
 def reached(name: str, num_layers: int, n: int) -> np.ndarray:
-    """Return which inputs the gradient of the last output of a stack reaches."""
+    """Return the inputs that affect the last output of a stack, according to the gradient."""
     layer = make_layer(name, 8)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((1, n, 8)), jnp.float32)
     params = [layer.init(jax.random.key(i), x) for i in range(num_layers)]

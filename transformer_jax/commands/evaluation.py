@@ -45,7 +45,8 @@ class Evaluate(RunCommand):
     """Also print the scores of sentences with 1 to 10 source tokens, 11 to 20, and so on."""
     grid: FlagCreatePairsOff[bool] = False
     """Score every combination of the next three options on the development
-    set. Stored evaluations are reused, so an interrupted grid continues."""
+    set. The command reuses stored evaluations, so you can resume an
+    interrupted grid."""
     beam_sizes: tuple[int, ...] = ()
     """With --grid: numbers of hypotheses. Default: 1 4 8."""
     alphas: tuple[float, ...] = ()

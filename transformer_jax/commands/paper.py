@@ -43,7 +43,7 @@ class Paper(PathCommand):
     widths: tuple[int, ...] = ()
     """For table1: the widths d, each a multiple of 8. Default: 64 128 256."""
     exact: FlagCreatePairsOff[bool] = False
-    """For table1: compute only what is exact, without time and memory."""
+    """For table1: compute only the exact quantities, not time and memory."""
     out: Path | None = None
     """For table1: a folder for table.md and table.json. For figures: the file
     to create, whose name ends in .svg or .png."""

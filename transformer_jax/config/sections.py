@@ -206,8 +206,9 @@ class DataConfig(ConfigSection):
     """For text: the test set, in the same format. Only the evaluate command uses it."""
     folder: str | None = None
     """For text: the folder that relative file names start from. Default:
-    $TRANSFORMER_JAX_DATA, or else the current folder. For trees: the treebank,
-    with the same default. For tfds: the data folder of TensorFlow Datasets."""
+    $TRANSFORMER_JAX_DATA, or else the current folder. For trees: the folder of
+    the treebank, with the same default. For tfds: the data folder of
+    TensorFlow Datasets."""
     dataset: str = "wmt14_translate/de-en"
     """For tfds: the name of the dataset."""
     languages: tuple[str, str] = ("en", "de")

@@ -1,4 +1,4 @@
-"""Scores by source length: attention was invented because long sentences were translated badly."""
+"""Scores by source length. Attention was invented to improve translations of long sentences."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from transformer_jax.inference.perplexity import SentenceScore, perplexity
 from transformer_jax.inference.scores import sacrebleu_metrics
 
-# The width of a bucket, in source tokens. The last bucket has no end.
+# The width of a bucket, in source tokens. The last bucket has no upper limit.
 BUCKET_WIDTH = 10
 LAST_BUCKET = 60
 

@@ -27,13 +27,13 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Grid:
-    """The settings to combine."""
+    """The settings that the grid combines."""
 
     beam_sizes: Sequence[int] = (1, 4, 8)
     alphas: Sequence[float] = (0.0, 0.6, 1.0)
     averages: Sequence[int] | None = None
-    """The numbers of scheduled checkpoints to average. None means 1, 5, and 20, but not more than
-    the run has."""
+    """The numbers of scheduled checkpoints to average. None means 1, 5, and 20, up to the number of
+    checkpoints in the run."""
 
     def __post_init__(self) -> None:
         counts = [1] if self.averages is None else self.averages
@@ -65,13 +65,13 @@ def evaluate_grid(
     progress: Progress = ignore_progress,
     say: Callable[[str], object] = print,
 ) -> list[Result]:
-    """Return the result of each search with each average, in ascending order of the settings.
+    """Return the results of all searches with all averages, in ascending order of the settings.
 
-    The last averaged checkpoint is at `step`, by default the latest. `say` is called with a note if
-    the results cannot be stored.
+    The last averaged checkpoint is at `step`, which defaults to the latest. If the results cannot
+    be stored, the function calls `say` with a note.
 
     Raises:
-        UsageError: the run is a package, or it has too few checkpoints or no such split.
+        UsageError: the run is a package, has too few checkpoints, or does not have the split.
         DataError: the text has changed since the run was created.
     """
     if folder.package is not None:

@@ -1,4 +1,4 @@
-"""Figures 1 and 2, drawn from the program: a different program gives different boxes.
+"""Draw figures 1 and 2 from the program, so that a different program produces different boxes.
 
 Flax names each operation after the modules that contain it, so a traced model lists its sub-layers
 in the order in which they run.
@@ -35,7 +35,7 @@ VOCABULARY = 100
 
 
 def draw_figure_1(config: ModelConfig | None = None) -> Picture:
-    """Draw the model that a config describes, by default the paper's."""
+    """Draw the model that a config describes. The default is the paper's model."""
     config = config or ModelConfig()
     columns, links = describe_architecture(config)
     return draw_columns(columns, links)
@@ -98,7 +98,7 @@ def describe_attention() -> list[str]:
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
-    """Yield all equations in order, with those of nested functions instead of their calls."""
+    """Yield all equations in order, including those of nested functions but not the calls."""
     for equation in jaxpr.eqns:
         nested = [equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params]
         if nested:

@@ -1,7 +1,8 @@
-"""The index of the paper: each table, figure, and equation, and what reproduces it.
+"""An index of the paper's tables, figures, and equations, and the commands that reproduce them.
 
 `transformer-jax paper` prints this index, and docs/paper.md contains it. Commands at a small scale
-take minutes; some use the run of `make demo`, runs/demo. Commands at the paper's scale use WMT14.
+take minutes. Some of them use runs/demo, which `make demo` creates. Commands at the paper's scale
+use WMT14.
 """
 
 import shlex
@@ -16,7 +17,7 @@ class Item:
     """A table, figure, equation, or claim of the paper."""
 
     name: str
-    """Such as "Table 1"."""
+    """The name of the item, such as "Table 1"."""
     title: str
     test: str
     """The test of this item: FILE::FUNCTION."""
@@ -32,7 +33,7 @@ class Item:
 
     @property
     def commands(self) -> dict[str, str]:
-        """The commands, by what they show. The test is listed if it is not itself the command."""
+        """The commands, keyed by what they show, and the test unless it is already a command."""
         commands = {"any scale": self.small}
         if self.full:
             commands = {"small scale": self.small, "the paper's scale": self.full}
@@ -46,7 +47,7 @@ def unit_test(test: str) -> str:
 
 
 def _tested(name: str, title: str, test: str, full: str = "") -> Item:
-    """Return an item that a test checks exactly, so the test is also the command."""
+    """Return an item that a test checks exactly, so that the test is also the item's command."""
     return Item(name, title, f"tests/unit/{test}", unit_test(f"tests/unit/{test}"), full)
 
 

@@ -20,14 +20,14 @@ class Program(NamedTuple):
     flops: int
     """The FLOPs of all products. Each multiply-add counts as two."""
     data_flops: int
-    """The FLOPs of the products of two arrays that both depend on the input, as in attention. The
-    others multiply by a parameter."""
+    """The FLOPs of the products of two arrays that both depend on the input, as in attention. All
+    other products multiply by a parameter."""
     trips: int
-    """The number of trips of all loops that carry a state, one after the other."""
+    """The total number of iterations of all loops that carry a state."""
 
 
 class Value(NamedTuple):
-    """What the analysis knows about an array."""
+    """The properties of an array that the analysis tracks."""
 
     depth: int
     """The length of the longest chain of products that leads to the array."""
@@ -41,7 +41,7 @@ def analyze(function: Callable[[Any, Any], Any], params: Any, x: Any) -> Program
     The arguments are pytrees of arrays or of `jax.ShapeDtypeStruct`.
 
     Raises:
-        ValueError: the program has a loop whose number of trips is not known in advance.
+        ValueError: the program has a loop whose number of iterations is not known in advance.
     """
     closed = jax.make_jaxpr(function)(params, x)
     num_params = len(jax.tree.leaves(params))
@@ -106,7 +106,7 @@ class _Counter:
 
 
 def _join(values: Sequence[Value]) -> Value:
-    """Return what is known about an array that is computed from these arrays."""
+    """Return the properties of an array that is computed from these arrays."""
     depth = max((value.depth for value in values), default=0)
     return Value(depth, any(value.is_data for value in values))
 

@@ -1,8 +1,8 @@
-"""Table 1, measured: what each layer type costs, and how far its outputs see.
+"""Measure Table 1: the cost of each layer type, and the path length between distant positions.
 
-The paper derives complexity, sequential operations, and maximum path length by hand. Here, they are
-computed from each layer's program, and exponents are fitted to them. Time and memory are measured
-on JAX's default device.
+The paper derives complexity, sequential operations, and maximum path length by hand. This module
+computes these quantities from each layer's program and fits exponents to them. Time and memory are
+measured on JAX's default device.
 Shapes: B batch, T positions, D d_model.
 """
 
@@ -55,14 +55,14 @@ class Measurement:
     n: int
     d: int
     flops: int
-    """The FLOPs that the paper counts: those of the layer's matrix products. As in the paper, the
-    projections of attention do not count."""
+    """The FLOPs that the paper counts, which are the FLOPs of the layer's matrix products. As in
+    the paper, the projections of attention do not count."""
     all_flops: int
     """The FLOPs of all matrix products, including the projections of attention."""
     sequential: int
     """The length of the longest chain of dependent matrix products."""
     path: int
-    """The number of layers or loop trips between the two ends of the sequence."""
+    """The number of layers or loop iterations between the two ends of the sequence."""
     bytes: int | None = None
     """The memory for intermediate results and the output, according to the compiler."""
     seconds: float | None = None
@@ -95,9 +95,9 @@ def make_layer(name: str, d_model: int) -> nn.Module:
 
 
 def measure_reach(layer: nn.Module) -> int | None:
-    """Return how far from an output the inputs are that its gradient reaches; None if unlimited.
+    """Return the largest distance from an output to an input that affects it; None if unlimited.
 
-    A layer's reach is unlimited if an output in the middle of the sequence reaches one of its ends.
+    A layer's reach is unlimited if one end of the sequence affects an output in the middle.
     """
     shape, middle = (1, PROBE_LENGTH, PROBE_WIDTH), PROBE_LENGTH // 2
     x = jax.random.normal(jax.random.key(0), shape)
@@ -115,9 +115,9 @@ def measure_reach(layer: nn.Module) -> int | None:
 
 
 def path_length(n: int, reach: int | None, trips: int) -> int:
-    """Return the number of layers, or of loop trips, between the first and the last of n positions.
+    """Return the number of layers or loop iterations between the first and the last of n positions.
 
-    A layer with limited reach is stacked until its output sees the whole sequence.
+    A layer with limited reach is stacked until the whole sequence affects its output.
     """
     layers = 1 if reach is None else max(1, -(-(n - 1) // reach))
     return layers * max(trips, 1)

@@ -17,7 +17,7 @@ DETAILS = ("layer", "n", "d", "FLOPs", "with projections", "sequential", "path",
 
 
 def summarize(measurements: Sequence[Measurement]) -> list[list[str]]:
-    """Return Table 1: for each bound of the paper, the fitted exponents and the largest value.
+    """Return Table 1 with the fitted exponents and the largest value for each bound.
 
     The exponents of n are fitted to the longer half of the lengths at the smallest width, and the
     exponents of d to all widths at the largest length.
@@ -75,7 +75,7 @@ def list_notes(measurements: Sequence[Measurement]) -> list[str]:
 
 
 def write_table1(measurements: Sequence[Measurement], folder: Path, command: str) -> None:
-    """Write table.md and table.json to a folder, which is created if necessary.
+    """Write table.md and table.json to a folder, creating the folder if necessary.
 
     Raises:
         StorageError: a file cannot be written.

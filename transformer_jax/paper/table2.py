@@ -1,4 +1,4 @@
-"""Table 2: what training costs in FLOPs, by the paper's method and counted."""
+"""Table 2: the training cost in FLOPs, both by the paper's method and by counting."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class Training:
 
     @property
     def paper_flops(self) -> float:
-        """FLOPs by the paper's method: time x number of GPUs x sustained FLOP/s of a GPU."""
+        """The FLOPs by the paper's method: time x number of GPUs x sustained FLOP/s of a GPU."""
         return self.hours * 3600 * NUM_GPUS * P100_FLOPS
 
     @property
@@ -67,5 +67,5 @@ def estimate_seconds(training: Training) -> float:
 
 
 def estimate_disk(training: Training) -> float:
-    """Estimate the bytes of the text and of the checkpoints."""
+    """Estimate the size of the text and the checkpoints in bytes."""
     return training.text_bytes + estimate_bytes(load_config(training.config))

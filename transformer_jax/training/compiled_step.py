@@ -34,8 +34,8 @@ class Compilation(NamedTuple):
 class CompiledStep:
     """A sharded training step, compiled ahead of time for each batch shape.
 
-    As a context manager, it ends its thread. XLA cannot stop compiling, so this waits for the
-    program that is being compiled.
+    As a context manager, it ends its thread on exit. XLA cannot stop a compilation, so the exit
+    waits for any program that is being compiled.
     """
 
     def __init__(self, step: TrainStep, sharding: DataParallel) -> None:
@@ -64,10 +64,10 @@ class CompiledStep:
         return self._compile(_shape(batch), state, self._sharding.place_batch(batch))
 
     def compile_ahead(self, state: TrainState, buckets: Sequence[Bucket]) -> None:
-        """Compile the step for other buckets in a thread, one after the other.
+        """Compile the step for other buckets in a thread, one after another.
 
-        The programs are those of `compile`. Multiple processes do nothing here, because they must
-        compile in the same order as they train.
+        The programs are the same as those that `compile` produces. With multiple processes, this
+        method does nothing, because the processes must compile in the order in which they train.
         """
         if jax.process_count() > 1:
             return

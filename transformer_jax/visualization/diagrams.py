@@ -10,7 +10,7 @@ from matplotlib.patches import FancyBboxPatch
 from transformer_jax.visualization.style import Picture
 
 WIDTH, HEIGHT, GAP, COLUMN_GAP = 2.6, 0.5, 0.3, 1.3
-# The colors of the paper's figure 1, by a word in the label.
+# The colors in the paper's figure 1, keyed by a word in the label.
 COLORS = {
     "attention": "#ffe1bb",
     "norm": "#f2f4c1",
@@ -34,12 +34,12 @@ class Column:
     repeated: range = range(0)
     """The indices of boxes that form a repeated layer."""
     times: str = ""
-    """How often they are repeated, such as "6 x"."""
+    """The number of repetitions, such as "6 x"."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """An arrow from the last box of one column to a box of another."""
+    """An arrow from the last box of one column to a box in another column."""
 
     start: int
     end: tuple[int, int]
