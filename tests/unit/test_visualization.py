@@ -192,8 +192,9 @@ def test_positions_show_each_table_its_map_and_its_measures() -> None:
 
 def test_a_log_axis_has_labeled_ticks_even_for_a_narrow_range() -> None:
     curve = average_runs("a", [{30: 6.6, 60: 1.16, 90: 1.11}])
-    [axes] = draw_curves({"dev/perplexity": [curve]}).figure.axes
-    axes.figure.draw_without_rendering()
+    figure = draw_curves({"dev/perplexity": [curve]}).figure
+    figure.draw_without_rendering()
+    [axes] = figure.axes
     low, high = axes.get_ylim()
     labels = [label.get_text() for label in axes.get_yticklabels()]
     ticks = [
