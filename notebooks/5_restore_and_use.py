@@ -261,7 +261,7 @@ def loss_with(encode):
             return encode(positions)
 
     components = replace(choose_components(run.config.model), add_positions=Edited)
-    edited = Transformer(run.config.model, components, run.model.vocab_size)
+    edited = Transformer(run.config.model, run.model.vocab_size, components=components)
     logits = jax.jit(edited.apply)({"params": run.params}, source, target)
     loss = cross_entropy(logits, target, smoothing=0.0)
     return float(loss.nll / loss.count)

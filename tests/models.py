@@ -6,11 +6,11 @@ from typing import Any
 import jax.numpy as jnp
 from oracles import SMALL, drawn_params
 
+from transformer_jax.architectures.build import build_model
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import MultiHeadAttention
-from transformer_jax.model.build import build_transformer, choose_components
+from transformer_jax.model.build import choose_components
 from transformer_jax.model.layers import DecoderLayer, EncoderLayer
-from transformer_jax.model.transformer import Transformer
 from transformer_jax.special_tokens import EOS, PAD
 
 VOCABULARY = 13
@@ -18,10 +18,10 @@ SOURCE = jnp.asarray([[5, 9, 3, 12, 7, EOS], [4, 11, 6, EOS, PAD, PAD]])
 TARGET = jnp.asarray([[8, 3, 10, 5, EOS], [12, 4, EOS, PAD, PAD]])
 
 
-def make_model(**changes: Any) -> tuple[Transformer, dict[str, Any]]:
+def make_model(**changes: Any) -> tuple[Any, dict[str, Any]]:
     """Return a variant of `SMALL`, by default with one layer per stack, and its parameters."""
     changes.setdefault("num_layers", 1)
-    model = build_transformer(replace(SMALL, **changes), VOCABULARY)
+    model = build_model(replace(SMALL, **changes), VOCABULARY)
     return model, drawn_params(model, SOURCE, TARGET)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch
-from transformer_jax.model.transformer import Transformer
+from transformer_jax.model.transformer import EncoderDecoder
 from transformer_jax.training import loop
 from transformer_jax.training.sharding import DataParallel, PmapDataParallel
 from transformer_jax.training.step import TrainState, TrainStep
@@ -42,7 +42,7 @@ def share_compiled_steps() -> Iterator[None]:
     steps: dict[object, TrainStep] = {}
     programs: dict[object, jax.stages.Compiled] = {}
 
-    def make_shared_step(model: Transformer, config: TrainConfig) -> TrainStep:
+    def make_shared_step(model: EncoderDecoder, config: TrainConfig) -> TrainStep:
         config = dataclasses.replace(config, **UNRELATED)
         return steps.setdefault((model, config), make_train_step(model, config))
 

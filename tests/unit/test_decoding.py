@@ -1,4 +1,4 @@
-"""Test cached decoding against `Transformer.decode` for every variant of the model."""
+"""Test cached decoding against the forward pass, for every architecture and variant."""
 
 import functools
 from dataclasses import replace
@@ -15,17 +15,16 @@ from oracles import SMALL, BeamSlots, apply, drawn_params, floats, normal
 from test_layers import causal, is_source_token
 from test_variants import VARIANTS, cases
 
+from transformer_jax.architectures.build import decode_step, init_decoding
 from transformer_jax.inference.search import Translations, beam_search
 from transformer_jax.model.decoding import (
     CacheView,
     KeyValueCache,
     decode_layer,
-    decode_step,
     from_cache_layout,
-    init_decoding,
     project,
 )
-from transformer_jax.model.transformer import Transformer, shift_right, source_mask
+from transformer_jax.model.transformer import EncoderDecoder, shift_right, source_mask
 from transformer_jax.special_tokens import BOS, EOS
 
 HYPOTHESES, LENGTH, ROOM = 3, 6, 8
@@ -69,7 +68,7 @@ class TokensSoFar(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def search(model: Transformer, has_cache: bool, params: dict[str, Any]) -> Translations:
+def search(model: EncoderDecoder, has_cache: bool, params: dict[str, Any]) -> Translations:
     """Translate using either cached decoding steps or a full forward pass for each token."""
     source = jnp.repeat(SOURCE, HYPOTHESES, axis=0)
     state: Any = TokensSoFar(jnp.zeros((len(SOURCE), HYPOTHESES, ROOM), jnp.int32))

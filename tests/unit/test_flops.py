@@ -1,5 +1,6 @@
 """Test that a step's FLOPs count its matrix products but not padding."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -8,10 +9,10 @@ import numpy as np
 import pytest
 from small import SMALL
 
+from transformer_jax.architectures.build import build_model
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
 from transformer_jax.data.prepare import prepare
-from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
 from transformer_jax.training.flops import (
     flops_of_lengths,
@@ -29,24 +30,30 @@ from transformer_jax.training.flops import (
         {"attention_score": "additive"},
         {"positions": "relative", "max_relative_position": 3},
         {"positions": "rotary", "layer_norm": "pre", "tie_embeddings": "none"},
+        {"architecture": "rnn", "rnn_input_feeding": True},
+        {"architecture": "rnn", "rnn_cell": "gru", "attention_score": "general"},
+        {"architecture": "rnn", "attention_score": "none"},
+        {"architecture": "conv"},
     ],
     ids=str,
 )
 def test_flops_of_a_step_are_three_times_those_of_the_forward_matrix_products(
     changes: dict[str, Any],
 ) -> None:
-    model = SMALL.change(model={"d_k": 4, "d_v": 6, "num_layers": 2, **changes}).model
-    transformer = build_transformer(model, 30)
+    model = replace(SMALL.model, d_k=4, d_v=6, num_layers=2, **changes)
+    transformer = build_model(model, 30)
     source, target = jnp.full((5, 7), 4), jnp.full((5, 3), 4)
 
     def forward(params: Any) -> Any:
         return transformer.apply({"params": params}, source, target)
 
     flops = 0
-    for product in matrix_products(jax.make_jaxpr(forward)(abstract_params(transformer)).jaxpr):
+    for product, count in matrix_products(
+        jax.make_jaxpr(forward)(abstract_params(transformer)).jaxpr
+    ):
         (contracted, _), _ = product.params["dimension_numbers"]
         left, out = product.invars[0].aval.shape, product.outvars[0].aval.shape
-        flops += 2 * int(np.prod(out)) * int(np.prod([left[axis] for axis in contracted]))
+        flops += count * 2 * int(np.prod(out)) * int(np.prod([left[axis] for axis in contracted]))
     if model.attention_score == "additive":
         # In the additive score, the product with v is not a matrix product, so add its FLOPs
         # separately: 2 layers, 2 heads, d_k = 4, 5 rows, and the query-key pairs of all three
@@ -55,16 +62,18 @@ def test_flops_of_a_step_are_three_times_those_of_the_forward_matrix_products(
     assert step_flops(model, 30, Batch(np.asarray(source), np.asarray(target))) == 3 * flops
 
 
-def matrix_products(jaxpr: Any) -> list[Any]:
-    """Return all matrix products in a traced function, including those in nested functions."""
-    products: list[Any] = []
+def matrix_products(jaxpr: Any) -> list[tuple[Any, int]]:
+    """Return all matrix products in a traced function, and how often each is computed."""
+    products: list[tuple[Any, int]] = []
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
-            products.append(equation)
+            products.append((equation, 1))
+        # A scan over the positions repeats its products.
+        repetitions = equation.params.get("length", 1)
         for value in equation.params.values():
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
-                products += matrix_products(inner)
+                products += [(x, count * repetitions) for x, count in matrix_products(inner)]
     return products
 
 

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
 from transformer_jax.config import sections as config_module
+from transformer_jax.config.architectures import USED_BY
 from transformer_jax.config.loading import load_rows, shipped_configs
+from transformer_jax.config.sections import ADDED_POSITIONS
 from transformer_jax.errors import ConfigError
 
 SECTIONS = (ModelConfig, DataConfig, TrainConfig, DecodeConfig)
@@ -48,6 +50,7 @@ RANGES: dict[str, Range] = {
     "position_buckets": (4, 64, (3, 65)),
     "max_positions": WIDTH,
     "attention_window": WIDTH,
+    "conv_kernel_width": (1, 1000, (0, -1, 1001)),
     "max_length": (1, 10**6, (0, -1)),
     "num_pairs": (1, 500_000, (0, -1, 500_001)),
     "max_numbers_per_line": (1, 25, (0, -1, 301)),
@@ -113,6 +116,15 @@ def configs(draw: st.DrawFn) -> Config:
     for kind, key in FIELDS:
         drawn[kind][key] = draw(values((kind, key)))
     model, data, train, decode = (drawn[kind] for kind in SECTIONS)
+    for key, architectures in USED_BY.items():
+        if model["architecture"] not in architectures:
+            model[key] = getattr(ModelConfig(), key)
+    if model["architecture"] == "conv" and model["positions"] not in ADDED_POSITIONS:
+        model["positions"] = "none"
+    if model["attention_score"] == "none":
+        model["rnn_input_feeding"] = False
+        if model["architecture"] != "rnn":
+            model["attention_score"] = "general"
     for key in ("d_model", "d_k", "position_buckets"):
         model[key] += model[key] % 2
     if model["dtype"] == "float64":
@@ -264,6 +276,25 @@ CONTRADICTIONS: list[tuple[dict[str, dict[str, Any]], str, str]] = [
         "model.attention_implementation",
         "'blockwise'",
     ),
+    ({"model": {"architecture": "rnn", "d_ff": 512}}, "model.d_ff", "512"),
+    ({"model": {"architecture": "rnn", "positions": "none"}}, "model.positions", "'none'"),
+    ({"model": {"architecture": "rnn", "d_model": 513}}, "model.d_model", "513"),
+    ({"model": {"architecture": "conv", "positions": "alibi"}}, "model.positions", "'alibi'"),
+    ({"model": {"architecture": "conv", "num_heads": 4}}, "model.num_heads", "4"),
+    ({"model": {"rnn_cell": "gru"}}, "model.rnn_cell", "'gru'"),
+    ({"model": {"conv_kernel_width": 5}}, "model.conv_kernel_width", "5"),
+    ({"model": {"attention_score": "none"}}, "model.attention_score", "'none'"),
+    (
+        {
+            "model": {
+                "architecture": "rnn",
+                "attention_score": "none",
+                "rnn_input_feeding": True,
+            }
+        },
+        "model.rnn_input_feeding",
+        "True",
+    ),
     ({"model": {"dropout": 1.0}}, "model.dropout", "1.0"),
     ({"data": {"max_length": 257}}, "data.max_length", "257"),
     ({"model": {"max_length": 255}}, "data.max_length", "256"),
@@ -347,6 +378,8 @@ VALID_COMBINATIONS: list[dict[str, dict[str, Any]]] = [
     {"data": {"num_pairs": 166_666, "max_numbers_per_line": 3, "max_digits": 6}},
     {"decode": {"average_checkpoints": 20}},
     {"model": {"dropout": 0.0}},
+    {"model": {"architecture": "rnn", "attention_score": "none", "rnn_cell": "gru"}},
+    {"model": {"architecture": "conv", "positions": "learned", "conv_kernel_width": 4}},
 ]
 
 

@@ -29,10 +29,20 @@ VARIANTS: list[dict[str, Any]] = [
     {"positions": "learned", "max_positions": 4, "out_of_range_positions": "clamp"},
     {"attention_implementation": "blockwise"},
     {"attention_window": 2, "attention_score": "general", **ODD_HEADS},
+    {"architecture": "rnn", "attention_score": "none", "rnn_cell": "gru"},
+    {"architecture": "rnn", "attention_score": "general", "tie_embeddings": "none"},
+    {
+        "architecture": "rnn",
+        "attention_score": "additive",
+        "rnn_input_feeding": True,
+        "num_layers": 2,
+    },
+    {"architecture": "conv", "attention_score": "additive", "num_layers": 2},
+    {"architecture": "conv", "conv_kernel_width": 4, "positions": "learned"},
 ]
 
 # Other unit tests cover what distinguishes these variants, so they are marked as slow here.
-SLOW = [VARIANTS[0], *VARIANTS[8:10]]
+SLOW = [VARIANTS[0], *VARIANTS[8:10], VARIANTS[13], VARIANTS[16]]
 
 
 def cases(variants: list[dict[str, Any]], slow: Iterable[dict[str, Any]] = SLOW) -> list[Any]:

@@ -34,13 +34,13 @@ class Params(FileCommand):
 
     def run(self, rows: dict[str, Row]) -> None:
         """Print the parameter counts."""
-        from transformer_jax.model.build import build_transformer
+        from transformer_jax.architectures.build import build_model
         from transformer_jax.model.inspect import parameter_counts
 
         counts: dict[str, dict[str, int]] = {}
         for name, row in rows.items():
             data = row.config.data
-            model = build_transformer(row.config.model, data.vocab_size, data.source_vocab_size)
+            model = build_model(row.config.model, data.vocab_size, data.source_vocab_size)
             counts[name] = parameter_counts(model)
         first = next(iter(counts.values()))
         if self.json:

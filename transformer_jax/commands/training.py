@@ -212,12 +212,12 @@ class Reproduce(PathCommand):
 
 def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
     """Print the digests of the checkpoints that both runs have, and check that they are equal."""
+    from transformer_jax.architectures.build import build_model
     from transformer_jax.inference.trained_run import read_params
-    from transformer_jax.model.build import build_transformer
     from transformer_jax.model.inspect import digest_params
     from transformer_jax.runs.checkpoint_manager import CheckpointManager
 
-    model = build_transformer(original.config.model, **original.vocabulary.sizes)
+    model = build_model(original.config.model, **original.vocabulary.sizes)
     with (
         CheckpointManager(original.checkpoints, original.identity) as old,
         CheckpointManager(copy.checkpoints, copy.identity) as new,

@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from transformer_jax.architectures.build import build_model
 from transformer_jax.compilation.hlo import Collectives, read_collectives
 from transformer_jax.compilation.targets import Target
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Bucket
 from transformer_jax.errors import Setting, UsageError, is_out_of_memory
-from transformer_jax.model.build import build_transformer
 from transformer_jax.training.flops import flops_of_lengths
 from transformer_jax.training.sharding import SHARDINGS, DataParallel
 from transformer_jax.training.step import TrainState, init_state, make_train_step
@@ -96,7 +96,7 @@ def compile_step(
         UsageError: the config needs cuDNN, and JAX cannot find it.
     """
     data = config.data
-    model = build_transformer(config.model, data.vocab_size, data.source_vocab_size)
+    model = build_model(config.model, data.vocab_size, data.source_vocab_size)
     sharding = SHARDINGS[config.train.parallelism](devices)
     state = jax.eval_shape(lambda: init_state(model, config.train))
     batch = sharding.abstract_batch(bucket)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from transformer_jax.config.architectures import check_architecture
 from transformer_jax.config.sections import (
     MAX_EXTRA_LENGTH,
     DataConfig,
@@ -40,6 +41,7 @@ class Config:
         model, data, decode = self.model, self.data, self.decode
         rule = "float32 or bfloat16 (float64 is for verification in Python)"
         model.require("dtype", model.dtype != "float64", rule)
+        check_architecture(model)
         rule = f"at most model.max_length ({model.max_length})"
         data.require("max_length", data.max_length <= model.max_length, rule)
         keep = self.train.keep_checkpoints
@@ -118,7 +120,7 @@ class Config:
         return [
             f"note: num_heads x {key} is {model.num_heads * width}, not d_model ({model.d_model})"
             for key, width in (("d_k", model.d_k), ("d_v", model.d_v))
-            if model.num_heads * width != model.d_model
+            if model.architecture == "transformer" and model.num_heads * width != model.d_model
         ]
 
     def describe_warmup(self) -> str | None:

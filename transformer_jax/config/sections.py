@@ -31,6 +31,10 @@ DOT_PRODUCTS = ("scaled_dot_product", "dot_product")
 class ModelConfig(ConfigSection):
     """The architecture (section 3)."""
 
+    architecture: Literal["transformer", "rnn", "conv"] = "transformer"
+    """The encoder and the decoder. rnn and conv, which differ from the paper,
+    are what it replaced: recurrent layers (Bahdanau et al., Luong et al.)
+    and gated convolutions (Gehring et al.)."""
     num_layers: Annotated[int, between(1, 1000)] = 6
     """Number of layers in the encoder and in the decoder: the paper's N."""
     d_model: Annotated[int, between(1, 1_000_000)] = 512
@@ -70,13 +74,13 @@ class ModelConfig(ConfigSection):
     position_buckets: Annotated[int, between(4, 64)] = 32
     """With t5 positions: the number of groups of distances, each with a
     learned bias per head."""
-    attention_score: Literal["scaled_dot_product", "dot_product", "general", "additive"] = (
+    attention_score: Literal["scaled_dot_product", "dot_product", "general", "additive", "none"] = (
         "scaled_dot_product"
     )
     """How queries are compared with keys (section 3.2.1). All but
     scaled_dot_product differ from the paper: dot_product is unscaled;
     general is q^T W k (Luong et al.); additive is v^T tanh(q + k)
-    (Bahdanau et al.)."""
+    (Bahdanau et al.); none, for the rnn, does not attend."""
     attention_implementation: Literal["full", "blockwise", "cudnn"] = "full"
     """How attention is computed. full stores all weights at once. blockwise
     uses less memory. For sequences of 1,000 tokens or more, it is faster on
@@ -117,6 +121,12 @@ class ModelConfig(ConfigSection):
     float64 is only for verification in Python, within jax.enable_x64(True)."""
     remat: bool = False
     """Recompute each layer's activations in the backward pass: slower, but uses less memory."""
+    rnn_cell: Literal["lstm", "gru"] = "lstm"
+    """With the architecture rnn: the recurrent cell."""
+    rnn_input_feeding: bool = False
+    """With the architecture rnn: the decoder also reads its previous output (Luong et al.)."""
+    conv_kernel_width: Annotated[int, between(1, 1000)] = 3
+    """With the architecture conv: the number of positions that a convolution reads."""
 
     name = "model"
 
@@ -134,6 +144,10 @@ class ModelConfig(ConfigSection):
         if self.positions == "t5":
             rule = f"even {positions} (half for keys after the query)"
             self.require("position_buckets", self.position_buckets % 2 == 0, rule)
+        is_possible = self.attention_score != "none" or self.architecture == "rnn"
+        self.require("attention_score", is_possible, "a score, except with model.architecture rnn")
+        if self.architecture == "rnn":
+            self.require("d_model", is_even, "even with model.architecture rnn (two directions)")
         self._check_attention_implementation()
         if self.positions in ("rotary", "relative"):
             rule = f"{' or '.join(DOT_PRODUCTS)} {positions} (their definition uses it)"

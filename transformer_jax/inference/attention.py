@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from transformer_jax.errors import DataError
+from transformer_jax.architectures.build import attention_weights
+from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.translate import Translator, padded_length
-from transformer_jax.model.inspect import attention_weights
 from transformer_jax.model.transformer import Params
 from transformer_jax.visualization.attention_html import AttentionPage, render_page
 from transformer_jax.visualization.attention_maps import AttentionMap
@@ -28,6 +28,8 @@ _jitted_weights = jax.jit(attention_weights, static_argnums=0)
 @dataclass(frozen=True, eq=False, repr=False)
 class Attention:
     """The attention weights and the tokens of a source sentence and its translation.
+
+    The architectures rnn and conv have no self-attention: `encoder` and `decoder` have no layers.
 
     Indices of layers, heads, and positions work as in Python: they start at 0, and negative indices
     count from the end. Pictures number layers and heads from 1, as the paper does, so `layer=4`
@@ -65,7 +67,7 @@ class Attention:
         source, inputs = self.source_tokens, self.decoder_input_tokens
         encoder, decoder = ("encoder self-attention", "decoder self-attention")
         predicted, read = ("predicted token", "decoder input token")
-        return {
+        maps = {
             "encoder": AttentionMap(
                 encoder, self.encoder, source, source, "source token", "source token"
             ),
@@ -79,6 +81,7 @@ class Attention:
                 "source token",
             ),
         }
+        return {kind: of_kind for kind, of_kind in maps.items() if of_kind.num_layers}
 
     def show(self, **selection: Any) -> AttentionPage:
         """Return an interactive page that a notebook displays.
@@ -128,7 +131,10 @@ def compute_attention(
 
     Raises:
         DataError: a sentence is blank or too long for the model.
+        UsageError: the model does not attend to the source.
     """
+    if translator.model.config.attention_score == "none":
+        raise UsageError("this model has no attention: its model.attention_score is none")
     [source_ids] = translator.encode([source], truncate=truncate)
     if not source_ids:
         raise DataError("the source sentence is blank: attention needs at least one token")
@@ -164,5 +170,7 @@ def _compute_weights(
     lengths["cross"] = (len(target), len(source))
     return {
         kind: np.asarray(weights[kind][:, 0, :, :queries, :keys], np.float32)
+        if kind in weights
+        else np.zeros((0, 1, queries, keys), np.float32)
         for kind, (queries, keys) in lengths.items()
     }

@@ -15,7 +15,7 @@ CARD = """---
 
 # {name}
 
-A Transformer ("Attention Is All You Need") that translates {direction}. It has {parameters:,}
+{architecture} that translates {direction}. It has {parameters:,}
 parameters, stored in {dtype}. Computations use float32.
 
 ## How to load it
@@ -56,6 +56,13 @@ class StoredScores(NamedTuple):
     row: str
     signatures: dict[str, str]
     """The sacreBLEU signature of each metric."""
+
+
+ARCHITECTURES = {
+    "transformer": 'A Transformer ("Attention Is All You Need")',
+    "rnn": "A recurrent encoder-decoder",
+    "conv": "A convolutional encoder-decoder",
+}
 
 
 def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
@@ -129,6 +136,7 @@ def write_card(
     return CARD.format(
         front_matter=front_matter,
         name=name,
+        architecture=ARCHITECTURES[config.model.architecture],
         path=json.dumps(name, ensure_ascii=False),
         command=shell_command("translate", name),
         direction=f"from {languages[0]} to {languages[1]}" if languages else "text",

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from transformer_jax.data.batches import Batch, Batches, Ragged
 from transformer_jax.model.losses import Loss, cross_entropy
-from transformer_jax.model.transformer import Params, Transformer
+from transformer_jax.model.transformer import EncoderDecoder, Params
 
 # The number of tokens in a batch, including padding.
 SCORING_TOKENS = 4096
@@ -30,7 +30,7 @@ class SentenceScore(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def _losses(params: Params, batch: Batch, *, model: Transformer) -> Loss:
+def _losses(params: Params, batch: Batch, *, model: EncoderDecoder) -> Loss:
     """Return the loss of each sentence in a batch."""
     logits: Any = model.apply({"params": params}, *batch)
     sentence_loss = functools.partial(cross_entropy, smoothing=0.0)
@@ -38,7 +38,7 @@ def _losses(params: Params, batch: Batch, *, model: Transformer) -> Loss:
 
 
 def score_sentences(
-    model: Transformer, params: Params, source: Ragged, target: Ragged
+    model: EncoderDecoder, params: Params, source: Ragged, target: Ragged
 ) -> list[SentenceScore]:
     """Return the scores of all pairs, in order."""
     batches = Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
@@ -54,7 +54,7 @@ def score_sentences(
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def _token_losses(params: Params, batch: Batch, *, model: Transformer) -> Float[Array, "B T"]:
+def _token_losses(params: Params, batch: Batch, *, model: EncoderDecoder) -> Float[Array, "B T"]:
     """Return the negative log-likelihood of each target token, and 0 for padding."""
     logits: Any = model.apply({"params": params}, *batch)
     token_loss = functools.partial(cross_entropy, smoothing=0.0)
@@ -63,7 +63,7 @@ def _token_losses(params: Params, batch: Batch, *, model: Transformer) -> Float[
 
 
 def score_tokens(
-    model: Transformer, params: Params, source: Ragged, target: Ragged
+    model: EncoderDecoder, params: Params, source: Ragged, target: Ragged
 ) -> list[Float[np.ndarray, " _"]]:
     """Return the negative log-likelihood of each target token in nats, in the order of the pairs.
 

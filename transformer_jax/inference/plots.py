@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from transformer_jax.config.architectures import uses
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
@@ -41,6 +42,11 @@ def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 
         UsageError: the run has no position table, or `num_positions` or `offset` is out of range.
     """
     config = run.config.model
+    if not uses(config, "positions"):
+        raise UsageError(
+            f"{run.folder.path} has no positional encodings: its model.architecture is "
+            f"{config.architecture}, which reads one token after another"
+        )
     if config.positions in ("none", "alibi", "rotary", "relative", "t5"):
         where = "does not encode positions" if config.positions == "none" else "has no table"
         reason = "" if config.positions == "none" else ", because they act within self-attention"

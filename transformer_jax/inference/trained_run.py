@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.architectures.build import build_model
 from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
@@ -18,9 +19,8 @@ from transformer_jax.inference.attention import Attention, compute_attention
 from transformer_jax.inference.history import MetricsTable, metrics_table, plot_metrics
 from transformer_jax.inference.summary import summarize
 from transformer_jax.inference.translate import Hypothesis, Translator
-from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
-from transformer_jax.model.transformer import Params, Transformer
+from transformer_jax.model.transformer import EncoderDecoder, Params
 from transformer_jax.runs.array_store import PyTree, on_device
 from transformer_jax.runs.checkpoint_averaging import (
     average_last_params,
@@ -90,9 +90,9 @@ class Run:
         return plot_metrics({self.folder.path.resolve().name: [self.metrics]}, *names)
 
     @functools.cached_property
-    def model(self) -> Transformer:
+    def model(self) -> EncoderDecoder:
         """The architecture, as a Flax module."""
-        return build_transformer(self.config.model, **self.vocabulary.sizes)
+        return build_model(self.config.model, **self.vocabulary.sizes)
 
     @functools.cached_property
     def _translators(self) -> dict[DecodeConfig, Translator]:
@@ -177,7 +177,7 @@ def load(
     folder = RunDirectory.open(Path(path))
     if folder.package is not None:
         return _load_package(folder, folder.package, average_checkpoints, step)
-    model = build_transformer(folder.config.model, **folder.vocabulary.sizes)
+    model = build_model(folder.config.model, **folder.vocabulary.sizes)
 
     def read() -> Run:
         with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
@@ -220,7 +220,7 @@ def _load_package(
     if average_checkpoints not in (None, 1, len(steps)) or step not in (None, steps[-1]):
         mean = f"the mean of steps {', '.join(map(str, steps))}" if len(steps) > 1 else "one step"
         raise UsageError(f"{folder.path} is a package: its only parameters are {mean}")
-    model = build_transformer(folder.config.model, **folder.vocabulary.sizes)
+    model = build_model(folder.config.model, **folder.vocabulary.sizes)
     stored = jax.tree.map(lambda x: x.update(dtype=package.dtype), _restore_target(model))
     with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
         params = checkpoints.restore(steps[-1], {"params": stored})["params"]
@@ -239,14 +239,14 @@ def load_averages(
     """
     if not counts:
         return
-    model = build_transformer(folder.config.model, **folder.vocabulary.sizes)
+    model = build_model(folder.config.model, **folder.vocabulary.sizes)
     with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
         means = average_last_params(checkpoints, steps, _restore_target(model), counts)
         for count, params in zip(sorted(counts), means, strict=True):
             yield Run(folder, params, tuple(steps[-count:]))
 
 
-def read_params(folder: RunDirectory, model: Transformer, steps: Sequence[int]) -> Params:
+def read_params(folder: RunDirectory, model: EncoderDecoder, steps: Sequence[int]) -> Params:
     """Return the mean parameters of these checkpoints, on JAX's default device.
 
     Raises:
@@ -256,6 +256,6 @@ def read_params(folder: RunDirectory, model: Transformer, steps: Sequence[int]) 
         return average_params(checkpoints, steps, _restore_target(model))
 
 
-def _restore_target(model: Transformer) -> PyTree:
+def _restore_target(model: EncoderDecoder) -> PyTree:
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return on_device(abstract_params(model), device)

@@ -13,12 +13,12 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from transformer_jax.architectures.build import decode_step, init_decoding
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import DataError, OutOfMemoryError, Setting, is_out_of_memory
 from transformer_jax.inference.search import NEG_INF, Translations, beam_search, greedy_search
-from transformer_jax.model.decoding import decode_step, init_decoding
-from transformer_jax.model.transformer import Params, Transformer
+from transformer_jax.model.transformer import EncoderDecoder, Params
 from transformer_jax.special_tokens import BOS, EOS, PAD
 
 # The number of sentences in a batch.
@@ -42,7 +42,7 @@ def padded_length(length: int, longest: int | None) -> int:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def search(
-    model: Transformer,
+    model: EncoderDecoder,
     config: DecodeConfig,
     num_best: int,
     params: Params,
@@ -74,7 +74,7 @@ def search(
 class Translator:
     """Translates with one model and one decode config; compiles the search for each width once."""
 
-    def __init__(self, model: Transformer, vocabulary: Vocabulary, config: DecodeConfig) -> None:
+    def __init__(self, model: EncoderDecoder, vocabulary: Vocabulary, config: DecodeConfig) -> None:
         self.model, self.vocabulary, self.config = model, vocabulary, config
         self.longest_source, self.longest_target = model.config.max_lengths
 

@@ -22,6 +22,7 @@ def check_ctranslate2(config: Config) -> None:
     """Raise a UsageError that names the field if CTranslate2 cannot compute the model."""
     model = config.model
     expressible: dict[str, tuple[object, ...]] = {
+        "architecture": ("transformer",),
         "positions": ("sinusoidal", "concatenated_sinusoidal", "learned", "none"),
         "attention_score": ("scaled_dot_product", "dot_product"),
         "attention_window": (None,),
@@ -42,6 +43,7 @@ def check_marian(config: Config) -> None:
     ratio = model.d_model / model.num_heads
     width = int(ratio) if ratio.is_integer() else ratio
     required = {
+        "model.architecture": (model.architecture, "transformer"),
         "model.positions": (model.positions, "sinusoidal"),
         "model.attention_score": (model.attention_score, "scaled_dot_product"),
         "model.attention_window": (model.attention_window, None),

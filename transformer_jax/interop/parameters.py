@@ -17,7 +17,7 @@ from jaxtyping import Float
 from transformer_jax.errors import StorageError
 from transformer_jax.interop.optional import import_optional
 from transformer_jax.model.inspect import abstract_params
-from transformer_jax.model.transformer import Params, Transformer
+from transformer_jax.model.transformer import EncoderDecoder, Params
 
 Arrays = dict[str, np.ndarray]
 """Arrays, keyed by flat name."""
@@ -44,7 +44,7 @@ def unflatten_params(arrays: Mapping[str, np.ndarray]) -> Params:
     return dict(unflatten_dict(dict(arrays), sep="."))
 
 
-def expected_shapes(model: Transformer) -> Shapes:
+def expected_shapes(model: EncoderDecoder) -> Shapes:
     """Return the shapes of a model's parameters, keyed by flat name."""
     return {name: x.shape for name, x in _leaves_by_name(abstract_params(model)).items()}
 

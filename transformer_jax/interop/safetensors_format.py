@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.architectures.build import build_model
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.inference.packaging import without_folders
 from transformer_jax.inference.trained_run import Run
@@ -22,7 +23,6 @@ from transformer_jax.interop.parameters import (
     read_arrays,
     unflatten_params,
 )
-from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import digest_params
 from transformer_jax.runs.run_directory import Package, RunDirectory
 
@@ -63,7 +63,7 @@ def read_safetensors(path: Path) -> Run:
     folder, weights = RunDirectory.open(path), path / WEIGHTS
     if folder.package is None or not weights.is_file():
         raise UsageError(f"{path} is not an exported model: it has no {WEIGHTS}")
-    model = build_transformer(folder.config.model, **folder.vocabulary.sizes)
+    model = build_model(folder.config.model, **folder.vocabulary.sizes)
     arrays, metadata = read_arrays(weights, expected_shapes(model))
     params = unflatten_params(arrays)
     if metadata.get("sha256") != digest_params(params):

@@ -16,12 +16,12 @@ import jax
 import numpy as np
 import sentencepiece
 
+from transformer_jax.architectures.build import build_model
 from transformer_jax.data.corpora import CORPORA
 from transformer_jax.errors import TransformerJaxError
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.inference.translate import Translator, search
 from transformer_jax.interop.optional import import_optional
-from transformer_jax.model.build import build_transformer
 from transformer_jax.special_tokens import BOS, EOS, UNKNOWN
 
 NUM_SENTENCES = 20
@@ -118,7 +118,7 @@ def sample_lines(run: Run, count: int = NUM_SENTENCES) -> list[str]:
 def translate_greedily(run: Run, lines: Sequence[str]) -> list[Translation]:
     """Translate lines that are not blank with this package, in float32."""
     config = replace(run.config.model, dtype="float32", attention_implementation="full")
-    model = build_transformer(config, **run.vocabulary.sizes)
+    model = build_model(config, **run.vocabulary.sizes)
     decode = replace(run.config.decode, beam_size=1)
     translator = Translator(model, run.vocabulary, decode)
     sources = translator.encode(lines, truncate=True)

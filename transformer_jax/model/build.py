@@ -64,6 +64,12 @@ def choose_components(config: ModelConfig) -> Components:
     )
 
 
+def check_dtype(config: ModelConfig) -> None:
+    """Raise a ConfigError if JAX's 64-bit types are disabled and the config needs them."""
+    is_possible = config.dtype != "float64" or jnp.result_type(float) == "float64"
+    config.require("dtype", is_possible, "float32 or bfloat16 outside of `jax.enable_x64(True)`")
+
+
 def build_transformer(
     config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None
 ) -> Transformer:
@@ -75,6 +81,6 @@ def build_transformer(
     Raises:
         ConfigError: the dtype is float64, but JAX's 64-bit types are disabled.
     """
-    is_possible = config.dtype != "float64" or jnp.result_type(float) == "float64"
-    config.require("dtype", is_possible, "float32 or bfloat16 outside of `jax.enable_x64(True)`")
-    return Transformer(config, choose_components(config), vocab_size, source_vocab_size)
+    check_dtype(config)
+    components = choose_components(config)
+    return Transformer(config, vocab_size, source_vocab_size, components=components)

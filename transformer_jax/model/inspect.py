@@ -16,21 +16,27 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.model.build import build_transformer
-from transformer_jax.model.transformer import Params, Transformer, init_params, make_rng
+from transformer_jax.model.transformer import (
+    EncoderDecoder,
+    Params,
+    Transformer,
+    init_params,
+    make_rng,
+)
 
 
-def abstract_params(model: Transformer) -> Params:
+def abstract_params(model: EncoderDecoder) -> Params:
     """Return the shapes and dtypes of the parameters, without allocating them."""
     return jax.eval_shape(_init_params, model)
 
 
 # `jit` caches the trace, so each model is traced only once.
 @functools.partial(jax.jit, static_argnums=0)
-def _init_params(model: Transformer) -> Params:
+def _init_params(model: EncoderDecoder) -> Params:
     return init_params(model, jax.random.key(0))
 
 
-def parameter_counts(model: Transformer) -> dict[str, int]:
+def parameter_counts(model: EncoderDecoder) -> dict[str, int]:
     """Return the number of parameters in each kind of module (summed over layers) and in total."""
     counts: Counter[str] = Counter()
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_params(model)):
@@ -52,7 +58,7 @@ def digest_params(params: Params) -> str:
 
 
 def position_table(
-    model: Transformer, params: Params, num_positions: int
+    model: EncoderDecoder, params: Params, num_positions: int
 ) -> Float[Array, "num_positions d_model"]:
     """Return the vector that the encoder adds to the embeddings at each position (section 3.5).
 
@@ -60,14 +66,14 @@ def position_table(
     """
     zeros = jnp.zeros((1, num_positions, model.config.d_model))
 
-    def add(module: Transformer) -> Float[Array, "1 num_positions d_model"]:
+    def add(module: Any) -> Float[Array, "1 num_positions d_model"]:
         return module.source_positions(zeros, jnp.arange(num_positions))
 
     return jnp.asarray(model.apply({"params": params}, method=add))[0]
 
 
 def initial_position_table(
-    model: Transformer, seed: int, num_positions: int
+    model: EncoderDecoder, seed: int, num_positions: int
 ) -> Float[Array, "num_positions d_model"]:
     """Return the initial `position_table` of a run with this seed."""
 

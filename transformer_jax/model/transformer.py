@@ -1,4 +1,4 @@
-"""The Transformer: an encoder and a decoder (section 3.1).
+"""The Transformer: an encoder and a decoder (sections 3 and 3.1).
 
 Shapes: B batch, S source positions, T target positions, D d_model, N vocab_size. Tokens are
 integers. Padding is 0 and occurs only after the end of a sentence.
@@ -38,30 +38,69 @@ def shift_right(target: Int[Array, "B T"]) -> Int[Array, "B T"]:
     return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
 
 
-class Transformer(nn.Module):
-    """The complete model (figure 1). `build_transformer` creates it from a config."""
+class EncoderDecoder(nn.Module):
+    """The structure of section 3: an encoder maps the source to a memory, and a decoder reads it.
+
+    Subclasses define `encode` and `decode`.
+    """
 
     config: ModelConfig
-    components: Components
     vocab_size: int
     """The size of the shared vocabulary, or of the target vocabulary if there are two."""
     source_vocab_size: int | None = None
     """The size of a separate source vocabulary. Differs from the paper when set."""
 
     def setup(self) -> None:
-        """Create the embeddings and both stacks of layers."""
-        c, components = self.config, self.components
-        encoder_layer, decoder_layer = EncoderLayer, DecoderLayer
-        if c.remat:
-            # Argument 0 is the module itself; `train` is a Python bool and must be static.
-            encoder_layer = nn.remat(EncoderLayer, static_argnums=(3,))
-            decoder_layer = nn.remat(DecoderLayer, static_argnums=(5,))
+        """Create the embeddings (section 3.4)."""
+        c = self.config
         self.embedding = SharedEmbedding(c, self.vocab_size)
         self.source_embedding = self.output_embedding = self.embedding
         if c.tie_embeddings != "all" or self.source_vocab_size is not None:
             self.source_embedding = SharedEmbedding(c, self.source_vocab_size or self.vocab_size)
         if c.tie_embeddings == "none":
             self.output_embedding = SharedEmbedding(c, self.vocab_size)
+
+    def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> Any:
+        """Return the memory, of any type."""
+        raise NotImplementedError
+
+    def decode(
+        self,
+        decoder_input: Int[Array, "B T"],
+        memory: Any,
+        memory_mask: Bool[Array, "B 1 1 S"],
+        *,
+        train: bool = False,
+    ) -> Float[Array, "B T N"]:
+        """Return the logits of the next token at each position."""
+        raise NotImplementedError
+
+    def __call__(
+        self, source: Int[Array, "B S"], target: Int[Array, "B T"], *, train: bool = False
+    ) -> Float[Array, "B T N"]:
+        """Return the logits of each target token, given the source and the tokens before it.
+
+        Each row contains tokens, the end token, and then padding. This method shifts the target, so
+        the labels are the target itself. Training needs `rngs={"dropout": key}`.
+        """
+        memory = self.encode(source, train=train)
+        return self.decode(shift_right(target), memory, source_mask(source), train=train)
+
+
+class Transformer(EncoderDecoder, kw_only=True):
+    """The complete model (figure 1). `build_transformer` creates it from a config."""
+
+    components: Components
+
+    def setup(self) -> None:
+        """Create the embeddings and both stacks of layers."""
+        super().setup()
+        c, components = self.config, self.components
+        encoder_layer, decoder_layer = EncoderLayer, DecoderLayer
+        if c.remat:
+            # Argument 0 is the module itself; `train` is a Python bool and must be static.
+            encoder_layer = nn.remat(EncoderLayer, static_argnums=(3,))
+            decoder_layer = nn.remat(DecoderLayer, static_argnums=(5,))
         self.source_positions, self.target_positions = (
             components.add_positions(c, n) for n in c.max_positions_per_stack
         )
@@ -94,24 +133,13 @@ class Transformer(nn.Module):
             x = layer(x, memory, mask, memory_mask, train)
         return self.output_embedding.logits(self.decoder_norm(x))
 
-    def __call__(
-        self, source: Int[Array, "B S"], target: Int[Array, "B T"], *, train: bool = False
-    ) -> Float[Array, "B T N"]:
-        """Return the logits of each target token, given the source and the tokens before it.
-
-        Each row contains tokens, the end token, and then padding. This method shifts the target, so
-        the labels are the target itself. Training needs `rngs={"dropout": key}`.
-        """
-        memory = self.encode(source, train=train)
-        return self.decode(shift_right(target), memory, source_mask(source), train=train)
-
 
 def make_rng(seed: int | Int[Array, ""]) -> Array:
     """Return a run's random key. The PRNG does not depend on JAX's configuration."""
     return jax.random.key(seed, impl="threefry2x32")
 
 
-def init_params(model: Transformer, rng: Array) -> Params:
+def init_params(model: EncoderDecoder, rng: Array) -> Params:
     """Draw the initial parameters."""
     tokens = jnp.ones((1, 1), jnp.int32)
     return dict(model.init(rng, tokens, tokens)["params"])

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from transformer_jax.architectures.build import build_model
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import ConfigError, TransformerJaxError, UsageError
-from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.runs.metrics_file import read_metrics
 from transformer_jax.runs.run_directory import RunDirectory
@@ -180,7 +180,7 @@ def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -
 
 def _collect_row(name: str, row: Row, base: Row, statuses: Sequence[RunStatus]) -> RowResult:
     config = _config_as_trained(statuses)
-    model = build_transformer(config.model, config.data.vocab_size, config.data.source_vocab_size)
+    model = build_model(config.model, config.data.vocab_size, config.data.source_vocab_size)
     changes = base.config.differences(row.config)
     changes.pop(("train", "seed"), None)
     done = [status for status in statuses if status.status == "done"]

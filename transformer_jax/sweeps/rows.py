@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from transformer_jax.config import Config, Row
+from transformer_jax.config.architectures import uses
 
 Scale = Literal["full", "half", "small", "tiny"]
 # The divisors of the width and of the depth.
@@ -55,7 +56,8 @@ def scale_rows(rows: Mapping[str, Row], scale: Scale) -> dict[str, Row]:
 
     def shrink(row: Row) -> Row:
         model = row.config.to_dict()["model"]
-        smaller = {key: -(-model[key] // width_divisor) for key in WIDTHS}
+        widths = [key for key in WIDTHS if uses(row.config.model, key)]
+        smaller = {key: -(-model[key] // width_divisor) for key in widths}
         smaller["num_layers"] = -(-model["num_layers"] // depth_divisor)
         return dataclasses.replace(row, config=row.config.change(model=smaller))
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import jax
 
+from transformer_jax.architectures.build import build_model
 from transformer_jax.data.batches import Batches
 from transformer_jax.data.encode import ignore_progress
 from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
-from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
-from transformer_jax.model.transformer import Transformer
+from transformer_jax.model.transformer import EncoderDecoder
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.training.flops import flops_of_lengths
 from transformer_jax.training.schedule import Schedule
@@ -26,7 +26,7 @@ class RunComponents:
     folder: RunDirectory
     group: ProcessGroup
     prepared: Prepared
-    model: Transformer
+    model: EncoderDecoder
     batches: Batches
     schedule: Schedule
     sharding: DataParallel
@@ -65,7 +65,7 @@ def build_run_components(
     progress = heartbeat.with_heartbeat(ignore_progress)
     prepared = find_prepared(config.data, folder.vocabulary, folder.fingerprint, progress=progress)
     batches = prepared.batches(config.data.batch_tokens, config.train.seed)
-    model = build_transformer(config.model, **prepared.vocabulary.sizes)
+    model = build_model(config.model, **prepared.vocabulary.sizes)
     schedule = Schedule.from_config(config.train, batches.per_epoch)
     sharding = SHARDINGS[config.train.parallelism]()
     group.barrier()

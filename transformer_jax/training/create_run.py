@@ -5,13 +5,13 @@ from pathlib import Path
 from jax.tree_util import keystr, tree_leaves_with_path
 from rich.console import Console
 
+from transformer_jax.architectures.build import build_model
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.encode import SIDES, Progress, ignore_progress
 from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
 from transformer_jax.model.transformer import Params
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
@@ -50,7 +50,7 @@ def create_run(
             console.print(f"note: data.{field} is {size}, not {requested_size}")
     config = config.change(data=sizes)
     _check_lengths(config.model, prepared)
-    model = build_transformer(config.model, **sizes)
+    model = build_model(config.model, **sizes)
     if other is not None:
         _check_same_shapes(abstract_params(model), other)
 

@@ -10,6 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from transformer_jax.architectures.flops import (
+    convolutional_multiply_adds,
+    recurrent_multiply_adds,
+)
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.batches import Batch
 from transformer_jax.special_tokens import PAD
@@ -50,6 +54,15 @@ def flops_of_lengths(
     it replaces. Operations repeated by `model.remat` count once.
     """
     source, target = source_lengths.astype(float), target_lengths.astype(float)
+    layers = MULTIPLY_ADDS[config.architecture](config, source, target)
+    # Each multiply-add counts as two FLOPs.
+    return float(3 * 2 * (layers + config.d_model * vocab_size * target.sum()))
+
+
+def transformer_multiply_adds(
+    config: ModelConfig, source: Float[np.ndarray, " B"], target: Float[np.ndarray, " B"]
+) -> float:
+    """Return the multiply-adds in the layers of a Transformer, given the sentence lengths."""
     d, heads = config.d_model, config.num_heads
     # Multiply-adds per token. The query and output projections cost as much as the key and value
     # projections.
@@ -66,9 +79,7 @@ def flops_of_lengths(
         vectors = 2 * config.max_relative_position + 1
         attention += heads * config.d_k * vectors * (source + target).sum()
         attention += heads * config.d_v * np.sum(source * source + target * target)
-    forward = config.num_layers * (encoder + decoder + attention) + d * vocab_size * target.sum()
-    # Each multiply-add counts as two FLOPs.
-    return float(3 * 2 * forward)
+    return float(config.num_layers * (encoder + decoder + attention))
 
 
 def _count_pairs(config: ModelConfig, lengths: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
@@ -77,6 +88,13 @@ def _count_pairs(config: ModelConfig, lengths: Float[np.ndarray, " B"]) -> Float
     farthest = lengths - 1
     window = np.minimum(farthest, config.attention_window or farthest)
     return lengths * (2 * window + 1) - window * (window + 1)
+
+
+MULTIPLY_ADDS = {
+    "transformer": transformer_multiply_adds,
+    "rnn": recurrent_multiply_adds,
+    "conv": convolutional_multiply_adds,
+}
 
 
 def train_flops(config: Config) -> float:

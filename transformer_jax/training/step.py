@@ -18,7 +18,7 @@ from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.losses import Loss, cross_entropy, smoothing_over_other_tokens
 from transformer_jax.model.target_platform import target_platform
-from transformer_jax.model.transformer import Params, Transformer, init_params, make_rng
+from transformer_jax.model.transformer import EncoderDecoder, Params, init_params, make_rng
 from transformer_jax.training.optimizer import make_optimizer
 
 Tree = TypeVar("Tree")
@@ -69,13 +69,13 @@ class TrainStep:
         return self.apply_gradients(state, self.compute_gradients(state, batch, jnp.int32(0)))
 
 
-def make_train_step(model: Transformer, config: TrainConfig) -> TrainStep:
+def make_train_step(model: EncoderDecoder, config: TrainConfig) -> TrainStep:
     """Return the step: the gradient of the mean loss per token, then Adam (sections 5.3, 5.4)."""
     optimizer = make_optimizer(config, model.config.d_model)
     return TrainStep(partial(compute_gradients, model, config), partial(apply_gradients, optimizer))
 
 
-def init_state(model: Transformer, config: TrainConfig) -> TrainState:
+def init_state(model: EncoderDecoder, config: TrainConfig) -> TrainState:
     """Return the state before the first step, which depends on the seed."""
     seed = jnp.int32(config.seed)
     params = init_params(model, make_rng(seed))
@@ -86,7 +86,7 @@ def init_state(model: Transformer, config: TrainConfig) -> TrainState:
 
 
 def compute_gradients(
-    model: Transformer, config: TrainConfig, state: TrainState, batch: Batch, shard_index: Array
+    model: EncoderDecoder, config: TrainConfig, state: TrainState, batch: Batch, shard_index: Array
 ) -> GradientSum:
     """Sum gradients and losses over a batch in `gradient_accumulation_steps` micro-batches."""
     # Derive dropout masks from the seed and the step, so that a resumed run draws the same masks.
@@ -109,7 +109,7 @@ def compute_gradients(
 
 
 def _sum_loss(
-    model: Transformer, smoothing: float, params: Params, batch: Batch, rng: Array
+    model: EncoderDecoder, smoothing: float, params: Params, batch: Batch, rng: Array
 ) -> tuple[Float[Array, ""], Loss]:
     """Return the smoothed loss, summed over target tokens, and all loss sums."""
     logits: Any = model.apply({"params": params}, *batch, train=True, rngs={"dropout": rng})

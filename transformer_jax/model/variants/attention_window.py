@@ -3,9 +3,10 @@
 With this restriction, a layer takes O(r n d) operations instead of O(n^2 d), and a path between two
 positions that are n apart takes O(n / r) layers instead of one (Table 1).
 
-Queries are split into n blocks of r. Each block of queries attends to three blocks of keys: the
-same block and its two neighbors. Shapes: B batch, T positions, S keys, D d_model, H heads, K d_k, V
-d_v; n blocks of t queries and s = 3 t keys.
+Queries are split into n blocks of r. A block attends to three blocks of keys: the same block and
+its two neighbors.
+Shapes: B batch, T positions, S keys, D d_model, H heads, K d_k, V d_v; n blocks of t queries and
+s = 3 t keys.
 """
 
 import jax.numpy as jnp

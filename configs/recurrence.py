@@ -1,0 +1,48 @@
+"""What the Transformer replaced: recurrence and convolution at equal parameters (section 4).
+
+    transformer-jax sweep recurrence --seeds 3
+    transformer-jax evaluate sweeps/recurrence/luong/seed-0 --by-length
+
+    transformer-jax sweep recurrence --data-from smoke --train-from smoke
+
+The first two commands need Multi30k, like configs/table3_multi30k.py. The last one is a quick test
+on number words.
+
+All models have two layers in each stack and 0.91 to 0.92 million parameters, which determines their
+widths. none is a recurrent model without attention (Sutskever et al. 2014). bahdanau and luong
+have input feeding. conv is ConvS2S (Gehring et al. 2017).
+
+Differs from the paper: everything that configs/table3_multi30k.py changes. The recurrent models
+clip gradients, as Sutskever et al. and Luong et al. do.
+"""
+
+from configs.table3_multi30k import BASE, WARMUP_STEPS
+from transformer_jax.config import Config, ModelConfig
+from transformer_jax.config.architectures import USED_BY
+
+PEAK = 0.003
+
+
+def with_architecture(architecture: str, d_model: int, **model: object) -> Config:
+    """Return the base config with another architecture of this width, and the same peak rate."""
+    defaults = ModelConfig()
+    unused = {k: getattr(defaults, k) for k, v in USED_BY.items() if architecture not in v}
+    return BASE.change(
+        model={**unused, "architecture": architecture, "d_model": d_model, **model},
+        train={"learning_rate_scale": PEAK * (d_model * WARMUP_STEPS) ** 0.5},
+    )
+
+
+def recurrent(d_model: int, attention_score: str, *, input_feeding: bool = True) -> Config:
+    """Return the config of a recurrent model with clipped gradients."""
+    fields = {"attention_score": attention_score, "rnn_input_feeding": input_feeding}
+    return with_architecture("rnn", d_model, **fields).change(train={"clip_norm": 5.0})
+
+
+SWEEP = {
+    "transformer": BASE,
+    "none": recurrent(148, "none", input_feeding=False),
+    "bahdanau": recurrent(134, "additive"),
+    "luong": recurrent(136, "general"),
+    "conv": with_architecture("conv", 148),
+}

@@ -1,0 +1,39 @@
+"""The attention weights of a forward pass, by kind, for every architecture.
+
+Shapes: B batch, S source positions, T target positions.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.model.transformer import EncoderDecoder, Params
+
+
+def _record(
+    model: EncoderDecoder, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
+) -> Any:
+    """Return the recorded weights by module."""
+    _, variables = model.apply({"params": params}, source, target, mutable=["intermediates"])
+    return variables.get("intermediates", {})
+
+
+def recurrent_weights(
+    model: EncoderDecoder, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
+) -> dict[str, Float[Array, "1 B 1 T S"]]:
+    """Return the "cross" weights of a recurrent decoder; nothing if it does not attend."""
+    if model.config.attention_score == "none":
+        return {}
+    # The scan stacks the weights of single positions, [B, 1, 1, S].
+    weights = _record(model, params, source, target)["decoder"]["attention"]["weights"][0]
+    return {"cross": jnp.moveaxis(weights[:, :, 0, 0], 0, 1)[None, :, None]}
+
+
+def convolutional_weights(
+    model: EncoderDecoder, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
+) -> dict[str, Float[Array, "layers B 1 T S"]]:
+    """Return the "cross" weights of all decoder layers."""
+    layers = _record(model, params, source, target)
+    names = [f"decoder_{i}" for i in range(model.config.num_layers)]
+    return {"cross": jnp.stack([layers[name]["attention"]["weights"][0] for name in names])}

@@ -1,0 +1,107 @@
+"""Build a model, and decode with it, for every `model.architecture`.
+
+Only this file maps names of architectures to functions.
+Shapes: B batch, S source positions, T target positions, J hypotheses per sentence, L maximum length
+of a translation, N vocab_size.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.architectures import attention_weights as weights
+from transformer_jax.architectures import decoding as incremental_decoding
+from transformer_jax.architectures.convolutional import ConvolutionalModel
+from transformer_jax.architectures.recurrent import RecurrentModel
+from transformer_jax.config import ModelConfig
+from transformer_jax.model import decoding, inspect
+from transformer_jax.model.build import build_transformer, check_dtype
+from transformer_jax.model.transformer import EncoderDecoder, Params
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The functions of an architecture. The functions below describe them."""
+
+    build: Callable[..., EncoderDecoder]
+    init_decoding: Callable[..., Any]
+    decode_step: Callable[..., tuple[Array, Any]]
+    attention_weights: Callable[..., dict[str, Array]]
+
+
+ARCHITECTURES = {
+    "transformer": Architecture(
+        build_transformer,
+        decoding.init_decoding,
+        decoding.decode_step,
+        inspect.attention_weights,
+    ),
+    "rnn": Architecture(
+        RecurrentModel,
+        incremental_decoding.init_decoding,
+        incremental_decoding.decode_step,
+        weights.recurrent_weights,
+    ),
+    "conv": Architecture(
+        ConvolutionalModel,
+        incremental_decoding.init_decoding,
+        incremental_decoding.decode_step,
+        weights.convolutional_weights,
+    ),
+}
+
+
+def build_model(
+    config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None
+) -> EncoderDecoder:
+    """Build the model that the config describes. See `EncoderDecoder` for the vocabulary sizes.
+
+    Equal arguments give models that compare equal, so `jax.jit` compiles each function of the
+    model only once.
+
+    Raises:
+        ConfigError: the dtype is float64, but JAX's 64-bit types are disabled.
+    """
+    check_dtype(config)
+    return ARCHITECTURES[config.architecture].build(config, vocab_size, source_vocab_size)
+
+
+def init_decoding(
+    model: EncoderDecoder,
+    params: Params,
+    source: Int[Array, "B S"],
+    *,
+    num_hypotheses: int,
+    max_length: int,
+) -> Any:
+    """Encode the source, and return the state of a search for `max_length` tokens."""
+    start = ARCHITECTURES[model.config.architecture].init_decoding
+    return start(model, params, source, num_hypotheses=num_hypotheses, max_length=max_length)
+
+
+def decode_step(
+    model: EncoderDecoder,
+    params: Params,
+    tokens: Int[Array, "B J"],
+    position: Int[Array, ""],
+    ancestors: Int[Array, "B J L"],
+    state: Any,
+) -> tuple[Float[Array, "B J N"], Any]:
+    """Return the logits that `decode` would return at `position`, and the new state.
+
+    This is a step function of `inference.search`.
+    """
+    step = ARCHITECTURES[model.config.architecture].decode_step
+    return step(model, params, tokens, position, ancestors, state)
+
+
+def attention_weights(
+    model: EncoderDecoder, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
+) -> dict[str, Float[Array, "layers B heads _ _"]]:
+    """Return the attention weights of a forward pass, stacked over layers, by kind.
+
+    The kinds are those of `model.inspect.attention_weights`, as far as the architecture has them.
+    """
+    return ARCHITECTURES[model.config.architecture].attention_weights(model, params, source, target)

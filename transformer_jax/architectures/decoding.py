@@ -1,0 +1,67 @@
+"""Cached decoding for models whose memory of earlier tokens has a fixed size.
+
+A search keeps J hypotheses per sentence in J beam slots. Unlike keys and values, which stay in the
+slot that computed them, the carry of a hypothesis moves with it to another slot.
+
+Shapes: B batch, S source positions, J hypotheses per sentence, L maximum length of a translation,
+N vocab_size.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Shaped
+
+from transformer_jax.architectures.incremental import Carry, IncrementalModel
+from transformer_jax.model.transformer import Params, source_mask
+
+
+class DecodingState(NamedTuple):
+    """The arrays that decoding carries from step to step."""
+
+    carry: Carry
+    """Arrays [B, J, ...], one row for each hypothesis."""
+    source: Any
+    """Arrays [B, ...] that all hypotheses of a sentence read."""
+
+
+def init_decoding(
+    model: IncrementalModel,
+    params: Params,
+    source: Int[Array, "B S"],
+    *,
+    num_hypotheses: int,
+    max_length: int,  # noqa: ARG001 - the carry does not grow with the length.
+) -> DecodingState:
+    """Encode the source, and return the state before the first token."""
+    bound = model.bind({"params": params})
+    memory = bound.encode(source)
+    carry = bound.initial_carry(memory, num_hypotheses)
+    return DecodingState(carry, bound.prepare(memory, source_mask(source)))
+
+
+def decode_step(
+    model: IncrementalModel,
+    params: Params,
+    tokens: Int[Array, "B J"],
+    position: Int[Array, ""],
+    ancestors: Int[Array, "B J L"],
+    state: DecodingState,
+) -> tuple[Float[Array, "B J N"], DecodingState]:
+    """Return the logits that `decode` would return at `position`, counted from 0.
+
+    The arguments are those of `model.decoding.decode_step`.
+    """
+    # The slot that read the previous token contains the carry. Before the first token, all are
+    # equal.
+    parents = ancestors[:, :, jnp.maximum(position - 1, 0)]
+
+    def move(x: Shaped[Array, "B J ..."]) -> Shaped[Array, "B J ..."]:
+        index = parents.reshape(*parents.shape, *[1] * (x.ndim - 2))
+        return jnp.take_along_axis(x, index, axis=1)
+
+    bound = model.bind({"params": params})
+    carry = jax.tree.map(move, state.carry)
+    logits, carry = bound.decode_position(tokens, position, carry, state.source)
+    return logits, state._replace(carry=carry)

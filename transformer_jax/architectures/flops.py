@@ -1,0 +1,53 @@
+"""Multiply-adds in the layers of a model, without the output projection.
+
+Shapes: B sentence pairs in a batch.
+"""
+
+import numpy as np
+from jaxtyping import Float
+
+from transformer_jax.config import ModelConfig
+
+GATES = {"lstm": 4, "gru": 3}
+
+
+def recurrent_multiply_adds(
+    config: ModelConfig, source: Float[np.ndarray, " B"], target: Float[np.ndarray, " B"]
+) -> float:
+    """Return the multiply-adds of the recurrent layers, given the sentence lengths."""
+    square, gates = config.d_model**2, GATES[config.rnn_cell]
+    # In each direction, d_model / 2 cells read a vector of width d_model and their own states.
+    encoder = config.num_layers * gates * 1.5 * square
+    decoder = (2 * config.num_layers + config.rnn_input_feeding) * gates * square
+    total = encoder * source.sum() + decoder * target.sum()
+    if config.attention_score == "none":
+        return float(total)
+    # The attentional vector multiplies the context and the output by a matrix.
+    return float(
+        total + 2 * square * target.sum() + attention_multiply_adds(config, source, target)
+    )
+
+
+def convolutional_multiply_adds(
+    config: ModelConfig, source: Float[np.ndarray, " B"], target: Float[np.ndarray, " B"]
+) -> float:
+    """Return the multiply-adds of the convolutional layers, given the sentence lengths."""
+    square = config.d_model**2
+    convolution = 2 * config.conv_kernel_width * square
+    # A decoder layer projects the query and the context.
+    layer = convolution * source.sum() + (convolution + 2 * square) * target.sum()
+    layer += attention_multiply_adds(config, source, target)
+    return float(config.num_layers * layer)
+
+
+def attention_multiply_adds(
+    config: ModelConfig, source: Float[np.ndarray, " B"], target: Float[np.ndarray, " B"]
+) -> float:
+    """Return the multiply-adds of attention to the source in one layer."""
+    square = config.d_model**2
+    total = 2 * config.d_model * np.sum(source * target)
+    if config.attention_score == "general":
+        total += square * target.sum()
+    if config.attention_score == "additive":
+        total += square * (source + target).sum()
+    return float(total)

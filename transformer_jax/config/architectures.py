@@ -1,0 +1,60 @@
+"""Which fields of the model section each architecture uses.
+
+A field that an architecture does not use must have its default value, so no setting is ignored.
+"""
+
+from transformer_jax.config.sections import ADDED_POSITIONS, ModelConfig
+
+TRANSFORMER = ("transformer",)
+LAYERED = ("transformer", "conv")
+
+USED_BY: dict[str, tuple[str, ...]] = {
+    "d_ff": TRANSFORMER,
+    "num_heads": TRANSFORMER,
+    "d_k": TRANSFORMER,
+    "d_v": TRANSFORMER,
+    "activation_dropout": TRANSFORMER,
+    "positions": LAYERED,
+    "max_relative_position": TRANSFORMER,
+    "position_buckets": TRANSFORMER,
+    "attention_implementation": TRANSFORMER,
+    "attention_window": TRANSFORMER,
+    "attention_bias": TRANSFORMER,
+    "layer_norm": TRANSFORMER,
+    "layer_norm_epsilon": TRANSFORMER,
+    "max_positions": LAYERED,
+    "out_of_range_positions": LAYERED,
+    "learned_positions_init": LAYERED,
+    "remat": TRANSFORMER,
+    "rnn_cell": ("rnn",),
+    "rnn_input_feeding": ("rnn",),
+    "conv_kernel_width": ("conv",),
+}
+"""The architectures that use a field. All architectures use the fields that are not listed."""
+
+
+def uses(model: ModelConfig, field: str) -> bool:
+    """Return whether the model's architecture uses a field."""
+    return model.architecture in USED_BY.get(field, (model.architecture,))
+
+
+def check_architecture(model: ModelConfig) -> None:
+    """Check that the model sets only fields that its architecture uses.
+
+    Raises:
+        ConfigError: a field that the architecture does not use differs from its default, or the
+            architecture does not support the field's value.
+    """
+    defaults = ModelConfig()
+    for field, architectures in USED_BY.items():
+        default, names = getattr(defaults, field), " and ".join(architectures)
+        is_valid = getattr(model, field) == default or uses(model, field)
+        use = f"only {names} {'use' if len(architectures) > 1 else 'uses'} it"
+        rule = f"{default!r}, the default, with model.architecture {model.architecture} ({use})"
+        model.require(field, is_valid, rule)
+    if model.architecture == "conv":
+        rule = f"{', '.join(ADDED_POSITIONS[:-1])}, or none with model.architecture conv"
+        model.require("positions", model.positions in ADDED_POSITIONS, rule)
+    if model.attention_score == "none":
+        rule = "False with model.attention_score none (the decoder has no attentional output)"
+        model.require("rnn_input_feeding", not model.rnn_input_feeding, rule)
