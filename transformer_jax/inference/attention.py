@@ -134,7 +134,7 @@ def compute_attention(
         UsageError: the model does not attend to the source.
     """
     if translator.model.config.attention_score == "none":
-        raise UsageError("this model has no attention: its model.attention_score is none")
+        raise UsageError("this model does not attend to the source (model.attention_score none)")
     [source_ids] = translator.encode([source], truncate=truncate)
     if not source_ids:
         raise DataError("the source sentence is blank: attention needs at least one token")
