@@ -370,7 +370,7 @@ plt.show()
 # ## Exercises
 #
 # 1. Probe for the *first* digit instead. Which positions contain it?
-# 2. Edit only the positions of the encoder, not of the decoder. (`add_positions` is the same class
-#    for both. Look at how `Transformer.setup` uses it.)
+# 2. Edit the positions only in the encoder, not in the decoder. (Both use the same class for
+#    `add_positions`. Look at how `Transformer.setup` uses it.)
 # 3. Load the run with `average_checkpoints=4`. Is the loss on the test set lower?
 # 4. Copy the folder `runs/numbers` to another machine, and load it there.

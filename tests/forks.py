@@ -30,7 +30,9 @@ class Forks:
         return self._request({"arguments": arguments, "log": str(log), **options})
 
     def wait(self, pid: int) -> int:
-        """Wait for a process, and return its exit code (minus the signal number if killed)."""
+        """Wait for a process; return its exit code, or the negated number of the signal that
+        killed it.
+        """
         return self._request(pid)
 
     def _request(self, request: Any) -> int:

@@ -32,7 +32,7 @@ class Command:
     label: str
     language: str = "sh"
     path: str | None = None
-    """The path of the file that a Python block shows, or None if the block is code to run."""
+    """The path to the file that a Python block shows, or None if the block is code to run."""
 
     @property
     def is_tested(self) -> bool:

@@ -20,9 +20,9 @@ def write_untrained_run(
     """Make a run whose scheduled checkpoints have different random parameters.
 
     Args:
-        path: the path of the run.
+        path: the path to the run.
         config: the experiment.
-        steps: the steps of the checkpoints.
+        steps: the checkpoints' steps.
         scale: a factor that multiplies all weights. With a factor of 3, different lines get
             different translations.
     """

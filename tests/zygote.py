@@ -55,7 +55,7 @@ def _intercept(
     setattr(owner, name, intercepted)
 
 
-# The process dies while it saves the second checkpoint or removes the first one.
+# The process dies while saving the second checkpoint or removing the first one.
 MOMENTS: dict[str, Callable[[], None]] = {
     "before a save": lambda: die_before(array_store.ocp, "save_checkpointables_async"),
     "after a save has begun": lambda: die_after(array_store.ocp, "save_checkpointables_async"),

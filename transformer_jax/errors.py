@@ -64,7 +64,7 @@ class NotReproducedError(TransformerJaxError):
 
 
 class VerificationFailedError(TransformerJaxError):
-    """An exported model translates differently from its run."""
+    """An exported model's translations differ from those of its run."""
 
 
 class DataError(TransformerJaxError):

@@ -101,7 +101,7 @@ def train(task: Mapping[str, Any]) -> Workload:
     """Train `torch.nn.Transformer` on preloaded batches, cycling through them.
 
     Args:
-        task: the sizes, the path of the saved batches, and is_compiled (use `torch.compile`).
+        task: the sizes, the path to the saved batches, and is_compiled (use `torch.compile`).
     """
     torch, device = torch_and_device()
     sizes = task["sizes"]

@@ -76,7 +76,7 @@ class Results:
         return cls(benchmarks=benchmarks, **content)
 
     def store(self, folder: Path) -> Path:
-        """Write the results as JSON and as a table, and return the path of the JSON file.
+        """Write the results as JSON and as a table, and return the path to the JSON file.
 
         Raises:
             StorageError: the files cannot be written.

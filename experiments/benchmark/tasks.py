@@ -63,7 +63,7 @@ def train(task: Mapping[str, Any]) -> Workload:
     """Train on preloaded batches, cycling through them.
 
     Args:
-        task: the sizes of the model, and the path of the saved batches.
+        task: the sizes of the model and the path to the saved batches.
     """
     enable_compilation_cache()
     sizes, batches = task["sizes"], load_batches(task)
@@ -101,7 +101,7 @@ class NumberVocabulary:
 
 
 def translate(task: Mapping[str, Any]) -> Workload:
-    """Translate all sentences in the same way as `transformer-jax translate`.
+    """Translate all sentences the way `transformer-jax translate` does.
 
     Args:
         task: sizes; sources (lists of tokens with end tokens); beam_size; and extra (the number of
@@ -128,7 +128,7 @@ def translate(task: Mapping[str, Any]) -> Workload:
 
 
 def pipeline(task: Mapping[str, Any]) -> Workload:
-    """Train on a config's text in the same way as a run does between two reports.
+    """Train on a config's text the way a run does between two reports.
 
     Args:
         task: a config as JSON data; is_preloaded (train on preloaded full batches of the same

@@ -50,7 +50,8 @@ class Sample:
 
     seconds: float
     cpu_seconds: float
-    """CPU time of all threads. Other load on the machine affects it less than wall time."""
+    """CPU time of all threads. Other load on the machine affects it less than it affects wall
+    time."""
     units: float
     value: float
     peak_bytes: int

@@ -59,7 +59,9 @@ class Trainer:
         return self.start("train", str(self.folder / "config.py"), "--out", str(path), die=die)
 
     def wait(self, pid: int) -> int:
-        """Wait for a process, and return its exit code (minus the signal number if killed)."""
+        """Wait for a process; return its exit code, or the negated number of the signal that
+        killed it.
+        """
         return self.forks.wait(pid)
 
     def read_log(self) -> str:
@@ -79,7 +81,7 @@ class Trainer:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The path of an undisturbed run. Later runs in this process share its compiled steps."""
+    """The path to an undisturbed run. Later runs in this process share its compiled steps."""
     with share_compiled_steps():
         yield train(CONFIG, tmp_path_factory.mktemp("faults") / "undisturbed")
 

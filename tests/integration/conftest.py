@@ -38,11 +38,11 @@ def _shared_steps() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of an uninterrupted run of eight steps."""
+    """The path to an uninterrupted run of eight steps."""
     return train_once(SMALL, "whole", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def half_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of a run that covers only the first four steps of `whole_run`."""
+    """The path to a run that covers only the first four steps of `whole_run`."""
     return train_once(SMALL.change(train={"steps": 4}), "half", tmp_path_factory)

@@ -159,7 +159,11 @@ class RandomCorpus:
         self.faults.append((f"{self.names(split)[side]}, line ", "more than 65536 bytes"))
 
     def encode(self, name: str) -> bytes:
-        """Return a file's contents in one of the formats that text editors write."""
+        """Return a file's contents, encoded the way a text editor might save them.
+
+        For example, the file can have a byte order mark or CRLF line endings, and it can be
+        compressed.
+        """
         lines, rng = self.files[name], self.rng
         end = rng.choice([b"\n", b"\n", b"\r\n"])
         data = end.join([*lines, b""])

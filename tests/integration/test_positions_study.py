@@ -50,7 +50,7 @@ Sentence = tuple[int, int, float, str, str]
 
 
 def synthesize(run: SweepRun, split: str) -> list[Sentence]:
-    """Return a split's sentences. The longer a sentence, the worse its translation."""
+    """Return a split's sentences. The longer the sentence, the worse the translation."""
     rng = np.random.default_rng([run.seed, *run.row.encode(), *split.encode()])
     sentences: list[Sentence] = []
     for i, source in enumerate(LENGTHS[split]):

@@ -305,7 +305,7 @@ LONGER = SMALL.change(train={"steps": 120, "checkpoint_every": 40})
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of an uninterrupted run."""
+    """The path to an uninterrupted run."""
     quiet = Console(quiet=True)
     folder = create_run(LONGER, tmp_path_factory.mktemp("runs") / "undisturbed", quiet)
     run_training(folder, quiet)

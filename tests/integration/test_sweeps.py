@@ -238,7 +238,7 @@ def test_two_sweeps_of_one_config_file_have_different_folders(
         assert main(arguments) == 0
     assert {path.name for path in Path("sweeps").iterdir()} == {"mine", "mine-2"}
     notes = capsys.readouterr().err
-    note = "sweeps/mine contains a sweep with other configs; this one is in sweeps/mine-2"
+    note = "sweeps/mine contains a sweep with different configs; this one is in sweeps/mine-2"
     assert notes.count(note) == 2
     # The stored plan lists each command only once.
     sweeps = [Sweep.open(Path("sweeps") / name) for name in ("mine", "mine-2")]

@@ -31,7 +31,7 @@ PACKAGE = Path(transformer_jax.__file__).parent
 
 @pytest.fixture
 def copy(whole_run: Path, tmp_path: Path) -> Path:
-    """The path of a copy of the run that tests may modify."""
+    """The path to a copy of the run that tests may modify."""
     subprocess.run(["cp", "-r", str(whole_run), str(tmp_path / "copy")], check=True)
     return tmp_path / "copy"
 

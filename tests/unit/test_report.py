@@ -71,7 +71,7 @@ def test_the_page_links_each_row_to_its_first_run_and_each_run_to_itself(
 
 def test_every_format_has_one_line_per_row(folder: Path) -> None:
     rows = read_csv(folder / "table.csv")
-    # These runs are not scored on a task of their own, so the report omits this column.
+    # These runs have no task scores, so the report omits this column.
     shown = [heading for heading in SCORES if heading != "test task"]
     assert rows[0] == shown
     assert [len(row) for row in rows] == [len(shown)] * (len(RESULTS) + 1)

@@ -80,7 +80,8 @@ def test_a_recovery_checkpoint_is_due_unless_one_was_saved_since_the_vote(
         (11, NO_VOTE, True),
         (3, NO_VOTE, False),
         (3, Vote(3, signal.SIGTERM, False), True),
-        # The timer may cause only a save, because results must not depend on the clock.
+        # The timer may trigger a save but nothing else, because results must not depend on the
+        # clock.
         (3, Vote(3, 0, True), False),
     ],
 )

@@ -16,7 +16,9 @@ def test_the_papers_method_gives_the_papers_flops() -> None:
 
 
 def test_counted_flops_are_close_to_those_of_the_papers_method() -> None:
-    """The paper's method is an upper bound if GPUs cannot exceed their sustained rate."""
+    """The paper's method gives an upper bound, assuming that GPUs cannot exceed their sustained
+    rate.
+    """
     for training in TABLE2:
         assert 0.2 < training.counted_flops / training.paper_flops < 1.5, training
 

@@ -35,9 +35,10 @@ class Export(CheckpointCommand):
     quantization: Literal["float32", "bfloat16", "int8"] = "float32"
     """With ctranslate2: the data type of the stored parameters. int8 applies only to matrices."""
     verify: bool = True
-    """Open the folder, and compare its model with the run: the translations
-    and scores of twenty sentences, or the parameters for safetensors. The
-    command fails if a model in float32 translates differently."""
+    """Load the model from the folder and compare it with the run's model. For
+    safetensors, compare the parameters; otherwise, compare the translations
+    and scores of twenty sentences. The command fails if a model in float32
+    translates differently."""
 
     def run(self) -> None:
         """Export the model, compare it with the run, and print its size."""

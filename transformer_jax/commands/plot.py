@@ -1,4 +1,4 @@
-"""The `plot` command, which draws plots of runs."""
+"""The `plot` command, which plots runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ class Plot(PathCommand):
     argument_name = "a run"
 
     def run(self) -> None:
-        """Draw the plot and write it to the file.
+        """Create the plot and write it to the file.
 
         Raises:
             UsageError: the arguments do not apply to this kind of plot, or the run does not support

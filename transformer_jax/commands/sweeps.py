@@ -97,7 +97,9 @@ class Sweep(ConfigCommand):
         folder = self.out or choose_folder(default, rows)
         sweep = plan_sweep(folder, rows, self.seeds, only=self.rows or None)
         if folder not in (self.out, default):
-            stderr.print(f"{default} contains a sweep with other configs; this one is in {folder}")
+            stderr.print(
+                f"{default} contains a sweep with different configs; this one is in {folder}"
+            )
         origin = Origin(shell_command(*self.arguments), source_commit())
         sweep = replace(sweep, origins=[origin])
         if target is not None:

@@ -41,8 +41,8 @@ def find_cures(
 ) -> list[Cure]:
     """Return each single change that makes the step fit, or else all changes combined.
 
-    `program` is the program that does not fit. This function compiles every cure before returning
-    it.
+    `program` is the program that does not fit. This function compiles the step with each suggested
+    fix before returning the fix.
     """
     candidates: list[list[dict[str, Any]]] = []
     if not config.model.remat:
@@ -94,7 +94,7 @@ def find_largest_batch(
 def count_devices(
     config: Config, bucket: Bucket, target: Target, devices: Sequence[jax.Device]
 ) -> int | None:
-    """Return how many devices the step needs (1, 2, 4, ..., or all), or None if all are too few."""
+    """Return how many devices the step needs: 1, 2, 4, ..., or all; None if no number is enough."""
     powers = [1 << i for i in range(len(devices).bit_length())]
     # The number of devices need not be a power of two.
     for count in dict.fromkeys([*powers, len(devices)]):

@@ -1,4 +1,4 @@
-"""The batch shapes of a config, which come from its prepared text or are assumed."""
+"""A config's batch shapes, either assumed or taken from its prepared text."""
 
 from typing import NamedTuple
 

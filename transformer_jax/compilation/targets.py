@@ -53,7 +53,8 @@ class Target:
     kind: str
     """A generation of TPUs, such as "v5e", or a kind of GPU, such as "h100"."""
     shape: tuple[int, ...]
-    """For TPUs, the number of chips along each axis; for GPUs, the hosts, and the GPUs of each."""
+    """For TPUs, the number of chips along each axis. For GPUs, the number of hosts and the number
+    of GPUs per host."""
 
     @property
     def platform(self) -> Literal["tpu", "cuda"]:

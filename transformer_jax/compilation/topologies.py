@@ -13,10 +13,10 @@ CUDA_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 
 
 def make_devices(target: Target) -> list[jax.Device]:
-    """Return the devices of a target, which can compile programs but not run them.
+    """Return a target's devices. They can compile programs but not run them.
 
     Raises:
-        UsageError: the compiler of the target is not installed, or it rejects the target.
+        UsageError: the target's compiler is not installed, or it rejects the target.
     """
     check_installed(target)
     options: dict[str, Any] = {"topology": target.topology}

@@ -201,9 +201,9 @@ class DataConfig(ConfigSection):
     dataset from TensorFlow Datasets, downloaded on first use. trees:
     sentences and their linearized trees, from a treebank (section 6.3)."""
     task: Literal["translation", "parsing"] = "translation"
-    """The kind of pairs, which determines the scores that evaluate computes in
-    addition to BLEU and chrF. parsing: labeled precision, recall, and F1 of
-    linearized trees according to evalb's rules."""
+    """The type of task. It determines which scores the evaluate command
+    reports in addition to BLEU and chrF. parsing: labeled precision, recall,
+    and F1 of linearized trees according to evalb's rules."""
     num_pairs: Annotated[int, between(1, MAX_NUMBER_WORDS_PAIRS)] = 20_000
     """For number_words: the number of training pairs."""
     max_numbers_per_line: Annotated[int, between(1, 300)] = 1

@@ -36,7 +36,7 @@ def choose_bucket_sizes(lengths: np.ndarray, *, target_density: float = 0.92) ->
         candidate = padding.local_search([sizes[0], *padding.random_start(rng, len(sizes) - 1)])
         best = min(best, candidate, key=padding.cost)
     ordered = np.asarray(sorted(set(best), key=lambda size: (sum(size), size)))
-    # Drop empty buckets. The largest one is often empty, because all pairs fit in others.
+    # Drop empty buckets. The largest one is often empty, because every pair fits in a smaller one.
     return ordered[np.unique(assign_buckets(lengths, ordered))]
 
 
@@ -106,7 +106,10 @@ class PaddingCost:
         return [self._size(i[k], j[k]) for k in drawn]
 
     def local_search(self, sizes: list[Size]) -> list[Size]:
-        """Replace each bucket except the first with the best one until the cost stops falling."""
+        """Replace every bucket but the first with its best alternative.
+
+        Repeat this until the cost stops falling.
+        """
         sizes, best_cost = list(sizes), math.inf
         while (cost := self.cost(sizes)) < best_cost:
             best_cost = cost

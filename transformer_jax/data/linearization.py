@@ -1,7 +1,8 @@
 """Trees as sequences of symbols, as in "Grammar as a Foreign Language" (Vinyals et al., 2015).
 
-The tree of "It works." becomes `(S (NP XX )NP (VP XX )VP . )S`. Closing brackets have labels. XX
-replaces every part-of-speech tag except punctuation tags, because the scores ignore punctuation.
+The parse tree for "It works." becomes `(S (NP XX )NP (VP XX )VP . )S`. Closing brackets have
+labels. XX replaces every part-of-speech tag except punctuation tags, because the scores ignore
+punctuation.
 """
 
 from collections.abc import Sequence

@@ -31,7 +31,10 @@ def digest(*parts: object) -> str:
 
 @contextmanager
 def exclusive(folder: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock so that only one process writes at a time. If a process dies, it is released."""
+    """Hold a lock so that only one process writes at a time.
+
+    If the process that holds the lock dies, the lock is released.
+    """
     with folder.with_suffix(".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -80,11 +80,11 @@ class Comparison:
         return row
 
     def plot(self, *names: str) -> "Picture":
-        """Draw metrics such as "dev/perplexity" by step, with one line for each group.
+        """Plot metrics such as "dev/perplexity" by step, with one line for each group.
 
         If a group has several runs, the line is their mean (the geometric mean for perplexities),
-        and the band extends from the lowest to the highest run. By default, the picture shows the
-        training loss, and the perplexity and BLEU on the development set.
+        and the band extends from the lowest to the highest run. By default, the plot shows the
+        training loss as well as the perplexity and BLEU on the development set.
 
         Raises:
             UsageError: no run has a metric with this name.

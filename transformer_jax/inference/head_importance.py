@@ -69,7 +69,7 @@ class HeadImportance:
         return mask_of(self.order[:num_masked], self.masked_losses.shape)
 
     def plot(self) -> Picture:
-        """Draw a map of the heads of each kind, and the loss as heads are masked in order."""
+        """Plot a map of the heads of each kind, and the loss as heads are masked in order."""
         increases = dict(zip(KINDS, self.masked_losses - self.loss, strict=True))
         return draw_heads(increases, self.pruned_losses, self.loss + self.margin)
 

@@ -48,10 +48,10 @@ def metric_names(table: MetricsTable) -> list[str]:
 
 
 def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "Picture":
-    """Draw metrics by step, with one line for each group of runs.
+    """Plot metrics by step, with one line for each group of runs.
 
     If a group has several runs, the line is their mean (the geometric mean for perplexities), and
-    the band extends from the lowest to the highest run. By default, draw the metrics in
+    the band extends from the lowest to the highest run. By default, plot the metrics in
     `DEFAULT_METRICS` that exist.
 
     Raises:

@@ -33,7 +33,7 @@ QUANTILE = 1.96
 
 
 def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 1) -> Picture:
-    """Draw the encoder's positional encodings, and the map from PE(pos) to PE(pos + offset).
+    """Plot the encoder's positional encodings and the map from PE(pos) to PE(pos + offset).
 
     A learned table appears next to the paper's sinusoids and the initial table of a run with the
     same seed. `num_positions` defaults to 128, or to the number of positions if that is smaller.
@@ -80,7 +80,7 @@ def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 
 
 
 def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_progress) -> Picture:
-    """Draw the loss on a split by target position and by target length.
+    """Plot the loss on a split by target position and by target length.
 
     Bands are 95% confidence intervals over sentences. Positions that fewer than 10 sentences reach
     are omitted. Lengths are grouped into up to ten bins with about the same number of

@@ -1,4 +1,4 @@
-"""A trained model, loaded from the path of its run: `transformer_jax.load("runs/x")`."""
+"""A trained model, loaded from the path to its run: `transformer_jax.load("runs/x")`."""
 
 import functools
 import warnings
@@ -86,7 +86,7 @@ class Run:
         return metrics_table(self.folder)
 
     def plot_curves(self, *names: str) -> "Picture":
-        """Draw metrics by step, with the same defaults and errors as `Comparison.plot`."""
+        """Plot metrics by step, with the same defaults and errors as `Comparison.plot`."""
         return plot_metrics({self.folder.path.resolve().name: [self.metrics]}, *names)
 
     @functools.cached_property

@@ -33,5 +33,8 @@ class SharedEmbedding(nn.Module):
         return self.table[tokens].astype(dtype) * jnp.asarray(self.config.d_model**0.5, dtype)
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
-        """Return the dot products with all token vectors, accumulated at least in float32."""
+        """Return the dot products with all token vectors.
+
+        They are accumulated in float32 or higher precision.
+        """
         return accumulate_in_float32(matmul, x, self.table.astype(x.dtype).T)

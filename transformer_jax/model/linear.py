@@ -47,11 +47,11 @@ def matmul(
 def accumulate_in_float32(
     product: Product, x: Float[Array, "..."], y: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """Return the product of x and y, with sums at least in float32 (see `sum_dtype`).
+    """Return the product of x and y, accumulated in float32 or higher precision.
 
-    The gradient of such a product is also in float32. On a GPU, the backward pass rounds this
-    gradient to the dtype of x, because a product of float32 and bfloat16 arrays would run in
-    float32, at a fraction of the speed.
+    See `sum_dtype`. The gradient of such a product is also in float32. On a GPU, the backward pass
+    rounds this gradient to the dtype of x, because a product of float32 and bfloat16 arrays would
+    run in float32, at a fraction of the speed.
     """
     if target_platform() == "gpu":
         return _round_cotangent(product, x, y)

@@ -95,8 +95,8 @@ class CheckpointManager:
     def latest_valid(self) -> int | None:
         """Return the step of the latest intact checkpoint, or None if there are no checkpoints.
 
-        Rename any later checkpoints, which are damaged, unless the directory is read-only. Raise a
-        StorageError if all checkpoints are damaged.
+        Unless the directory is read-only, rename any later checkpoints, because they are damaged.
+        Raise a StorageError if all checkpoints are damaged.
         """
         damage: dict[int, str] = {}
         for step in reversed(self.steps):

@@ -86,12 +86,12 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """The path of the checkpoint directory."""
+        """The path to the checkpoint directory."""
         return self.path / "checkpoints"
 
     @property
     def metrics(self) -> Path:
-        """The path of the metrics file."""
+        """The path to the metrics file."""
         return self.path / "metrics.jsonl"
 
     @classmethod

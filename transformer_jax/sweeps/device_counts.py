@@ -10,14 +10,14 @@ from transformer_jax.compilation.targets import Target
 from transformer_jax.compilation.topologies import make_devices
 from transformer_jax.sweeps.plan import Sweep
 
-# The number of devices, or None if even all devices of the target are too few.
+# The number of devices, or None if even all of the target's devices are not enough.
 Counts = Mapping[str, int | None]
 
 
 def count_devices_of_rows(
     sweep: Sweep, target: Target, *, report: Callable[[str], object] = lambda _: None
 ) -> Counts:
-    """Return how many devices each row needs (1, 2, 4, ..., or all), or None if all are too few.
+    """Return how many devices each row needs: 1, 2, 4, ..., or all; None if no number is enough.
 
     The largest assumed batch shape determines the number; see `assume_shapes`.
 

@@ -13,8 +13,8 @@ from transformer_jax.sweeps.results import Results, RowResult
 from transformer_jax.visualization.style import PALETTE, Picture, line_style
 from transformer_jax.visualization.text import printable_label
 
-# Larger perplexities and NaN are drawn at this value. It is higher than the perplexity of a uniform
-# prediction over any vocabulary.
+# Larger perplexities and NaN are plotted at this value. It is higher than the perplexity of a
+# uniform prediction over any vocabulary.
 MAX_PERPLEXITY = 1e6
 OTHER_ROWS = "other rows"
 PAPER, NOT_SIGNIFICANT = "in the paper", "not significant"
@@ -34,7 +34,7 @@ RATIOS_CAPTION = (
 
 
 def draw_curves(results: Results) -> str:
-    """Draw perplexity by step: for each row, the mean over seeds and the range as a band.
+    """Plot perplexity by step: for each row, the mean over seeds and the range as a band.
 
     The first row and the seven rows that differ most from it are in color; the others are gray.
     """
@@ -103,7 +103,7 @@ def _log_ticks(low: float, high: float) -> Sequence[float]:
 
 
 def draw_ratios(results: Results) -> str:
-    """Draw each row's difference in log perplexity from the first row, here and in the paper."""
+    """Plot each row's difference in log perplexity from the first row, here and in the paper."""
 
     def draw(axes: Axes) -> None:
         for y, name in enumerate(results.rows):

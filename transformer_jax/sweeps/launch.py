@@ -132,7 +132,10 @@ class _Pool:
         return slot
 
     def remove_ended(self) -> list[tuple[SweepRun, int]]:
-        """Free the slots of exited workers; return the runs and exit codes of this pool's own."""
+        """Free the slots of workers that have exited.
+
+        Return the run and exit code of each one that this pool started.
+        """
         ended = []
         for run, (slot, process) in list(self.workers.items()):
             if (code := process.poll()) is not None:

@@ -156,7 +156,7 @@ class Sweep:
 
 
 def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
-    """Return `path`, with a number appended if that folder contains a sweep with other configs."""
+    """Return `path`, or `path` plus a number if it contains a sweep with different configs."""
     for candidate in (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 1000))):
         if not candidate.exists():
             return candidate
@@ -164,7 +164,7 @@ def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
         is_same_base = next(iter(stored)) == next(iter(rows))
         if is_same_base and all(stored[x].config == rows[x].config for x in stored.keys() & rows):
             return candidate
-    raise UsageError(f"{path} and 998 more folders contain sweeps with other configs")
+    raise UsageError(f"{path} and 998 more folders contain sweeps with different configs")
 
 
 def plan_sweep(

@@ -34,7 +34,7 @@ def find_slots(limit: int | None = None) -> list[Slot]:
 
     Raises:
         UsageError: `limit` is not between 1 and the number of slots.
-        StorageError: JAX finds no device.
+        StorageError: JAX cannot find a device.
     """
     # Count the devices in a child process, because JAX would reserve their memory in this one.
     command = [sys.executable, "-c", COUNT_DEVICES]

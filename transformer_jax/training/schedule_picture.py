@@ -21,7 +21,7 @@ NUM_POINTS = 400
 
 
 def plot_schedule(config: Config) -> Picture:
-    """Draw a config's learning rate by step, for several widths and for several warmups."""
+    """Plot a config's learning rate by step, for several widths and for several warmups."""
     d_model, train = config.model.d_model, config.train
     steps = np.unique(np.linspace(1, max(train.steps, 2), NUM_POINTS).astype(int))
     # Include the steps at which the rates peak.

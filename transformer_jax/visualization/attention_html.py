@@ -1,8 +1,8 @@
 """An interactive page of attention weights, as a single self-contained HTML file.
 
 The page stores the weights as 8-bit integers, round(255 w), so their error is at most 0.002. With 6
-layers of 8 heads, the weights of 60 tokens take 0.7 MB. A content security policy prevents the page
-from loading anything else.
+layers of 8 heads, the attention weights for 60 tokens take up 0.7 MB. A content security policy
+prevents the page from loading anything else.
 """
 
 import base64
@@ -54,7 +54,7 @@ class AttentionPage:
 def render_page(
     maps: AttentionMaps, selection: Selection, *, source: str, target: str
 ) -> AttentionPage:
-    """Return a page of all weights, which initially shows the selection.
+    """Return a page with all weights that initially shows the selection.
 
     Args:
         maps: the weights of each kind. The page contains all of them.

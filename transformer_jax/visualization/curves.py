@@ -68,7 +68,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def draw_curves(panels: Mapping[str, Sequence[Curve]], *, x_label: str = "step") -> Picture:
-    """Draw one panel of curves per name, with a log axis for perplexities with a wide range."""
+    """Plot one panel of curves per name, with a log axis for perplexities with a wide range."""
     columns = min(len(panels), MAX_COLUMNS)
     rows = math.ceil(len(panels) / MAX_COLUMNS)
     figure = Figure(figsize=(7 if columns == 1 else 4 * columns, 3.6 * rows), layout="constrained")
@@ -92,7 +92,7 @@ def _with_unit(name: str) -> str:
 
 
 def draw_curve(axes: Axes, curve: Curve, number: int) -> Line2D:
-    """Draw one curve and its band, and return the curve's line.
+    """Plot one curve and its band, and return the curve's line.
 
     `number` determines the color and the line style.
     """
@@ -119,7 +119,7 @@ def _use_log_axis(axes: Axes, values: Sequence[float]) -> None:
 
 
 def draw_losses(by_position: Sequence[Curve], by_length: Sequence[Curve]) -> Picture:
-    """Draw the loss in nats per token, with intervals, by position and by sentence length."""
+    """Plot the loss in nats per token, with intervals, by position and by sentence length."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     titles = ("Loss by position", "Loss by sentence length")
     labels = ("position in the target, in tokens", "length of the target, in tokens")

@@ -18,7 +18,7 @@ def draw_heads(
     losses: Float[np.ndarray, " P"],
     limit: float,
 ) -> Picture:
-    """Draw a layer-by-head map for each kind of attention, and the loss as heads are pruned.
+    """Plot a layer-by-head map for each kind of attention, and the loss as heads are pruned.
 
     Args:
         increases: the increase in loss without each head, in nats per token.

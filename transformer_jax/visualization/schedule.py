@@ -16,7 +16,7 @@ from transformer_jax.visualization.style import GRID, Picture, add_legend, line_
 def draw_schedules(
     steps: Int[np.ndarray, " P"], panels: Mapping[str, Mapping[str, Float[np.ndarray, " P"]]]
 ) -> Picture:
-    """Draw the learning rate by step, with one panel per title and one line per label.
+    """Plot the learning rate by step, with one panel per title and one line per label.
 
     The first line in each panel is the reference and is drawn wider than the others.
     """
