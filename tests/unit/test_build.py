@@ -15,6 +15,7 @@ from transformer_jax.architectures.build import ARCHITECTURES
 from transformer_jax.architectures.recurrent import CELLS
 from transformer_jax.config import ConfigError, ModelConfig
 from transformer_jax.model.build import (
+    ACTIVATIONS,
     ATTENTION_IMPLEMENTATIONS,
     ATTENTION_SCORES,
     LAYER_NORM_PLACEMENTS,
@@ -30,6 +31,7 @@ TABLES: dict[str, Mapping[str, object]] = {
     "attention_score": ATTENTION_SCORES,
     "attention_implementation": ATTENTION_IMPLEMENTATIONS,
     "layer_norm": LAYER_NORM_PLACEMENTS,
+    "activation": ACTIVATIONS,
 }
 
 

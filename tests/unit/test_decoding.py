@@ -49,7 +49,7 @@ def test_decode_steps_give_the_logits_of_the_whole_forward_pass(changes: dict[st
     expected = floats(expected).reshape(*targets.shape, VOCABULARY)
 
     state = start(model, params, SOURCE, num_hypotheses=HYPOTHESES, max_length=ROOM)
-    decoder_input = shift_right(flat).reshape(targets.shape)
+    decoder_input = shift_right(flat, model.config.decoder_start_id).reshape(targets.shape)
     slots = BeamSlots(len(SOURCE), HYPOTHESES, ROOM)
     tolerance = 0.3 if model.config.dtype == "bfloat16" else 1e-4
     for t in range(LENGTH):

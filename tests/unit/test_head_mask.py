@@ -96,3 +96,9 @@ def test_a_mask_of_another_shape_is_an_error() -> None:
         mask_heads(PARAMS, wrong)
     with pytest.raises(UsageError, match="got"):
         mask_heads(make_model(num_layers=1)[1], np.ones(SHAPE, bool))
+
+
+def test_stacks_of_different_depths_are_an_error() -> None:
+    _, params = make_model(num_layers=2, num_decoder_layers=1, num_heads=NUM_HEADS)
+    with pytest.raises(UsageError, match=r"but this model has 2 and 1$"):
+        mask_heads(params, np.ones(SHAPE, bool))

@@ -86,7 +86,10 @@ def step(newest: Array, position: Array, ancestors: Array, state: State) -> tupl
     return logits, state._replace(cache=cache)
 
 
-@functools.partial(jax.jit, static_argnames=("beam_size", "kind", "num_best", "beam_end"))
+STATIC = ("beam_size", "kind", "num_best", "beam_end", "never")
+
+
+@functools.partial(jax.jit, static_argnames=STATIC)
 def beam(
     table: Array,
     limits: Array,
@@ -95,6 +98,7 @@ def beam(
     kind: tuple[str, float],
     num_best: int,
     beam_end: str = "any",
+    never: tuple[int, ...] = (),
 ) -> Translations:
     return beam_search(
         step,
@@ -108,13 +112,14 @@ def beam(
         alpha=kind[1],
         beam_end=beam_end,
         num_best=num_best,
+        never=never,
     )
 
 
-@jax.jit
-def greedy(table: Array, limits: Array) -> Translations:
+@functools.partial(jax.jit, static_argnames="never")
+def greedy(table: Array, limits: Array, never: tuple[int, ...] = ()) -> Translations:
     state = State(jnp.zeros((len(table), 1, LONGEST), jnp.int32), table)
-    return greedy_search(step, state, limits, max_length=LONGEST, bos=BOS, eos=EOS)
+    return greedy_search(step, state, limits, max_length=LONGEST, bos=BOS, eos=EOS, never=never)
 
 
 def log_probs_after(table: Floats, tokens: tuple[int, ...]) -> Floats:
@@ -324,6 +329,26 @@ def test_translations_end_at_their_limit(beam_end: str) -> None:
     for translations in (by_beam, greedy(never_ending(0), limits)):
         lengths = [len(until_eos(np.asarray(best[0]))) for best in translations.tokens]
         assert lengths == [5, 2, 3]
+
+
+def test_a_token_that_never_occurs_does_not_change_the_probabilities_of_others() -> None:
+    # Token 0 is the likeliest at every position.
+    table, kind = random_table(7, 4).at[..., 0].add(3.0), ("gnmt", 0.0)
+    limits = jnp.full(SENTENCES, LONGEST)
+    options: dict[str, Any] = {"beam_size": 31, "kind": kind, "num_best": 31}
+    actual, likeliest = beam(table, limits, never=(0,), **options), greedy(table, limits, (0,))
+    for sentence in range(SENTENCES):
+        scores = floats(table[sentence])
+        every = all_translations(scores, LONGEST, kind)
+        allowed = [x for x in every if 0 not in x[1]]
+        assert 0 in every[0][1]
+        assert len(allowed) == 31
+        assert_best(actual, sentence, allowed)
+        tokens = until_eos(np.asarray(likeliest.tokens[sentence, 0]))
+        for i, token in enumerate(tokens[: LONGEST - 1]):
+            assert token == 1 + np.argmax(log_probs_after(scores, tokens[:i])[1:])
+        expected = log_prob(scores, tokens)
+        assert float(likeliest.scores[sentence, 0]) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("search", ["beam", "greedy"])

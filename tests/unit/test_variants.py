@@ -39,6 +39,13 @@ VARIANTS: list[dict[str, Any]] = [
     },
     {"architecture": "conv", "attention_score": "additive", "num_layers": 2},
     {"architecture": "conv", "conv_kernel_width": 4, "positions": "learned"},
+    {
+        "activation": "swish",
+        "num_decoder_layers": 2,
+        "output_bias": True,
+        "decoder_start": "padding",
+        "attention_bias": True,
+    },
 ]
 
 # Other unit tests cover what distinguishes these variants, so they are marked as slow here.

@@ -67,7 +67,11 @@ def _count_activations(config: Config, bucket: Bucket) -> int:
     model, (rows, source, target, _) = config.model, bucket
     # Each sub-layer stores a few arrays of width d_model; the decoder has one more sub-layer.
     per_token = 8 * model.d_model + 2 * model.d_ff
-    tokens = per_token * (source + target) + 4 * model.d_model * target
-    # Count the scores and the weights of the three attention sub-layers.
-    pairs = 2 * model.num_heads * (source**2 + target**2 + source * target)
-    return rows * (model.num_layers * (tokens + pairs) + target * config.data.vocab_size)
+    # Count the scores and the weights of an attention sub-layer.
+    per_pair = 2 * model.num_heads
+    encoder = per_token * source + per_pair * source**2
+    decoder = (per_token + 4 * model.d_model) * target
+    decoder += per_pair * (target**2 + source * target)
+    encoder_depth, decoder_depth = model.layers_per_stack
+    layers = encoder_depth * encoder + decoder_depth * decoder
+    return rows * (layers + target * config.data.vocab_size)

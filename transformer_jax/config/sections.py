@@ -14,6 +14,7 @@ from transformer_jax.config.validation import (
     at_least,
     between,
 )
+from transformer_jax.special_tokens import BOS, PAD
 
 # The paper limits the length of a translation to the source length plus 50 (section 6.1).
 MAX_EXTRA_LENGTH = 50
@@ -37,10 +38,17 @@ class ModelConfig(ConfigSection):
     and gated convolutions (Gehring et al.)."""
     num_layers: Annotated[int, between(1, 1000)] = 6
     """Number of layers in the encoder and in the decoder: the paper's N."""
+    num_decoder_layers: Annotated[int | None, between(1, 1000)] = None
+    """Number of layers in the decoder. Default: model.num_layers. Differs
+    from the paper when set."""
     d_model: Annotated[int, between(1, 1_000_000)] = 512
     """Width of the embeddings and of every sub-layer's output."""
     d_ff: Annotated[int, between(1, 1_000_000)] = 2048
     """Inner width of the feed-forward networks."""
+    activation: Literal["relu", "gelu", "swish"] = "relu"
+    """The function between the two linear layers of the feed-forward
+    networks (section 3.3). gelu (with the exact normal distribution) and
+    swish differ from the paper."""
     num_heads: Annotated[int, between(1, 1_000_000)] = 8
     """Number of attention heads: the paper's h."""
     d_k: Annotated[int, between(1, 1_000_000)] = 64
@@ -91,6 +99,11 @@ class ModelConfig(ConfigSection):
     neighborhood r of section 4. Differs from the paper when set."""
     attention_bias: bool = False
     """Add biases to the four attention projections. Differs from the paper when set."""
+    output_bias: bool = False
+    """Add a bias for each token to the logits. Differs from the paper when set."""
+    decoder_start: Literal["bos", "padding"] = "bos"
+    """The first token that the decoder reads. padding, which differs from the
+    paper, is the choice of Marian; translations then never contain padding."""
     layer_norm: Literal["post", "pre"] = "post"
     """post normalizes after each residual sum, as in the paper (section
     3.1). pre, which differs from the paper, normalizes before each
@@ -174,6 +187,16 @@ class ModelConfig(ConfigSection):
             values = "a multiple of 8 up to 128" if key == "d_k" else " or ".join(map(str, allowed))
             rule = f"{values} with model.{option} {getattr(self, option)}"
             self.require(key, getattr(self, key) in allowed, rule)
+
+    @property
+    def layers_per_stack(self) -> tuple[int, int]:
+        """The numbers of layers in the encoder and in the decoder."""
+        return self.num_layers, self.num_decoder_layers or self.num_layers
+
+    @property
+    def decoder_start_id(self) -> int:
+        """The ID of the first token that the decoder reads."""
+        return {"bos": BOS, "padding": PAD}[self.decoder_start]
 
     @property
     def max_positions_per_stack(self) -> tuple[int, int]:

@@ -104,6 +104,7 @@ class _Search(NamedTuple):
     step: Step
     limit: Int[Array, " B"]
     eos: int
+    never: tuple[int, ...]
     penalty: Callable[[Float[Array, "..."]], Float[Array, "..."]]
     num_best: int
     end_rule: EndRule
@@ -139,6 +140,7 @@ def beam_search(
     max_length: int,
     bos: int,
     eos: int,
+    never: tuple[int, ...] = (),
     alpha: float = 0.6,
     length_penalty: str = "gnmt",
     beam_end: str = "tensor2tensor",
@@ -147,7 +149,9 @@ def beam_search(
     """Keep the `beam_size` likeliest prefixes at each step, and the best finished hypotheses.
 
     `limit` is the maximum length of each translation, including `eos`, and at most `max_length`.
-    `alpha` is at least 0, and `length_penalty` is a name in `PENALTIES`.
+    `alpha` is at least 0, and `length_penalty` is a name in `PENALTIES`. The tokens in `never` do
+    not occur in a translation, but the probabilities of other tokens are not raised to make up for
+    them.
 
     `beam_end` is a name in `END_RULES` and decides which live hypotheses can finish at each step.
     "tensor2tensor": a hypothesis can finish if its end is one of the sentence's 2 J likeliest
@@ -159,7 +163,7 @@ def beam_search(
     hypotheses have separate slots and never displace live ones.
     """
     penalty = functools.partial(PENALTIES[length_penalty], alpha=alpha)
-    search = _Search(step, limit, eos, penalty, num_best, END_RULES[beam_end])
+    search = _Search(step, limit, eos, never, penalty, num_best, END_RULES[beam_end])
     shape = (len(limit), beam_size)
     empty = jnp.zeros((*shape, max_length), jnp.int32)
     # All hypotheses would start out identical, so only the first one is live.
@@ -192,7 +196,7 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
 
     # The likeliest continuations of a sentence are among the likeliest of each hypothesis.
     num_kept = search.end_rule.num_kept(beam_size)
-    allowed = jnp.where(jnp.arange(logits.shape[-1]) == search.eos, NEG_INF, logits)
+    allowed = _forbid(logits, (search.eos, *search.never))
     candidates, tokens = jax.lax.top_k(allowed, min(num_kept, logits.shape[-1]))
     candidates = jnp.maximum(offset[..., None] + candidates, NEG_INF).reshape(sentences, -1)
 
@@ -231,15 +235,26 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
 
 
 def greedy_search(
-    step: Step, state: State, limit: Int[Array, " B"], *, max_length: int, bos: int, eos: int
+    step: Step,
+    state: State,
+    limit: Int[Array, " B"],
+    *,
+    max_length: int,
+    bos: int,
+    eos: int,
+    never: tuple[int, ...] = (),
 ) -> Translations:
-    """Take the likeliest token at each step, up to `eos`; the score is the log-probability."""
+    """Take the likeliest token at each step, up to `eos`; the score is the log-probability.
+
+    The tokens in `never` do not occur in a translation, as in `beam_search`.
+    """
 
     def extend(greedy: _Greedy) -> _Greedy:
         logits, state = step(greedy.newest[:, None], greedy.position, ancestors, greedy.state)
         logits = logits[:, 0].astype(jnp.float32)
         is_last = greedy.position + 1 >= limit
-        newest = jnp.where(is_last, eos, jax.lax.top_k(logits, 1)[1][:, 0])
+        likeliest = jax.lax.top_k(_forbid(logits, never), 1)[1][:, 0]
+        newest = jnp.where(is_last, eos, likeliest)
         log_prob = jnp.take_along_axis(logits, newest[:, None], axis=-1)[:, 0]
         log_prob -= jax.nn.logsumexp(logits, axis=-1)
         is_done = greedy.is_done
@@ -264,6 +279,13 @@ def greedy_search(
     )
     last = jax.lax.while_loop(lambda g: ~jnp.all(g.is_done), extend, greedy)
     return Translations(last.tokens[:, None], last.log_probs[:, None])
+
+
+def _forbid(logits: Float[Array, "*B N"], tokens: tuple[int, ...]) -> Float[Array, "*B N"]:
+    """Lower the logits of some tokens to `NEG_INF`."""
+    for token in tokens:
+        logits = jnp.where(jnp.arange(logits.shape[-1]) == token, NEG_INF, logits)
+    return logits
 
 
 def _select(x: Array, index: Int[Array, "B J"]) -> Array:

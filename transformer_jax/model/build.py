@@ -1,16 +1,19 @@
 """Build a model from a config. Only this file maps config values to Flax modules."""
 
 import jax.numpy as jnp
+from flax import linen as nn
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import MultiHeadAttention, dot_product, scaled_dot_product
-from transformer_jax.model.layers import AddAndNorm, Components, MakeScore
+from transformer_jax.model.layers import Activation, AddAndNorm, Components, MakeScore
 from transformer_jax.model.positions import AddLearnedPositions, AddPositions
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.model.variants import positional_encodings, relative_positions
+from transformer_jax.model.variants.activations import gelu
 from transformer_jax.model.variants.attention_scores import Additive, General
 from transformer_jax.model.variants.attention_window import WindowedAttention
 from transformer_jax.model.variants.fused_attention import BlockwiseAttention, CudnnAttention
+from transformer_jax.model.variants.output_bias import BiasedTransformer
 from transformer_jax.model.variants.pre_norm import NormAndAdd
 
 POSITION_SCHEMES: dict[str, tuple[type[AddPositions], type[MultiHeadAttention] | None]] = {
@@ -42,6 +45,8 @@ ATTENTION_IMPLEMENTATIONS = {
 }
 
 
+ACTIVATIONS: dict[str, Activation] = {"relu": nn.relu, "gelu": gelu, "swish": nn.swish}
+
 LAYER_NORM_PLACEMENTS = {"post": AddAndNorm, "pre": NormAndAdd}
 
 
@@ -60,6 +65,7 @@ def choose_components(config: ModelConfig) -> Components:
         causal_self_attention=CAUSAL_SELF_ATTENTION.get(config.positions, self_attention),
         cross_attention=attention,
         score=ATTENTION_SCORES[config.attention_score],
+        activation=ACTIVATIONS[config.activation],
         residual=LAYER_NORM_PLACEMENTS[config.layer_norm],
     )
 
@@ -83,4 +89,5 @@ def build_transformer(
     """
     check_dtype(config)
     components = choose_components(config)
-    return Transformer(config, vocab_size, source_vocab_size, components=components)
+    transformer = BiasedTransformer if config.output_bias else Transformer
+    return transformer(config, vocab_size, source_vocab_size, components=components)

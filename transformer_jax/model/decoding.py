@@ -75,7 +75,7 @@ def init_decoding(
         jnp.zeros((*shape, num_entries, c.d_v), c.dtype),
     )
     memories = [project(layer.cross_attention, memory) for layer in model.decoder]
-    return DecodingState([empty] * c.num_layers, memories, source_mask(source))
+    return DecodingState([empty] * len(memories), memories, source_mask(source))
 
 
 def decode_step(
@@ -100,8 +100,7 @@ def decode_step(
     for layer, cache, memory in zip(model.decoder, state.caches, state.memories, strict=True):
         x, cache = decode_layer(layer, x, view, cache, memory, state.memory_mask)
         caches.append(cache)
-    logits = model.output_embedding.logits(model.decoder_norm(x))
-    return logits, state._replace(caches=caches)
+    return model.to_logits(x), state._replace(caches=caches)
 
 
 def decode_layer(

@@ -30,12 +30,20 @@ def mask_heads(params: Params, mask: Bool[Array, "3 L H"] | Bool[np.ndarray, "3 
     zeroing the head's output. The other parameters are shared with `params`, not copied.
 
     Raises:
-        UsageError: the model has no attention heads, or the mask's shape does not match its layers
-            and heads.
+        UsageError: the model has no attention heads, the two stacks have different numbers of
+            layers, or the mask's shape does not match the model's layers and heads.
     """
     if "self_attention" not in params.get("encoder_0", {}):
         raise UsageError("this model has no heads to mask: only a Transformer has them")
-    num_layers = sum(name.startswith("encoder_") and name[8:].isdigit() for name in params)
+    num_layers, num_decoder_layers = (
+        sum(name.rpartition("_")[0] == stack and name[8:].isdigit() for name in params)
+        for stack in ("encoder", "decoder")
+    )
+    if num_layers != num_decoder_layers:
+        raise UsageError(
+            f"heads can be masked only if both stacks have the same number of layers, but this "
+            f"model has {num_layers} and {num_decoder_layers}"
+        )
     num_heads = params["encoder_0"]["self_attention"]["output"]["kernel"].shape[0]
     expected = (len(KINDS), num_layers, num_heads)
     if mask.shape != expected:

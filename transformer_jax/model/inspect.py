@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from transformer_jax.errors import UsageError
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.transformer import (
     EncoderDecoder,
@@ -46,6 +47,28 @@ def parameter_counts(model: EncoderDecoder) -> dict[str, int]:
         kind = f"{stack}.{'norms' if is_norm else submodules[0]}" if layer.isdigit() else module
         counts[kind] += math.prod(leaf.shape)
     return {**dict(sorted(counts.items())), "total": counts.total()}
+
+
+def check_params(model: Transformer, params: Params) -> None:
+    """Check that a model has exactly these parameters.
+
+    Flax ignores parameters that a model does not have, such as biases.
+
+    Raises:
+        UsageError: a parameter is missing, unknown, or of another shape.
+    """
+    shapes, found = (
+        {jax.tree_util.keystr(path, simple=True, separator="."): x.shape for path, x in leaves}
+        for leaves in map(jax.tree_util.tree_leaves_with_path, (abstract_params(model), params))
+    )
+    for name in sorted(shapes.keys() | found.keys()):
+        if name not in found:
+            raise UsageError(f"the parameters lack {name}, which the model has")
+        if name not in shapes:
+            raise UsageError(f"the parameters have {name}, which the model does not have")
+        if found[name] != shapes[name]:
+            rule = f"but the model needs {shapes[name]}"
+            raise UsageError(f"the parameter {name} has the shape {found[name]}, {rule}")
 
 
 def digest_params(params: Params) -> str:
@@ -100,8 +123,10 @@ def attention_weights(
     _, variables = full.apply({"params": params}, source, target, mutable=["intermediates"])
     layers: Any = variables["intermediates"]
 
+    depths = dict(zip(("encoder", "decoder"), config.layers_per_stack, strict=True))
+
     def stack_layers(stack: str, attention: str) -> Float[Array, "layers B H ..."]:
-        names = [f"{stack}_{i}" for i in range(config.num_layers)]
+        names = [f"{stack}_{i}" for i in range(depths[stack])]
         return jnp.stack([layers[name][attention]["weights"][0] for name in names])
 
     return {

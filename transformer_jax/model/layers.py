@@ -15,16 +15,23 @@ from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.linear import Dense
 from transformer_jax.model.positions import AddPositions
 
+Activation = Callable[[Array], Array]
+"""A function of each element, such as the ReLU."""
+
 
 class FeedForward(nn.Module):
-    """FFN(x) = max(0, x W1 + b1) W2 + b2, the same at each position (equation 2)."""
+    """FFN(x) = max(0, x W1 + b1) W2 + b2, the same at each position (equation 2).
+
+    Variants replace the ReLU, max(0, x).
+    """
 
     config: ModelConfig
+    activation: Activation = nn.relu
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], *, train: bool = False) -> Float[Array, "B T D"]:
         c = self.config
-        x = nn.relu(Dense((c.d_ff,), c.dtype, name="inner")(x))
+        x = self.activation(Dense((c.d_ff,), c.dtype, name="inner")(x))
         x = Dropout(c.activation_dropout)(x, train=train)
         return Dense((c.d_model,), c.dtype, name="outer")(x)
 
@@ -70,6 +77,7 @@ class Components:
     """The decoder's self-attention, in which keys never follow the query."""
     cross_attention: type[MultiHeadAttention]
     score: MakeScore
+    activation: Activation
     residual: type[AddAndNorm]
 
 
@@ -83,7 +91,7 @@ class EncoderLayer(nn.Module):
         """Create the sub-layers and their residual connections."""
         c, components = self.config, self.components
         self.self_attention = components.self_attention(c, components.score)
-        self.feed_forward = FeedForward(c)
+        self.feed_forward = FeedForward(c, components.activation)
         # Parameter names follow figure 1, where "Add & Norm" comes after each sub-layer.
         self.attention_residual = components.residual(c, name="after_self_attention")
         self.feed_forward_residual = components.residual(c, name="after_feed_forward")
@@ -110,7 +118,7 @@ class DecoderLayer(nn.Module):
         c, components = self.config, self.components
         self.self_attention = components.causal_self_attention(c, components.score)
         self.cross_attention = components.cross_attention(c, components.score)
-        self.feed_forward = FeedForward(c)
+        self.feed_forward = FeedForward(c, components.activation)
         self.self_attention_residual = components.residual(c, name="after_self_attention")
         self.cross_attention_residual = components.residual(c, name="after_cross_attention")
         self.feed_forward_residual = components.residual(c, name="after_feed_forward")

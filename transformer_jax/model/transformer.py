@@ -33,9 +33,9 @@ def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
     return jnp.tril(jnp.ones((1, 1, length, length), bool))
 
 
-def shift_right(target: Int[Array, "B T"]) -> Int[Array, "B T"]:
+def shift_right(target: Int[Array, "B T"], begin: int = BOS) -> Int[Array, "B T"]:
     """Return the decoder's input: the begin token, then all target tokens except the last."""
-    return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+    return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=begin)
 
 
 class EncoderDecoder(nn.Module):
@@ -84,7 +84,7 @@ class EncoderDecoder(nn.Module):
         the labels are the target itself. Training needs `rngs={"dropout": key}`.
         """
         memory = self.encode(source, train=train)
-        return self.decode(shift_right(target), memory, source_mask(source), train=train)
+        return self.decode(shift_right(target, self.config.decoder_start_id), memory, source_mask(source), train=train)
 
 
 class Transformer(EncoderDecoder, kw_only=True):
@@ -104,8 +104,9 @@ class Transformer(EncoderDecoder, kw_only=True):
         self.source_positions, self.target_positions = (
             components.add_positions(c, n) for n in c.max_positions_per_stack
         )
-        self.encoder = [encoder_layer(c, components) for _ in range(c.num_layers)]
-        self.decoder = [decoder_layer(c, components) for _ in range(c.num_layers)]
+        encoder_depth, decoder_depth = c.layers_per_stack
+        self.encoder = [encoder_layer(c, components) for _ in range(encoder_depth)]
+        self.decoder = [decoder_layer(c, components) for _ in range(decoder_depth)]
         self.encoder_norm = components.residual.make_stack_norm(c)
         self.decoder_norm = components.residual.make_stack_norm(c)
 
@@ -131,6 +132,10 @@ class Transformer(EncoderDecoder, kw_only=True):
         x = self.target_positions(x, jnp.arange(length), train=train)
         for layer in self.decoder:
             x = layer(x, memory, mask, memory_mask, train)
+        return self.to_logits(x)
+
+    def to_logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
+        """Return the logits for the last decoder layer's output."""
         return self.output_embedding.logits(self.decoder_norm(x))
 
 

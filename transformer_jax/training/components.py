@@ -40,7 +40,8 @@ class RunComponents:
         """Return lines that describe the devices, the model, and the data."""
         devices, config, report = self.sharding.devices, self.model.config, self.prepared.report
         processes = f" in {self.group.count} processes" if self.group.count > 1 else ""
-        layers = f"{config.num_layers}+{config.num_layers} layers, d_model {config.d_model}"
+        depths = "+".join(map(str, config.layers_per_stack))
+        layers = f"{depths} layers, d_model {config.d_model}"
         size = sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(self.model)))
         pairs = f"{report['corpus']}: {report['train']['kept']:,} pairs"
         return [

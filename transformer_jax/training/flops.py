@@ -71,15 +71,20 @@ def transformer_multiply_adds(
     encoder = (keys_values + queries_output + feed_forward) * source.sum()
     decoder = (keys_values + 2 * queries_output + feed_forward) * target.sum()
     decoder += keys_values * source.sum()
-    pairs = np.sum(_count_pairs(config, source) + _count_pairs(config, target) + target * source)
-    attention = heads * (config.d_k + config.d_v) * pairs
+    width = heads * (config.d_k + config.d_v)
+    encoder += width * np.sum(_count_pairs(config, source))
+    decoder += width * np.sum(_count_pairs(config, target) + target * source)
     if config.attention_score == "general":
-        attention += heads * config.d_k**2 * (source + 2 * target).sum()
+        encoder += heads * config.d_k**2 * source.sum()
+        decoder += heads * config.d_k**2 * 2 * target.sum()
     if config.positions == "relative":
         vectors = 2 * config.max_relative_position + 1
-        attention += heads * config.d_k * vectors * (source + target).sum()
-        attention += heads * config.d_v * np.sum(source * source + target * target)
-    return float(config.num_layers * (encoder + decoder + attention))
+        encoder += heads * config.d_k * vectors * source.sum()
+        encoder += heads * config.d_v * np.sum(source * source)
+        decoder += heads * config.d_k * vectors * target.sum()
+        decoder += heads * config.d_v * np.sum(target * target)
+    encoder_depth, decoder_depth = config.layers_per_stack
+    return float(encoder_depth * encoder + decoder_depth * decoder)
 
 
 def _count_pairs(config: ModelConfig, lengths: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:

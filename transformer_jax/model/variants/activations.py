@@ -1,0 +1,9 @@
+"""Activations of the feed-forward networks that differ from the paper's ReLU."""
+
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+
+def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return x times the probability that a standard normal variable is below x."""
+    return nn.gelu(x, approximate=False)
