@@ -52,14 +52,13 @@ TRIED: set[str] = set()
 class Tokenizer:
     """Converts lines to token IDs and back with a SentencePiece model."""
 
+    table: Any = None
+    """The `TokenTable` of a `TableTokenizer`; None if the IDs are those of the model."""
+
     def __init__(self, model: bytes, name: str = "tokenizer") -> None:
         """Read a model from bytes; raise a DataError that mentions `name` if they are invalid."""
         self.model = model
-        try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
-            raise DataError(f"{name} is not a SentencePiece model: {error}") from error
-        p = self._processor
+        self._processor = p = read_model(model, name)
         if (p.pad_id(), p.bos_id(), p.eos_id(), p.unk_id()) != (PAD, BOS, EOS, UNKNOWN):
             raise DataError(
                 f"{name} has different special tokens: padding, BOS, EOS, and unknown must be "
@@ -125,30 +124,8 @@ class Tokenizer:
 
     @classmethod
     def load_untrusted(cls, model: bytes, name: str) -> "Tokenizer":
-        """Load a model in a separate process first, because a corrupt model may crash the process.
-
-        Raises:
-            DataError: the model is invalid, or it crashed the separate process.
-            TransformerJaxError: the separate process could not import SentencePiece.
-        """
-        digest = hashlib.sha256(model).hexdigest()
-        if digest in TRIED:
-            return cls(model, name)
-        problem = f"{name} is not a SentencePiece model"
-        # Omit relative import paths, because the model's author may control the working directory.
-        path = [entry for entry in sys.path if Path(entry).is_absolute()]
-        command = [sys.executable, "-I", "-c", PROBE, *path]
-        try:
-            # The program is a constant, and this Python interpreter runs it.
-            probe = subprocess.run(command, input=model, capture_output=True, timeout=60)  # noqa: S603
-        except subprocess.TimeoutExpired:
-            raise DataError(f"{problem}: reading it did not finish") from None
-        if probe.returncode:
-            errors = probe.stderr.decode(errors="replace").strip().splitlines() or ["no reason"]
-            if b"ready\n" not in probe.stdout:
-                raise TransformerJaxError(f"{name} cannot be tested in a new process: {errors[-1]}")
-            raise DataError(f"{problem}: {errors[-1][:200]}")
-        TRIED.add(digest)
+        """Load a model after `check_model`, whose errors this method raises."""
+        check_model(model, name)
         return cls(model, name)
 
     @property
@@ -178,8 +155,43 @@ class Tokenizer:
         return [NAMES.get(token) or self._processor.id_to_piece(token) for token in tokens]
 
 
+def read_model(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
+    """Read a SentencePiece model; raise a DataError that mentions `name` if it is invalid."""
+    try:
+        return sentencepiece.SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise DataError(f"{name} is not a SentencePiece model: {error}") from error
+
+
+def check_model(model: bytes, name: str) -> None:
+    """Load a model in a separate process, because a corrupt model may crash the process.
+
+    Raises:
+        DataError: the model is invalid, or it crashed the separate process.
+        TransformerJaxError: the separate process could not import SentencePiece.
+    """
+    digest = hashlib.sha256(model).hexdigest()
+    if digest in TRIED:
+        return
+    problem = f"{name} is not a SentencePiece model"
+    # Omit relative import paths, because the model's author may control the working directory.
+    path = [entry for entry in sys.path if Path(entry).is_absolute()]
+    command = [sys.executable, "-I", "-c", PROBE, *path]
+    try:
+        # The program is a constant, and this Python interpreter runs it.
+        probe = subprocess.run(command, input=model, capture_output=True, timeout=60)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        raise DataError(f"{problem}: reading it did not finish") from None
+    if probe.returncode:
+        errors = probe.stderr.decode(errors="replace").strip().splitlines() or ["no reason"]
+        if b"ready\n" not in probe.stdout:
+            raise TransformerJaxError(f"{name} cannot be tested in a new process: {errors[-1]}")
+        raise DataError(f"{problem}: {errors[-1][:200]}")
+    TRIED.add(digest)
+
+
 class Vocabulary(NamedTuple):
-    """The source and target tokenizers: the same object if they share a vocabulary."""
+    """The source and target tokenizers: the same object if they share a SentencePiece model."""
 
     source: Tokenizer
     target: Tokenizer
@@ -190,9 +202,15 @@ class Vocabulary(NamedTuple):
         return cls(tokenizer, tokenizer)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether both languages have the same tokens. Their SentencePiece models can differ."""
+        table = self.target.table
+        return self.source is self.target or (table is not None and self.source.table == table)
+
+    @property
     def sizes(self) -> dict[str, Any]:
         """The sizes as config fields. `data.source_vocab_size` is None for a shared vocabulary."""
-        source_vocab_size = None if self.source is self.target else len(self.source)
+        source_vocab_size = None if self.is_shared else len(self.source)
         return {"vocab_size": len(self.target), "source_vocab_size": source_vocab_size}
 
     @property

@@ -3,7 +3,7 @@
 The directory contains:
 
     run.json           format, resolved config, digests of the vocabulary and data, and versions
-    tokenizer.model    the vocabulary (and tokenizer.source.model for a separate source)
+    tokenizer.model    the vocabulary (see `tokenizer_files` for other files of the vocabulary)
     checkpoints/       one directory for each checkpoint
     lock               identifies the process that is training or last trained the run
     metrics.jsonl      one line of JSON for each report
@@ -16,7 +16,6 @@ A packaged run has a single checkpoint without optimizer state, plus README.md a
 """
 
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -29,17 +28,16 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.console import shell_command
-from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
+from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import ConfigError, DataError, Setting, StorageError, UsageError
 from transformer_jax.runs import FORMAT, checksums
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.lock import describe_holder
+from transformer_jax.runs.tokenizer_files import read_limited, read_vocabulary, write_vocabulary
 from transformer_jax.runs.versions import current_versions
 
 # Size limits in bytes, so that oversized malicious files are rejected before they are read.
 MAX_DESCRIPTION = 1 << 20
-MAX_TOKENIZER = 256 << 20
-TOKENIZERS = {"vocabulary": "tokenizer.model", "source_vocabulary": "tokenizer.source.model"}
 # Fields that may change when a run resumes. A change to any other field would make the run a
 # different experiment. Gradient accumulation and parallelism may change only the dropout masks.
 MUTABLE_ON_RESUME = {
@@ -121,8 +119,7 @@ class RunDirectory:
                 # A temporary directory is private, but this subdirectory is not.
                 run = cls(Path(private) / "run", config, vocabulary, fingerprint, package)
                 run.path.mkdir()
-                for name, tokenizer in vocabulary.tokenizers.items():
-                    (run.path / TOKENIZERS[name]).write_bytes(tokenizer.model)
+                write_vocabulary(run.path, vocabulary)
                 run._write_description(versions or current_versions())
                 fill(run)
                 run.path.rename(path)
@@ -146,16 +143,14 @@ class RunDirectory:
             raise UsageError(f"{path} is not a run: it has no run.json")
         try:
             check_no_links(path)
-            data = json.loads(_read(description, MAX_DESCRIPTION))
+            data = json.loads(read_limited(description, MAX_DESCRIPTION))
             if int(data["format"]) != FORMAT:
                 raise UsageError(
                     f"{path} has format {data['format']}, but this version of transformer-jax "
                     f"reads only format {FORMAT}"
                 )
             config = Config.from_dict(data["config"])
-            tokenizers = {k: _read_tokenizer(path, data, k) for k in TOKENIZERS if k in data}
-            target = tokenizers["vocabulary"]
-            vocabulary = Vocabulary(tokenizers.get("source_vocabulary", target), target)
+            vocabulary = read_vocabulary(path, data)
             package = Package.from_dict(data["package"]) if "package" in data else None
             return cls(path, config, vocabulary, str(data["data"]["fingerprint"]), package)
         except KeyError as error:
@@ -178,7 +173,7 @@ class RunDirectory:
     @property
     def software_versions(self) -> dict[str, str]:
         """The software versions that the run was created with."""
-        stored = json.loads(_read(self.path / "run.json", MAX_DESCRIPTION)).get("versions")
+        stored = json.loads(read_limited(self.path / "run.json", MAX_DESCRIPTION)).get("versions")
         versions = stored.items() if isinstance(stored, dict) else ()
         return {name: str(version) for name, version in versions}
 
@@ -268,20 +263,6 @@ def check_available(path: Path, *, is_package: bool = False) -> None:
     action = "choose another folder" if is_package else "start another run"
     start = f"{path} already exists: {advice}{action} with `"
     raise UsageError(start, Setting("out", str(other)), "`")
-
-
-def _read_tokenizer(folder: Path, description: dict[str, Any], name: str) -> Tokenizer:
-    path = folder / TOKENIZERS[name]
-    model = _read(path, MAX_TOKENIZER)
-    if hashlib.sha256(model).hexdigest() != description[name]["sha256"]:
-        raise StorageError(f"{path} is not the vocabulary that the run was created with")
-    return Tokenizer.load_untrusted(model, str(path))
-
-
-def _read(path: Path, max_bytes: int) -> bytes:
-    if path.stat().st_size > max_bytes:
-        raise StorageError(f"{path} is invalid: it has more than {max_bytes >> 20} MiB")
-    return path.read_bytes()
 
 
 def check_no_links(folder: Path) -> None:

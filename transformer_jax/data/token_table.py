@@ -1,0 +1,153 @@
+"""A tokenizer whose token IDs come from a table, as in the models of Marian.
+
+Marian splits text with one SentencePiece model for each language. A table that both languages can
+share then gives each piece its ID in the other program. Here, special tokens have the IDs of
+`special_tokens`, so the order of the tokens differs from that of the other program.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from transformer_jax.data.tokenizer import NAMES, Tokenizer, check_model, read_model
+from transformer_jax.errors import DataError
+from transformer_jax.special_tokens import BOS, EOS, UNKNOWN
+
+SPECIAL = ("padding", "begin", "end", "unknown")
+"""The special tokens, in the order of their IDs here."""
+
+
+class TokenTable(NamedTuple):
+    """The tokens of another program, with its IDs."""
+
+    tokens: tuple[str, ...]
+    """The text of each token, in the order of the other program's IDs."""
+    padding: int
+    begin: int | None
+    """The ID of the first token that the decoder reads; None if it reads padding."""
+    end: int
+    unknown: int
+
+    @classmethod
+    def from_json(cls, content: bytes, name: str) -> "TokenTable":
+        """Convert the output of `to_json` back to a table.
+
+        Raises:
+            DataError: the content is invalid. The message mentions `name`.
+        """
+        try:
+            data = json.loads(content)
+            table = cls(tuple(data["tokens"]), *(data[special] for special in SPECIAL))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(f"{name} is not a table of tokens: {error}") from error
+        table.check(name)
+        return table
+
+    def to_json(self) -> bytes:
+        """Return the table as JSON."""
+        return json.dumps(self._asdict(), ensure_ascii=False).encode()
+
+    def check(self, name: str) -> None:
+        """Raise a DataError that mentions `name` if the table is inconsistent."""
+        if not all(isinstance(token, str) for token in self.tokens):
+            raise DataError(f"{name} has a token that is not a string")
+        if len(set(self.tokens)) < len(self.tokens):
+            raise DataError(f"{name} has the same token twice")
+        special = {k: getattr(self, k) for k in SPECIAL if k != "begin" or self.begin is not None}
+        for key, token in special.items():
+            if type(token) is not int or not 0 <= token < len(self.tokens):
+                raise DataError(
+                    f"{name} has the {key} token {str(token)[:50]}, but its tokens have the IDs 0 "
+                    f"to {len(self.tokens) - 1}"
+                )
+        if len(set(special.values())) < len(special):
+            raise DataError(f"{name} has one ID for several special tokens: {special}")
+        if len(self.tokens) <= UNKNOWN:
+            raise DataError(f"{name} has only {len(self.tokens)} tokens")
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The other program's ID of each token here.
+
+        The special tokens come first. Without a begin token, its place has an ordinary token.
+        """
+        special = {self.padding, self.begin, self.end, self.unknown}
+        ordinary = [token for token in range(len(self.tokens)) if token not in special]
+        begin = ordinary.pop(0) if self.begin is None else self.begin
+        return (self.padding, begin, self.end, self.unknown, *ordinary)
+
+    @property
+    def pieces(self) -> list[str]:
+        """The text of each token, in the order of the IDs here."""
+        return [self.tokens[token] for token in self.order]
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The display names of the special tokens, by their IDs here."""
+        return {k: v for k, v in NAMES.items() if k != BOS or self.begin is not None}
+
+
+class TableTokenizer(Tokenizer):
+    """Splits text with a SentencePiece model, and gives each piece its ID in a table.
+
+    A piece that is not in the table is the unknown token. In the text of decoded tokens, special
+    tokens are left out, as in `MarianTokenizer` of transformers.
+    """
+
+    def __init__(self, model: bytes, table: TokenTable, name: str = "tokenizer") -> None:
+        """Read a model from bytes; raise a DataError that mentions `name` if they are invalid."""
+        self.model, self.table = model, table
+        self._processor = read_model(model, name)
+        self._pieces, self._names = table.pieces, table.names
+        # Text must not turn into special tokens.
+        self._ids = {p: i for i, p in enumerate(self._pieces) if i not in self._names}
+
+    @classmethod
+    def load_untrusted_table(cls, model: bytes, table: TokenTable, name: str) -> "TableTokenizer":
+        """Load a model in a separate process first, as `load_untrusted` does."""
+        check_model(model, name)
+        return cls(model, table, name)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the model and the table, in hexadecimal."""
+        return digest_files(self.model, self.table.to_json())
+
+    @property
+    def pieces(self) -> list[str]:
+        """The text of each token, in the order of the IDs; "▁" stands for a space."""
+        return list(self._pieces)
+
+    def __len__(self) -> int:
+        """Return the number of tokens in the table."""
+        return len(self._pieces)
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the token IDs of each line, with `EOS` at the end."""
+        return [[*(self._ids.get(p, UNKNOWN) for p in self.split(line)), EOS] for line in lines]
+
+    def split(self, line: str) -> list[str]:
+        """Return the pieces of a line. A language code at its start, such as >>fra<<, is one."""
+        code, end = "", line.find("<<")
+        if line.startswith(">>") and end >= 0:
+            code, line = line[: end + 2], line[end + 2 :]
+        return [*filter(None, [code]), *self._processor.encode(line, out_type=str)]
+
+    def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
+        """Decode each sequence to a line, without special tokens."""
+        return [self._join(sequence) for sequence in tokens]
+
+    def _join(self, tokens: Sequence[int]) -> str:
+        pieces = [self._pieces[token] for token in tokens if token not in self._names]
+        # SentencePiece keeps the "▁" of a piece that its model does not have.
+        return self._processor.decode_pieces(pieces).replace("▁", " ").strip()
+
+    def to_pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text of each token. "▁" marks the start of a word, and `EOS` is "<EOS>"."""
+        return [self._names.get(token) or self._pieces[token] for token in tokens]
+
+
+def digest_files(*contents: bytes) -> str:
+    """Return the SHA-256 of the concatenated contents, in hexadecimal."""
+    return hashlib.sha256(b"".join(contents)).hexdigest()

@@ -1,0 +1,64 @@
+"""The files of a run's vocabulary.
+
+tokenizer.model               the SentencePiece model
+tokenizer.table.json          the table of tokens, if the IDs are not those of the model
+tokenizer.source.model        the model of the source, if it has its own
+tokenizer.source.table.json   the table of the source
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformer_jax.data.token_table import TableTokenizer, TokenTable, digest_files
+from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
+from transformer_jax.errors import StorageError
+
+# The size limit in bytes, so that oversized malicious files are rejected before they are read.
+MAX_TOKENIZER = 256 << 20
+MODELS = {"vocabulary": "tokenizer.model", "source_vocabulary": "tokenizer.source.model"}
+
+
+def write_vocabulary(folder: Path, vocabulary: Vocabulary) -> None:
+    """Write all tokenizers of a vocabulary to a folder."""
+    for name, tokenizer in vocabulary.tokenizers.items():
+        path = folder / MODELS[name]
+        path.write_bytes(tokenizer.model)
+        if tokenizer.table is not None:
+            path.with_suffix(".table.json").write_bytes(tokenizer.table.to_json())
+
+
+def read_vocabulary(folder: Path, description: Mapping[str, Any]) -> Vocabulary:
+    """Read the tokenizers that a run's description lists, with their digests.
+
+    Raises:
+        StorageError: a file differs from the one that was written, or is too large.
+        DataError: a tokenizer is invalid.
+        KeyError: the description lists no vocabulary.
+        OSError: a file cannot be read.
+    """
+    tokenizers = {
+        name: _read_tokenizer(folder / file, description[name]["sha256"])
+        for name, file in MODELS.items()
+        if name in description
+    }
+    target = tokenizers["vocabulary"]
+    return Vocabulary(tokenizers.get("source_vocabulary", target), target)
+
+
+def read_limited(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a file; raise a StorageError if it is larger than `max_bytes`."""
+    if path.stat().st_size > max_bytes:
+        raise StorageError(f"{path} is invalid: it has more than {max_bytes >> 20} MiB")
+    return path.read_bytes()
+
+
+def _read_tokenizer(path: Path, digest: object) -> Tokenizer:
+    model, table_path = read_limited(path, MAX_TOKENIZER), path.with_suffix(".table.json")
+    table = read_limited(table_path, MAX_TOKENIZER) if table_path.exists() else b""
+    if digest_files(model, table) != digest:
+        raise StorageError(f"{path} is not the vocabulary that the run was created with")
+    if not table:
+        return Tokenizer.load_untrusted(model, str(path))
+    parsed = TokenTable.from_json(table, str(table_path))
+    return TableTokenizer.load_untrusted_table(model, parsed, str(path))
