@@ -13,12 +13,8 @@ from jaxtyping import Array
 from oracles import SMALL
 
 from transformer_jax.config import ModelConfig, TrainConfig
-from transformer_jax.interop.marian_format import (
-    LAYER_NORM_EPSILON,
-    channel_order,
-    model_settings,
-    to_marian,
-)
+from transformer_jax.interop.marian_parameters import channel_order, to_marian
+from transformer_jax.interop.marian_settings import LAYER_NORM_EPSILON, model_settings
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import attention_weights
 from transformer_jax.model.losses import cross_entropy
@@ -72,7 +68,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 def open_marian(config: ModelConfig, params: Params, torch: Any, transformers: Any) -> Any:
     """Return a Marian model with these parameters."""
-    settings = model_settings(config, VOCABULARY, num_positions=16)
+    settings = model_settings(config, num_positions=16, vocab_size=VOCABULARY)
     marian = transformers.MarianMTModel(transformers.MarianConfig(**settings))
     marian.set_attn_implementation("eager")
     marian = marian.to(getattr(torch, config.dtype)).eval()

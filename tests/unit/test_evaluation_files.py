@@ -1,9 +1,13 @@
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
+from small import SMALL
 
 from transformer_jax.config import Config
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
@@ -14,6 +18,8 @@ from transformer_jax.inference.evaluation_files import directory_name, save_eval
 from transformer_jax.inference.perplexity import SentenceScore
 from transformer_jax.inference.scores import score
 from transformer_jax.inference.trained_run import Run
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import abstract_params
 from transformer_jax.runs.run_directory import RunDirectory
 
 DECODE = Config().to_dict()["decode"]
@@ -23,7 +29,10 @@ SOURCES, REFERENCES = ["one", "two"], ["eins", "zwei"]
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     vocabulary = Vocabulary.shared(Tokenizer.train(["one two three", "eins zwei drei"], 24))
-    return Run(RunDirectory(tmp_path, Config(), vocabulary, ""), params={}, steps=(8,))
+    config = replace(SMALL, decode=Config().decode)
+    model = build_transformer(config.model, **vocabulary.sizes)
+    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_params(model))
+    return Run(RunDirectory(tmp_path, config, vocabulary, ""), params, steps=(8,))
 
 
 def evaluation_of(hypotheses: list[str], *, step: int = 8, average: int = 1) -> Evaluation:

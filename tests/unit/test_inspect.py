@@ -12,10 +12,12 @@ from models import SOURCE, TARGET, VOCABULARY, make_model
 from oracles import SMALL, floats, multi_head_weights, sinusoid
 
 from transformer_jax.config import ModelConfig, TrainConfig
+from transformer_jax.errors import UsageError
 from transformer_jax.model.build import ATTENTION_SCORES, POSITION_SCHEMES, build_transformer
 from transformer_jax.model.inspect import (
     abstract_params,
     attention_weights,
+    check_params,
     initial_position_table,
     parameter_counts,
     position_table,
@@ -162,3 +164,26 @@ def test_the_initial_table_is_that_of_a_run_with_the_same_seed() -> None:
     initial = init_state(model, TrainConfig(seed=3)).params["source_positions"]["positions"]
     np.testing.assert_array_equal(initial_position_table(model, 3, 5), initial[:5])
     assert not np.array_equal(initial_position_table(model, 4, 5), initial[:5])
+
+
+def test_foreign_parameters_must_be_those_of_the_model() -> None:
+    model, params = make_model()
+    check_params(model, params)
+    attention = params["encoder_0"]["self_attention"]
+
+    def change(**parts: Any) -> dict[str, Any]:
+        return {**params, "encoder_0": {**params["encoder_0"], **parts}}
+
+    # Flax ignores the bias.
+    bias = {**attention, "query": {**attention["query"], "bias": jnp.ones((2, 8))}}
+    name = "encoder_0.self_attention.query.bias"
+    with pytest.raises(UsageError, match=rf"the parameters have {name}, which the model does not"):
+        check_params(model, change(self_attention=bias))
+    with pytest.raises(UsageError, match="the parameters have extra, which the model does not"):
+        check_params(model, {**params, "extra": jnp.ones(1)})
+    missing = {key: x for key, x in attention.items() if key != "value"}
+    with pytest.raises(UsageError, match=r"the parameters lack encoder_0\.self_attention\.value"):
+        check_params(model, change(self_attention=missing))
+    table = {"table": params["embedding"]["table"][:-1]}
+    with pytest.raises(UsageError, match=r"parameter embedding\.table has the shape \(12, 16\)"):
+        check_params(model, {**params, "embedding": table})

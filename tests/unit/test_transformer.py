@@ -36,7 +36,7 @@ def test_masks_allow_source_tokens_and_past_targets() -> None:
     assert allowed == [[True, False, False], [True, True, False], [True, True, True]]
 
 
-def test_shifting_right_adds_the_begin_token_and_drops_the_last_token() -> None:
+def test_shifting_right_adds_the_decoder_start_and_drops_the_last_token() -> None:
     shifted = shift_right(jnp.asarray([[8, 3, EOS], [7, EOS, PAD]]))
     assert shifted.tolist() == [[BOS, 8, 3], [BOS, 7, EOS]]
 

@@ -1,6 +1,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -251,3 +252,25 @@ def test_a_line_with_fewer_translations_than_requested_has_one_and_is_counted(
     num_short = sum(count < 4 for count in counts[1:])
     assert num_short
     assert f"note: {num_short} of 10 lines have fewer than 4 translations" in " ".join(err.split())
+
+
+def test_a_token_outside_the_vocabulary_is_an_error(run: Run) -> None:
+    size = len(run.vocabulary.source)
+    limit = np.array([4])
+    for token in (size, -1):
+        source = np.array([[5, token, 2]])
+        with pytest.raises(
+            ValueError, match=f"has the token {token}, but the vocabulary has {size}"
+        ):
+            search(run.model, run.config.decode, 1, run.params, source, limit)
+
+
+def test_a_limit_beyond_the_room_of_the_search_is_an_error(run: Run) -> None:
+    source = np.array([[5, 6, 2]])
+    room = 3 + run.config.decode.max_extra_length
+    with pytest.raises(ValueError, match=f"can have {room + 1} tokens, but there is room for only"):
+        search(run.model, run.config.decode, 1, run.params, source, np.array([room + 1]))
+    learned = replace(run.config.model, positions="learned", max_positions=4)
+    model = build_transformer(learned, **run.vocabulary.sizes)
+    with pytest.raises(ValueError, match="can have 5 tokens, but there is room for only 4"):
+        search(model, run.config.decode, 1, run.params, source, np.array([5]))

@@ -7,7 +7,7 @@ from small import SMALL
 from untrained import write_untrained_run
 
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.interop.verify import Verification, sample_lines, translate_greedily, verify
+from transformer_jax.interop.verify import Verification, find_translations, sample_lines, verify
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +20,13 @@ class WrongSystem:
     """A program that returns this package's translations, except for one token and one score."""
 
     def __init__(self, run: Run, lines: Sequence[str], wrong: str, shift: float = 0.5) -> None:
-        self.ours = dict(zip(lines, translate_greedily(run, lines), strict=True))
+        self.ours = dict(zip(lines, find_translations(run, lines), strict=True))
         self.wrong, self.shift = wrong, shift
 
-    def translate(self, line: str, max_tokens: int) -> list[str]:
+    def translate(
+        self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
+    ) -> list[str]:
+        assert (beam_size, alpha) == (1, 1.0)
         assert max_tokens == self.ours[line].max_tokens
         tokens = self.ours[line].tokens
         return [*tokens[:-1], "x"] if line == self.wrong else tokens

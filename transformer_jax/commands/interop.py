@@ -81,7 +81,8 @@ class Export(CheckpointCommand):
         from transformer_jax.interop import verify
 
         if self.format == "marian":
-            from transformer_jax.interop.marian_format import LAYER_NORM_EPSILON, export_marian
+            from transformer_jax.interop.marian_format import export_marian
+            from transformer_jax.interop.marian_settings import LAYER_NORM_EPSILON
 
             export_marian(run, out)
             if (epsilon := run.config.model.layer_norm_epsilon) != LAYER_NORM_EPSILON:
@@ -95,12 +96,13 @@ class Export(CheckpointCommand):
                 stderr.print("note: not verified, because that needs transformers and torch")
                 return None
             return self._compare(run, verify.MarianSystem(out), out)
-        from transformer_jax.interop.ctranslate2_format import export_ctranslate2
+        from transformer_jax.interop.ctranslate2_format import export_ctranslate2, without_padding
 
         export_ctranslate2(run, out, self.quantization)
         if not self.verify:
             return None
-        return self._compare(run, verify.CTranslate2System(out, self.quantization), out)
+        system = verify.CTranslate2System(out, self.quantization)
+        return self._compare(without_padding(run), system, out)
 
     def _compare(self, run: "Run", system: "System", out: Path) -> str:
         """Compare translations; raise an error if they differ by more than rounding explains."""

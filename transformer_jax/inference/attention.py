@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from transformer_jax.architectures.build import attention_weights
+from transformer_jax.data.tokenizer import NAMES
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.translate import Translator, padded_length
 from transformer_jax.model.transformer import Params
@@ -51,6 +52,8 @@ class Attention:
     """The source as text."""
     target: str
     """The target as text."""
+    decoder_start: str = "<BOS>"
+    """The first token that the decoder reads."""
 
     def __repr__(self) -> str:
         layers, heads, *lengths = self.cross.shape
@@ -58,8 +61,8 @@ class Attention:
 
     @property
     def decoder_input_tokens(self) -> tuple[str, ...]:
-        """The tokens that the decoder reads: `<BOS>`, then all target tokens except the last."""
-        return ("<BOS>", *self.target_tokens[:-1])
+        """The tokens that the decoder reads: `decoder_start`, then all targets but the last."""
+        return (self.decoder_start, *self.target_tokens[:-1])
 
     @functools.cached_property
     def maps(self) -> dict[str, AttentionMap]:
@@ -150,6 +153,7 @@ def compute_attention(
         target_tokens=tuple(vocabulary.target.to_pieces(target_ids)),
         source=vocabulary.source.decode([source_ids])[0],
         target=vocabulary.target.decode([target_ids])[0],
+        decoder_start=NAMES[translator.model.config.decoder_start_id],
     )
 
 

@@ -115,6 +115,7 @@ def head_importance(
         for side in prepare_split(split, of=run, progress=progress).tokens(split)
     ]
     config = run.config.model
+    # The model refuses a mask if its stacks have different depths.
     shape = (len(KINDS), config.num_layers, config.num_heads)
     num_heads = math.prod(shape)
     num_done = 0

@@ -19,7 +19,7 @@ from transformer_jax.inference.attention import Attention, compute_attention
 from transformer_jax.inference.history import MetricsTable, metrics_table, plot_metrics
 from transformer_jax.inference.summary import summarize
 from transformer_jax.inference.translate import Hypothesis, Translator
-from transformer_jax.model.inspect import abstract_params
+from transformer_jax.model.inspect import abstract_params, check_params
 from transformer_jax.model.transformer import EncoderDecoder, Params
 from transformer_jax.runs.array_store import PyTree, on_device
 from transformer_jax.runs.checkpoint_averaging import (
@@ -36,13 +36,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A model with its parameters and vocabulary, on JAX's default device."""
+    """A model with its parameters and vocabulary, on JAX's default device.
+
+    Raises:
+        UsageError: the parameters are not those of the model.
+    """
 
     folder: RunDirectory
     params: Params
     """Parameters for `model.apply({"params": params}, ...)`."""
     steps: tuple[int, ...]
     """The steps of the averaged checkpoints, or the step of a single checkpoint."""
+
+    def __post_init__(self) -> None:
+        check_params(self.model, self.params)
 
     def __repr__(self) -> str:
         count = f"{self.num_parameters:,} parameters"

@@ -19,7 +19,7 @@ from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import DataError, OutOfMemoryError, Setting, is_out_of_memory
 from transformer_jax.inference.search import NEG_INF, Translations, beam_search, greedy_search
 from transformer_jax.model.transformer import EncoderDecoder, Params
-from transformer_jax.special_tokens import BOS, EOS, PAD
+from transformer_jax.special_tokens import EOS, PAD
 
 # The number of sentences in a batch.
 ROWS = 32
@@ -40,22 +40,53 @@ def padded_length(length: int, longest: int | None) -> int:
     return padded if longest is None else min(padded, longest)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def search(
     model: EncoderDecoder,
+    config: DecodeConfig,
+    num_best: int,
+    params: Params,
+    source: Int[np.ndarray, "B S"],
+    limit: Int[np.ndarray, " B"],
+) -> Translations:
+    """Translate a batch. All checkpoints of a model use the same compiled program.
+
+    `limit` is the maximum length of each translation, at most S + `config.max_extra_length`.
+
+    Raises:
+        ValueError: a token is not in the vocabulary, or a limit is too high. On a device, an index
+            past the end of an array would not raise an error.
+    """
+    size = model.source_vocab_size or model.vocab_size
+    if source.size and not 0 <= source.min() <= source.max() < size:
+        wrong = source[(source < 0) | (source >= size)][0]
+        raise ValueError(f"the source has the token {wrong}, but the vocabulary has {size} tokens")
+    room = source.shape[1] + config.max_extra_length
+    if (longest := model.config.max_lengths[1]) is not None:
+        room = min(room, longest)
+    if limit.size and limit.max() > room:
+        raise ValueError(
+            f"a translation can have {limit.max()} tokens, but there is room for only {room}"
+        )
+    return _search(model, config, num_best, params, source, limit)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _search(
+    model: Transformer,
     config: DecodeConfig,
     num_best: int,
     params: Params,
     source: Int[Array, "B S"],
     limit: Int[Array, " B"],
 ) -> Translations:
-    """Translate a batch. All checkpoints of a model use the same compiled program."""
     num_hypotheses, max_length = config.beam_size, source.shape[1] + config.max_extra_length
     state = init_decoding(
         model, params, source, num_hypotheses=num_hypotheses, max_length=max_length
     )
     step = functools.partial(decode_step, model, params)
-    shared = {"max_length": max_length, "bos": BOS, "eos": EOS}
+    shared = {"max_length": max_length, "bos": model.config.decoder_start_id, "eos": EOS}
+    if shared["bos"] == PAD:
+        shared["never"] = (PAD,)
     if num_hypotheses == 1:
         return greedy_search(step, state, limit, **shared)
     return beam_search(

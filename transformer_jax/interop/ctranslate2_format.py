@@ -7,6 +7,7 @@ Shapes: P positions, D d_model.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +22,13 @@ from transformer_jax.interop.expressible import check_ctranslate2
 from transformer_jax.interop.folders import new_folder, write_tokenizers
 from transformer_jax.interop.optional import import_optional
 from transformer_jax.interop.parameters import to_linear
+from transformer_jax.special_tokens import PAD
 
 Quantization = Literal["float32", "bfloat16", "int8"]
+# Names in CTranslate2's `Activation`.
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH"}
+# The logit of a token that a model of CTranslate2 never predicts.
+NEVER = -1e4
 # CTranslate2 raises an error for positions past the end of its table. By default, it ends a
 # translation after 256 tokens.
 MIN_POSITIONS = 512
@@ -51,12 +57,16 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Any:
     config, vocabulary = run.config.model, run.vocabulary
     # Round to bfloat16 here, because CTranslate2 would need PyTorch to do it.
     dtype = jnp.dtype("bfloat16" if quantization == "bfloat16" else "float32")
-    params = jax.tree.map(lambda x: np.asarray(x, dtype), run.params)
+    params = jax.tree.map(lambda x: np.asarray(x, dtype), without_padding(run).params)
     is_pre, d_model = config.layer_norm == "pre", config.num_heads * config.d_k
-    options = {"pre_norm": is_pre, "head_dim": None if d_model == config.d_model else config.d_k}
-    sizes = config.num_layers, config.num_heads
-    encoder = specs.TransformerEncoderSpec(*sizes, **options)
-    decoder = specs.TransformerDecoderSpec(*sizes, **options)
+    options = {
+        "pre_norm": is_pre,
+        "head_dim": None if d_model == config.d_model else config.d_k,
+        "activation": getattr(specs.Activation, ACTIVATIONS[config.activation]),
+    }
+    encoder_depth, decoder_depth = config.layers_per_stack
+    encoder = specs.TransformerEncoderSpec(encoder_depth, config.num_heads, **options)
+    decoder = specs.TransformerDecoderSpec(decoder_depth, config.num_heads, **options)
     for stack, name in ((encoder, "encoder"), (decoder, "decoder")):
         for index, layer in enumerate(stack.layer):
             _set_layer(layer, params[f"{name}_{index}"], config)
@@ -68,15 +78,27 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Any:
     # Copy the arrays, because quantization changes them in place.
     encoder.embeddings[0].weight = source["table"].copy()
     decoder.embeddings.weight = target["table"].copy()
-    decoder.projection.weight = output["table"].copy()
+    _set_linear(decoder.projection, output["table"].copy(), params.get("output_bias"))
     spec = specs.TransformerSpec(encoder, decoder)
     spec.register_source_vocabulary(vocabulary.source.pieces)
     spec.register_target_vocabulary(vocabulary.target.pieces)
     spec.config.layer_norm_epsilon = config.layer_norm_epsilon
     spec.config.add_source_eos = True
+    spec.config.decoder_start_token = vocabulary.target.pieces[config.decoder_start_id]
     spec.validate()
     spec.optimize(quantization)
     return spec
+
+
+def without_padding(run: Run) -> Run:
+    """Return a run that never predicts padding, if its decoder begins with padding.
+
+    CTranslate2 has no other way to leave out a token, so its probabilities do not include padding.
+    """
+    if run.config.model.decoder_start != "padding":
+        return run
+    bias = jnp.asarray(run.params["output_bias"]).at[PAD].set(NEVER)
+    return replace(run, params={**run.params, "output_bias": bias})
 
 
 def position_table(run: Run, stack: str) -> Float[np.ndarray, "P D"]:

@@ -21,6 +21,11 @@ def check_exportable(config: Config, name: Format) -> None:
 def check_ctranslate2(config: Config) -> None:
     """Raise a UsageError that names the field if CTranslate2 cannot compute the model."""
     model = config.model
+    if model.decoder_start == "padding" and not model.output_bias:
+        raise UsageError(
+            "CTranslate2 cannot express model.decoder_start padding with model.output_bias False: "
+            "export to safetensors instead"
+        )
     expressible: dict[str, tuple[object, ...]] = {
         "architecture": ("transformer",),
         "positions": ("sinusoidal", "concatenated_sinusoidal", "learned", "none"),
@@ -39,7 +44,7 @@ def check_ctranslate2(config: Config) -> None:
 
 def check_marian(config: Config) -> None:
     """Raise a UsageError that names the field if Marian cannot compute the model."""
-    model, data = config.model, config.data
+    model = config.model
     ratio = model.d_model / model.num_heads
     width = int(ratio) if ratio.is_integer() else ratio
     required = {
@@ -48,8 +53,6 @@ def check_marian(config: Config) -> None:
         "model.attention_score": (model.attention_score, "scaled_dot_product"),
         "model.attention_window": (model.attention_window, None),
         "model.layer_norm": (model.layer_norm, "post"),
-        "model.tie_embeddings": (model.tie_embeddings, "all"),
-        "data.source_vocab_size": (data.source_vocab_size, None),
         "model.d_k": (model.d_k, width),
         "model.d_v": (model.d_v, width),
     }

@@ -1,7 +1,7 @@
-"""Read a folder in Hugging Face's `MarianMTModel` format, which `marian_format` also writes.
+"""Read a folder in the format of Hugging Face's `MarianMTModel`, such as a public opus-mt model.
 
 The folder is untrusted. This module executes nothing in it, rejects links, special files, and
-oversized files, and checks all names and shapes before it reads the arrays. It also rejects
+oversized files, and checks all names and shapes before it uses the arrays. It also rejects
 everything that this package's model cannot express.
 """
 
@@ -15,145 +15,198 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.config import Config, ModelConfig
-from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
-from transformer_jax.errors import ConfigError, StorageError, UsageError
+from transformer_jax.config import ModelConfig
+from transformer_jax.data.token_table import TableTokenizer
+from transformer_jax.data.tokenizer import Tokenizer, Vocabulary, check_model
+from transformer_jax.errors import DataError, StorageError, UsageError
 from transformer_jax.inference.trained_run import Run
-from transformer_jax.interop.marian_format import (
-    ATTENTIONS,
-    LAYER_NORM_EPSILON,
+from transformer_jax.interop.marian_parameters import (
+    BIAS,
+    POSITIONS,
+    SHARED,
+    TABLES,
+    Orders,
+    channel_order,
     from_marian,
+    has_attention_bias,
     marian_shapes,
-    special_tokens,
 )
-from transformer_jax.interop.parameters import Shapes, expected_shapes, read_arrays
+from transformer_jax.interop.marian_settings import has_own_tokens, read_config, read_tokens
+from transformer_jax.interop.parameters import Arrays, expected_shapes, read_arrays
+from transformer_jax.interop.torch_weights import read_torch_arrays
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import digest_params
-from transformer_jax.runs.run_directory import (
-    MAX_DESCRIPTION,
-    MAX_TOKENIZER,
-    RunDirectory,
-    check_no_links,
-)
+from transformer_jax.model.positions import sinusoid
+from transformer_jax.runs.run_directory import MAX_DESCRIPTION, RunDirectory, check_no_links
+from transformer_jax.runs.tokenizer_files import MAX_TOKENIZER
 
-# safetensors rejects longer headers.
+# safetensors refuses a longer header.
 MAX_HEADER = 100_000_000
-# transformers recomputes these arrays or also stores them under another name.
-IGNORED = r"lm_head\.weight|model\.(encoder|decoder)\.embed_(positions|tokens)\.weight"
-# The required values of fields in config.json. A missing field has transformers' default value.
-DEFAULTS = {
-    "activation_function": "gelu",
-    "scale_embedding": False,
-    "share_encoder_decoder_embeddings": True,
-    "tie_word_embeddings": True,
-}
-REQUIRED = {
-    "activation_function": "relu",
-    "scale_embedding": True,
-    "share_encoder_decoder_embeddings": True,
-    "tie_word_embeddings": True,
-}
+# How far stored positions may be from the sinusoids. Half precision rounds by up to 5e-4.
+MAX_POSITION_ERROR = 1e-3
 
 
 def is_marian(path: Path) -> bool:
-    """Return whether a folder contains a model in transformers' format instead of a run."""
+    """Return whether a folder describes a model of transformers, and not a run."""
     return (path / "config.json").is_file() and not (path / "run.json").exists()
 
 
 def read_marian(path: Path) -> Run:
-    """Read a model in Marian's format. The result's folder path is `path`.
+    """Read a model in Marian's format; the path of the result's folder is that of the source.
 
     Raises:
-        UsageError: this package's model cannot express a field. The message names the field.
-        StorageError: a file is missing, invalid, too large, a link, or a special file, or it does
-            not match the other files.
+        UsageError: the model here cannot express a field, which the message names, or a library
+            is missing.
+        StorageError: a file is missing, invalid, too large, a link or a special file, or does not
+            fit the others.
+        DataError: a tokenizer is invalid.
     """
     try:
         check_no_links(path)
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
     settings = _read_json(path / "config.json", MAX_DESCRIPTION)
-    _check_expressible(path, settings)
-    vocabulary = _read_vocabulary(path)
-    if settings.get("vocab_size") != len(vocabulary.target):
-        raise StorageError(
-            f"{path / 'config.json'} has the vocab_size {settings.get('vocab_size')}, but "
-            f"source.spm has {len(vocabulary.target)} tokens"
-        )
-    # In this package, attention biases are optional, so omit them if they are all zero.
-    config = _make_config(path, settings, len(vocabulary.target))
-    weights = path / "model.safetensors"
-    model = build_transformer(config.model, **vocabulary.sizes)
-    # A config can require more parameters than fit in memory, so check the size before creating
-    # arrays.
-    shapes = marian_shapes(config.model, expected_shapes(model))
-    _check_size(weights, _max_bytes(config.model, shapes))
-    arrays, _ = read_arrays(weights, shapes, IGNORED)
-    if np.any(arrays["final_logits_bias"]):
-        raise UsageError(f"{weights} has biases in final_logits_bias, which the model here has not")
-    names = tuple(f".{name}." for name in ATTENTIONS.values())
-    biases = (x for k, x in arrays.items() if k.endswith("bias") and any(n in k for n in names))
-    if not any(np.any(bias) for bias in biases):
-        config = config.change(model={"attention_bias": False})
-    params = jax.tree.map(jnp.asarray, from_marian(config.model, arrays))
+    if settings.get("model_type") != "marian":
+        raise UsageError(f"{path} is not a Marian model: model_type {settings.get('model_type')!r}")
+    vocabulary = _read_vocabulary(path, settings)
+    generation = _read_optional_json(path / "generation_config.json") or settings
+    config = read_config(path, settings, generation, vocabulary)
+    arrays = _read_weights(path, config.model, vocabulary)
+    # Biases are optional here. Zeros are left out, except for the bias of padding in the logits,
+    # which the export to CTranslate2 needs.
+    config = config.change(
+        model={
+            "attention_bias": has_attention_bias(arrays),
+            "output_bias": config.model.decoder_start == "padding" or bool(np.any(arrays[BIAS])),
+        }
+    )
+    params = from_marian(config.model, arrays, Orders.of(vocabulary))
+    params = jax.tree.map(jnp.asarray, params)
     folder = RunDirectory(path, config, vocabulary, f"imported-{digest_params(params)[:16]}")
     return Run(folder, params, (0,))
 
 
-def _check_expressible(path: Path, settings: Mapping[str, Any]) -> None:
-    if settings.get("model_type") != "marian":
-        raise UsageError(f"{path} is not a Marian model: model_type {settings.get('model_type')!r}")
-    required: dict[str, object] = {**REQUIRED, **special_tokens()}
-    for name in ("layers", "ffn_dim", "attention_heads"):
-        required[f"decoder_{name}"] = settings.get(f"encoder_{name}")
-    for field, expected in required.items():
-        value = settings.get(field, DEFAULTS.get(field))
-        if value != expected or type(value) is not type(expected):
+def _read_vocabulary(path: Path, settings: Mapping[str, Any]) -> Vocabulary:
+    models = [_read(path / f"{side}.spm", MAX_TOKENIZER) for side in ("source", "target")]
+    tokenizer_settings = _read_optional_json(path / "tokenizer_config.json")
+    is_separate = tokenizer_settings.get("separate_vocabs", False) is True
+    is_shared = settings.get("share_encoder_decoder_embeddings", True) is True
+    if is_separate and is_shared:
+        raise UsageError(
+            f"{path / 'config.json'} has share_encoder_decoder_embeddings True, but "
+            "tokenizer_config.json has separate_vocabs True"
+        )
+    names = ("vocab.json", "target_vocab.json" if is_separate else "vocab.json")
+    fields = ("vocab_size", "vocab_size" if is_shared else "decoder_vocab_size")
+    tokens = []
+    for name, field in zip(names, fields, strict=True):
+        tokens.append(_read_token_list(path / name))
+        size = settings.get(field, settings.get("vocab_size"))
+        if size != len(tokens[-1]):
+            raise StorageError(
+                f"{path / 'config.json'} has the {field} {str(size)[:50]}, but {name} has "
+                f"{len(tokens[-1])} tokens"
+            )
+    has_two_models = models[0] != models[1]
+    source, target = (
+        _make_tokenizer(path, f"{side}.spm", model, settings, t, has_two_models and not is_separate)
+        for side, model, t in zip(("source", "target"), models, tokens, strict=True)
+    )
+    return (
+        Vocabulary(source, target) if has_two_models or is_separate else Vocabulary.shared(target)
+    )
+
+
+def _make_tokenizer(
+    path: Path,
+    name: str,
+    model: bytes,
+    settings: Mapping[str, Any],
+    tokens: list[str],
+    needs_table: bool,
+) -> Tokenizer:
+    """Return a tokenizer, with a table only if the IDs are not those of the model."""
+    check_model(model, str(path / name))
+    table = read_tokens(path, settings, tokens)
+    if has_own_tokens(table) and not needs_table:
+        try:
+            tokenizer = Tokenizer(model)
+        except DataError:
+            # The model has other special tokens.
+            pass
+        else:
+            if tokenizer.pieces == tokens:
+                return tokenizer
+    return TableTokenizer(model, table, str(path / name))
+
+
+def _read_token_list(path: Path) -> list[str]:
+    """Return the tokens of a vocabulary in the order of their IDs."""
+    ids = _read_json(path, MAX_TOKENIZER)
+    tokens: list[str | None] = [None] * len(ids)
+    for token, number in ids.items():
+        if type(number) is not int or not 0 <= number < len(ids):
+            raise StorageError(
+                f"{path} has the ID {str(number)[:50]} for {token[:50]!r}, but the IDs of "
+                f"{len(ids)} tokens are 0 to {len(ids) - 1}"
+            )
+        tokens[number] = token
+    if None in tokens:
+        raise StorageError(f"{path} has no token with the ID {tokens.index(None)}")
+    return [token for token in tokens if token is not None]
+
+
+def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Arrays:
+    """Read the arrays, and check that those that transformers computes have the same values."""
+    model = build_transformer(config, **vocabulary.sizes)
+    # A config can require more parameters than fit in memory, so no array is made before the check.
+    shapes = marian_shapes(config, expected_shapes(model))
+    optional: dict[str, tuple[int, ...]] = {}
+    for name in POSITIONS:
+        optional[name] = (config.max_length, config.d_model)
+    if SHARED in shapes:
+        optional |= dict.fromkeys(TABLES.values(), shapes[SHARED])
+    elif TABLES["output_embedding.table"] not in shapes:
+        optional[TABLES["output_embedding.table"]] = shapes[TABLES["embedding.table"]]
+    weights = path / "model.safetensors"
+    max_bytes = 4 * sum(map(math.prod, [*shapes.values(), *optional.values()])) + MAX_HEADER
+    if not weights.exists() and (path / "pytorch_model.bin").exists():
+        weights = path / "pytorch_model.bin"
+        _check_size(weights, max_bytes)
+        arrays = read_torch_arrays(weights, shapes, optional, max_bytes)
+    else:
+        _check_size(weights, max_bytes)
+        arrays, _ = read_arrays(weights, shapes, optional, types=("F32", "F16"))
+    arrays = {name: array.astype(np.float32, copy=False) for name, array in arrays.items()}
+    _check_computed(weights, config, arrays)
+    return arrays
+
+
+def _check_computed(weights: Path, config: ModelConfig, arrays: Arrays) -> None:
+    """Check that tied tables are equal, and that the positions are sinusoids."""
+    for name in POSITIONS:
+        if name in arrays:
+            positions = sinusoid(jnp.arange(config.max_length), config.d_model)
+            expected = np.asarray(positions)[:, channel_order(config.d_model)]
+            if not np.abs(arrays.pop(name) - expected).max() <= MAX_POSITION_ERROR:
+                raise UsageError(
+                    f"{weights} has {name} with other values than the sinusoids of "
+                    "static_position_embeddings, which the model here requires"
+                )
+    tied = SHARED if SHARED in arrays else TABLES["embedding.table"]
+    names = list(TABLES.values()) if tied == SHARED else []
+    if config.tie_embeddings != "none":
+        names.append(TABLES["output_embedding.table"])
+    for name in set(names) & arrays.keys():
+        if not np.array_equal(arrays.pop(name), arrays[tied]):
             raise UsageError(
-                f"{path / 'config.json'} has {field} {str(value)[:50]}, but the model here "
-                f"requires {expected}"
+                f"{weights} has different values in {name} and {tied}, but config.json ties them"
             )
 
 
-def _make_config(path: Path, settings: Mapping[str, Any], vocab_size: int) -> Config:
-    max_length = settings.get("max_position_embeddings")
-    try:
-        d_model, num_heads = settings["d_model"], settings["encoder_attention_heads"]
-        width = d_model // num_heads
-        if width * num_heads != d_model:
-            raise ValueError(f"d_model {d_model} is not a multiple of {num_heads} heads")
-        model = {
-            "num_layers": settings["encoder_layers"],
-            "d_ff": settings["encoder_ffn_dim"],
-            "d_model": d_model,
-            "num_heads": num_heads,
-            "d_k": width,
-            "d_v": width,
-            "dropout": settings.get("dropout", 0.1),
-            "attention_dropout": settings.get("attention_dropout", 0.0),
-            "activation_dropout": settings.get("activation_dropout", 0.0),
-            "max_length": max_length,
-            "attention_bias": True,
-            "layer_norm_epsilon": LAYER_NORM_EPSILON,
-        }
-        default = ModelConfig().max_length
-        data = {"corpus": "text", "vocab_size": vocab_size}
-        data["max_length"] = min(default, max_length) if isinstance(max_length, int) else default
-        return Config().change(model=model, data=data)
-    except (KeyError, ValueError, TypeError, ZeroDivisionError, ConfigError) as error:
-        raise StorageError(f"{path / 'config.json'} is invalid: {error}") from error
-
-
-def _read_vocabulary(path: Path) -> Vocabulary:
-    source, target = (_read(path / f"{side}.spm", MAX_TOKENIZER) for side in ("source", "target"))
-    if source != target:
-        raise UsageError(f"{path} has two SentencePiece models, but the model here requires one")
-    tokenizer = Tokenizer.load_untrusted(source, str(path / "source.spm"))
-    if _read_json(path / "vocab.json", MAX_TOKENIZER) != {
-        piece: token for token, piece in enumerate(tokenizer.pieces)
-    }:
-        raise UsageError(f"{path / 'vocab.json'} has other tokens or ids than source.spm")
-    return Vocabulary.shared(tokenizer)
+def _read_optional_json(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file, or nothing if there is no such file."""
+    return _read_json(path, MAX_DESCRIPTION) if path.exists() else {}
 
 
 def _read_json(path: Path, max_bytes: int) -> dict[str, Any]:
@@ -178,10 +231,3 @@ def _check_size(path: Path, max_bytes: int) -> None:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
     if size > max_bytes:
         raise StorageError(f"{path} is invalid: it has more than {max_bytes >> 20} MiB")
-
-
-def _max_bytes(config: ModelConfig, shapes: Shapes) -> int:
-    """Return the size limit of the weights file: the header and all arrays, even ignored ones."""
-    table, positions = shapes["model.shared.weight"], (config.max_length, config.d_model)
-    sizes = map(math.prod, [*shapes.values(), *3 * [table], *2 * [positions]])
-    return 4 * sum(sizes) + MAX_HEADER

@@ -4,9 +4,9 @@ Shapes: `in` and `out` each represent one or more axes of a `Dense` module, and 
 sizes.
 """
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -49,11 +49,24 @@ def expected_shapes(model: EncoderDecoder) -> Shapes:
     return {name: x.shape for name, x in _leaves_by_name(abstract_params(model)).items()}
 
 
-def read_arrays(path: Path, expected: Shapes, ignored: str = "$") -> tuple[Arrays, Metadata]:
-    """Read a safetensors file that contains exactly the expected arrays, in float32.
+class Found(NamedTuple):
+    """What a file says about an array."""
 
-    The file may also contain arrays whose names match the pattern `ignored`. This function does not
-    read those arrays.
+    shape: tuple[int, ...]
+    type: str
+    """The type in the notation of safetensors, such as F32."""
+
+
+def read_arrays(
+    path: Path,
+    expected: Shapes,
+    optional: Shapes = MappingProxyType({}),
+    *,
+    types: Sequence[str] = ("F32",),
+) -> tuple[Arrays, Metadata]:
+    """Read a safetensors file that contains exactly the expected arrays.
+
+    The optional arrays may also be present. `types` are the allowed types.
 
     Raises:
         UsageError: safetensors is not installed.
@@ -63,24 +76,36 @@ def read_arrays(path: Path, expected: Shapes, ignored: str = "$") -> tuple[Array
     safetensors = import_optional("safetensors")
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            names = [name for name in file.keys() if not re.fullmatch(ignored, name)]  # noqa: SIM118
-            # Check everything before reading the arrays.
-            _check_shapes(path, {name: file.get_slice(name) for name in names}, expected)
+            names = list(file.keys())
+            slices = {name: file.get_slice(name) for name in names}
+            # Check everything before the arrays are read.
+            found = {k: Found(tuple(x.get_shape()), x.get_dtype()) for k, x in slices.items()}
+            check_arrays(path, found, expected, optional, types=types)
             return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
     except (OSError, safetensors.SafetensorError) as error:
         raise StorageError(f"{path} cannot be read: {error}") from error
 
 
-def _check_shapes(source: Path, found: Mapping[str, Any], expected: Shapes) -> None:
-    for name in sorted(expected.keys() ^ found.keys()):
+def check_arrays(
+    source: Path,
+    found: Mapping[str, Found],
+    expected: Shapes,
+    optional: Shapes,
+    *,
+    types: Sequence[str],
+) -> None:
+    """Raise a StorageError that names an array which is missing, unknown, or unexpected."""
+    for name in sorted((expected.keys() ^ found.keys()) - optional.keys()):
         problem = "lacks the parameter" if name in expected else "has an unknown parameter"
         raise StorageError(f"{source} {problem} {name[:100]!r}, so it does not fit its config")
-    for name, shape in expected.items():
-        if (dtype := found[name].get_dtype()) != "F32":
+    for name, (found_shape, dtype) in found.items():
+        shape = expected[name] if name in expected else optional[name]
+        if dtype not in types:
             raise StorageError(
-                f"{source} has {name} in the type {dtype}, but only F32 is supported"
+                f"{source} has {name} in the type {dtype}, but only {' and '.join(types)} is "
+                "supported"
             )
-        if (found_shape := tuple(found[name].get_shape())) != shape:
+        if found_shape != shape:
             raise StorageError(
                 f"{source} has the shape {found_shape} for {name}, but its config requires {shape}"
             )

@@ -7,10 +7,11 @@ Shapes: B sentences, S source positions, L tokens in the longest translation.
 """
 
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -22,7 +23,7 @@ from transformer_jax.errors import TransformerJaxError
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.inference.translate import Translator, search
 from transformer_jax.interop.optional import import_optional
-from transformer_jax.special_tokens import BOS, EOS, UNKNOWN
+from transformer_jax.special_tokens import EOS, UNKNOWN
 
 NUM_SENTENCES = 20
 # The number of tokens in a random sentence, for runs whose text is not available.
@@ -37,8 +38,13 @@ MAX_SCORE_DIFFERENCE = 0.05
 class System(Protocol):
     """An exported model, loaded in the program that it was exported for."""
 
-    def translate(self, line: str, max_tokens: int) -> list[str]:
-        """Return the tokens of a greedy translation of at most `max_tokens`, without the end."""
+    def translate(
+        self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
+    ) -> list[str]:
+        """Return the tokens of a translation of at most `max_tokens`, without the end.
+
+        By default, the search is greedy. A beam search divides a log-probability by length^alpha.
+        """
 
     def score(self, line: str, tokens: Sequence[str]) -> float:
         """Return the log-probability of a translation, including the end-of-sentence token."""
@@ -70,12 +76,12 @@ class Verification(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """A greedy translation by this package."""
+    """A translation by this package."""
 
     tokens: list[str]
     """The translation's tokens, without the end-of-sentence token."""
     score: float
-    """The translation's log-probability."""
+    """The translation's log-probability, which a beam search divides by the length penalty."""
     max_tokens: int
     """The maximum number of tokens in a translation of this sentence."""
 
@@ -87,7 +93,7 @@ def verify(run: Run, system: System, lines: Sequence[str] | None = None) -> Veri
     """
     lines = sample_lines(run) if lines is None else lines
     equal, differences = 0, [0.0]
-    for line, ours in zip(lines, translate_greedily(run, lines), strict=True):
+    for line, ours in zip(lines, find_translations(run, lines), strict=True):
         equal += system.translate(line, ours.max_tokens) == ours.tokens
         differences.append(abs(system.score(line, ours.tokens) - ours.score))
     return Verification(len(lines), equal, float(np.max(differences)))
@@ -115,11 +121,21 @@ def sample_lines(run: Run, count: int = NUM_SENTENCES) -> list[str]:
     return lines[:count]
 
 
-def translate_greedily(run: Run, lines: Sequence[str]) -> list[Translation]:
-    """Translate lines that are not blank with this package, in float32."""
+def find_translations(
+    run: Run, lines: Sequence[str], *, beam_size: int = 1, alpha: float = 1.0
+) -> list[Translation]:
+    """Translate lines that are not blank with this package, in float32, greedily by default.
+
+    A beam search divides a log-probability by length^alpha.
+    """
     config = replace(run.config.model, dtype="float32", attention_implementation="full")
     model = build_model(config, **run.vocabulary.sizes)
-    decode = replace(run.config.decode, beam_size=1)
+    decode = replace(
+        run.config.decode,
+        beam_size=beam_size,
+        length_penalty="power",
+        length_penalty_alpha=alpha,
+    )
     translator = Translator(model, run.vocabulary, decode)
     sources = translator.encode(lines, truncate=True)
     source = np.zeros((len(lines), max(map(len, sources))), np.int32)
@@ -140,8 +156,43 @@ def translate_greedily(run: Run, lines: Sequence[str]) -> list[Translation]:
     ]
 
 
+class Counts(NamedTuple):
+    """How many translations of two programs are equal, and which of the others score higher."""
+
+    equal: int
+    ours_higher: int
+    theirs_higher: int
+    tied: int
+    """Different translations with equal scores."""
+
+
+def compare_searches(
+    run: Run, system: System, lines: Sequence[str], *, beam_size: int, alpha: float
+) -> Counts:
+    """Translate lines with both programs, and count which translation has the higher score.
+
+    The score of a translation is its log-probability in the other program, divided by
+    length^alpha. The programs can find different translations, because each has its own rule for
+    the end of a search.
+    """
+    options: dict[str, Any] = {"beam_size": beam_size, "alpha": alpha}
+    outcomes = []
+    for line, ours in zip(lines, find_translations(run, lines, **options), strict=True):
+        theirs = system.translate(line, ours.max_tokens, **options)
+        scores = [
+            system.score(line, tokens) / (len(tokens) + 1) ** alpha
+            for tokens in (ours.tokens, theirs)
+        ]
+        sign = (scores[0] > scores[1]) - (scores[0] < scores[1])
+        outcomes.append("equal" if theirs == ours.tokens else sign)
+    return Counts(*(outcomes.count(outcome) for outcome in ("equal", 1, -1, 0)))
+
+
 class CTranslate2System:
-    """A folder in CTranslate2's format, opened with CTranslate2 on one CPU thread."""
+    """A folder in CTranslate2's format, opened with CTranslate2 on one CPU thread.
+
+    A line must not begin with a language code, because SentencePiece would split it.
+    """
 
     def __init__(self, folder: Path, quantization: str = "float32") -> None:
         """Open the folder; raise a UsageError if CTranslate2 is not installed."""
@@ -152,11 +203,15 @@ class CTranslate2System:
             str(folder), compute_type=compute_type, intra_threads=1
         )
 
-    def translate(self, line: str, max_tokens: int) -> list[str]:
-        """Return the tokens of a greedy translation of at most `max_tokens`, without the end."""
+    def translate(
+        self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
+    ) -> list[str]:
+        """Return the tokens of a translation of at most `max_tokens`, without the end."""
         source = [self._tokenizer.encode(line, out_type=str)]
-        options = {"beam_size": 1, "max_decoding_length": max_tokens}
-        [result] = self._translator.translate_batch(source, **options)
+        options = {"beam_size": beam_size, "length_penalty": alpha}
+        [result] = self._translator.translate_batch(
+            source, max_decoding_length=max_tokens, **options
+        )
         return list(result.hypotheses[0])
 
     def score(self, line: str, tokens: Sequence[str]) -> float:
@@ -176,20 +231,29 @@ class MarianSystem:
         transformers.utils.logging.disable_progress_bar()
         self._tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
         self._model = transformers.MarianMTModel.from_pretrained(folder).eval()
+        name = "target_vocab.json" if self._tokenizer.separate_vocabs else "vocab.json"
+        self._ids = json.loads((folder / name).read_bytes())
+        config = self._model.config
+        self._begin, self._end = config.decoder_start_token_id, config.eos_token_id
 
-    def translate(self, line: str, max_tokens: int) -> list[str]:
-        """Return the tokens of a greedy translation of at most `max_tokens`, without the end."""
+    def translate(
+        self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
+    ) -> list[str]:
+        """Return the tokens of a translation of at most `max_tokens`, without the end."""
         source = self._tokenizer(line, return_tensors="pt")
         # Two additional tokens mark the beginning and the end of the sentence.
-        [tokens] = self._model.generate(**source, num_beams=1, max_length=max_tokens + 2)
-        tokens = tokens[1 : list(tokens).index(EOS)]
-        return list(self._tokenizer.convert_ids_to_tokens(tokens))
+        options: dict[str, Any] = {"num_beams": beam_size, "max_length": max_tokens + 2}
+        if beam_size > 1:
+            options["length_penalty"] = alpha
+        [tokens] = self._model.generate(**source, **options)
+        tokens = tokens.tolist()[1:]
+        return list(self._tokenizer.convert_ids_to_tokens(tokens[: tokens.index(self._end)]))
 
     def score(self, line: str, tokens: Sequence[str]) -> float:
         """Return the log-probability of a translation, including the end-of-sentence token."""
         source = self._tokenizer(line, return_tensors="pt")
-        target = [*self._tokenizer.convert_tokens_to_ids(list(tokens)), EOS]
-        decoder_input = self._torch.tensor([[BOS, *target[:-1]]])
+        target = [*(self._ids[token] for token in tokens), self._end]
+        decoder_input = self._torch.tensor([[self._begin, *target[:-1]]])
         with self._torch.inference_mode():
             logits = self._model(**source, decoder_input_ids=decoder_input).logits[0]
         log_probs = self._torch.log_softmax(logits.double(), dim=-1)

@@ -53,6 +53,7 @@ def create_run(
     model = build_model(config.model, **sizes)
     if other is not None:
         _check_same_shapes(abstract_params(model), other)
+        _check_same_function(config.model, other)
 
     def save_initial_params(folder: RunDirectory) -> None:
         if other is None:
@@ -81,6 +82,17 @@ def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
                     f"a {side} of {split} has {longest} tokens, and the model reads at most "
                     f"{limit}: {advice}"
                 )
+
+
+def _check_same_function(config: ModelConfig, other: Run) -> None:
+    """Raise `UsageError` if the model uses parameters of the same shapes differently."""
+    for field in ("activation", "decoder_start"):
+        ours, theirs = getattr(config, field), getattr(other.config.model, field)
+        if ours != theirs:
+            raise UsageError(
+                f"the parameters of {other.folder.path} were trained with model.{field} {theirs}, "
+                f"not {ours}"
+            )
 
 
 def _check_same_shapes(params: Params, other: Run) -> None:

@@ -1,0 +1,346 @@
+"""Test the import of folders like those of opus-mt models, with transformers as the oracle."""
+
+import json
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from opus_mt import SOURCES, write_opus_mt
+from safetensors.numpy import load_file
+
+from transformer_jax.cli import main
+from transformer_jax.errors import UsageError
+from transformer_jax.inference.trained_run import Run, load
+from transformer_jax.interop.ctranslate2_format import export_ctranslate2, without_padding
+from transformer_jax.interop.marian_format import export_marian
+from transformer_jax.interop.marian_import import read_marian
+from transformer_jax.interop.safetensors_format import export_safetensors, read_safetensors
+from transformer_jax.interop.torch_weights import read_torch_arrays
+from transformer_jax.interop.verify import CTranslate2System, MarianSystem, verify
+from transformer_jax.model.build import build_transformer
+from transformer_jax.special_tokens import EOS, PAD, UNKNOWN
+
+torch: Any = pytest.importorskip("torch", reason="`pip install --group interop` installs PyTorch")
+transformers: Any = pytest.importorskip(
+    "transformers", reason="`pip install --group interop` installs transformers"
+)
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Recommended")
+
+LINES = [*SOURCES[:7], "forty-two q ½"]
+
+
+class Imported(NamedTuple):
+    """The same model in both programs."""
+
+    folder: Path
+    marian: Any
+    path: Path
+    """The imported run."""
+    run: Run
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Imported:
+    path = tmp_path_factory.mktemp("opus")
+    marian = write_opus_mt(path / "opus-mt-en-de")
+    assert main(["import", str(path / "opus-mt-en-de"), "--out", str(path / "run")]) == 0
+    return Imported(path / "opus-mt-en-de", marian, path / "run", load(path / "run"))
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+def test_the_config_has_every_option_of_the_model(imported: Imported) -> None:
+    model, data = imported.run.config.model, imported.run.config.data
+    assert model.layers_per_stack == (2, 1)
+    assert (model.activation, model.decoder_start) == ("swish", "padding")
+    assert model.attention_bias
+    assert model.output_bias
+    assert (model.layer_norm_epsilon, model.max_length) == (1e-5, 64)
+    assert data.vocab_size == imported.marian.config.vocab_size
+    decode = imported.run.config.decode
+    assert (decode.beam_size, decode.length_penalty, decode.length_penalty_alpha) == (4, "power", 1)
+
+
+def test_tokens_are_those_of_the_marian_tokenizer(imported: Imported) -> None:
+    theirs = transformers.MarianTokenizer.from_pretrained(imported.folder)
+    source, target = imported.run.vocabulary
+    order = np.array(source.table.order)
+    lines = [*LINES, ">>deu<< forty-two", "  two   spaces "]
+    for line, tokens in zip(lines, source.encode(lines), strict=True):
+        assert order[tokens].tolist() == theirs(line)["input_ids"]
+        assert tokens[-1] == EOS
+    assert UNKNOWN in source.encode(["forty-two q"])[0]
+    # The text of a special token is ordinary text.
+    assert source.encode(["</s><pad>"])[0].count(EOS) == 1
+    assert PAD not in source.encode(["</s><pad>"])[0]
+    every = [list(range(len(target)))[::step] for step in (1, -1, 7)]
+    for tokens in every:
+        text = theirs.decode(order[tokens].tolist(), skip_special_tokens=True)
+        assert target.decode([tokens]) == [text]
+
+
+def logits_of(run: Run, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Return our logits in float64."""
+    config = run.config.change().model
+    config = type(config)(**{**vars(config), "dtype": "float64"})
+    model = build_transformer(config, **run.vocabulary.sizes)
+    params = jax.tree.map(lambda x: jnp.asarray(x, "float64"), run.params)
+    logits = jax.jit(model.apply)({"params": params}, jnp.asarray(source), jnp.asarray(target))
+    return np.asarray(logits)
+
+
+def their_logits(marian: Any, source: np.ndarray, target: np.ndarray, pad: int) -> np.ndarray:
+    """Return the logits of transformers in float64, with positions that are not rounded."""
+    marian = marian.double()
+    width = marian.config.d_model
+    positions = marian.config.max_position_embeddings
+    angle = np.arange(positions)[:, None] / 10000 ** (np.arange(0, width, 2) / width)
+    table = torch.tensor(np.concatenate([np.sin(angle), np.cos(angle)], axis=1))
+    for stack in (marian.model.encoder, marian.model.decoder):
+        stack.embed_positions.weight.data = table
+    start = np.full((len(target), 1), marian.config.decoder_start_token_id)
+    decoder_input = np.concatenate([start, target[:, :-1]], axis=1)
+    with torch.no_grad():
+        return marian(
+            input_ids=torch.tensor(source),
+            attention_mask=torch.tensor(source != pad),
+            decoder_input_ids=torch.tensor(decoder_input),
+        ).logits.numpy()
+
+
+def assert_equal_logits(run: Run, marian: Any) -> None:
+    """Compare the logits of both programs for two pairs of random sentences."""
+    rng = np.random.default_rng(1)
+    source_order, target_order = (
+        np.arange(len(t)) if t.table is None else np.array(t.table.order) for t in run.vocabulary
+    )
+    source = rng.integers(4, len(source_order), (2, 9))
+    source[0, 6:] = PAD
+    target = rng.integers(4, len(target_order), (2, 7))
+    ours = logits_of(run, source, target)
+    theirs = their_logits(
+        marian, source_order[source], target_order[target], marian.config.pad_token_id
+    )
+    assert ours.dtype == np.float64
+    # The distributions are peaked, so that a wrong mask or scale would show.
+    assert np.asarray(jax.nn.softmax(theirs)).max() > 0.9
+    np.testing.assert_allclose(ours, theirs[..., target_order], rtol=0, atol=1e-10)
+
+
+@pytest.mark.usefixtures("float64")
+def test_logits_in_float64_are_those_of_transformers(imported: Imported) -> None:
+    marian = transformers.MarianMTModel.from_pretrained(imported.folder).eval()
+    assert_equal_logits(imported.run, marian)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_separate_embeddings_have_the_same_logits(activation: str, tmp_path: Path) -> None:
+    is_tied = activation == "gelu"
+    marian = write_opus_mt(
+        tmp_path / "model",
+        activation_function=activation,
+        share_encoder_decoder_embeddings=False,
+        tie_word_embeddings=is_tied,
+    )
+    run = read_marian(tmp_path / "model")
+    assert run.config.model.tie_embeddings == ("target" if is_tied else "none")
+    assert_equal_logits(run, marian)
+    export_marian(run, tmp_path / "again")
+    assert_same_arrays(tmp_path / "again", tmp_path / "model")
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_model_that_normalizes_first_equals_pegasus(imported: Imported, tmp_path: Path) -> None:
+    """Pegasus is Marian with layer normalization before each sub-layer and after each stack."""
+    folder = shutil.copytree(imported.folder, tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text("utf-8"))
+    config = transformers.PegasusConfig(**{**settings, "model_type": "pegasus"})
+    pegasus = transformers.PegasusForConditionalGeneration(config).eval()
+    state = pegasus.state_dict()
+    arrays = load_file(folder / "model.safetensors")
+    for name in state:
+        if name in arrays:
+            state[name] = torch.tensor(arrays[name])
+        elif name.endswith(("encoder.layer_norm.weight", "decoder.layer_norm.weight")):
+            arrays[name] = np.linspace(0.5, 1.5, 16, dtype="f4")
+            arrays[name.replace("weight", "bias")] = np.linspace(-1, 1, 16, dtype="f4")
+            state[name] = torch.tensor(arrays[name])
+            state[name.replace("weight", "bias")] = torch.tensor(
+                arrays[name.replace("weight", "bias")]
+            )
+        elif name.endswith(("embed_tokens.weight", "lm_head.weight")):
+            state[name] = torch.tensor(arrays["model.shared.weight"])
+    pegasus.load_state_dict(state)
+    from safetensors.numpy import save_file
+
+    save_file(arrays, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**settings, "normalize_before": True}))
+    run = read_marian(folder)
+    assert run.config.model.layer_norm == "pre"
+    assert_equal_logits(run, pegasus)
+    with pytest.raises(UsageError, match=r"cannot express model\.layer_norm pre"):
+        export_marian(run, tmp_path / "again")
+
+
+def test_greedy_translations_are_those_of_generate(imported: Imported) -> None:
+    result = verify(imported.run, MarianSystem(imported.folder), LINES)
+    assert (result.sentences, result.equal) == (len(LINES), len(LINES))
+    assert result.score_difference < 2e-3
+    translations = imported.run.translate(LINES, beam_size=1)
+    # The translations differ in length and content, so that the comparison can fail.
+    assert len(set(translations)) > len(LINES) / 2
+
+
+def test_ctranslate2_translates_an_imported_model_as_the_run(
+    imported: Imported, tmp_path: Path
+) -> None:
+    export_ctranslate2(imported.run, tmp_path / "model")
+    result = verify(without_padding(imported.run), CTranslate2System(tmp_path / "model"), LINES)
+    assert result.equal == len(LINES)
+    assert result.score_difference < 2e-3
+
+
+def assert_same_arrays(one: Path, other: Path) -> None:
+    ours, theirs = (load_file(path / "model.safetensors") for path in (one, other))
+    assert ours.keys() == theirs.keys()
+    for name, array in theirs.items():
+        assert ours[name].dtype == array.dtype
+        assert ours[name].tobytes() == array.tobytes(), name
+
+
+def assert_same_run(one: Run, other: Run) -> None:
+    jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
+    assert jax.tree.structure(one.params) == jax.tree.structure(other.params)
+    assert one.config == other.config
+    assert [t.digest for t in one.vocabulary] == [t.digest for t in other.vocabulary]
+
+
+def test_export_after_import_is_the_identity(imported: Imported, tmp_path: Path) -> None:
+    export_marian(imported.run, tmp_path / "again")
+    assert_same_arrays(tmp_path / "again", imported.folder)
+    for name in ("source.spm", "target.spm"):
+        assert (tmp_path / "again" / name).read_bytes() == (imported.folder / name).read_bytes()
+    vocabularies = (
+        json.loads((path / "vocab.json").read_bytes())
+        for path in (imported.folder, tmp_path / "again")
+    )
+    assert len({tuple(x.items()) for x in vocabularies}) == 1
+    # And import after that export is the identity, too.
+    settings = json.loads((tmp_path / "again" / "config.json").read_bytes())
+    assert settings["max_position_embeddings"] == 512
+    (tmp_path / "again" / "config.json").write_text(
+        json.dumps({**settings, "max_position_embeddings": 64})
+    )
+    assert_same_run(read_marian(tmp_path / "again"), imported.run)
+    export_safetensors(imported.run, tmp_path / "safetensors")
+    assert_same_run(read_safetensors(tmp_path / "safetensors"), imported.run)
+
+
+def test_a_file_of_pytorch_gives_the_same_run(imported: Imported, tmp_path: Path) -> None:
+    folder = shutil.copytree(imported.folder, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    state = transformers.MarianMTModel.from_pretrained(imported.folder).state_dict()
+    # Old folders also contain copies of the embeddings, and the sinusoids.
+    assert {"lm_head.weight", "model.encoder.embed_positions.weight"} <= state.keys()
+    for is_zip in (True, False):
+        weights = folder / "pytorch_model.bin"
+        torch.save(state, weights, _use_new_zipfile_serialization=is_zip)
+        assert_same_run(read_marian(folder), imported.run)
+
+
+class Payload:
+    """An object whose unpickling creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def compress(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(200 << 20))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda x: torch.save(Payload(x.parent / "executed"), x), "which could be code"),
+        (lambda x: x.write_bytes(pickle.dumps(Payload(x.parent / "executed"))), "could be code"),
+        (lambda x: torch.save([1, 2], x), "it contains something other than arrays"),
+        (lambda x: torch.save({"a": 1}, x), "it contains something other than arrays"),
+        (lambda x: torch.save({"a": torch.ones(2)}, x), "lacks the parameter"),
+        (lambda x: x.write_bytes(b""), "pytorch_model.bin cannot be read: "),
+        (lambda x: x.write_bytes(b"PK\x03\x04" + bytes(100)), "pytorch_model.bin cannot be read: "),
+        (compress, "it unpacks to more than its config implies"),
+    ],
+)
+def test_a_hostile_file_of_pytorch_is_refused_in_one_line(
+    imported: Imported,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], object],
+    message: str,
+) -> None:
+    folder = shutil.copytree(imported.folder, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    damage(folder / "pytorch_model.bin")
+    assert main(["import", str(folder), "--out", str(tmp_path / "run")]) == 74
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (folder / "executed").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_old_version_of_pytorch_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    with pytest.raises(UsageError, match=r"needs torch 2.10 or later, and this is 2.9.1\+cpu$"):
+        read_torch_arrays(tmp_path / "x.bin", {}, {}, 100)
+
+
+def test_attention_of_an_imported_run_begins_with_padding(imported: Imported) -> None:
+    attention = imported.run.attention("forty-two")
+    assert attention.source_tokens[-1] == "<EOS>"
+    assert attention.decoder_input_tokens[0] == "<PAD>"
+    assert (len(attention.encoder), len(attention.cross)) == (2, 1)
+    np.testing.assert_allclose(attention.cross.sum(axis=-1), 1, atol=1e-5)
+
+
+def test_an_imported_run_translates_evaluates_and_trains(
+    imported: Imported,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = imported.run.config.change(
+        data={"corpus": "number_words", "num_pairs": 60, "max_length": 32, "batch_tokens": 256},
+        train={"steps": 1, "checkpoint_every": 1, "bleu_every": 9},
+    )
+    (tmp_path / "fine.json").write_text(json.dumps(config.to_dict()))
+    fine = tmp_path / "fine"
+    options = ["--init-from", str(imported.path), "--out", str(fine)]
+    assert main(["train", str(tmp_path / "fine.json"), *options]) == 0
+    trained = load(fine)
+    assert [t.digest for t in trained.vocabulary] == [t.digest for t in imported.run.vocabulary]
+    assert trained.translate(["forty-two"]) != []
+    other = config.change(model={"activation": "relu"})
+    (tmp_path / "other.json").write_text(json.dumps(other.to_dict()))
+    options = ["--init-from", str(imported.path), "--out", str(tmp_path / "other")]
+    assert main(["train", str(tmp_path / "other.json"), *options]) == 2
+    error = capsys.readouterr().err
+    assert "were trained with model.activation swish, not relu" in error

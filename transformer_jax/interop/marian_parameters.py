@@ -1,0 +1,213 @@
+"""Parameters by the names, and in the layout, of Hugging Face's `MarianMTModel`.
+
+Marian's positional encodings have all sines before all cosines, with the paper's angles. The paper
+interleaves them. Permuting the channels of all parameters in the same way gives an equal model.
+
+Shapes: D d_model, N vocab_size.
+"""
+
+import math
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
+from transformer_jax.interop.parameters import Arrays, Shapes, flatten_params, unflatten_params
+from transformer_jax.model.transformer import Params
+
+SHARED = "model.shared.weight"
+BIAS = "final_logits_bias"
+TABLES = {
+    "source_embedding.table": "model.encoder.embed_tokens.weight",
+    "embedding.table": "model.decoder.embed_tokens.weight",
+    "output_embedding.table": "lm_head.weight",
+}
+POSITIONS = [f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")]
+ATTENTIONS = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}
+PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
+FEED_FORWARD = {"inner": "fc1", "outer": "fc2"}
+NORMS = {
+    "after_self_attention": "self_attn_layer_norm",
+    "after_cross_attention": "encoder_attn_layer_norm",
+    "after_feed_forward": "final_layer_norm",
+}
+
+Order = Int[np.ndarray, " N"]
+"""Marian's ID of each token here."""
+
+
+class Orders(NamedTuple):
+    """The orders of the source tokens and of the target tokens; None if the IDs are equal."""
+
+    source: Order | None = None
+    target: Order | None = None
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> "Orders":
+        """Return the orders of a vocabulary's tables."""
+        return cls(_order(vocabulary.source), _order(vocabulary.target))
+
+
+SAME_IDS = Orders()
+
+
+class Module(NamedTuple):
+    """A module in both programs."""
+
+    name: str
+    """Its name here, such as `encoder_0.self_attention.query`."""
+    marian_name: str
+    reads_channels: bool
+    """Whether the last axis of Marian's weight is d_model."""
+    writes_channels: bool
+    """Whether the first axis of Marian's weight is d_model, and so is the bias."""
+
+
+def to_marian(config: ModelConfig, params: Params, orders: Orders = SAME_IDS) -> Arrays:
+    """Return parameters, or their gradients, by Marian's names, in its order of channels and IDs.
+
+    Biases that the model does not have are zero.
+    """
+    params = flatten_params(params)
+    channels = channel_order(config.d_model)
+    arrays = {}
+    for name, marian_name in table_names(params).items():
+        table, order = params[name], orders[0 if name.startswith("source") else 1]
+        rows = slice(None) if order is None else np.argsort(order)
+        arrays[marian_name] = np.ascontiguousarray(table[rows][:, channels])
+    table = params["embedding.table"]
+    bias = params.get("output_bias", np.zeros(len(table), table.dtype))
+    rows = slice(None) if orders.target is None else np.argsort(orders.target)
+    arrays[BIAS] = np.ascontiguousarray(bias[rows][None])
+    for module in _modules(config):
+        if "norm" in module.marian_name:
+            arrays[f"{module.marian_name}.weight"] = params[f"{module.name}.scale"][channels]
+            arrays[f"{module.marian_name}.bias"] = params[f"{module.name}.bias"][channels]
+            continue
+        # A kernel is [in, out], and Marian's weight [out, in]. Either can be split into heads.
+        kernel = params[f"{module.name}.kernel"]
+        inputs = kernel.shape[0] if module.reads_channels else -1
+        weight = kernel.reshape(inputs, -1 if module.reads_channels else config.d_model).T
+        bias = params.get(f"{module.name}.bias", np.zeros(len(weight), weight.dtype)).reshape(-1)
+        if module.reads_channels:
+            weight = weight[:, channels]
+        if module.writes_channels:
+            weight, bias = weight[channels], bias[channels]
+        arrays[f"{module.marian_name}.weight"] = np.ascontiguousarray(weight)
+        arrays[f"{module.marian_name}.bias"] = bias
+    return arrays
+
+
+def marian_shapes(config: ModelConfig, shapes: Shapes) -> Shapes:
+    """Return the shapes of the arrays of `to_marian`, from those of `flatten_params`."""
+    marian_shapes = {theirs: shapes[ours] for ours, theirs in table_names(shapes).items()}
+    marian_shapes[BIAS] = (1, shapes["embedding.table"][0])
+    for module in _modules(config):
+        weight = bias = (config.d_model,)
+        if "norm" not in module.marian_name:
+            size = math.prod(shapes[f"{module.name}.kernel"])
+            outputs = size // config.d_model if module.reads_channels else config.d_model
+            weight, bias = (outputs, size // outputs), (outputs,)
+        marian_shapes[f"{module.marian_name}.weight"] = weight
+        marian_shapes[f"{module.marian_name}.bias"] = bias
+    return marian_shapes
+
+
+def from_marian(config: ModelConfig, arrays: Arrays, orders: Orders = SAME_IDS) -> Params:
+    """Return the parameters that `to_marian` returned as `arrays`: its inverse.
+
+    Biases of attention and of the logits are left out if the config does not have them.
+    """
+    channels = np.argsort(channel_order(config.d_model))
+    params = {}
+    for name, marian_name in (TABLES if SHARED not in arrays else {}).items():
+        if marian_name in arrays:
+            params[name] = arrays[marian_name]
+    params = params or {"embedding.table": arrays[SHARED]}
+    for name, table in params.items():
+        order = orders[0 if name.startswith("source") else 1]
+        params[name] = table[slice(None) if order is None else order][:, channels]
+    if config.output_bias:
+        order = orders.target
+        params["output_bias"] = arrays[BIAS][0][slice(None) if order is None else order]
+    for module in _modules(config):
+        weight, bias = arrays[f"{module.marian_name}.weight"], arrays[f"{module.marian_name}.bias"]
+        if "norm" in module.marian_name:
+            params[f"{module.name}.scale"] = weight[channels]
+            params[f"{module.name}.bias"] = bias[channels]
+            continue
+        if module.reads_channels:
+            weight = weight[:, channels]
+        if module.writes_channels:
+            weight, bias = weight[channels], bias[channels]
+        kernel, is_attention = np.ascontiguousarray(weight.T), "_attention" in module.name
+        if is_attention and module.writes_channels:
+            kernel = kernel.reshape(config.num_heads, config.d_v, -1)
+        elif is_attention:
+            kernel = kernel.reshape(len(kernel), config.num_heads, -1)
+            bias = bias.reshape(config.num_heads, -1)
+        params[f"{module.name}.kernel"] = kernel
+        if config.attention_bias or not is_attention:
+            params[f"{module.name}.bias"] = bias
+    return unflatten_params(params)
+
+
+def has_attention_bias(arrays: Arrays) -> bool:
+    """Return whether any bias of an attention projection is not zero."""
+    attentions = tuple(f".{name}." for name in ATTENTIONS.values())
+    names = (k for k in arrays if k.endswith("bias") and any(a in k for a in attentions))
+    return any(np.any(arrays[name]) for name in names)
+
+
+def table_names(names: Collection[str]) -> dict[str, str]:
+    """Return Marian's names of the tables of embeddings, by their names here.
+
+    `names` contains the names of all parameters here.
+    """
+    if "source_embedding.table" not in names:
+        return {"embedding.table": SHARED}
+    return {ours: theirs for ours, theirs in TABLES.items() if ours in names}
+
+
+def channel_order(d_model: int) -> Int[np.ndarray, " D"]:
+    """Return the paper's channel for each of Marian's: those of the sines, then of the cosines."""
+    return np.arange(d_model).reshape(-1, 2).T.reshape(-1)
+
+
+def _order(tokenizer: Tokenizer) -> Order | None:
+    return None if tokenizer.table is None else np.array(tokenizer.table.order)
+
+
+def _modules(config: ModelConfig) -> Iterator[Module]:
+    """Yield all modules of both stacks, except for the embeddings."""
+    for stack, depth in zip(("encoder", "decoder"), config.layers_per_stack, strict=True):
+        for index in range(depth):
+            yield from _layer_modules(stack, f"{stack}_{index}", f"model.{stack}.layers.{index}")
+        if config.layer_norm == "pre":
+            yield Module(f"{stack}_norm", f"model.{stack}.layer_norm", False, True)
+
+
+def _layer_modules(stack: str, layer: str, marian_layer: str) -> Iterator[Module]:
+    for name, marian_name in NORMS.items():
+        if stack == "decoder" or name != "after_cross_attention":
+            yield Module(f"{layer}.{name}.norm", f"{marian_layer}.{marian_name}", False, True)
+    for name, marian_name in FEED_FORWARD.items():
+        yield Module(
+            f"{layer}.feed_forward.{name}",
+            f"{marian_layer}.{marian_name}",
+            name == "inner",
+            name == "outer",
+        )
+    for attention, marian_attention in ATTENTIONS.items():
+        if stack == "encoder" and attention == "cross_attention":
+            continue
+        for name, marian_name in PROJECTIONS.items():
+            yield Module(
+                f"{layer}.{attention}.{name}",
+                f"{marian_layer}.{marian_attention}.{marian_name}",
+                name != "output",
+                name == "output",
+            )

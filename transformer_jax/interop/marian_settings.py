@@ -1,0 +1,205 @@
+"""The settings of a folder in Marian's format: `config.json` and `generation_config.json`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformer_jax.config import Config, ModelConfig
+from transformer_jax.data.token_table import TokenTable
+from transformer_jax.data.tokenizer import Vocabulary
+from transformer_jax.errors import ConfigError, StorageError, UsageError
+from transformer_jax.inference.trained_run import Run
+from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
+
+# Marian's layer normalization has this fixed epsilon.
+LAYER_NORM_EPSILON = 1e-5
+# Names in `config.json`, and the names of the same functions here.
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
+# What the fields of config.json must be. A missing field has the second value.
+REQUIRED: dict[str, tuple[object, object]] = {
+    "scale_embedding": (True, False),
+    "static_position_embeddings": (True, True),
+    "normalize_embedding": (False, False),
+}
+
+
+def model_settings(
+    config: ModelConfig,
+    num_positions: int,
+    table: TokenTable | None = None,
+    *,
+    vocab_size: int,
+    source_vocab_size: int | None = None,
+) -> dict[str, object]:
+    """Return the content of Marian's config.json.
+
+    The sizes are those of `Vocabulary.sizes`. `table` is the table of the target's tokens, if any.
+    """
+    widths = {"ffn_dim": config.d_ff, "attention_heads": config.num_heads}
+    encoder_layers, decoder_layers = config.layers_per_stack
+    is_shared = config.tie_embeddings == "all" and source_vocab_size is None
+    return {
+        "model_type": "marian",
+        "architectures": ["MarianMTModel"],
+        "activation_function": config.activation,
+        "encoder_layers": encoder_layers,
+        "decoder_layers": decoder_layers,
+        **{f"{stack}_{k}": n for k, n in widths.items() for stack in ("encoder", "decoder")},
+        "d_model": config.d_model,
+        "vocab_size": source_vocab_size or vocab_size,
+        "decoder_vocab_size": vocab_size,
+        "max_position_embeddings": num_positions,
+        "scale_embedding": True,
+        "share_encoder_decoder_embeddings": is_shared,
+        "tie_word_embeddings": config.tie_embeddings != "none",
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.activation_dropout,
+        "dtype": "float32",
+        **special_tokens(table),
+    }
+
+
+def generation_settings(run: Run) -> dict[str, object]:
+    """Return the content of generation_config.json, which `generate` uses by default."""
+    config, decode = run.config.model, run.config.decode
+    tokens = special_tokens(run.vocabulary.target.table)
+    settings: dict[str, object] = {
+        "num_beams": decode.beam_size,
+        "max_length": config.max_length + decode.max_extra_length,
+        **tokens,
+    }
+    if decode.length_penalty == "power":
+        settings["length_penalty"] = decode.length_penalty_alpha
+    if config.decoder_start == "padding":
+        settings["bad_words_ids"] = [[tokens["pad_token_id"]]]
+    return settings
+
+
+def special_tokens(table: TokenTable | None) -> dict[str, int]:
+    """Return the IDs of the special tokens by the names in Marian's settings."""
+    padding, begin, end = PAD, BOS, EOS
+    if table is not None:
+        padding, end = table.padding, table.end
+        begin = table.padding if table.begin is None else table.begin
+    tokens = {"pad_token_id": padding, "eos_token_id": end, "forced_eos_token_id": end}
+    tokens["decoder_start_token_id"] = begin
+    return tokens if begin == padding else {**tokens, "bos_token_id": begin}
+
+
+def read_tokens(path: Path, settings: Mapping[str, Any], tokens: list[str]) -> TokenTable:
+    """Return the table of the tokens in a vocabulary, with the special tokens of the settings.
+
+    Raises:
+        UsageError: the settings name other special tokens than transformers' tokenizer.
+        DataError: the table is inconsistent.
+    """
+    padding, end = settings.get("pad_token_id"), settings.get("eos_token_id")
+    start = settings.get("decoder_start_token_id")
+    for field, token in (("pad_token_id", "<pad>"), ("eos_token_id", "</s>")):
+        found = tokens.index(token) if token in tokens else "no ID"
+        if settings.get(field) != found or isinstance(settings.get(field), bool):
+            raise UsageError(
+                f"{path / 'config.json'} has {field} {str(settings.get(field))[:50]}, but the "
+                f"vocabulary has {found} for {token}"
+            )
+    if settings.get("forced_eos_token_id", end) not in (end, None):
+        raise UsageError(
+            f"{path / 'config.json'} has forced_eos_token_id "
+            f"{str(settings['forced_eos_token_id'])[:50]}, but the model here requires {end}"
+        )
+    unknown = tokens.index("<unk>") if "<unk>" in tokens else -1
+    begin = None if start == padding else start
+    table = TokenTable(tuple(tokens), padding, begin, end, unknown)  # type: ignore[arg-type]
+    table.check(str(path / "config.json"))
+    return table
+
+
+def has_own_tokens(table: TokenTable) -> bool:
+    """Return whether the special tokens have the IDs that they have here."""
+    return table[1:] == (PAD, BOS, EOS, UNKNOWN)
+
+
+def read_config(
+    path: Path, settings: Mapping[str, Any], generation: Mapping[str, Any], vocabulary: Vocabulary
+) -> Config:
+    """Return the config of a folder. It has biases of attention and of the logits.
+
+    Translations use the beam size and the length penalty that `generate` would use.
+
+    Raises:
+        UsageError: the model here cannot express a field, which the message names.
+        StorageError: a field is missing or invalid.
+    """
+    _check_expressible(path, settings)
+    max_length = settings.get("max_position_embeddings", 1024)
+    try:
+        d_model, num_heads = settings["d_model"], settings["encoder_attention_heads"]
+        width = d_model // num_heads
+        if width * num_heads != d_model:
+            raise ValueError(f"d_model {d_model} is not a multiple of {num_heads} heads")
+        depth, decoder_depth = settings["encoder_layers"], settings["decoder_layers"]
+        table = vocabulary.target.table
+        model = {
+            "num_layers": depth,
+            "num_decoder_layers": None if decoder_depth == depth else decoder_depth,
+            "d_ff": settings["encoder_ffn_dim"],
+            "activation": ACTIVATIONS[settings.get("activation_function", "gelu")],
+            "d_model": d_model,
+            "num_heads": num_heads,
+            "d_k": width,
+            "d_v": width,
+            "dropout": settings.get("dropout", 0.1),
+            "attention_dropout": settings.get("attention_dropout", 0.0),
+            "activation_dropout": settings.get("activation_dropout", 0.0),
+            "max_length": max_length,
+            "attention_bias": True,
+            "output_bias": True,
+            "decoder_start": "padding" if table is not None and table.begin is None else "bos",
+            "layer_norm": "pre" if settings.get("normalize_before", False) else "post",
+            "layer_norm_epsilon": LAYER_NORM_EPSILON,
+            "tie_embeddings": _tie_embeddings(settings, vocabulary),
+        }
+        data = {"corpus": "text", **vocabulary.sizes}
+        default = ModelConfig().max_length
+        data["max_length"] = min(default, max_length) if isinstance(max_length, int) else default
+        decode = {
+            "beam_size": generation.get("num_beams", 1),
+            "length_penalty": "power",
+            "length_penalty_alpha": generation.get("length_penalty", 1.0),
+        }
+        return Config().change(model=model, data=data, decode=decode)
+    except (KeyError, ValueError, TypeError, ZeroDivisionError, ConfigError) as error:
+        raise StorageError(f"{path / 'config.json'} is invalid: {error}") from error
+
+
+def _check_expressible(path: Path, settings: Mapping[str, Any]) -> None:
+    required = dict(REQUIRED)
+    for name in ("ffn_dim", "attention_heads"):
+        required[f"decoder_{name}"] = settings.get(f"encoder_{name}"), None
+    # transformers stores the second of these fields for models that normalize first.
+    required["add_final_layer_norm"] = settings.get("normalize_before", False), None
+    if settings.get("add_final_layer_norm") is None:
+        del required["add_final_layer_norm"]
+    if settings.get("share_encoder_decoder_embeddings", True):
+        required["tie_word_embeddings"] = True, True
+    for field, (expected, default) in required.items():
+        value = settings.get(field, default)
+        if value != expected or type(value) is not type(expected):
+            raise UsageError(
+                f"{path / 'config.json'} has {field} {str(value)[:50]}, but the model here "
+                f"requires {expected}"
+            )
+    activation = settings.get("activation_function", "gelu")
+    if activation not in list(ACTIVATIONS):
+        raise UsageError(
+            f"{path / 'config.json'} has activation_function {str(activation)[:50]}, but the "
+            f"model here requires {', '.join(ACTIVATIONS)}"
+        )
+
+
+def _tie_embeddings(settings: Mapping[str, Any], vocabulary: Vocabulary) -> str:
+    if not settings.get("tie_word_embeddings", True):
+        return "none"
+    is_shared = settings.get("share_encoder_decoder_embeddings", True)
+    return "all" if is_shared or not vocabulary.is_shared else "target"

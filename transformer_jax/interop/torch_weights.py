@@ -1,0 +1,64 @@
+"""Read `pytorch_model.bin` with PyTorch's weights-only loader, which does not execute anything."""
+
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.interop.optional import import_optional
+from transformer_jax.interop.parameters import Arrays, Found, Shapes, check_arrays
+
+# Earlier weights-only loaders can be made to execute code.
+MIN_TORCH = (2, 10)
+TYPES = {"torch.float32": "F32", "torch.float16": "F16"}
+
+
+def read_torch_arrays(path: Path, expected: Shapes, optional: Shapes, max_bytes: int) -> Arrays:
+    """Read a file of PyTorch that contains exactly the expected arrays, in float32 or float16.
+
+    The optional arrays may also be present. `max_bytes` limits the size of the unpacked file.
+
+    Raises:
+        UsageError: PyTorch is not installed, or it is too old.
+        StorageError: the file cannot be read, contains anything other than arrays, or an array is
+            missing, unknown, or has an unexpected shape or type.
+    """
+    torch = import_optional("torch", "'torch>=2.10'")
+    version = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
+    if version < MIN_TORCH:
+        raise UsageError(f"{path} needs torch 2.10 or later, and this is {torch.__version__}")
+    content = _load(torch, path, max_bytes)
+    if not isinstance(content, Mapping) or not all(
+        isinstance(name, str) and isinstance(x, torch.Tensor) and x.layout is torch.strided
+        for name, x in content.items()
+    ):
+        raise StorageError(f"{path} cannot be read: it contains something other than arrays")
+    found = {
+        name: Found(tuple(x.shape), TYPES.get(str(x.dtype), str(x.dtype)))
+        for name, x in content.items()
+    }
+    check_arrays(path, found, expected, optional, types=("F32", "F16"))
+    return {name: x.detach().contiguous().numpy() for name, x in content.items()}
+
+
+def _load(torch: Any, path: Path, max_bytes: int) -> Any:
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                size = sum(entry.file_size for entry in archive.infolist())
+            if size > max_bytes:
+                raise StorageError(f"{path} is invalid: it unpacks to more than its config implies")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise StorageError(
+            f"{path} cannot be read: it contains something other than arrays, which could be code"
+        ) from error
+    except (
+        *(OSError, EOFError, RuntimeError, MemoryError, ValueError, TypeError, LookupError),
+        *(AttributeError, OverflowError, zipfile.BadZipFile),
+    ) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise StorageError(f"{path} cannot be read: {reason[:200]}") from error
