@@ -20,6 +20,7 @@ from experiments.benchmark import gpu as on_gpu
 from experiments.benchmark.compare import compare
 from experiments.benchmark.measurements import Benchmark
 from experiments.benchmark.results import Results, to_markdown
+from experiments.benchmark.serving import serve
 from experiments.benchmark.workloads import SIZES, load_sizes
 from transformer_jax.config.loading import load_config
 from transformer_jax.console import run_and_report, stderr, stdout
@@ -82,12 +83,19 @@ class Train(MeasureCommand):
 
 @dataclass(frozen=True)
 class Decode(MeasureCommand):
-    """Compare greedy and beam search on 64 sentences of 20 tokens, translated into 40 tokens."""
+    """Compare greedy and beam search on 64 sentences of 20 tokens, translated into 40 tokens.
+
+    With --serve, compare our search on a trained run with CTranslate2 on exports
+    of the run in float32 and int8, on 64 lines of the development set.
+    """
 
     sizes: SizesName = "base"
     changes: Changes = ()
     only: str | None = None
-    """Comma-separated list of workers: ours, ctranslate2, hf."""
+    """Comma-separated list of workers: ours, ctranslate2, hf; with --serve:
+    ours, ctranslate2, ctranslate2-int8."""
+    serve: Path | None = None
+    """A run's folder. The run determines the sizes of the model."""
     beam: tuple[int, ...] = (1, 4)
     """Beam sizes; 1 is greedy search."""
     rounds: int = 5
@@ -96,6 +104,9 @@ class Decode(MeasureCommand):
         sizes = load_sizes(self.sizes, self.changes)
         if min(self.beam, default=0) < 1:
             raise UsageError(f"--beam must be positive, got {self.beam}")
+        if self.serve is not None:
+            self.save("decode", [self._serve(self.serve, beam) for beam in self.beam])
+            return
         benchmarks_by_beam = [
             benchmarks.decode(
                 f"decode {self.sizes}, {f'beam {beam}' if beam > 1 else 'greedy'}",
@@ -107,6 +118,10 @@ class Decode(MeasureCommand):
             for beam in self.beam
         ]
         self.save("decode", benchmarks_by_beam)
+
+    def _serve(self, run: Path, beam: int) -> Benchmark:
+        name = f"serve {run.name}, {f'beam {beam}' if beam > 1 else 'greedy'}"
+        return serve(name, run, self.settings, beam_size=beam, only=self.only)
 
 
 @dataclass(frozen=True)

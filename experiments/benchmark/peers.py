@@ -292,3 +292,44 @@ def ctranslate2(task: Mapping[str, Any]) -> Workload:
         "device": device,
     }
     return Workload(turn, 1, about)
+
+
+def serve(task: Mapping[str, Any]) -> Workload:
+    """Translate lines with a folder that a run was exported to, from text to text.
+
+    Args:
+        task: folder, compute_type, and the rest of the task of `tasks.serve`.
+    """
+    library: Any = importlib.import_module("ctranslate2")
+    sentencepiece: Any = importlib.import_module("sentencepiece")
+    device = "cuda" if library.get_cuda_device_count() else "cpu"
+    source, target = (
+        sentencepiece.SentencePieceProcessor(f"{task['folder']}/{side}.spm")
+        for side in ("source", "target")
+    )
+    threads = len(os.sched_getaffinity(0))
+    translator = library.Translator(
+        task["folder"], device, compute_type=task["compute_type"], intra_threads=threads
+    )
+    longest = max(map(len, source.encode(task["lines"])))
+
+    def turn(steps: int) -> RunResult:
+        found: list[str] = []
+        for _ in range(steps):
+            results = translator.translate_batch(
+                source.encode(task["lines"], out_type=str),
+                beam_size=task["beam_size"],
+                length_penalty=task["alpha"],
+                max_decoding_length=longest + task["max_extra_length"],
+                max_batch_size=ROWS[device],
+            )
+            found = target.decode([result.hypotheses[0] for result in results])
+        lengths = [len(line) for line in found]
+        return RunResult(steps * len(found), sum(lengths) / len(lengths))
+
+    about = {
+        "library": f"ctranslate2 {library.__version__}, {task['compute_type']}",
+        "platform": device,
+        "device": device,
+    }
+    return Workload(turn, 1, about)

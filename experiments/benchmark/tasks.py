@@ -18,6 +18,7 @@ from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch, Bucket
 from transformer_jax.data.prepare import prepare
 from transformer_jax.data.tokenizer import Vocabulary
+from transformer_jax.inference.trained_run import load
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.transformer import init_params
@@ -125,6 +126,27 @@ def translate(task: Mapping[str, Any]) -> Workload:
         return RunResult(steps * len(lines), float(np.mean(lengths)))
 
     return Workload(turn, 1, describe_device(config.model.dtype), read_peak_bytes)
+
+
+def serve(task: Mapping[str, Any]) -> Workload:
+    """Translate lines with a run, from text to text.
+
+    Args:
+        task: run (its path), lines, beam_size, alpha (of the length penalty), and max_extra_length.
+    """
+    run = load(task["run"])
+    decoding = {
+        "beam_size": task["beam_size"],
+        "length_penalty": "power",
+        "length_penalty_alpha": task["alpha"],
+        "max_extra_length": task["max_extra_length"],
+    }
+
+    def turn(steps: int) -> RunResult:
+        *_, found = [run.translate(task["lines"], **decoding) for _ in range(steps)]
+        return RunResult(steps * len(found), float(np.mean([len(line) for line in found])))
+
+    return Workload(turn, 1, describe_device(run.config.model.dtype), read_peak_bytes)
 
 
 def pipeline(task: Mapping[str, Any]) -> Workload:

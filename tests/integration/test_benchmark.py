@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from small import NUMBER_WORDS, SMALL
+from untrained import write_untrained_run
 
 from experiments.benchmark import adapter, benchmarks, tasks
 from experiments.benchmark import gpu as on_gpu
@@ -21,6 +22,7 @@ from experiments.benchmark.compare import all_ratios, compare
 from experiments.benchmark.measurements import Benchmark, Measurement
 from experiments.benchmark.results import Results, to_markdown
 from experiments.benchmark.rounds import WorkerSpec, quartiles, run_rounds
+from experiments.benchmark.serving import serve
 from experiments.benchmark.worker import Sample
 from experiments.benchmark.workloads import (
     SIZES,
@@ -397,3 +399,15 @@ def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
     # stack.
     more = 2 * 2 * 16 + 3 * 4 * 16
     assert torch.facts["parameters"] == ours.facts["parameters"] + more
+
+
+def test_the_exports_of_a_run_are_served_next_to_our_search(tmp_path: Path) -> None:
+    run = write_untrained_run(tmp_path / "run", steps=(4,), scale=3)
+    settings = benchmarks.Settings(rounds=1)
+    found = serve("serve", run.path, settings, beam_size=2, count=4)
+    assert found.skipped == {}
+    assert list(found.measurements) == ["ours", "ctranslate2", "ctranslate2-int8"]
+    assert found.reference == "ctranslate2"
+    assert {one.samples[0].units for one in found.measurements.values()} == {4}
+    with pytest.raises(UsageError, match="no worker 'hf'"):
+        serve("serve", run.path, settings, beam_size=2, count=4, only="hf")

@@ -34,7 +34,7 @@ from transformer_jax.training.flops import (
         {"architecture": "rnn", "rnn_cell": "gru", "attention_score": "general"},
         {"architecture": "rnn", "attention_score": "none"},
         {"architecture": "conv"},
-        {"attention_score": "general", "positions": "relative", "num_decoder_layers": 1},
+        {"positions": "relative", "max_relative_position": 3, "num_decoder_layers": 1},
     ],
     ids=str,
 )

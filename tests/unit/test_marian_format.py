@@ -175,7 +175,7 @@ def link_the_scores(folder: Path) -> None:
         (lambda x: (x / "config.json").write_text("{"), "config.json is not JSON"),
         (lambda x: (x / "config.json").write_text("[]"), "config.json is not a JSON object"),
         (lambda x: (x / "vocab.json").write_text("{}"), "but vocab.json has 0 tokens"),
-        (change_vocabulary(lambda x: x.update(x=64)), "has the vocab_size 64, but vocab.json"),
+        (change_vocabulary(lambda x: x.update(new=64)), "has the vocab_size 64, but vocab.json"),
         (
             change_vocabulary(lambda x: x.update({"<s>": 64})),
             "has the ID 64 for '<s>', but",
@@ -211,7 +211,7 @@ def test_a_folder_that_cannot_be_imported_is_one_line(
     message: str,
 ) -> None:
     damage(shutil.copytree(folder, tmp_path / "copy"))
-    assert main(["import", str(tmp_path / "copy"), "--out", str(tmp_path / "run")]) in (2, 74)
+    assert main(["import", str(tmp_path / "copy"), "--out", str(tmp_path / "run")]) in (2, 65, 74)
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

@@ -13,7 +13,7 @@ def test_the_bias_is_added_to_the_logits_of_each_position() -> None:
     assert params["output_bias"].shape == (VOCABULARY,)
     plain, _ = make_model()
     without = {name: x for name, x in params.items() if name != "output_bias"}
-    expected = apply(plain, without, SOURCE, TARGET) + params["output_bias"]
+    expected = apply(plain, without, SOURCE, TARGET) + params["output_bias"][None, None]
     np.testing.assert_allclose(apply(model, params, SOURCE, TARGET), expected, atol=1e-5)
 
 

@@ -204,8 +204,9 @@ class Vocabulary(NamedTuple):
     @property
     def is_shared(self) -> bool:
         """Whether both languages have the same tokens. Their SentencePiece models can differ."""
-        table = self.target.table
-        return self.source is self.target or (table is not None and self.source.table == table)
+        if self.source is self.target:
+            return True
+        return self.source.table is not None and self.source.table == self.target.table
 
     @property
     def sizes(self) -> dict[str, Any]:

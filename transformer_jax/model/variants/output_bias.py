@@ -21,4 +21,4 @@ class BiasedTransformer(Transformer):
     def to_logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
         """Return the logits for the last decoder layer's output."""
         logits = super().to_logits(x)
-        return logits + self.output_bias.astype(logits.dtype)
+        return logits + self.output_bias.astype(logits.dtype)[None, None]

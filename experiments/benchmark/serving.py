@@ -1,0 +1,71 @@
+"""Compare our search on a run with CTranslate2 on exports of the run, on the run's test lines."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.benchmark.benchmarks import Settings, isolated_cache, select_names
+from experiments.benchmark.measurements import Benchmark, summarize
+from experiments.benchmark.rounds import WorkerSpec
+from transformer_jax.inference.trained_run import load
+from transformer_jax.interop.ctranslate2_format import Quantization, export_ctranslate2
+from transformer_jax.interop.verify import sample_lines
+
+QUANTIZATIONS: dict[str, Quantization] = {
+    "ctranslate2": "float32",
+    "ctranslate2-int8": "int8",
+}
+SERVERS = ("ours", *QUANTIZATIONS)
+
+
+def serve(
+    name: str,
+    run_folder: Path,
+    settings: Settings,
+    *,
+    beam_size: int,
+    count: int = 64,
+    only: str | None = None,
+    usual: Sequence[str] = SERVERS,
+) -> Benchmark:
+    """Compare the translation of lines of the development set, from text to text.
+
+    All workers use the length penalty length^alpha, with the run's alpha, and the same limit on the
+    length of a translation. Each program ends a search by its own rule.
+
+    Args:
+        name: the name of the benchmark.
+        run_folder: the folder of a run that CTranslate2 can express.
+        settings: the settings of the measurement.
+        beam_size: the size of the beam; 1 means greedy search.
+        count: the number of lines.
+        only: workers, separated by commas.
+        usual: workers to run if `only` is None.
+    """
+    names = select_names(only, SERVERS, usual)
+    run = load(run_folder)
+    lines = sample_lines(run, count)
+    decode = run.config.decode
+    task = {
+        "lines": lines,
+        "beam_size": beam_size,
+        "alpha": decode.length_penalty_alpha,
+        "max_extra_length": decode.max_extra_length,
+    }
+    own = {"maker": "tasks.serve", "run": str(run_folder.resolve()), **task}
+    with isolated_cache(settings) as (inside, folder):
+        specs = {"ours": WorkerSpec("ours", own, environment=inside.environment)}
+        for key in filter(QUANTIZATIONS.__contains__, names):
+            export_ctranslate2(run, folder / key, QUANTIZATIONS[key])
+            specs[key] = WorkerSpec(
+                key,
+                {
+                    "maker": "peers.serve",
+                    "folder": str(folder / key),
+                    "compute_type": QUANTIZATIONS[key],
+                    **task,
+                },
+                python=settings.torch_python,
+            )
+        rounds = inside.run([specs[key] for key in names])
+    work = {"run": run_folder.name, "beam_size": beam_size, "sentences": len(lines)}
+    return summarize(rounds, name, unit="sentences", work=work, references=("ctranslate2",))
