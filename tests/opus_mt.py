@@ -77,7 +77,7 @@ def model_settings(vocab_size: int, **changes: Any) -> dict[str, Any]:
         "forced_eos_token_id": 0,
         "init_std": 0.02,
         "is_encoder_decoder": True,
-        "max_position_embeddings": 64,
+        "max_position_embeddings": 512,
         "model_type": "marian",
         "normalize_before": False,
         "normalize_embedding": False,
@@ -142,7 +142,7 @@ def draw_weights(model: Any, end: int) -> None:
             drawn *= 0.1
         parameter.data = torch.tensor(drawn, dtype=torch.float32)
     # The bias alone decides how likely the end is, so that translations differ in length.
-    model.model.shared.weight.data[end] *= 0.1
+    model.lm_head.weight.data[end] *= 0.1
     bias = rng.standard_normal(model.final_logits_bias.shape)
     bias[0, end] = 6
     model.final_logits_bias.copy_(torch.tensor(bias))

@@ -401,6 +401,7 @@ def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
     assert torch.facts["parameters"] == ours.facts["parameters"] + more
 
 
+@pytest.mark.slow
 def test_the_exports_of_a_run_are_served_next_to_our_search(tmp_path: Path) -> None:
     run = write_untrained_run(tmp_path / "run", steps=(4,), scale=3)
     settings = benchmarks.Settings(rounds=1)

@@ -98,8 +98,10 @@ def check_arrays(
     for name in sorted((expected.keys() ^ found.keys()) - optional.keys()):
         problem = "lacks the parameter" if name in expected else "has an unknown parameter"
         raise StorageError(f"{source} {problem} {name[:100]!r}, so it does not fit its config")
-    for name, (found_shape, dtype) in found.items():
-        shape = expected[name] if name in expected else optional[name]
+    for name, shape in {**expected, **optional}.items():
+        if name not in found:
+            continue
+        found_shape, dtype = found[name]
         if dtype not in types:
             raise StorageError(
                 f"{source} has {name} in the type {dtype}, but only {' and '.join(types)} is "

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,7 +52,10 @@ def _load(torch: Any, path: Path, max_bytes: int) -> Any:
                 size = sum(entry.file_size for entry in archive.infolist())
             if size > max_bytes:
                 raise StorageError(f"{path} is invalid: it unpacks to more than its config implies")
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # PyTorch warns about files that it then rejects.
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise StorageError(
             f"{path} cannot be read: it contains something other than arrays, which could be code"
