@@ -353,31 +353,6 @@ def test_an_imported_run_translates_and_is_evaluated_on_files(
 
 
 @pytest.mark.slow
-def test_an_imported_run_can_be_fine_tuned(
-    imported: Imported,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    config = imported.run.config.change(
-        data={"corpus": "number_words", "num_pairs": 60, "max_length": 32, "batch_tokens": 256},
-        train={"steps": 1, "checkpoint_every": 1, "bleu_every": 9},
-    )
-    (tmp_path / "fine.json").write_text(json.dumps(config.to_dict()))
-    fine = tmp_path / "fine"
-    options = ["--init-from", str(imported.path), "--out", str(fine)]
-    assert main(["train", str(tmp_path / "fine.json"), *options]) == 0
-    trained = load(fine)
-    assert [t.digest for t in trained.vocabulary] == [t.digest for t in imported.run.vocabulary]
-    assert trained.translate(["forty-two"]) != []
-    other = config.change(model={"activation": "relu"})
-    (tmp_path / "other.json").write_text(json.dumps(other.to_dict()))
-    options = ["--init-from", str(imported.path), "--out", str(tmp_path / "other")]
-    assert main(["train", str(tmp_path / "other.json"), *options]) == 2
-    error = capsys.readouterr().err
-    assert "were trained with model.activation swish, not relu" in error
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_one_hundred_sentences_are_translated_as_other_programs_do(
     imported: Imported, beam_size: int, tmp_path: Path
