@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ ACTIVATIONS = {
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_the_feed_forward_network_applies_the_activation_between_its_layers(name: str) -> None:
+def test_the_feed_forward_network_applies_the_activation_between_its_layers(name: Any) -> None:
     layer = make_encoder_layer(replace(SMALL, activation=name))
     x = normal(0, 2, 5, SMALL.d_model)
     network = FeedForward(SMALL, layer.components.activation)

@@ -5,6 +5,7 @@ import pickle
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,8 +98,7 @@ def test_tokens_are_those_of_the_marian_tokenizer(imported: Imported) -> None:
 
 def logits_of(run: Run, source: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Return our logits in float64."""
-    config = run.config.change().model
-    config = type(config)(**{**vars(config), "dtype": "float64"})
+    config = replace(run.config.model, dtype="float64")
     model = build_transformer(config, **run.vocabulary.sizes)
     params = jax.tree.map(lambda x: jnp.asarray(x, "float64"), run.params)
     logits = jax.jit(model.apply)({"params": params}, jnp.asarray(source), jnp.asarray(target))
@@ -367,7 +367,7 @@ def test_one_hundred_sentences_are_translated_as_other_programs_do(
         assert sum(found) == len(lines)
         if beam_size == 1:
             assert found.equal >= 99, counts
-        # Our search goes on until no hypothesis can win, so it seldom finds a lower score.
+        # Our search ends only when no hypothesis can win, so it seldom finds a lower score.
         assert found.theirs_higher <= 5, counts
 
 

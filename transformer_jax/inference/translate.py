@@ -7,7 +7,7 @@ is compiled once for each width.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -84,9 +84,9 @@ def _search(
         model, params, source, num_hypotheses=num_hypotheses, max_length=max_length
     )
     step = functools.partial(decode_step, model, params)
-    shared = {"max_length": max_length, "bos": model.config.decoder_start_id, "eos": EOS}
-    if shared["bos"] == PAD:
-        shared["never"] = (PAD,)
+    begin = model.config.decoder_start_id
+    never = (PAD,) if begin == PAD else ()
+    shared: dict[str, Any] = {"max_length": max_length, "bos": begin, "eos": EOS, "never": never}
     if num_hypotheses == 1:
         return greedy_search(step, state, limit, **shared)
     return beam_search(
