@@ -27,7 +27,6 @@ from transformer_jax.interop.torch_weights import read_torch_arrays
 from transformer_jax.interop.verify import (
     CTranslate2System,
     MarianSystem,
-    compare_searches,
     verify,
 )
 from transformer_jax.model.build import build_transformer
@@ -350,32 +349,3 @@ def test_an_imported_run_translates_and_is_evaluated_on_files(
     arguments = ["evaluate", str(imported.path), "--on", *map(str, files), "--beam-size", "1"]
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capfdbinary.readouterr().out)["sentences"] == len(LINES)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("beam_size", [1, 4])
-def test_one_hundred_sentences_are_translated_as_other_programs_do(
-    imported: Imported, beam_size: int, tmp_path: Path
-) -> None:
-    run, lines = imported.run, SOURCES[:100]
-    options: dict[str, Any] = {"beam_size": beam_size, "alpha": 1.0}
-    counts = {"marian": compare_searches(run, MarianSystem(imported.folder), lines, **options)}
-    export_ctranslate2(run, tmp_path / "model")
-    system = CTranslate2System(tmp_path / "model")
-    counts["ctranslate2"] = compare_searches(without_padding(run), system, lines, **options)
-    for found in counts.values():
-        assert sum(found) == len(lines)
-        if beam_size == 1:
-            assert found.equal >= 99, counts
-        # Our search ends only when no hypothesis can win, so it seldom finds a lower score.
-        assert found.theirs_higher <= 5, counts
-
-
-@pytest.mark.slow
-def test_beam_search_finds_translations_of_at_least_the_scores_of_generate(
-    imported: Imported,
-) -> None:
-    options: dict[str, Any] = {"beam_size": 4, "alpha": 1.0}
-    found = compare_searches(imported.run, MarianSystem(imported.folder), LINES, **options)
-    assert found.equal > 0
-    assert found.theirs_higher == 0

@@ -37,6 +37,7 @@ WIDTH: Range = (1, 10**6, (0, -1, 10**6 + 1))
 FRACTION: Range = (0.0, 0.999, (1.0, -1e-9, math.inf, math.nan))
 RANGES: dict[str, Range] = {
     "num_layers": (1, 1000, (0, -1, 1001)),
+    "num_decoder_layers": (1, 1000, (0, -1, 1001)),
     "d_model": (2, 499_998, (0, -2, 10**6 + 2)),
     "d_ff": WIDTH,
     "num_heads": WIDTH,

@@ -156,38 +156,6 @@ def find_translations(
     ]
 
 
-class Counts(NamedTuple):
-    """How many translations of two programs are equal, and which of the others score higher."""
-
-    equal: int
-    ours_higher: int
-    theirs_higher: int
-    tied: int
-    """Different translations with equal scores."""
-
-
-def compare_searches(
-    run: Run, system: System, lines: Sequence[str], *, beam_size: int, alpha: float
-) -> Counts:
-    """Translate lines with both programs, and count which translation has the higher score.
-
-    The score of a translation is its log-probability in the other program, divided by
-    length^alpha. The programs can find different translations, because each has its own rule for
-    the end of a search.
-    """
-    options: dict[str, Any] = {"beam_size": beam_size, "alpha": alpha}
-    outcomes = []
-    for line, ours in zip(lines, find_translations(run, lines, **options), strict=True):
-        theirs = system.translate(line, ours.max_tokens, **options)
-        scores = [
-            system.score(line, tokens) / (len(tokens) + 1) ** alpha
-            for tokens in (ours.tokens, theirs)
-        ]
-        sign = (scores[0] > scores[1]) - (scores[0] < scores[1])
-        outcomes.append("equal" if theirs == ours.tokens else sign)
-    return Counts(*(outcomes.count(outcome) for outcome in ("equal", 1, -1, 0)))
-
-
 class CTranslate2System:
     """A folder in CTranslate2's format, opened with CTranslate2 on one CPU thread.
 

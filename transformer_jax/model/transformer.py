@@ -84,7 +84,8 @@ class EncoderDecoder(nn.Module):
         the labels are the target itself. Training needs `rngs={"dropout": key}`.
         """
         memory = self.encode(source, train=train)
-        return self.decode(shift_right(target, self.config.decoder_start_id), memory, source_mask(source), train=train)
+        decoder_input = shift_right(target, self.config.decoder_start_id)
+        return self.decode(decoder_input, memory, source_mask(source), train=train)
 
 
 class Transformer(EncoderDecoder, kw_only=True):
