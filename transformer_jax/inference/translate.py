@@ -72,7 +72,7 @@ def search(
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _search(
-    model: Transformer,
+    model: EncoderDecoder,
     config: DecodeConfig,
     num_best: int,
     params: Params,

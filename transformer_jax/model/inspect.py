@@ -49,7 +49,7 @@ def parameter_counts(model: EncoderDecoder) -> dict[str, int]:
     return {**dict(sorted(counts.items())), "total": counts.total()}
 
 
-def check_params(model: Transformer, params: Params) -> None:
+def check_params(model: EncoderDecoder, params: Params) -> None:
     """Check that a model has exactly these parameters.
 
     Flax ignores parameters that a model does not have, such as biases.
