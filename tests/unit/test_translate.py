@@ -15,7 +15,13 @@ from transformer_jax.cli import main
 from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.errors import DataError
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.inference.translate import ROWS, Hypothesis, Translator, search
+from transformer_jax.inference.translate import (
+    ROWS,
+    Hypothesis,
+    Translator,
+    search,
+    search_on_device,
+)
 from transformer_jax.model.build import POSITION_SCHEMES, build_transformer
 from transformer_jax.model.transformer import init_params
 from transformer_jax.special_tokens import EOS
@@ -135,7 +141,7 @@ def test_truncation_keeps_the_beginning_and_the_end_token(run: Run) -> None:
 
 def test_each_width_is_compiled_once(run: Run, lines: list[str]) -> None:
     unique = dataclasses.replace(run.config.decode, beam_size=1, max_extra_length=3)
-    cache_size = cast(Any, search)._cache_size
+    cache_size = cast(Any, search_on_device)._cache_size
     before = cache_size()
     for some in (["one", *lines[:10]], lines[10:]):
         Translator(run.model, run.vocabulary, unique).translate(run.params, some)

@@ -67,11 +67,11 @@ def search(
         raise ValueError(
             f"a translation can have {limit.max()} tokens, but there is room for only {room}"
         )
-    return _search(model, config, num_best, params, source, limit)
+    return search_on_device(model, config, num_best, params, source, limit)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _search(
+def search_on_device(
     model: EncoderDecoder,
     config: DecodeConfig,
     num_best: int,
@@ -79,6 +79,7 @@ def _search(
     source: Int[Array, "B S"],
     limit: Int[Array, " B"],
 ) -> Translations:
+    """Compute `search`, without its checks of the arguments."""
     num_hypotheses, max_length = config.beam_size, source.shape[1] + config.max_extra_length
     state = init_decoding(
         model, params, source, num_hypotheses=num_hypotheses, max_length=max_length
