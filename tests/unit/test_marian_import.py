@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from opus_mt import SOURCES, write_opus_mt
+from opus_mt import PAIRS, SOURCES, write_opus_mt
 from safetensors.numpy import load_file
 
 from transformer_jax.cli import main
@@ -349,3 +349,29 @@ def test_an_imported_run_translates_and_is_evaluated_on_files(
     arguments = ["evaluate", str(imported.path), "--on", *map(str, files), "--beam-size", "1"]
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capfdbinary.readouterr().out)["sentences"] == len(LINES)
+
+
+@pytest.mark.slow
+def test_an_imported_run_can_be_fine_tuned(
+    imported: Imported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for side, lines in zip(("en", "de"), zip(*PAIRS[:8], strict=True), strict=True):
+        (tmp_path / f"x.{side}").write_text("".join(f"{x}\n" for x in lines), "utf-8")
+    files = (str(tmp_path / "x.en"), str(tmp_path / "x.de"))
+    config = imported.run.config.change(
+        data={"train": files, "dev": files, "test": files, "max_length": 64, "batch_tokens": 512},
+        train={"steps": 1, "checkpoint_every": 1, "bleu_every": 9, "warmup_steps": 1},
+    )
+    fine, init = tmp_path / "fine", ["--init-from", str(imported.path)]
+    (tmp_path / "fine.json").write_text(json.dumps(config.to_dict()))
+    assert main(["train", str(tmp_path / "fine.json"), *init, "--out", str(fine)]) == 0
+    trained = load(fine)
+    assert [t.digest for t in trained.vocabulary] == [t.digest for t in imported.run.vocabulary]
+    assert trained.step == 1
+    differences = jax.tree.map(lambda x, y: np.any(x != y), trained.params, imported.run.params)
+    assert any(jax.tree.leaves(differences))
+    other = config.change(model={"activation": "relu"})
+    (tmp_path / "other.json").write_text(json.dumps(other.to_dict()))
+    out = str(tmp_path / "other")
+    assert main(["train", str(tmp_path / "other.json"), *init, "--out", out]) == 2
+    assert "were trained with model.activation swish, not relu" in capsys.readouterr().err
