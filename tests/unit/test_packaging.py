@@ -83,7 +83,7 @@ def test_a_package_has_one_set_of_parameters(package: Path) -> None:
     for average, step in ((3, None), (None, 4)):
         with pytest.raises(UsageError, match=r"is a package: its only parameters are the mean of"):
             load(package, average_checkpoints=average, step=step)
-    with pytest.raises(UsageError, match="is a package, which has no separate checkpoints"):
+    with pytest.raises(UsageError, match="is a package and has no separate checkpoints"):
         evaluate(load(package), "dev", {}, per_checkpoint=True)
 
 
