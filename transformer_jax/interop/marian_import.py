@@ -90,7 +90,9 @@ def read_marian(path: Path) -> Run:
     _check_size(weights, _max_bytes(config.model, shapes))
     arrays, _ = read_arrays(weights, shapes, IGNORED)
     if np.any(arrays["final_logits_bias"]):
-        raise UsageError(f"{weights} has biases in final_logits_bias, which the model here has not")
+        raise UsageError(
+            f"{weights} has biases in final_logits_bias, which this model does not have"
+        )
     names = tuple(f".{name}." for name in ATTENTIONS.values())
     biases = (x for k, x in arrays.items() if k.endswith("bias") and any(n in k for n in names))
     if not any(np.any(bias) for bias in biases):
