@@ -9,7 +9,7 @@ docs/parsing.md. The paper reports an F1 of 91.3 on section 23. `parsing_small` 
 cores.
 
 The paper states the number of layers, d_model, the size of the vocabulary, and the search. All
-other settings are those of the base model, except the dropout rates and the learning rate, which
+other settings match the base model, except the dropout rates and the learning rate, which
 the authors chose on section 22 but do not report. This config uses the values from Tensor2Tensor's
 transformer_parsing_base.
 

@@ -2,7 +2,7 @@
 
     transformer-jax sweep table3_multi30k --seeds 3
 
-The text is the same as in configs/multi30k.py, and $TRANSFORMER_JAX_DATA must contain the path of
+The text is the same as in configs/multi30k.py, and $TRANSFORMER_JAX_DATA must contain the path to
 its folder. The model has a quarter of the paper's width and a third of its depth, and training
 makes seven passes over the text. The peak learning rate is the best one in
 configs/learning_rate.py.

@@ -29,7 +29,7 @@ class Measurement:
 
     @property
     def utilization(self) -> float | None:
-        """Model FLOP/s divided by the peak FLOP/s of the device: the median over rounds."""
+        """Model FLOP/s divided by the device's peak FLOP/s: the median over rounds."""
         flops, peak = (self.facts.get(name) for name in ("flops_per_unit", "peak_flops"))
         if not flops or not peak:
             return None

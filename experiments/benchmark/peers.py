@@ -43,7 +43,7 @@ def facts(torch: Any, device: str, library: str) -> dict[str, Any]:
 
 
 def memory(torch: Any, device: str) -> Callable[[], int]:
-    """Return a function that returns the peak memory of the device, or of the process on a CPU."""
+    """Return a function that returns the peak memory of the device or, on a CPU, of the process."""
     return torch.cuda.max_memory_allocated if device == "cuda" else resident_bytes
 
 

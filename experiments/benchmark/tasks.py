@@ -40,7 +40,7 @@ def describe_device(dtype: str, **more: Any) -> dict[str, Any]:
 
 
 def read_peak_bytes() -> int:
-    """Return the peak memory of the devices, or of the process on a CPU."""
+    """Return the peak memory of the devices or, on a CPU, of the process."""
     stats = [one.memory_stats() or {} for one in jax.local_devices()]
     return sum(one.get("peak_bytes_in_use", 0) for one in stats) or resident_bytes()
 

@@ -26,8 +26,7 @@ CHEAP = sorted(
     - {*RECURSIVE}
 )
 # These commands import JAX. They run in forks of a process that has already imported it. The other
-# commands run in a shell, which tests that the shell finds `transformer-jax` in an activated
-# environment.
+# commands run in a shell to test that it finds `transformer-jax` in an activated environment.
 SLOW_TO_IMPORT = tuple(
     f"transformer-jax {name} " for name in ("params", "paper", "prepare", "sweep")
 )

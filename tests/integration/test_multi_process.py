@@ -234,7 +234,7 @@ def test_if_one_process_fails_both_end_and_the_run_resumes_to_the_same_bits(
     assert_equal_runs(run_of_two, tmp_path / "run")
 
 
-# These failures leave the same files behind as those of the previous test.
+# These failures leave behind the same files as the previous test's failures.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "failure", "exit_code"),

@@ -140,9 +140,9 @@ def test_the_command_says_why_a_run_has_no_such_picture(
     mistakes: dict[tuple[str, ...], str] = {
         (rotary, "--kind", "positions", "--out", out): "positions is rotary, because they act",
         (): "plot begins with a run",
-        (path,): "plot needs a file for the picture: --out curves.svg",
+        (path,): "plot needs an output file: --out curves.svg",
         (path, "--out", "x.gif"): "the name of the file must end in .svg or .png, got 'x.gif'",
-        (path, rotary, "--kind", "heads", "--out", out): "--kind heads draws one run, got 2",
+        (path, rotary, "--kind", "heads", "--out", out): "--kind heads plots one run, got 2",
         (path, "--offset", "2", "--out", out): "--offset is for --kind positions, not curves",
         (path, "--kind", "loss", "--margin", "1", "--out", out): "is for --kind heads, not loss",
         (path, "--kind", "head"): "did you mean 'heads'?",

@@ -293,7 +293,8 @@ def compress(path: Path) -> None:
         (lambda x: torch.save({"a": torch.ones(2)}, x), "has an unknown parameter 'a'"),
         (lambda x: x.write_bytes(b""), "pytorch_model.bin cannot be read: "),
         (lambda x: x.write_bytes(b"PK\x03\x04" + bytes(100)), "pytorch_model.bin cannot be read: "),
-        (compress, "it unpacks to more than its config implies"),
+        (lambda x: x.write_bytes(b"\x80\x02X\x05\x00"), "pytorch_model.bin cannot be read: "),
+        (compress, "pytorch_model.bin is invalid: it is compressed"),
     ],
 )
 def test_a_hostile_file_of_pytorch_is_refused_in_one_line(

@@ -278,7 +278,7 @@ def updates_of(config: TrainConfig, gradients: list[Floats]) -> list[Floats]:
 
 
 def test_the_first_update_uses_the_rate_of_step_one() -> None:
-    """Adam's first update is minus the learning rate times the sign of the gradient."""
+    """Adam's first update is the negated learning rate times the sign of the gradient."""
     (update,) = updates_of(TrainConfig(), [np.array([2.0, -0.5, 30.0])])
     np.testing.assert_allclose(update, -rate(1) * np.array([1, -1, 1]), rtol=1e-5)
 

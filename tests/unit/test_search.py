@@ -55,7 +55,7 @@ Scored = tuple[float, tuple[int, ...]]
 
 
 class State(NamedTuple):
-    """The state of the step function: the tokens of each slot, and the logits of each sentence."""
+    """The state of the step function: each slot's tokens and each sentence's logits."""
 
     cache: Array
     """The tokens that each slot has read, [B, J, L]."""

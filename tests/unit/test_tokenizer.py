@@ -192,7 +192,7 @@ def test_training_on_empty_text_is_refused(text: list[str]) -> None:
 
 
 def foreign_model() -> bytes:
-    """Return a valid SentencePiece model whose special tokens differ from those of this package."""
+    """Return a valid SentencePiece model whose special tokens differ from this package's."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TRAINING),

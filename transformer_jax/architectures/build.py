@@ -102,6 +102,7 @@ def attention_weights(
 ) -> dict[str, Float[Array, "layers B heads _ _"]]:
     """Return the attention weights of a forward pass, stacked over layers, by kind.
 
-    The kinds are those of `model.inspect.attention_weights`, as far as the architecture has them.
+    The kinds are the same as in `model.inspect.attention_weights`, except those that the
+    architecture does not have.
     """
     return ARCHITECTURES[model.config.architecture].attention_weights(model, params, source, target)

@@ -3,7 +3,7 @@
 Each convolution has a gated linear unit and a residual connection, and sums are scaled by sqrt(1/2)
 to preserve their variance (sections 3.2 and 3.4). Differs from ConvS2S: no weight normalization and
 no scaled gradients, Glorot-uniform weights, and the attention score and the positional encodings
-are those of the config.
+come from the config.
 
 Shapes: B batch, S source positions, T positions, J hypotheses per sentence, D d_model, W kernel
 width, N vocab_size.
@@ -45,7 +45,7 @@ class GatedConvolution(nn.Module):
     @nn.compact
     def __call__(self, windows: Float[Array, "B T W D"]) -> Float[Array, "B T D"]:
         c = self.config
-        # A convolution is a linear layer of each window.
+        # A convolution applies a linear layer to each window.
         y = Dense((2 * c.d_model,), c.dtype, num_input_axes=2, name="convolution")(windows)
         return jnp.asarray(nn.glu(y))
 
@@ -173,7 +173,7 @@ class ConvolutionalModel(IncrementalModel):
         carry: tuple[Float[Array, "B J _ D"], ...],
         source: tuple[Source, ...],
     ) -> tuple[Float[Array, "B J N"], tuple[Float[Array, "B J _ D"], ...]]:
-        """Read one token of each hypothesis, given the last W - 1 inputs of each layer."""
+        """Read one token per hypothesis, given the last W - 1 inputs of each layer."""
         # Reshape to T = 1, so that this position's vector broadcasts to all hypotheses.
         embedded = self.embedding.embed(tokens.reshape(-1, 1))
         embedded = self.target_positions(embedded, position[None]).reshape(*tokens.shape, -1)

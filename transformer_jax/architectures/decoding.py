@@ -51,7 +51,7 @@ def decode_step(
 ) -> tuple[Float[Array, "B J N"], DecodingState]:
     """Return the logits that `decode` would return at `position`, counted from 0.
 
-    The arguments are those of `model.decoding.decode_step`.
+    The arguments are the same as for `model.decoding.decode_step`.
     """
     # The slot that read the previous token contains the carry. Before the first token, all are
     # equal.

@@ -27,5 +27,5 @@ class IncrementalModel(EncoderDecoder):
     def decode_position(
         self, tokens: Int[Array, "B J"], position: Int[Array, ""], carry: Carry, source: Any
     ) -> tuple[Float[Array, "B J N"], Carry]:
-        """Read one token of each hypothesis; return the next token's logits and the new carry."""
+        """Read one token per hypothesis; return the next token's logits and the new carry."""
         raise NotImplementedError

@@ -46,24 +46,27 @@ class DecoderState(NamedTuple):
     """What the decoder remembers: [B, J, ...] for each hypothesis."""
 
     cells: tuple[CellState, ...]
-    """The state of each layer."""
+    """Each layer's state."""
     output: Float[Array, "B J D"]
     """The previous output, for input feeding."""
 
 
 def make_cell(config: ModelConfig, width: int) -> nn.RNNCellBase:
-    """Return a cell of the given width. Its states have at least float32, like the parameters."""
+    """Return a cell of the given width.
+
+    Like the parameters, its states are in float32 or higher precision.
+    """
     param_dtype = jnp.promote_types(config.dtype, jnp.float32)
     return CELLS[config.rnn_cell](width, dtype=config.dtype, param_dtype=param_dtype)
 
 
 class DecoderCell(nn.Module):
-    """Reads one token of each hypothesis: all layers, without attention."""
+    """Reads one token per hypothesis: all layers, without attention."""
 
     config: ModelConfig
 
     def setup(self) -> None:
-        """Create the cell of each layer."""
+        """Create each layer's cell."""
         c = self.config
         self.cells = [make_cell(c, c.d_model) for _ in range(c.num_layers)]
         self.dropout = Dropout(c.dropout)
@@ -91,7 +94,7 @@ class DecoderCell(nn.Module):
 
 
 class AttentionCell(DecoderCell):
-    """Reads one token of each hypothesis, and attends to the source."""
+    """Reads one token per hypothesis, and attends to the source."""
 
     def setup(self) -> None:
         """Create the cells, the attention, and the matrix of the attentional vector."""
@@ -197,6 +200,6 @@ class RecurrentModel(IncrementalModel):
         carry: DecoderState,
         source: Any,
     ) -> tuple[Float[Array, "B J N"], DecoderState]:
-        """Read one token of each hypothesis; return the next token's logits and the new state."""
+        """Read one token per hypothesis; return the next token's logits and the new state."""
         carry, output = self.decoder(carry, self.embedding.embed(tokens), source, train=False)
         return self.to_logits(output, train=False), carry

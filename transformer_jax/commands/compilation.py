@@ -110,7 +110,7 @@ class Compile(FileCommand):
 
 
 def print_check(name: str, check: "Check") -> None:
-    """Print the programs of a target and, if they fit, the result."""
+    """Print a target's programs and, if they fit, the result."""
     target = check.target
     devices = "1 device" if target.num_devices == 1 else f"{target.num_devices} devices"
     hosts = f" on {target.num_hosts} hosts" if target.num_hosts > 1 else ""
@@ -130,7 +130,7 @@ def print_check(name: str, check: "Check") -> None:
 
 
 def print_program(program: "StepProgram") -> None:
-    """Print the memory that a program needs, and its collectives."""
+    """Print a program's memory use and its collectives."""
     flops = _format_flops(program.model_flops)
     if program.program_flops is not None:
         flops += f" ({_format_flops(program.program_flops)} in the program)"

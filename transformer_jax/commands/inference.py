@@ -172,7 +172,7 @@ class Package(CheckpointCommand):
 def _decode_lines(data: bytes) -> list[str]:
     r"""Split UTF-8 text into lines at "\n", which the last line may lack.
 
-    Remove a byte-order mark and any "\r" at the ends of lines, as for the files of a corpus.
+    Remove a byte-order mark and any "\r" at the ends of lines, as for corpus files.
     """
     data = data.removeprefix(codecs.BOM_UTF8)
     lines = data.removesuffix(b"\n").split(b"\n") if data else []

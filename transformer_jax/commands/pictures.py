@@ -1,4 +1,4 @@
-"""The `attention` command, which draws attention weights."""
+"""The `attention` command, which shows attention weights."""
 
 from dataclasses import dataclass
 from pathlib import Path

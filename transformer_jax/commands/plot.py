@@ -35,7 +35,7 @@ class Plot(PathCommand):
 
     curves: the metrics of one or more runs. Runs that differ only in their
     seed form one line with a band.
-    schedule: the learning rate, compared with other widths and warmups.
+    schedule: the learning rate, compared with different widths and warmups.
     positions: the encoder's positional encodings. A learned table is shown
     before and after training, next to sinusoids.
     loss: the loss by position and by sentence length.
@@ -48,14 +48,14 @@ class Plot(PathCommand):
     kind: Kind = "curves"
     """What to plot."""
     out: Annotated[Path | None, arg(help_behavior_hint="(required)")] = None
-    """The file to create, whose name ends in .svg or .png."""
+    """The file to create. Its name ends in .svg or .png."""
     metrics: tuple[str, ...] = ()
     """For curves: the names of the metrics, such as dev/perplexity. Default:
     train/loss, dev/perplexity, and dev/bleu."""
     num_positions: int | None = None
     """For positions: the number of positions. Default: at most 128."""
     offset: int | None = None
-    """For positions: the offset k of the linear map to draw, from PE(pos) to
+    """For positions: the offset k of the linear map to plot, from PE(pos) to
     PE(pos + k). Default: 1."""
     split: Literal["dev", "test"] | None = None
     """For loss and heads: the split to score. Default: dev."""
@@ -94,8 +94,8 @@ class Plot(PathCommand):
             raise UsageError("plot begins with a run: transformer-jax plot RUN... [OPTIONS]")
         if len(self.folders) > 1 and self.kind != "curves":
             raise UsageError(
-                f"--kind {self.kind} draws one run, got {len(self.folders)}; only --kind curves "
-                f"draws several"
+                f"--kind {self.kind} plots one run, got {len(self.folders)}; only --kind curves "
+                f"plots several"
             )
         # Report a wrong path before importing JAX.
         return [RunDirectory.open(Path(folder)) for folder in self.folders]
@@ -110,7 +110,7 @@ class Plot(PathCommand):
                 raise UsageError(f"{option} is for --kind {' or '.join(kinds)}, not {self.kind}")
         if self.out is None:
             free = find_free_name(Path(f"{self.kind}.svg"))
-            raise UsageError(f"plot needs a file for the picture: --out {free}")
+            raise UsageError(f"plot needs an output file: --out {free}")
         check_suffix(self.out, FIGURE_SUFFIXES)
         check_new_file(self.out)
         return self.out

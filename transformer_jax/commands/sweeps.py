@@ -57,8 +57,8 @@ class Sweep(ConfigCommand):
     """Number of accelerators to use, each for one run at a time. On a CPU,
     the number of concurrent runs. Default: as many as possible."""
     step_timeout: float = 60.0
-    """Stop a run as stuck if it sends no heartbeat, which it does after every
-    three steps, for this many seconds, or longer if its steps are slow."""
+    """Stop a run as stuck if it sends no heartbeat for this many seconds, or
+    longer if its steps are slow. A run sends one after every three steps."""
     dry_run: FlagCreatePairsOff[bool] = False
     """Print the number of runs and the resources they need, without training."""
     target: Annotated[str | None, arg(metavar="TARGET")] = None

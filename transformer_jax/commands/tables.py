@@ -123,7 +123,7 @@ def _table(*columns: str, first_number: int, last_number: int | None = None) -> 
 
 
 def print_statuses(statuses: Sequence["RunStatus"]) -> None:
-    """Print the status of each run in a sweep, and the number of runs with each status."""
+    """Print the status of each run in a sweep and the number of runs with each status."""
     columns = ("run", "status", "step", "dev ppl", "BLEU", "left", "")
     table = _table(*columns, first_number=2, last_number=6)
     for status in statuses:

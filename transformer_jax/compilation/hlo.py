@@ -90,7 +90,7 @@ def read_collectives(text: str) -> list[Collectives]:
 
 
 def read_computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """Return the instructions of each computation, and the name of the entry computation."""
+    """Return each computation's instructions and the name of the entry computation."""
     computations: dict[str, list[Instruction]] = {}
     entry, name = "", ""
     for line in text.splitlines():

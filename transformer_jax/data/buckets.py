@@ -53,7 +53,7 @@ class PaddingCost:
 
     def __init__(self, lengths: np.ndarray) -> None:
         """Count the pairs with each combination of `lengths`, int[pairs, 2]."""
-        # Round lengths up to a few quantiles, which are the candidate widths. The quantiles are
+        # Round lengths up to a few quantiles. These are the candidate widths, and they are
         # denser among the longest sentences.
         levels = np.union1d(np.linspace(0, 1, 129), 1 - 0.5 ** np.arange(4, 24, 0.5))
         self.widths = [np.unique(np.quantile(side, levels, method="higher")) for side in lengths.T]

@@ -31,7 +31,7 @@ class NumberWords:
 
     @property
     def name(self) -> str:
-        """A human-readable name, which also identifies the text."""
+        """A human-readable name that also identifies the text."""
         most, digits = self.max_numbers_per_line, self.max_digits
         name = f"number words, en-de, {self.train_pairs}"
         name += f", up to {most} in a line" if most > 1 else ""

@@ -1,7 +1,7 @@
 """Parallel text from TensorFlow Datasets (TFDS), without TensorFlow (section 5.1).
 
-TFDS downloads a dataset once, verifies it, and stores it as ArrayRecord files, which can be read
-without TensorFlow or a network connection. TFDS shuffles the pairs in the same way on every
+TFDS downloads a dataset once, verifies it, and stores it as ArrayRecord files that can be read
+without TensorFlow or a network connection. TFDS shuffles the pairs identically on every
 machine, so line 1 of a test set here is not line 1 of the published file.
 """
 

@@ -57,7 +57,7 @@ class TreeFiles:
 
     @property
     def name(self) -> str:
-        """The name of the folder."""
+        """The folder's name."""
         name = f"trees in {self._folder.resolve().name}"
         return name.encode(errors="backslashreplace").decode()
 

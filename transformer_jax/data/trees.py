@@ -35,7 +35,7 @@ class Bracket(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A tree as flat sequences of words and brackets, which do not require recursion.
+    """A tree as flat sequences of words and brackets, so that no code needs recursion.
 
     Brackets are ordered by their opening parentheses. The outermost bracket comes first.
     """

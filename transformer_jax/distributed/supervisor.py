@@ -1,8 +1,8 @@
 """Monitor a trainer from a parent process, and kill the trainer if it hangs.
 
-If one of several trainers dies or hangs, the others wait for it in a collective, which runs no
-Python code. JAX may abort them late or never. If each trainer has a supervisor, every
-trainer exits with a one-line error and a documented exit code. A supervisor does not import JAX.
+If one of several trainers dies or hangs, the others wait for it in a collective, where they run
+no Python code. JAX may abort them late or never. If each trainer has a supervisor, every trainer
+exits with a one-line error and a documented exit code. A supervisor does not import JAX.
 """
 
 import os

@@ -38,9 +38,9 @@ class Attention:
     """
 
     encoder: Float[np.ndarray, "layer head S S"]
-    """Self-attention of the encoder. Each row sums to 1 over its last axis."""
+    """Self-attention in the encoder. Each row sums to 1 over its last axis."""
     decoder: Float[np.ndarray, "decoder_layer head T T"]
-    """Self-attention of the decoder, from each of `decoder_input_tokens` to itself and to earlier
+    """Self-attention in the decoder, from each of `decoder_input_tokens` to itself and to earlier
     ones; all other weights are 0."""
     cross: Float[np.ndarray, "decoder_layer head T S"]
     """Attention from the decoder to the encoder as the decoder predicts each of `target_tokens`."""

@@ -177,7 +177,7 @@ def evaluate(
     Raises the errors of `read_text`, or a DataError if a source is too long for the model.
     """
     if per_checkpoint and run.folder.package is not None:
-        raise UsageError(f"{run.folder.path} is a package, which has no separate checkpoints")
+        raise UsageError(f"{run.folder.path} is a package and has no separate checkpoints")
     content = read_text(run, text, progress)
     name = run.folder.path.resolve().name
     description = f"translating {content.title.removesuffix(' set')} with {name}"

@@ -75,7 +75,7 @@ def evaluate_grid(
         DataError: the text has changed since the run was created.
     """
     if folder.package is not None:
-        raise UsageError(f"{folder.path} is a package, which has no separate checkpoints")
+        raise UsageError(f"{folder.path} is a package and has no separate checkpoints")
     searches = grid.searches(folder.config.decode)
     with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
         default = [n for n in PAPER_AVERAGES if n <= max(len(checkpoints.scores), 1)]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformer_jax.visualization.style import Picture
 
 MAX_SCORES_BYTES = 16 << 20
-# By default, a picture shows these metrics.
+# By default, a plot shows these metrics.
 DEFAULT_METRICS = ("train/loss", "dev/perplexity", "dev/bleu")
 SCORE_NAMES = ("perplexity", "bleu", "chrf")
 MetricsTable = list[dict[str, float]]

@@ -25,7 +25,7 @@ from transformer_jax.visualization.style import Picture
 
 NUM_POSITIONS = 128
 MIN_POSITIONS = 4
-# The pictures omit means over fewer sentences than this.
+# The plots omit means over fewer sentences than this.
 MIN_SENTENCES = 10
 NUM_LENGTHS = 10
 # The quantile of the normal distribution for 95% intervals.

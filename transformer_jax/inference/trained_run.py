@@ -75,7 +75,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """The config of the run."""
+        """The run's config."""
         return self.folder.config
 
     @property

@@ -87,6 +87,16 @@ def special_tokens(table: TokenTable | None) -> dict[str, int]:
     return tokens if begin == padding else {**tokens, "bos_token_id": begin}
 
 
+# Settings of `generate` that search here does not have, with the values that turn them off.
+NEUTRAL_GENERATION = {
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "repetition_penalty": 1.0,
+    "min_length": 0,
+    "forced_bos_token_id": None,
+}
+
+
 def read_tokens(path: Path, settings: Mapping[str, Any], tokens: list[str]) -> TokenTable:
     """Return the table of the tokens in a vocabulary, with the special tokens of the settings.
 
@@ -108,6 +118,8 @@ def read_tokens(path: Path, settings: Mapping[str, Any], tokens: list[str]) -> T
             f"{path / 'config.json'} has forced_eos_token_id "
             f"{str(settings['forced_eos_token_id'])[:50]}, but the model here requires {end}"
         )
+    if not isinstance(start, int):
+        raise StorageError(f"{path / 'config.json'} is invalid: decoder_start_token_id is missing")
     unknown = tokens.index("<unk>") if "<unk>" in tokens else -1
     begin = None if start == padding else start
     table = TokenTable(tuple(tokens), padding, begin, end, unknown)  # type: ignore[arg-type]
@@ -132,6 +144,12 @@ def read_config(
         StorageError: a field is missing or invalid.
     """
     _check_expressible(path, settings)
+    for name, neutral in NEUTRAL_GENERATION.items():
+        if generation.get(name, neutral) not in (neutral, None):
+            raise UsageError(
+                f"{path / 'generation_config.json'} has {name} {str(generation[name])[:50]}, but "
+                f"search here supports only {neutral}"
+            )
     max_length = settings.get("max_position_embeddings", 1024)
     try:
         d_model, num_heads = settings["d_model"], settings["encoder_attention_heads"]

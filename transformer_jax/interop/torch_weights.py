@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import struct
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -49,8 +50,11 @@ def _load(torch: Any, path: Path, max_bytes: int) -> Any:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                size = sum(entry.file_size for entry in archive.infolist())
-            if size > max_bytes:
+                entries = archive.infolist()
+            # PyTorch never compresses files, so their size limits the memory to read them.
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+                raise StorageError(f"{path} is invalid: it is compressed")
+            if sum(entry.file_size for entry in entries) > max_bytes:
                 raise StorageError(f"{path} is invalid: it unpacks to more than its config implies")
         with warnings.catch_warnings():
             # PyTorch warns about files that it then rejects.
@@ -62,7 +66,7 @@ def _load(torch: Any, path: Path, max_bytes: int) -> Any:
         ) from error
     except (
         *(OSError, EOFError, RuntimeError, MemoryError, ValueError, TypeError, LookupError),
-        *(AttributeError, OverflowError, zipfile.BadZipFile),
+        *(AttributeError, OverflowError, struct.error, zipfile.BadZipFile),
     ) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise StorageError(f"{path} cannot be read: {reason[:200]}") from error

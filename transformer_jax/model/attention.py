@@ -67,7 +67,7 @@ def masked_softmax(
 
     A fully masked query gets uniform weights, so padded positions stay finite.
     """
-    # Use at least float32, because bfloat16 sums lose small weights.
+    # Use float32 or higher precision, because bfloat16 sums lose small weights.
     scores = scores.astype(sum_dtype(scores))
     return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
 

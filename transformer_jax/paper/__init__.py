@@ -1,1 +1,1 @@
-"""The tables, figures, and equations of the paper, and the commands that reproduce them."""
+"""The paper's tables, figures, and equations, and the commands that reproduce them."""

@@ -55,10 +55,10 @@ class Measurement:
     n: int
     d: int
     flops: int
-    """The FLOPs that the paper counts, which are the FLOPs of the layer's matrix products. As in
-    the paper, the projections of attention do not count."""
+    """The FLOPs that the paper counts: those in the layer's matrix products. As in the paper,
+    attention's projections do not count."""
     all_flops: int
-    """The FLOPs of all matrix products, including the projections of attention."""
+    """The FLOPs of all matrix products, including attention's projections."""
     sequential: int
     """The length of the longest chain of dependent matrix products."""
     path: int

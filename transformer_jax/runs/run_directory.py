@@ -257,7 +257,7 @@ def check_available(path: Path, *, is_package: bool = False) -> None:
     advice = ""
     if holder := describe_holder(path):
         advice = f"it is being trained {holder}; "
-    # A checksum file here means that this is a package, which cannot resume.
+    # A checksum file here means that this is a package. Packages cannot resume.
     elif not is_package and (path / "run.json").exists() and not (path / checksums.NAME).exists():
         advice = f"resume it with `{shell_command('resume', path)}`, or "
     action = "choose another folder" if is_package else "start another run"
@@ -266,7 +266,7 @@ def check_available(path: Path, *, is_package: bool = False) -> None:
 
 
 def check_no_links(folder: Path) -> None:
-    """Raise a StorageError for a link or special file, which could redirect reads and writes."""
+    """Raise a StorageError for a link or special file: it could redirect reads and writes."""
     folders = [str(folder)]
     while folders:
         # Ignore files that disappear during the check, because the run may be in training.

@@ -39,7 +39,7 @@ class SweepRun:
     name: str
     """The run's name in tables and messages, such as "base/seed-0"."""
     row: str
-    """The name of the row."""
+    """The row's name."""
     seed: int
     config: Config
     """The row's config with this run's seed."""

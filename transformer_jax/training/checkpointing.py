@@ -71,7 +71,7 @@ class Checkpointer:
         """The step of the latest checkpoint; 0 if there is none."""
 
     def restore(self) -> tuple[TrainState, Sums]:
-        """Return the latest or initial state, and the metrics that have not been reported yet.
+        """Return the latest or initial state and the metrics that have not been reported yet.
 
         Raises:
             StorageError: the checkpoint is damaged.

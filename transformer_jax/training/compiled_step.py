@@ -16,7 +16,7 @@ Shape = tuple[int, int, int]
 
 
 class Compilation(NamedTuple):
-    """The padded shape of the global batch, and the compilation time."""
+    """The global batch's padded shape and the compilation time."""
 
     rows: int
     source_length: int

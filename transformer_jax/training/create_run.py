@@ -28,7 +28,9 @@ def create_run(
     init_from: Path | None = None,
     progress: Progress = ignore_progress,
 ) -> RunDirectory:
-    """Prepare the text and create a run folder, which appears only once it is complete.
+    """Prepare the text and create a run folder.
+
+    The folder appears only once it is complete.
 
     If `init_from` is given, the new run starts with the vocabulary and latest parameters of the run
     at that path.

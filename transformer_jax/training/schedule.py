@@ -50,7 +50,7 @@ class Schedule:
 
     @classmethod
     def from_config(cls, config: TrainConfig, steps_per_epoch: int) -> "Schedule":
-        """Return the schedule of a config, with epochs converted to steps."""
+        """Return a config's schedule, with epochs converted to steps."""
         unit = steps_per_epoch if config.checkpoint_unit == "epoch" else 1
         checkpoint_every = config.checkpoint_every * unit
         return cls(

@@ -1,4 +1,4 @@
-"""A picture of the learning rate by step, compared with other widths and warmups (section 5.3).
+"""A plot of the learning rate by step, compared with different widths and warmups (section 5.3).
 
 Shapes: P points.
 """

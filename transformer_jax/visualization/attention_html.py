@@ -33,7 +33,7 @@ MIN_HEIGHT, MAX_HEIGHT, ROW_HEIGHT, OTHER_HEIGHT = 480, 1000, 28, 420
 
 @dataclass(frozen=True, repr=False)
 class AttentionPage:
-    """An HTML page, which a notebook displays in a frame."""
+    """An HTML page that a notebook displays in a frame."""
 
     html: str
     height: int

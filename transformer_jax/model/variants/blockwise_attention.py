@@ -72,7 +72,7 @@ def join_blocks(x: Float[Array, "H n B t K"], length: int) -> Float[Array, "B T 
 def block_mask(
     mask: Bool[Array, "#B #H #T S"], num_queries: int, query_size: int, key_size: int
 ) -> tuple[Bool[Array, "#H #n m #B #t s"], Int[Array, " n"]]:
-    """Return the blocks of a mask, and the number of key blocks that each query block must visit.
+    """Return a mask's blocks and the number of key blocks that each query block must visit.
 
     The remaining key blocks are fully masked, so a causal mask halves the work.
     """
