@@ -166,6 +166,11 @@ def link_the_scores(folder: Path) -> None:
         (change_settings(eos_token_id=None), "has eos_token_id None, but the vocabulary has 2"),
         (change_settings(forced_eos_token_id=9), "has forced_eos_token_id 9, but"),
         (change_settings(decoder_start_token_id=64), "has the begin token 64, but its tokens have"),
+        (change_settings(decoder_start_token_id=None), "decoder_start_token_id is missing"),
+        (
+            lambda x: (x / "generation_config.json").write_text('{"no_repeat_ngram_size": 3}'),
+            "has no_repeat_ngram_size 3, but search here supports only 0",
+        ),
         (change_settings(decoder_start_token_id=2), "has one ID for several special tokens"),
         (change_settings(vocab_size=65), "has the vocab_size 65, but vocab.json has 64 tokens"),
         (change_settings(encoder_attention_heads=3, decoder_attention_heads=3), "not a multiple"),
