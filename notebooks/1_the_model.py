@@ -591,7 +591,7 @@ plt.show()
 # passes through one self-attention layer, but through $n$ steps of a recurrent network. A recurrent
 # layer must also perform these $n$ steps one after another, whereas self-attention computes all
 # positions at once. (The curves show the orders of growth in Table 1, without constant factors. The
-# convolution has kernel size 3.)
+# convolution has contiguous kernels of size 3, whose path section 4 gives.)
 
 # %% [markdown]
 # ## 5 Training

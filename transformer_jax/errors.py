@@ -24,7 +24,10 @@ class Setting:
     def as_option(self) -> str:
         """Return the setting as a command-line option: `--average-checkpoints 1`."""
         option = f"--{self.name.replace('_', '-')}"
-        return option if self.value is True else f"{option} {shlex.quote(str(self.value))}"
+        if self.value is True:
+            return option
+        values = self.value if isinstance(self.value, list) else [self.value]
+        return f"{option} {shlex.join(map(str, values))}"
 
 
 class TransformerJaxError(Exception):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import io
 import json
 import shlex
 import shutil
@@ -14,10 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from finished_runs import collect, make_finished_sweep
+from rich.console import Console
 from small import SMALL, metrics_of
 from training_runs import QUIET, assert_same, resume, scores_of, signal_at_step, state_of, train
 
 from transformer_jax.cli import main
+from transformer_jax.config import ModelConfig
 from transformer_jax.data.prepare import find_prepared
 from transformer_jax.errors import DivergedError, OutOfMemoryError, RunInterrupted
 from transformer_jax.runs.run_directory import RunDirectory
@@ -47,6 +50,19 @@ def test_an_interrupted_run_resumes_to_the_bits_of_an_uninterrupted_run(
     assert_same(state_of(path), state_of(whole_run))
     assert metrics_of(path) == metrics_of(whole_run)
     assert scores_of(path) == scores_of(whole_run)
+
+
+def test_an_interrupted_run_says_that_it_is_saved_before_it_waits_for_the_compiler(
+    half_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunDirectory.open(Path(shutil.copytree(half_run, tmp_path / "run")))
+    longer = folder.with_config(folder.config.change(train={"steps": 8}))
+    signal_at_step(monkeypatch, 5, signal.SIGTERM)
+    monkeypatch.setattr(loop.CompiledStep, "is_compiling_ahead", lambda _: True)
+    console = Console(file=io.StringIO())
+    with console.capture() as captured, pytest.raises(RunInterrupted):
+        loop.run_training(longer, console)
+    assert "saved at step 5; waiting for a compilation to end\n" in captured.get()
 
 
 @pytest.mark.slow
@@ -252,6 +268,21 @@ def test_an_out_of_memory_error_gives_options_that_make_the_run_resume(
     assert " ".join(options[:2]) in message
     assert main([*command, *options]) == 0
     assert state_of(path)[0] == 5
+
+
+@pytest.mark.parametrize("model", [{"architecture": "rnn"}, {"remat": True}], ids=["rnn", "remat"])
+def test_an_out_of_memory_error_suggests_remat_only_if_it_can_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any]
+) -> None:
+    def run_out_of_memory(*_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+
+    config = dataclasses.replace(SMALL, model=ModelConfig(**model))
+    folder = create_run(config, tmp_path / "run", QUIET)
+    monkeypatch.setattr(loop, "build_run_components", run_out_of_memory)
+    with pytest.raises(OutOfMemoryError, match=r"gradient_accumulation_steps=2") as caught:
+        loop.run_training(folder, QUIET)
+    assert "remat" not in str(caught.value)
 
 
 def dev_reports(path: Path) -> dict[int, dict[str, Any]]:

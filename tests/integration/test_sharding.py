@@ -149,6 +149,44 @@ def test_an_error_while_training_is_raised_only_when_a_batch_needs_the_program()
     assert "compile_0" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_gpus_compile_a_step_only_when_a_batch_needs_it() -> None:
+    sharding = FakeSharding(jax.devices()[:1])
+    state = jax.eval_shape(lambda: init_state(build_transformer(SMALL.model, 20), SMALL.train))
+    step = CompiledStep(make_train_step(build_transformer(SMALL.model, 20), SMALL.train), sharding)
+    threads = set(threading.enumerate())
+    sharding.platform = "gpu"
+    with step:
+        step.compile_ahead(state, [Bucket(8, 5, 6, 1)])
+        assert not set(threading.enumerate()) - threads
+        assert not step.is_compiling_ahead()
+
+
+class WaitingSharding(FakeSharding):
+    """Compiles nothing, but only ends once `may_end` is set."""
+
+    def __init__(self, may_end: threading.Event) -> None:
+        super().__init__(jax.devices()[:1])
+        self.may_end = may_end
+
+    def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> Any:
+        self.may_end.wait()
+        return super().compile(step, state, batch)
+
+
+def test_a_step_reports_whether_it_is_still_compiling_ahead() -> None:
+    may_end = threading.Event()
+    transformer = build_transformer(SMALL.model, 20)
+    state = jax.eval_shape(lambda: init_state(transformer, SMALL.train))
+    sharding = WaitingSharding(may_end)
+    with CompiledStep(make_train_step(transformer, SMALL.train), sharding) as step:
+        step.compile_ahead(state, [Bucket(8, 5, 6, 1)])
+        assert step.is_compiling_ahead()
+        may_end.set()
+        batch = Batch(np.full((8, 5), 4, np.int32), np.full((8, 6), 4, np.int32))
+        step.compile(state, batch)
+        assert not step.is_compiling_ahead()
+
+
 GENERATOR = """
 import json
 import on_devices

@@ -31,7 +31,7 @@ def is_near(window: int) -> Array:
     return (jnp.abs(positions[:, None] - positions[None]) <= window)[None, None]
 
 
-@pytest.mark.parametrize("window", [1, 3, 20])
+@pytest.mark.parametrize("window", [1, 3, 5, 20])
 @pytest.mark.parametrize("mask", [PADDING, causal_mask(LENGTH)], ids=["padding", "causal"])
 def test_a_window_computes_attention_with_a_mask_of_far_keys(window: int, mask: Array) -> None:
     attention = make_self_attention(replace(SMALL, attention_window=window))
@@ -51,14 +51,20 @@ def test_a_window_computes_attention_with_a_mask_of_far_keys(window: int, mask: 
     np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
+def count_flops(window: int | None, length: int) -> float:
+    """Return the FLOPs of self-attention over a sequence of this length, as compiled."""
+    attention = make_self_attention(replace(SMALL, attention_window=window))
+    x, mask = jnp.zeros((1, length, SMALL.d_model)), jnp.ones((1, 1, 1, length), bool)
+    params = drawn_params(attention, x, x, mask)
+    compiled = jax.jit(attention.apply).lower({"params": params}, x, x, mask).compile()
+    cost: Any = compiled.cost_analysis()
+    return cost["flops"]
+
+
 def test_the_work_grows_linearly_with_the_length() -> None:
-    attention = make_self_attention(replace(SMALL, attention_window=4))
+    assert 3.8 < count_flops(4, 256) / count_flops(4, 64) < 4.2
 
-    def count(length: int) -> float:
-        x, mask = jnp.zeros((1, length, SMALL.d_model)), jnp.ones((1, 1, 1, length), bool)
-        params = drawn_params(attention, x, x, mask)
-        compiled = jax.jit(attention.apply).lower({"params": params}, x, x, mask).compile()
-        cost: Any = compiled.cost_analysis()
-        return cost["flops"]
 
-    assert 3.8 < count(256) / count(64) < 4.2
+@pytest.mark.parametrize("window", [9, 1000])
+def test_a_window_beyond_the_sequence_takes_at_most_three_times_the_work(window: int) -> None:
+    assert count_flops(window, 16) < 3 * count_flops(None, 16)

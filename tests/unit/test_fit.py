@@ -80,6 +80,17 @@ def test_every_option_that_is_enough_is_a_cure() -> None:
     ]
 
 
+@pytest.mark.parametrize("architecture", ["rnn", "conv"])
+def test_an_architecture_that_cannot_recompute_layers_gets_the_other_cures(
+    architecture: str,
+) -> None:
+    config = Config().change(model={"architecture": architecture})
+    assert cures_of(Formula(capacity=170), config) == [
+        {"train.gradient_accumulation_steps": 2},
+        {"train.parallelism": "fsdp"},
+    ]
+
+
 def test_the_number_of_micro_batches_is_as_small_as_possible() -> None:
     bucket = Bucket(64, 64, 64, 0)
     compiler = Formula(capacity=100 + 33 + 150, gradients=33, num_devices=1)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,15 @@ from small import SMALL
 from untrained import write_untrained_run
 
 from transformer_jax.cli import main
+from transformer_jax.config import DecodeConfig
 from transformer_jax.data.number_words import NumberWords
+from transformer_jax.errors import StorageError
 from transformer_jax.inference.evaluate import evaluate
-from transformer_jax.inference.grid import Grid, Result, evaluate_grid
-from transformer_jax.inference.trained_run import load
+from transformer_jax.inference.evaluation_files import directory_name, find_result
+from transformer_jax.inference.grid import Grid, Result, _select_averages, evaluate_grid
+from transformer_jax.inference.history import MAX_SCORES_BYTES
+from transformer_jax.inference.trained_run import load, load_averages
+from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory
 
 GRID = Grid(beam_sizes=[2, 1], alphas=[3.0, 0.0], averages=[2, 1])
@@ -97,7 +103,7 @@ def test_the_command_line_prints_a_grid_of_the_development_set(
     best = max(results, key=lambda result: result["bleu"])
     average, beam_size, alpha = settings(best)
     assert output.count("best BLEU") == 1
-    end = f"--average-checkpoints {average} --beam-size {beam_size} --alpha {alpha:g}\n"
+    end = f"--average-checkpoints {average} --beam-size {beam_size} --alpha {alpha!r} --step 8\n"
     assert output.endswith(end)
     # The printed command evaluates the test set with the same search.
     assert main(["evaluate", str(run.path), *end.split(), "--by-length", "--split", "dev"]) == 0
@@ -111,8 +117,9 @@ def test_the_command_line_prints_a_grid_of_the_development_set(
     [
         (["--alphas", "0.6"], "--alphas needs --grid"),
         (["--grid", "--beam-size", "4"], "--grid does not combine with --beam-size"),
+        (["--grid", "--alpha", "0"], "--grid does not combine with --alpha"),
         (["--grid", "--on", "a", "b"], "--grid does not combine with --on"),
-        (["--grid", "--averages", "3"], "cannot average 3 checkpoints"),
+        (["--grid", "--averages", "2", "3"], "2 consecutive checkpoints; pass --averages 2"),
         (["--grid", "--averages", "0"], "must be positive, got 0"),
         (["--grid", "--beam-sizes", "0"], "decode.beam_size must be positive"),
         (["--grid", "--alphas", "-1"], "decode.length_penalty_alpha must be at least 0"),
@@ -133,6 +140,54 @@ def test_a_grid_averages_the_papers_numbers_as_far_as_the_run_has_them(
 ) -> None:
     default = evaluate_grid(run, "dev", Grid(beam_sizes=[1]))
     assert default == results[:1]
+
+
+def test_the_default_averages_have_only_consecutive_intact_checkpoints_until_the_step(
+    tmp_path: Path,
+) -> None:
+    run = write_untrained_run(tmp_path / "run", steps=(2, 3, 4, 5, 6, 8))
+
+    def averages(step: int | None) -> list[int]:
+        with CheckpointManager(run.checkpoints, run.identity) as checkpoints:
+            return _select_averages(checkpoints, Grid(), step)[0]
+
+    assert averages(None) == averages(6) == [1, 5]
+    assert averages(5) == [1]
+    (run.checkpoints / "5" / "SHA256SUMS").write_text("")
+    assert averages(None) == [1]
+
+
+def test_bleu_with_another_tokenizer_is_not_reused(
+    run: RunDirectory, results: list[Result], tmp_path: Path
+) -> None:
+    copy = RunDirectory.open(Path(shutil.copytree(run.path, tmp_path / "run")))
+    decode = DecodeConfig(**results[0]["decode"])
+    assert find_result(copy, "dev", [8], decode) == results[0]
+    other = replace(copy, config=copy.config.change(data={"bleu_tokenizer": "13a"}))
+    assert find_result(other, "dev", [8], decode) is None
+
+
+@pytest.mark.parametrize("name", ["perplexity", "bleu", "chrf", "size"])
+def test_a_stored_result_in_another_format_is_not_reused(
+    run: RunDirectory, results: list[Result], tmp_path: Path, name: str
+) -> None:
+    copy = RunDirectory.open(Path(shutil.copytree(run.path, tmp_path / "run")))
+    stored = results[0] | {name: "x" * (MAX_SCORES_BYTES if name == "size" else 1)}
+    path = copy.path / "evaluations" / directory_name(stored) / "scores.json"
+    assert path.exists()
+    path.write_text(json.dumps(stored))
+    assert find_result(copy, "dev", [8], DecodeConfig(**stored["decode"])) is None
+
+
+def test_a_checkpoint_that_training_deletes_during_a_grid_is_not_called_damaged(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    copy = RunDirectory.open(Path(shutil.copytree(run.path, tmp_path / "run")))
+    averages = load_averages(copy, [4, 8], [1, 2])
+    next(averages)
+    shutil.rmtree(copy.checkpoints / "4")
+    with pytest.raises(StorageError, match=r"the training run of .* has deleted checkpoint 4"):
+        next(averages)
 
 
 def test_results_that_cannot_be_stored_are_still_returned(

@@ -88,6 +88,12 @@ def test_any_symbols_become_a_tree_that_needs_no_repair(seed: int) -> None:
     assert not again.is_repaired
 
 
+def test_a_label_can_contain_a_no_break_space() -> None:
+    line = "(S\N{NO-BREAK SPACE}x  XX )S\N{NO-BREAK SPACE}x"
+    assert spans(line, 1) == [("S\N{NO-BREAK SPACE}x", 0, 1)]
+    assert not parse_linearized(line, 1).is_repaired
+
+
 def test_a_wrong_tag_needs_no_repair() -> None:
     assert not parse_linearized("(S XX . )S", 2).is_repaired
     assert not parse_linearized("(S . XX )S", 2).is_repaired

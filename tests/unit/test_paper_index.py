@@ -53,6 +53,32 @@ def test_the_index_has_every_equation_figure_and_table_of_the_paper() -> None:
     assert len({item.key for item in ITEMS}) == len(ITEMS)
 
 
+def test_figure_3_selects_the_papers_word_in_the_papers_sentence() -> None:
+    [figure] = [item for item in ITEMS if item.key == "figure3"]
+    words = shlex.split(figure.full)
+    [sentence] = [word for word in words if " " in word]
+    assert sentence == (
+        "It is in this spirit that a majority of American governments have passed new laws since "
+        "2009 making the registration or voting process more difficult ."
+    )
+    assert sentence.split()[int(words[words.index("--position") + 1])] == "making"
+
+
+@pytest.mark.parametrize("key", ["table2", "section5.3"])
+def test_the_small_command_needs_no_corpus(key: str) -> None:
+    [item] = [item for item in ITEMS if item.key == key]
+    program, name, *rest = shlex.split(item.small)
+    parsed = _create(COMMANDS[name], split_words(rest, COMMANDS[name]).own)
+    if isinstance(parsed, ConfigCommand):
+        rows = parsed.load_rows()
+        assert {row.config.data.corpus for row in rows.values()} == {"number_words"}
+        trains = [row.config.train for row in rows.values()]
+        settings = {(train.learning_rate_scale, train.warmup_steps) for train in trains}
+        assert len(settings) == len(trains) > 1
+    else:
+        assert (program, name, rest) == ("transformer-jax", "paper", [key])
+
+
 def test_the_page_contains_the_index() -> None:
     page = (ROOT / "docs/paper.md").read_text("utf-8")
     assert to_markdown() in page, "paste `transformer-jax paper --markdown` into docs/paper.md"

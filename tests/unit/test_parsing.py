@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from small import NUMBER_WORDS, SMALL
@@ -9,9 +10,15 @@ from untrained import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.config.loading import load_config
+from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError
 from transformer_jax.inference.parsing import describe_parses, score_parses
 from transformer_jax.inference.tasks import main_score, score_task
+from transformer_jax.inference.translate import Translator
+from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.training.components import RunComponents
+from transformer_jax.training.evaluation import DevEvaluator
+from transformer_jax.training.metric_writer import MetricWriter
 
 REFERENCE = "(S (NP XX XX )NP (VP XX (NP XX XX )NP )VP . )S"
 SENTENCE = "the cat sees a dog ."
@@ -91,8 +98,29 @@ def test_evaluate_prints_and_stores_the_scores_of_the_task(
     output = capsys.readouterr().out
     assert "  F1          " in output
     assert "of 8 trees" in output
+    [head] = [line.split() for line in output.splitlines() if "step  perplexity" in line]
+    assert head == ["step", "perplexity", "BLEU", "chrF2", "f1"]
     [path] = run.path.glob("evaluations/test-step8-average2-*/scores.json")
     result = json.loads(path.read_text())
     assert result["task"]["name"] == "parsing"
     assert f"F1          {result['task']['f1']:.2f}" in output
     assert [single["task"]["sentences"] for single in result["per_checkpoint"]] == [8, 8]
+
+
+def test_a_bad_reference_is_reported_before_the_search(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Translator, "translate", lambda *_, **__: pytest.fail("searched"))
+    run = write_untrained_run(tmp_path / "run", SMALL.change(data={"task": "parsing"}))
+    assert main(["evaluate", str(run.path), "--average-checkpoints", "1"]) == 65
+    assert "reference 1 is not a linearized tree" in capsys.readouterr().err
+
+
+def test_a_bad_reference_is_reported_before_training(tmp_path: Path) -> None:
+    prepared = prepare(SMALL.data)
+    folder = RunDirectory(
+        tmp_path, SMALL.change(data={"task": "parsing"}), prepared.vocabulary, prepared.fingerprint
+    )
+    components = Mock(spec=RunComponents, folder=folder, prepared=prepared)
+    with pytest.raises(DataError, match="reference 1 is not a linearized tree"):
+        DevEvaluator(components, Mock(spec=MetricWriter))

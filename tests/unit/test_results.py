@@ -21,7 +21,8 @@ from transformer_jax.errors import UsageError
 from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_status
 from transformer_jax.sweeps.footnotes import list_footnotes
 from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
-from transformer_jax.sweeps.results import Results, collect_results
+from transformer_jax.sweeps.results import Results, _collect_scores, collect_results
+from transformer_jax.sweeps.status import read_status
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +172,18 @@ def test_runs_no_better_than_a_unigram_model_are_not_averaged(tmp_path: Path) ->
     assert results.base.missing == []
     [note] = [note for note in list_footnotes(results) if note.startswith("Failed to train")]
     assert "run-0/seed-2, with a dev perplexity of 900. A unigram model has " in note
+
+
+@pytest.mark.parametrize(
+    "task", ["f1", {"main_score": "f1"}, {"main_score": []}, {"main_score": "f1", "f1": "high"}]
+)
+def test_scores_of_unexpected_types_are_ignored(dev_sweep: Sweep, task: object) -> None:
+    run = dev_sweep.find("base/seed-1")
+    [path] = run.path.glob("evaluations/dev-*/scores.json")
+    stored = json.loads(path.read_text())
+    scores = {"dev": stored | {"bleu": None}, "test": {"task": task}}
+    status = replace(read_status(run), scores=scores)
+    assert _collect_scores([status]) == {"perplexity": {1: stored["perplexity"]}}
 
 
 def test_a_finished_run_without_scores_is_missing(dev_sweep: Sweep) -> None:

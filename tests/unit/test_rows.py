@@ -40,3 +40,15 @@ def test_smaller_rows_keep_their_ratios_to_the_first_row(scale: Scale) -> None:
             ratio = getattr(rows[name].config.model, key) / getattr(base, key)
             small_ratio = getattr(smaller[name].config.model, key) / getattr(small_base, key)
             assert small_ratio == ratio, (name, key)
+
+
+@pytest.mark.parametrize("scale", DIVISORS)
+@pytest.mark.parametrize("name", ["recurrence", "table3"])
+def test_the_rows_of_a_sweep_are_valid_at_every_scale(name: str, scale: Scale) -> None:
+    rows = load_rows(name)
+    for key, row in scale_rows(rows, scale).items():
+        model = row.config.model
+        if scale == "full":
+            assert row == rows[key]
+        else:
+            assert [model.d_model % 2, model.d_k % 2, model.d_v % 2] == [0, 0, 0]

@@ -20,7 +20,18 @@ from transformer_jax.paper.table1 import (
     path_length,
 )
 
-# The exponents of n and of d in the paper's complexity, and of n in the other two columns.
+# The bounds of the paper's Table 1.
+TABLE_1 = {
+    "Self-Attention": ("O(n² d)", "O(1)", "O(1)"),
+    "Recurrent": ("O(n d²)", "O(n)", "O(n)"),
+    "Convolutional": ("O(k n d²)", "O(1)", "O(log_k(n))"),
+    "Self-Attention (restricted)": ("O(r n d)", "O(1)", "O(n/r)"),
+}
+# Section 4 gives the complexity of separable convolutions.
+SECTION_4 = {"Separable Convolutional": ("O(k n d + n d²)", "O(1)", "O(log_k(n))")}
+
+# The exponents of n and of d in the paper's complexity, and of n in the other two columns. The path
+# of a stack of contiguous kernels is O(n/k) (section 4).
 EXPECTED = {
     "Self-Attention": (2, 1, 0, 0),
     "Recurrent": (1, 2, 1, 1),
@@ -36,8 +47,10 @@ def measurements() -> list[Measurement]:
     return measure_layers([256, 512, 1024], [64, 128], timed=False)
 
 
-def test_every_layer_has_a_claim_of_the_paper() -> None:
+def test_every_layer_has_the_papers_bounds() -> None:
     assert list(CLAIMS) == list(LAYERS)
+    bounds = {name: (c.complexity, c.sequential, c.path) for name, c in CLAIMS.items()}
+    assert bounds == TABLE_1 | SECTION_4
 
 
 def test_the_fitted_exponents_are_those_of_the_paper(measurements: list[Measurement]) -> None:
@@ -100,6 +113,31 @@ def test_one_layer_of_self_attention_or_recurrence_connects_the_ends() -> None:
         assert reached(name, 1, 9).all()
     assert path_length(9, None, 0) == 1
     assert path_length(9, None, 9) == 9
+
+
+def test_a_repeated_length_or_width_is_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
+    repeated = ["--lengths", "16", "16", "--widths", "8", "8", "--exact"]
+    assert main(["paper", "table1", *repeated]) == 0
+    output = capsys.readouterr().out
+    assert main(["paper", "table1", "--lengths", "16", "--widths", "8", "--exact"]) == 0
+    assert capsys.readouterr().out == output
+    assert "O(log_k(n)) is the path length of dilated convolutions" in " ".join(output.split())
+
+
+def test_an_existing_folder_is_an_error_before_any_measurement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "table.md").write_text("old", "utf-8")
+    options = ["--lengths", "16", "--widths", "8", "--exact", "--out"]
+    assert main(["paper", "table1", *options, str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert f"{tmp_path} already exists" in captured.err
+    assert captured.out == ""
+    assert (tmp_path / "table.md").read_text("utf-8") == "old"
+    assert main(["paper", "table1", *options, str(tmp_path / "missing/out")]) != 0
+    captured = capsys.readouterr()
+    assert "is not a folder" in captured.err
+    assert captured.out == ""
 
 
 def test_the_command_writes_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

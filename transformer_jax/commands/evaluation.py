@@ -53,7 +53,7 @@ class Evaluate(RunCommand):
     """With --grid: exponents of the length penalty. Default: 0 0.6 1."""
     averages: tuple[int, ...] = ()
     """With --grid: numbers of scheduled checkpoints to average. Default: 1, 5,
-    and 20, up to the number of checkpoints in the run."""
+    and 20, up to the number of consecutive checkpoints until the step."""
 
     def run(self) -> None:
         """Evaluate the run, print the scores, and store them in the run."""
@@ -126,7 +126,12 @@ class Evaluate(RunCommand):
         if not self.grid:
             if given := [name for name in settings if getattr(self, name)]:
                 raise UsageError(f"--{given[0].replace('_', '-')} needs --grid")
-        elif given := [name for name in others if getattr(self, name) not in (None, False)]:
+        # An option with the value 0 was also given, although 0 == False.
+        elif given := [
+            name
+            for name in others
+            if (value := getattr(self, name)) is not None and value is not False
+        ]:
             option = given[0].replace("_", "-")
             raise UsageError(
                 f"--grid does not combine with --{option}; it takes --step and --split"
@@ -151,6 +156,7 @@ class Evaluate(RunCommand):
         best = print_grid(results)
         options = f"--average-checkpoints {best['average_checkpoints']}"
         options += f" --beam-size {best['decode']['beam_size']}"
-        options += f" --alpha {best['decode']['length_penalty_alpha']:g}"
-        step = "" if self.step is None else f" --step {self.step}"
-        stdout.print(f"next: {shell_command('evaluate', folder.path)} {options}{step}")
+        # `repr` does not round, so the command runs the same search. The step selects the same
+        # checkpoints after training continues.
+        options += f" --alpha {best['decode']['length_penalty_alpha']!r} --step {best['step']}"
+        stdout.print(f"next: {shell_command('evaluate', folder.path)} {options}")

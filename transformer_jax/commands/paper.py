@@ -32,7 +32,7 @@ class Paper(PathCommand):
 
     table1: measure the layer types of Table 1.
     table2: compare the training cost of the models in Table 2.
-    figure1, figure2: draw these figures from the program.
+    figure1, figure2: draw these figures.
     Any other name, such as equation3 or section5.4, prints its commands.
     """
 
@@ -45,8 +45,8 @@ class Paper(PathCommand):
     exact: FlagCreatePairsOff[bool] = False
     """For table1: compute only the exact quantities, not time and memory."""
     out: Path | None = None
-    """For table1: a folder for table.md and table.json. For figures: the file
-    to create, whose name ends in .svg or .png."""
+    """For table1: a new folder for table.md and table.json. For figures: the
+    file to create, whose name ends in .svg or .png."""
     dry_run: FlagCreatePairsOff[bool] = False
     """For table2: estimate the time and disk space on this machine."""
 
@@ -89,11 +89,16 @@ class Paper(PathCommand):
             raise UsageError(f"--{name.replace('_', '-')} is for `paper {items}`")
 
     def _measure_table1(self) -> None:
-        lengths, widths = self.lengths or LENGTHS, self.widths or WIDTHS
+        lengths, widths = (
+            tuple(dict.fromkeys(given))
+            for given in (self.lengths or LENGTHS, self.widths or WIDTHS)
+        )
         if min(lengths) < 2:
             raise UsageError(f"--lengths must be at least 2, got {min(lengths)}")
         if wrong := [width for width in widths if width < 8 or width % 8]:
             raise UsageError(f"--widths must be multiples of 8 (the heads), got {wrong[0]}")
+        if self.out is not None:
+            check_new_file(self.out)
         from transformer_jax.paper.table1 import measure_layers
         from transformer_jax.paper.table1_report import (
             list_details,

@@ -45,10 +45,15 @@ def print_evaluation(evaluation: "Evaluation") -> None:
     if "tok:none" in scores.bleu_signature:
         stdout.print("  BLEU splits words at spaces: it is tokenized BLEU if the text is tokenized")
     if checkpoints := result.get("per_checkpoint"):
-        table = Table("step", "perplexity", "BLEU", "chrF2", box=None)
-        for one in (*checkpoints, {**result, "step": "mean"}):
-            values = (f"{one[key]:.2f}" for key in ("perplexity", "bleu", "chrf"))
-            table.add_row(str(one["step"]), *values)
+        from transformer_jax.inference.tasks import main_score
+
+        columns = ("step", "perplexity", "BLEU", "chrF2", *main_score(result.get("task")))
+        table = Table(*columns, box=None)
+        rows: list[dict[str, Any]] = [*checkpoints, {**result, "step": "mean"}]
+        for one in rows:
+            scores = [one[key] for key in ("perplexity", "bleu", "chrf")]
+            scores += main_score(one.get("task")).values()
+            table.add_row(str(one["step"]), *(f"{score:.2f}" for score in scores))
         stdout.print(table)
     stdout.print()
 

@@ -11,6 +11,7 @@ from transformer_jax.compilation.programs import StepProgram, compile_step
 from transformer_jax.compilation.shapes import full_bucket
 from transformer_jax.compilation.targets import Target
 from transformer_jax.config import Config
+from transformer_jax.config.architectures import uses
 from transformer_jax.data.batches import ROW_MULTIPLE, Bucket
 from transformer_jax.errors import Setting
 
@@ -45,7 +46,7 @@ def find_cures(
     fix before returning the fix.
     """
     candidates: list[list[dict[str, Any]]] = []
-    if not config.model.remat:
+    if uses(config.model, "remat") and not config.model.remat:
         candidates.append([{"model.remat": True}])
     counts = _micro_batches(config, program, num_devices)
     candidates.append([{"train.gradient_accumulation_steps": count} for count in counts])

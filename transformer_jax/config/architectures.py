@@ -1,6 +1,6 @@
 """Which fields of the model section each architecture uses.
 
-A field that an architecture does not use must have its default value, so no setting is ignored.
+A field that an architecture does not use must have its default value.
 """
 
 from transformer_jax.config.sections import ADDED_POSITIONS, ModelConfig

@@ -95,8 +95,9 @@ class ModelConfig(ConfigSection):
     a CPU, but slower on TPUs and GPUs. cudnn is cuDNN's flash attention on
     NVIDIA GPUs."""
     attention_window: Annotated[int | None, between(1, 1_000_000)] = None
-    """Maximum distance between a query and a key in self-attention: the
-    neighborhood r of section 4. Differs from the paper when set."""
+    """Maximum distance w between a query and a key in self-attention: a
+    neighborhood of size r = 2 w + 1 (section 4). Differs from the paper when
+    set."""
     attention_bias: bool = False
     """Add biases to the four attention projections. Differs from the paper when set."""
     output_bias: bool = False

@@ -19,7 +19,7 @@ from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.by_length import score_by_length
 from transformer_jax.inference.perplexity import SentenceScore, perplexity, score_sentences
 from transformer_jax.inference.scores import Scores, compound_bleu, score
-from transformer_jax.inference.tasks import score_task
+from transformer_jax.inference.tasks import check_task, score_task
 from transformer_jax.inference.trained_run import Run, read_params
 
 Files = tuple[Path, Path]
@@ -108,12 +108,16 @@ def _ragged(sequences: Sequence[Sequence[int]]) -> Ragged:
 def read_text(run: Run, text: Split | Files, progress: Progress = ignore_progress) -> Text:
     """Read a split of the run's text, or text in other files.
 
-    Raises the errors of `prepare_split` or `read_files`.
+    Raises the errors of `prepare_split` or `read_files`, or a DataError if the run's task cannot
+    score a reference.
     """
     if isinstance(text, tuple):
-        return read_files(run, text)
-    prepared = prepare_split(text, of=run, progress=progress)
-    return Text(text, f"{text} set", *prepared.lines(text), prepared.tokens(text))
+        content = read_files(run, text)
+    else:
+        prepared = prepare_split(text, of=run, progress=progress)
+        content = Text(text, f"{text} set", *prepared.lines(text), prepared.tokens(text))
+    check_task(run.config.data.task, content.sources, content.references)
+    return content
 
 
 def evaluate_text(

@@ -17,11 +17,15 @@ from typing import Any
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.config.schema import add_beam_end
+from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError
 from transformer_jax.inference.evaluate import Evaluation
+from transformer_jax.inference.history import MAX_SCORES_BYTES, SCORE_NAMES
 from transformer_jax.inference.perplexity import SentenceScore
+from transformer_jax.inference.scores import bleu_signature
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.runs.atomic_files import write_json
+from transformer_jax.runs.metrics_file import is_number
 from transformer_jax.runs.run_directory import RunDirectory
 
 
@@ -60,19 +64,27 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 def find_result(
     folder: RunDirectory, split: str, steps: Sequence[int], decode: DecodeConfig
 ) -> dict[str, Any] | None:
-    """Return the stored result of the mean of these checkpoints with this search, or None."""
+    """Return the stored result of the mean of these checkpoints with this search, or None.
+
+    A result is not found if its BLEU has another signature than BLEU has now, because a resumed run
+    may change `data.bleu_tokenizer`, or if another program wrote it in a different format.
+    """
     settings = {
         "split": split,
         "step": steps[-1],
         "average_checkpoints": len(steps),
         "decode": asdict(decode),
+        "bleu_signature": bleu_signature(bleu_tokenizer(folder.config.data)),
     }
     path = folder.path / "evaluations" / directory_name(settings) / "scores.json"
     try:
+        if path.stat().st_size > MAX_SCORES_BYTES:
+            return None
         result = json.loads(path.read_bytes())
         # Earlier versions did not store the steps or the scores by length.
         is_same = result["steps"] == list(steps) and all(result[k] == settings[k] for k in settings)
-        return result if is_same and "by_length" in result else None
+        is_complete = "by_length" in result and all(is_number(result[k]) for k in SCORE_NAMES)
+        return result if is_same and is_complete else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -11,7 +11,7 @@ from typing import Any
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.splits import Split
-from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.errors import Setting, StorageError, UsageError
 from transformer_jax.inference.evaluate import Evaluation, Text, evaluate_text, read_text
 from transformer_jax.inference.evaluation_files import find_result, save_evaluation
 from transformer_jax.inference.perplexity import SentenceScore
@@ -33,7 +33,7 @@ class Grid:
     alphas: Sequence[float] = (0.0, 0.6, 1.0)
     averages: Sequence[int] | None = None
     """The numbers of scheduled checkpoints to average. None means 1, 5, and 20, up to the number of
-    checkpoints in the run."""
+    consecutive intact checkpoints until the step."""
 
     def __post_init__(self) -> None:
         counts = [1] if self.averages is None else self.averages
@@ -78,9 +78,7 @@ def evaluate_grid(
         raise UsageError(f"{folder.path} is a package and has no separate checkpoints")
     searches = grid.searches(folder.config.decode)
     with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
-        default = [n for n in PAPER_AVERAGES if n <= max(len(checkpoints.scores), 1)]
-        averages = sorted({*(default if grid.averages is None else grid.averages)})
-        steps = select_steps(checkpoints, averages[-1], step)
+        averages, steps = _select_averages(checkpoints, grid, step)
     results = {
         (count, search): find_result(folder, split, steps[-count:], search)
         for count in averages
@@ -105,6 +103,29 @@ def evaluate_grid(
     for note in dict.fromkeys(notes):
         say(note)
     return [result for result in results.values() if result is not None]
+
+
+def _select_averages(
+    checkpoints: CheckpointManager, grid: Grid, step: int | None
+) -> tuple[list[int], list[int]]:
+    """Return the numbers of checkpoints to average, and the steps of the largest average."""
+    if grid.averages is None and step is not None and step not in checkpoints.scores:
+        # This checkpoint is not scheduled, so it cannot be averaged.
+        return [1], select_steps(checkpoints, 1, step)
+    requested = sorted({*(PAPER_AVERAGES if grid.averages is None else grid.averages)})
+    steps = select_steps(checkpoints, requested[-1], step, allow_fewer=True)
+    averages = [count for count in requested if count <= len(steps)]
+    if grid.averages is not None and averages != requested:
+        until = "" if step is None else f" up to step {step}"
+        raise UsageError(
+            f"cannot average {requested[-1]} checkpoints: {checkpoints.run} has {len(steps)} "
+            f"consecutive checkpoints{until}; pass ",
+            Setting("averages", averages or [len(steps)]),
+        )
+    if averages == [1]:
+        # A single checkpoint does not need to be scheduled.
+        steps = select_steps(checkpoints, 1, step)
+    return averages, steps
 
 
 def _evaluate_searches(

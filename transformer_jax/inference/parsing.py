@@ -25,21 +25,10 @@ def score_parses(
     Raises:
         DataError: a reference is not a linearized tree over the words of its source.
     """
-    expected, proposed, num_repaired = list[Tree](), list[Tree](), 0
-    lines = zip(sources, hypotheses, references, strict=True)
-    for number, (source, hypothesis, reference) in enumerate(lines, start=1):
-        # A word can contain a no-break space, so only spaces separate words.
-        words = tuple(word for word in source.split(" ") if word)
-        gold = parse_linearized(reference, len(words))
-        if gold.is_repaired:
-            raise DataError(
-                f"reference {number} is not a linearized tree over the {len(words)} words of its "
-                "source: data.task parsing needs such trees"
-            )
-        tree = Tree(words, gold.tags, gold.brackets)
-        parse = parse_linearized(hypothesis, len(words))
+    expected, proposed, num_repaired = read_references(sources, references), list[Tree](), 0
+    for tree, hypothesis in zip(expected, hypotheses, strict=True):
+        parse = parse_linearized(hypothesis, len(tree.words))
         num_repaired += parse.is_repaired
-        expected.append(tree)
         proposed.append(tree._replace(brackets=parse.brackets))
     baseline = list(map(branch_right, expected))
     return {
@@ -47,6 +36,26 @@ def score_parses(
         "repaired": num_repaired,
         "right_branching": _score(expected, baseline),
     }
+
+
+def read_references(sources: Sequence[str], references: Sequence[str]) -> list[Tree]:
+    """Return the trees of the references.
+
+    Raises:
+        DataError: a reference is not a linearized tree over the words of its source.
+    """
+    trees: list[Tree] = []
+    for number, (source, reference) in enumerate(zip(sources, references, strict=True), start=1):
+        # A word can contain a no-break space, so only spaces separate words.
+        words = tuple(word for word in source.split(" ") if word)
+        parse = parse_linearized(reference, len(words))
+        if parse.is_repaired:
+            raise DataError(
+                f"reference {number} is not a linearized tree over the {len(words)} words of its "
+                "source: data.task parsing needs such trees"
+            )
+        trees.append(Tree(words, parse.tags, parse.brackets))
+    return trees
 
 
 def describe_parses(values: dict[str, Any]) -> list[str]:

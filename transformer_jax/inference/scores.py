@@ -48,6 +48,14 @@ def sacrebleu_metrics(
     return sacrebleu.BLEU(tokenize=tokenizer, force=force), sacrebleu.CHRF()
 
 
+def bleu_signature(tokenizer: str) -> str:
+    """Return the sacreBLEU signature of BLEU with this tokenizer and one reference."""
+    bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
+    # The signature contains the number of references only after a score.
+    bleu.corpus_score([""], [[""]])
+    return str(bleu.get_signature())
+
+
 def score(
     hypotheses: Sequence[str | None], references: Sequence[str | None], *, tokenizer: str = "13a"
 ) -> Scores:

@@ -1,13 +1,14 @@
 """Scores of tasks other than translation, which `data.task` selects.
 
-A task consists of two functions and the name of its main score. `score` maps the sources, the
-hypotheses, and the references to JSON data, which `evaluate` stores. `describe` formats this data.
+A task consists of three functions and the name of its main score. `check` rejects references that
+cannot be scored. `score` maps the sources, the hypotheses, and the references to JSON data, which
+`evaluate` stores. `describe` formats this data.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from transformer_jax.inference.parsing import describe_parses, score_parses
+from transformer_jax.inference.parsing import describe_parses, read_references, score_parses
 
 Values = dict[str, Any]
 """The scores of a task, as JSON data."""
@@ -18,6 +19,8 @@ class Task(NamedTuple):
 
     main_score: str
     """The key of the score that metrics and reports show. Higher is better."""
+    check: Callable[[Sequence[str], Sequence[str]], object]
+    """A function of (sources, references) that raises DataError if they cannot be scored."""
     score: Callable[[Sequence[str], Sequence[str], Sequence[str]], Values]
     """A function that maps (sources, hypotheses, references) to scores."""
     describe: Callable[[Values], list[str]]
@@ -25,7 +28,13 @@ class Task(NamedTuple):
 
 
 # The task for each value of `data.task`. Translation has only BLEU and chrF.
-TASKS: dict[str, Task] = {"parsing": Task("f1", score_parses, describe_parses)}
+TASKS: dict[str, Task] = {"parsing": Task("f1", read_references, score_parses, describe_parses)}
+
+
+def check_task(name: str, sources: Sequence[str], references: Sequence[str]) -> None:
+    """Raise DataError if a task cannot score these references, before a long search."""
+    if (task := TASKS.get(name)) is not None:
+        task.check(sources, references)
 
 
 def score_task(

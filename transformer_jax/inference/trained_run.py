@@ -242,15 +242,25 @@ def load_averages(
     Each checkpoint is read once.
 
     Raises:
-        StorageError: a checkpoint is damaged or cannot be read.
+        StorageError: a checkpoint is damaged or cannot be read, or a run that is still training has
+            deleted it.
     """
     if not counts:
         return
     model = build_model(folder.config.model, **folder.vocabulary.sizes)
     with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
         means = average_last_params(checkpoints, steps, _restore_target(model), counts)
-        for count, params in zip(sorted(counts), means, strict=True):
-            yield Run(folder, params, tuple(steps[-count:]))
+        try:
+            for count, params in zip(sorted(counts), means, strict=True):
+                yield Run(folder, params, tuple(steps[-count:]))
+        except (StorageError, FileNotFoundError) as error:
+            deleted = [str(step) for step in steps if step not in checkpoints.steps]
+            if not deleted:
+                raise
+            raise StorageError(
+                f"the training run of {folder.path} has deleted checkpoint {', '.join(deleted)} to "
+                "make room for newer ones; run the command again to use the newer ones"
+            ) from error
 
 
 def read_params(folder: RunDirectory, model: EncoderDecoder, steps: Sequence[int]) -> Params:

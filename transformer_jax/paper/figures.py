@@ -1,7 +1,10 @@
-"""Draw figures 1 and 2 from the program, so that a different program produces different boxes.
+"""Draw figures 1 and 2. The program determines some of the boxes, and the others are fixed.
 
-Flax names each operation after the modules that contain it, so a traced model lists its sub-layers
-in the order in which they run.
+The sub-layers of figure 1 and the operations of scaled dot-product attention in figure 2 come from
+traced programs, so a different program produces different boxes. Flax names each operation after
+the modules that contain it, so a traced model lists its sub-layers in the order in which they run.
+The embeddings, the linear layer, and the softmax of figure 1 are fixed, and so is multi-head
+attention in figure 2.
 """
 
 from collections.abc import Iterator
@@ -74,7 +77,7 @@ def describe_architecture(config: ModelConfig) -> tuple[list[Column], list[Link]
 
 
 def draw_figure_2(num_heads: int = 8) -> Picture:
-    """Draw scaled dot-product attention and multi-head attention."""
+    """Draw scaled dot-product attention as the program computes it, and multi-head attention."""
     multi_head = ["Linear (V, K, Q)", "Scaled Dot-Product Attention", "Concat", "Linear"]
     return draw_columns(
         [

@@ -52,9 +52,16 @@ def _tested(name: str, title: str, test: str, full: str = "") -> Item:
 
 
 SMALL = "--data-from tiny --train-from tiny"
+WARMUP_ROWS = "s1_w4000 s0.5_w4000 s2_w4000 s1_w1000"
 ATTENTION = "transformer-jax attention"
 SENTENCE = "'two hundred and thirty-one thousand and five'"
-MAKING = "'It is in this spirit that a majority of governments have passed new laws .'"
+# The words and the position of "making" are those of the paper. The position counts tokens from 0,
+# so it changes if the vocabulary splits an earlier word.
+MAKING = (
+    "'It is in this spirit that a majority of American governments have passed new laws since 2009 "
+    "making the registration or voting process more difficult .' --kind encoder --layer 4 "
+    "--position 17"
+)
 LAW = "'The Law will never be perfect , but its application should be just .'"
 
 EQUATIONS = (
@@ -80,23 +87,23 @@ EQUATIONS = (
 FIGURES = (
     Item(
         "Figure 1",
-        "The architecture, drawn from the program",
+        "The architecture, with the sub-layers of the program",
         "tests/unit/test_paper_figures.py::test_figure_1_has_the_sub_layers_of_the_paper",
         "transformer-jax paper figure1 --out figure1.svg",
     ),
     Item(
         "Figure 2",
-        "Scaled dot-product attention, drawn from the program, and multi-head attention",
+        "Scaled dot-product attention, from the program, and multi-head attention",
         "tests/unit/test_paper_figures.py::test_figure_2_has_the_operations_of_the_paper",
         "transformer-jax paper figure2 --out figure2.svg",
     ),
     Item(
         "Figure 3",
-        "Encoder self-attention of one word, in layer 5 of 6",
+        "Encoder self-attention of one word, in layer 5 of 6 (--position counts tokens)",
         "tests/unit/test_attention_figures.py::"
         "test_a_selected_token_and_head_have_only_their_lines",
         f"{ATTENTION} runs/demo {SENTENCE} --kind encoder --layer 0 --position 3 --out figure3.svg",
-        f"{ATTENTION} runs/wmt14 {MAKING} --kind encoder --layer 4 --position 6 --out figure3.svg",
+        f"{ATTENTION} runs/wmt14 {MAKING} --out figure3.svg",
     ),
     Item(
         "Figure 4",
@@ -126,7 +133,7 @@ TABLES = (
         "Table 2",
         "BLEU and training cost of the base and big models",
         "tests/unit/test_table2.py::test_the_papers_method_gives_the_papers_flops",
-        "transformer-jax train tiny",
+        "transformer-jax paper table2",
         "transformer-jax paper table2 --dry-run",
     ),
     Item(
@@ -208,7 +215,7 @@ SECTIONS = (
         "Section 5.3",
         "Adam, and the learning rate and warmup",
         "tests/unit/test_paper.py::test_updates_are_those_of_adam",
-        "transformer-jax sweep learning_rate --seeds 1",
+        f"transformer-jax sweep warmup --rows {WARMUP_ROWS} {SMALL} --scale tiny --seeds 1",
         "transformer-jax sweep warmup",
     ),
     Item(

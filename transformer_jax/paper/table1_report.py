@@ -67,6 +67,8 @@ def list_notes(measurements: Sequence[Measurement]) -> list[str]:
         "Maximum path length: layers or loop trips between the first and the last position. A "
         "layer's reach is the set of inputs with a nonzero gradient of the output in the middle "
         f"of {PROBE_LENGTH} positions.",
+        "O(log_k(n)) is the path length of dilated convolutions. The convolutions here have "
+        "contiguous kernels, which need O(n/k) layers (section 4).",
     ]
     if measurements[0].seconds is not None:
         device = jax.devices()[0].device_kind

@@ -11,14 +11,14 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from transformer_jax.architectures.build import build_model
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import ConfigError, TransformerJaxError, UsageError
 from transformer_jax.model.inspect import parameter_counts
-from transformer_jax.runs.metrics_file import read_metrics
+from transformer_jax.runs.metrics_file import is_number, read_metrics
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.seed_statistics import (
@@ -184,9 +184,7 @@ def _collect_row(name: str, row: Row, base: Row, statuses: Sequence[RunStatus]) 
     changes = base.config.differences(row.config)
     changes.pop(("train", "seed"), None)
     done = [status for status in statuses if status.status == "done"]
-    perplexities = {
-        s.run.seed: float(s.scores["dev"]["perplexity"]) for s in done if "dev" in s.scores
-    }
+    perplexities = _collect_scores(done).get("perplexity", {})
     unigram = _unigram_perplexity(done)
     failed = {seed: perplexities[seed] for _, seed in failed_runs({name: perplexities}, unigram)}
     return RowResult(
@@ -238,20 +236,29 @@ def _fingerprints(statuses: Sequence[RunStatus]) -> set[str]:
 
 
 def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]]:
+    """Return the scores, keyed by name and seed. Values of unexpected types are ignored."""
     scores: dict[str, dict[int, float]] = {}
     for status in statuses:
-        seed = status.run.seed
-        if dev := status.scores.get("dev"):
-            scores.setdefault("perplexity", {})[seed] = float(dev["perplexity"])
-            scores.setdefault("bleu", {})[seed] = float(dev["bleu"])
-        if test := status.scores.get("test"):
-            scores.setdefault("test_bleu", {})[seed] = float(test["bleu"])
+        dev, test = status.scores.get("dev", {}), status.scores.get("test", {})
+        values: dict[str, Any] = {
+            "perplexity": dev.get("perplexity"),
+            "bleu": dev.get("bleu"),
+            "test_bleu": test.get("bleu"),
             # Character-level BLEU has no compound-split variant, because there are no words.
-            if (compound := test.get("compound_bleu")) is not None:
-                scores.setdefault("compound_bleu", {})[seed] = float(compound)
-            if (task := test.get("task")) is not None:
-                scores.setdefault("test_task", {})[seed] = float(task[task["main_score"]])
+            "compound_bleu": test.get("compound_bleu"),
+            "test_task": _main_score(test.get("task")),
+        }
+        for name, value in values.items():
+            if is_number(value):
+                scores.setdefault(name, {})[status.run.seed] = float(value)
     return scores
+
+
+def _main_score(task: object) -> Any:
+    """Return the main score in the stored result of a task, or None if it is missing."""
+    if not isinstance(task, dict) or not isinstance(name := task.get("main_score"), str):
+        return None
+    return task.get(name)
 
 
 def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:

@@ -50,14 +50,17 @@ def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> di
 def scale_rows(rows: Mapping[str, Row], scale: Scale) -> dict[str, Row]:
     """Shrink the models of all rows while preserving the ratios between rows.
 
-    Widths and depths are divided and rounded up. The number of heads does not change.
+    Widths are divided and rounded up to even numbers, as sinusoids and rotary positions require.
+    Depths are divided and rounded up. The number of heads does not change.
     """
     width_divisor, depth_divisor = DIVISORS[scale]
 
     def shrink(row: Row) -> Row:
         model = row.config.to_dict()["model"]
         widths = [key for key in WIDTHS if uses(row.config.model, key)]
-        smaller = {key: -(-model[key] // width_divisor) for key in widths}
+        smaller: dict[str, int] = {}
+        if width_divisor > 1:
+            smaller |= {key: 2 * -(-model[key] // (2 * width_divisor)) for key in widths}
         smaller["num_layers"] = -(-model["num_layers"] // depth_divisor)
         return dataclasses.replace(row, config=row.config.change(model=smaller))
 

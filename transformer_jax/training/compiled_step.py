@@ -67,9 +67,11 @@ class CompiledStep:
         """Compile the step for other buckets in a thread, one after another.
 
         The programs are the same as those that `compile` produces. With multiple processes, this
-        method does nothing, because the processes must compile in the order in which they train.
+        method does nothing, because the processes must compile in the order in which they train. It
+        also does nothing on GPUs: XLA chooses kernels by their time on the device, and training
+        would disturb these measurements.
         """
-        if jax.process_count() > 1:
+        if jax.process_count() > 1 or self._sharding.platform == "gpu":
             return
         abstract_state = self._sharding.abstract_state(state)
         for bucket in buckets:
@@ -80,6 +82,10 @@ class CompiledStep:
                 self._ahead[shape] = self._thread.submit(
                     self._compile, shape, abstract_state, batch, is_ahead=True
                 )
+
+    def is_compiling_ahead(self) -> bool:
+        """Return whether a program of `compile_ahead` is not finished, so the exit may wait."""
+        return any(not future.done() for future in self._ahead.values())
 
     def take_finished(self) -> Iterator[Compilation]:
         """Yield the compilations of `compile_ahead` that have finished since the last call."""

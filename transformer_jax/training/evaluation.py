@@ -10,7 +10,7 @@ from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import DivergedError
 from transformer_jax.inference.perplexity import perplexity, score_sentences
 from transformer_jax.inference.scores import score
-from transformer_jax.inference.tasks import main_score, score_task
+from transformer_jax.inference.tasks import TASKS, check_task, main_score, score_task
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.transformer import Params
 from transformer_jax.training.components import RunComponents
@@ -28,6 +28,9 @@ class DevEvaluator:
         self._run, self._writer = run, writer
         config = run.folder.config
         self._bleu_tokenizer, self._task = bleu_tokenizer(config.data), config.data.task
+        # Report a bad reference before training, not after the first search.
+        if self._task in TASKS:
+            check_task(self._task, *run.prepared.lines("dev"))
         greedy = dataclasses.replace(config.decode, beam_size=1)
         self._translator = Translator(run.model, run.prepared.vocabulary, greedy)
 

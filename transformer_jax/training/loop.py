@@ -7,6 +7,8 @@ import jax
 from rich.console import Console
 
 from transformer_jax.cache import enable_compilation_cache
+from transformer_jax.config import Config
+from transformer_jax.config.architectures import uses
 from transformer_jax.console import shell_command
 from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.preemption import GracefulShutdown
@@ -66,14 +68,20 @@ def run_training(
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        num_parts = 2 * folder.config.train.gradient_accumulation_steps
-        raise OutOfMemoryError(
-            f"the device does not have enough memory for a training step; {resume_hint} and ",
-            Setting("train.gradient_accumulation_steps", num_parts),
-            f" to compute each batch in {num_parts} parts, or with ",
-            Setting("model.remat", True),
-            " to store fewer activations",
-        ) from error
+        raise _out_of_memory(folder.config, resume_hint) from error
+
+
+def _out_of_memory(config: Config, resume_hint: str) -> OutOfMemoryError:
+    """Return an error that suggests each setting which reduces the memory of a training step."""
+    num_parts = 2 * config.train.gradient_accumulation_steps
+    parts: list[str | Setting] = [
+        f"the device does not have enough memory for a training step; {resume_hint} and ",
+        Setting("train.gradient_accumulation_steps", num_parts),
+        f" to compute each batch in {num_parts} parts",
+    ]
+    if uses(config.model, "remat") and not config.model.remat:
+        parts += [", or with ", Setting("model.remat", True), " to store fewer activations"]
+    return OutOfMemoryError(*parts)
 
 
 def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> int:
@@ -160,6 +168,8 @@ def _run_steps(
                     checkpointer.save(step, state, pending, score if due.is_scheduled else None)
             if due.interrupt:
                 checkpointer.wait()
+                if train_step.is_compiling_ahead():
+                    writer.say(f"saved at step {step}; waiting for a compilation to end")
                 name = signal.Signals(vote.signal).name
                 raise RunInterrupted(f"{name}: saved at step {step}; {shutdown.resume_hint}")
             tracer.after(step, state)

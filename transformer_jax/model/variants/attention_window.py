@@ -1,10 +1,11 @@
 """Restricted self-attention (section 4): each position attends only to its neighborhood.
 
 With this restriction, a layer takes O(r n d) operations instead of O(n^2 d), and a path between two
-positions that are n apart takes O(n / r) layers instead of one (Table 1).
+positions that are n apart takes O(n / r) layers instead of one (Table 1). The paper centers a
+neighborhood of size r on each position, so a maximum distance of w means r = 2 w + 1.
 
-Queries are split into n blocks of r. A block attends to three blocks of keys: the same block and
-its two neighbors.
+Queries are split into n blocks of w or, in a short sequence, fewer positions. A block attends to
+three blocks of keys: the same block and its two neighbors.
 Shapes: B batch, T positions, S keys, D d_model, H heads, K d_k, V d_v; n blocks of t queries and
 s = 3 t keys.
 """
@@ -33,16 +34,26 @@ def join_neighbors(x: Shaped[Array, "B n t ..."]) -> Shaped[Array, "B n s ..."]:
     return jnp.concatenate([padded[:, :-2], x, padded[:, 2:]], axis=2)
 
 
+def block_size(length: int, window: int) -> int:
+    """Return the number of positions in a block.
+
+    If a sequence has at most two blocks, each block attends to all keys. Its blocks can therefore
+    be smaller than the window, and they need no padding to a multiple of the window.
+    """
+    blocks = -(-length // window)
+    return window if blocks > 2 else -(-length // blocks)
+
+
 def neighborhood_mask(
-    mask: Bool[Array, "#B #H #T T"], window: int
+    mask: Bool[Array, "#B #H #T T"], window: int, size: int
 ) -> tuple[Bool[Array, "#B n #H t s"], Int[Array, "n t s"]]:
     """Return the mask of each query block over its joined keys, and the positions of these keys."""
     length = mask.shape[-1]
-    queries = split_blocks(jnp.arange(length)[None], window)[0]
+    queries = split_blocks(jnp.arange(length)[None], size)[0]
     # A padded query is at position 0, but its result is discarded.
-    starts = window * jnp.arange(-1, len(queries) - 1)
-    keys = starts[:, None] + jnp.arange(3 * window)[None]
-    keys = jnp.broadcast_to(keys[:, None], (*queries.shape, 3 * window))
+    starts = size * jnp.arange(-1, len(queries) - 1)
+    keys = starts[:, None] + jnp.arange(3 * size)[None]
+    keys = jnp.broadcast_to(keys[:, None], (*queries.shape, 3 * size))
     exists = (keys >= 0) & (keys < length) & (jnp.abs(keys - queries[..., None]) <= window)
     rows = jnp.minimum(queries, mask.shape[2] - 1)[..., None]
     blocks = mask[:, :, rows, jnp.clip(keys, 0, length - 1)] & exists[None, None]
@@ -77,10 +88,11 @@ class WindowedAttention(MultiHeadAttention):
         train: bool,
     ) -> Float[Array, "B T H V"]:
         """Return the result of `attend_heads` for a whole sequence, but score only nearby keys."""
-        (batch, length, heads, _), window = query.shape, self.window
-        query = split_blocks(query, window)
-        key, value = (join_neighbors(split_blocks(x, window)) for x in (key, value))
-        allowed, keys = neighborhood_mask(mask, window)
+        batch, length, heads, _ = query.shape
+        size = block_size(length, self.window)
+        query = split_blocks(query, size)
+        key, value = (join_neighbors(split_blocks(x, size)) for x in (key, value))
+        allowed, keys = neighborhood_mask(mask, self.window, size)
         allowed = jnp.broadcast_to(allowed, (batch, *allowed.shape[1:]))
         # The score function treats each block as a separate sequence.
         query, key, value, allowed = (
