@@ -17,7 +17,9 @@ from test_adhoc import make_run
 
 from transformer_jax.config import Paper, Row
 from transformer_jax.data.prepare import prepare
+from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
+from transformer_jax.runs.metrics_file import JsonObject
 from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_status
 from transformer_jax.sweeps.footnotes import list_footnotes
 from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
@@ -181,7 +183,10 @@ def test_scores_of_unexpected_types_are_ignored(dev_sweep: Sweep, task: object) 
     run = dev_sweep.find("base/seed-1")
     [path] = run.path.glob("evaluations/dev-*/scores.json")
     stored = json.loads(path.read_text())
-    scores = {"dev": stored | {"bleu": None}, "test": {"task": task}}
+    scores: dict[Split, JsonObject] = {
+        "dev": stored | {"bleu": None},
+        "test": {"task": task},
+    }
     status = replace(read_status(run), scores=scores)
     assert _collect_scores([status]) == {"perplexity": {1: stored["perplexity"]}}
 
