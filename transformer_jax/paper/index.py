@@ -6,6 +6,7 @@ use WMT14.
 """
 
 import shlex
+import textwrap
 from dataclasses import dataclass
 
 # The width of a line of the page, without the backslash at its end.
@@ -262,5 +263,17 @@ def _wrap(command: str) -> list[str]:
         if lines[-1] and len(lines[-1]) + len(word) > MAX_COLUMNS:
             lines[-1] += " \\"
             lines.append(" ")
-        lines[-1] += f" {word}" if lines[-1] else word
+        first, *more = _split_quoted(word)
+        lines[-1] += f" {first}" if lines[-1] else first
+        for part in more:
+            lines[-1] += "\\"
+            lines.append(part)
     return lines
+
+
+def _split_quoted(word: str) -> list[str]:
+    """Split a long quoted word into quoted parts, which a shell joins across lines."""
+    if len(word) <= MAX_COLUMNS - 2 or not word.startswith("'"):
+        return [word]
+    [text] = shlex.split(word)
+    return [shlex.quote(x) for x in textwrap.wrap(text, MAX_COLUMNS - 8, drop_whitespace=False)]
