@@ -217,7 +217,7 @@ def test_a_package_is_evaluated_as_a_run_and_its_scores_are_on_the_next_card(
     second = package_run(first, tmp_path / "second", dtype="bfloat16", license_id="mit").path
     card = (second / "README.md").read_text("utf-8")
     scores = evaluation.scores
-    row = f"| `dev` | 40 | 2 | tensor2tensor | 0.6 | {scores.bleu:.2f} | {scores.chrf:.2f} |"
+    row = f"| `dev` | 40 | 2 | `tensor2tensor` | 0.6 | {scores.bleu:.2f} | {scores.chrf:.2f} |"
     assert row in card
     assert f"- BLEU `{scores.bleu_signature}`" in card
     assert "before the parameters were rounded to bfloat16" in card

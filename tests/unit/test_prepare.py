@@ -117,7 +117,7 @@ def record_training(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Replace tokenizer training with a stub that appends its lines to the returned list."""
     samples: list[list[str]] = []
 
-    def train(lines: Iterator[str], _: int) -> Tokenizer:
+    def train(lines: Iterator[str], _: int, __: str) -> Tokenizer:
         samples.append(list(lines))
         return TOKENIZER
 
