@@ -1,12 +1,12 @@
 """Read `pytorch_model.bin` with PyTorch's weights-only loader, which does not execute anything."""
 
-import pickle
 import re
 import struct
 import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from transformer_jax.errors import StorageError, UsageError
@@ -60,7 +60,7 @@ def _load(torch: Any, path: Path, max_bytes: int) -> Any:
             # PyTorch warns about files that it then rejects.
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except UnpicklingError as error:
         raise StorageError(
             f"{path} cannot be read: it contains something other than arrays, which could be code"
         ) from error
