@@ -19,6 +19,8 @@ from transformer_jax.inference.perplexity import perplexity, score_sentences
 from transformer_jax.inference.scores import compound_bleu, score
 from transformer_jax.inference.trained_run import Run, load, read_params
 from transformer_jax.inference.translate import Translator
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import abstract_params
 
 GREEDY = {"beam_size": 1}
 
@@ -203,7 +205,9 @@ def test_a_reference_beyond_the_learned_positions_is_rejected(run: Run, tmp_path
     source.write_text("one\ntwo\n")
     target.write_text("eins\n" + "zwei " * 100 + "\n")
     config = run.config.change(model={"positions": "learned", "max_positions": 24})
-    learned = dataclasses.replace(run, folder=dataclasses.replace(run.folder, config=config))
+    params = abstract_params(build_transformer(config.model, **run.vocabulary.sizes))
+    folder = dataclasses.replace(run.folder, config=config)
+    learned = dataclasses.replace(run, folder=folder, params=params)
     with pytest.raises(
         DataError, match=r"^target, line 2: \d+ tokens, and the model writes at most"
     ):
