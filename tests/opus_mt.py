@@ -4,6 +4,7 @@ There are two SentencePiece models and one vocab.json, special tokens have other
 pieces are not in vocab.json, and the stacks have different depths.
 """
 
+import importlib
 import io
 import json
 from pathlib import Path
@@ -102,9 +103,8 @@ def write_opus_mt(folder: Path, *, is_torch: bool = False, **changes: Any) -> An
         is_torch: whether to write pytorch_model.bin instead of model.safetensors.
         changes: other values for fields of config.json.
     """
-    import torch
-    import transformers
-
+    torch: Any = importlib.import_module("torch")
+    transformers: Any = importlib.import_module("transformers")
     folder.mkdir()
     settings = model_settings(write_tokenizers(folder), **changes)
     model = transformers.MarianMTModel(transformers.MarianConfig(**settings)).eval()
@@ -127,8 +127,7 @@ def write_opus_mt(folder: Path, *, is_torch: bool = False, **changes: Any) -> An
 
 def draw_weights(model: Any, end: int) -> None:
     """Draw all weights and biases at random; make ends of sentences neither rare nor frequent."""
-    import torch
-
+    torch: Any = importlib.import_module("torch")
     rng = np.random.default_rng(0)
     for name, parameter in sorted({**dict(model.named_parameters())}.items()):
         if "embed_positions" in name:
