@@ -9,9 +9,9 @@ Published (Wu et al., ACL 2021, Transformer-Tiny, text only): 41.02 tokenized lo
 test_2016_flickr. Result so far: 40.01 after 4,992 of at most 8,000 steps, in two hours on two CPU
 cores (experiments/LOG.md).
 
-Differs from the paper: attention biases, dropout 0.3, a different peak learning rate and warmup, a
-different epsilon in Adam, gradient clipping, early stopping, beam size 5, and a length penalty with
-exponent 1.
+Differs from the paper: attention biases, a dropout rate of 0.3, a different peak learning rate and
+warmup, a different epsilon for Adam, gradient clipping, early stopping, a beam size of 5, and a
+length penalty with an exponent of 1.
 """
 
 from transformer_jax.config import Config

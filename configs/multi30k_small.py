@@ -5,7 +5,7 @@
 
 Differs from the published recipe (multi30k): a smaller vocabulary, far fewer steps, and the paper's
 optimizer. Search is greedy. After so little training, models assign a high probability to the end
-token, so beam search returns translations with only a third of the words.
+token, so beam search returns translations that are only a third as long as they should be.
 """
 
 from configs.multi30k import CONFIG as MULTI30K

@@ -1,17 +1,17 @@
-"""English constituency parsing with the paper's setting (section 6.3 and Table 4).
+"""English constituency parsing with the paper's settings (section 6.3 and Table 4).
 
     transformer-jax train parsing --data.folder FOLDER
     transformer-jax evaluate RUN
 
-FOLDER (or $TRANSFORMER_JAX_DATA) contains the sections of the Wall Street Journal in the Penn
-Treebank, with .mrg files in 02/ to 23/, or any treebank with files for train, dev, and test: see
+FOLDER (or $TRANSFORMER_JAX_DATA) contains either the Wall Street Journal sections of the Penn
+Treebank, with .mrg files in 02/ to 23/, or any treebank with train, dev, and test files: see
 docs/parsing.md. The paper reports an F1 of 91.3 on section 23. `parsing_small` trains on two CPU
 cores.
 
-The paper states the number of layers, d_model, the size of the vocabulary, and the search. All
-other settings match the base model, except the dropout rates and the learning rate, which
-the authors chose on section 22 but do not report. This config uses the values from Tensor2Tensor's
-transformer_parsing_base.
+The paper states the number of layers, d_model, the vocabulary size, and the search settings. All
+other settings match the base model, except the dropout rates and the learning rate, which the
+authors chose on section 22 but do not report. For these, this config uses the values from
+Tensor2Tensor's transformer_parsing_base.
 
 Differs from the paper: the vocabulary of 16,000 tokens contains only words. The trees have about
 100 symbols, which form a separate vocabulary, as in Tensor2Tensor.

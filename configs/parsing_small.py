@@ -1,4 +1,4 @@
-"""Constituency parsing at a scale for two CPU cores: a smaller model, and greedy search.
+"""Constituency parsing at a scale that suits two CPU cores: a smaller model and greedy search.
 
     transformer-jax train parsing_small --data.folder FOLDER
     transformer-jax evaluate RUN
@@ -26,7 +26,7 @@ CONFIG = PARSING.change(
         "warmup_steps": 600,
         "learning_rate_scale": 0.6,
         "checkpoint_every": 500,
-        # A search over the development set takes longer than the training between checkpoints.
+        # Parsing the development set takes longer than training from one checkpoint to the next.
         "bleu_every": 100,
         "log_every": 100,
     },

@@ -31,7 +31,7 @@ T2T_V2 = T2T_V1.change(
 )
 # transformer_base_v3 is the current transformer_base.
 T2T_V3 = T2T_V2.change(train={"adam_beta2": 0.997})
-# Flax's WMT example combines the widths of the big model with the dropout of base, and uses 32
+# Flax's WMT example combines the big model's widths with the base model's dropout, and uses 32
 # packed rows of 256 tokens on each of 8 devices. Not supported: unscaled embeddings from N(0, 1),
 # with logits divided by sqrt(d_model); and an all-zero embedding for BOS.
 FLAX_WMT = PAPER.change(

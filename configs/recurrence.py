@@ -1,21 +1,21 @@
-"""What the Transformer replaced: recurrence and convolution at equal parameters (section 4).
+"""What the Transformer replaced: recurrence and convolution, in models of equal size (section 4).
 
     transformer-jax sweep recurrence --seeds 3
     transformer-jax evaluate sweeps/recurrence/general/seed-0 --by-length
 
     transformer-jax sweep recurrence --data-from smoke --train-from smoke
 
-The first two commands need Multi30k, like configs/table3_multi30k.py. The last one is a quick test
-on number words.
+The first two commands need Multi30k, like configs/table3_multi30k.py. The last command is a quick
+test on number words.
 
-All models have two layers in each stack and 0.91 to 0.92 million parameters, which determines their
-widths. none is a recurrent model without attention (Sutskever et al. 2014). additive and general
-are named after their attention scores and have input feeding. Their decoder follows Luong et al.
-(2015). conv is ConvS2S (Gehring et al. 2017).
+All models have two layers in each stack. Their widths are chosen so that each model has 0.91 to
+0.92 million parameters. The row `none` is a recurrent model without attention (Sutskever et al.
+2014). The rows `additive` and `general` are named after their attention scores and use input
+feeding. Their decoder follows Luong et al. (2015). The row `conv` is ConvS2S (Gehring et al. 2017).
 
-Differs from the paper: everything that configs/table3_multi30k.py changes. The recurrent models
-clip the per-token gradient at 5, which is looser than in the cited papers (Sutskever et al. and
-Luong et al.).
+Differs from the paper: the same changes as in configs/table3_multi30k.py. The recurrent models clip
+the per-token gradient at 5, a looser limit than in the cited papers (Sutskever et al. and Luong et
+al.).
 """
 
 from configs.table3_multi30k import BASE, WARMUP_STEPS
@@ -26,7 +26,7 @@ PEAK = 0.003
 
 
 def with_architecture(architecture: str, d_model: int, **model: object) -> Config:
-    """Return the base config with another architecture of this width, and the same peak rate."""
+    """Return the base config with another architecture and width, and the same peak rate."""
     defaults = ModelConfig()
     unused = {k: getattr(defaults, k) for k, v in USED_BY.items() if architecture not in v}
     return BASE.change(

@@ -4,7 +4,7 @@
     transformer-jax report sweeps/table3
 
 The time is for two CPU cores. The base model translates most held-out lines correctly. The task is
-too easy to reproduce the paper's differences.
+too easy to reproduce the differences between rows that the paper reports.
 """
 
 from configs.tiny import CONFIG as TINY

@@ -1,10 +1,10 @@
-"""All rows of Table 3 in the paper's order: their changes from base, and the paper's results.
+"""All rows of Table 3 in the paper's order: their changes to the base model and their results.
 
     transformer-jax params table3
     transformer-jax train table3:A1
 
-The results are the number of parameters in millions, and per-token perplexity and tokenized BLEU on
-newstest2013 without checkpoint averaging.
+The results are the published parameter count in millions, and the per-token perplexity and
+tokenized BLEU on newstest2013 without checkpoint averaging.
 """
 
 from configs.base import CONFIG as BASE

@@ -2,7 +2,7 @@
 
     transformer-jax sweep warmup
 
-The name s2_w1000 means 2 times the paper's learning rate with 1,000 warmup steps. The learning rate
+The name s2_w1000 means twice the paper's learning rate, with 1,000 warmup steps. The learning rate
 peaks at scale / sqrt(d_model warmup_steps), so a shorter warmup also raises the peak. For a small
 model on Multi30k, see learning_rate.
 
