@@ -14,7 +14,7 @@ from transformer_jax.model.transformer import EncoderDecoder, Params
 def _record(
     model: EncoderDecoder, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
 ) -> Any:
-    """Return the recorded weights by module."""
+    """Return the recorded attention weights of each module."""
     _, variables = model.apply({"params": params}, source, target, mutable=["intermediates"])
     return variables.get("intermediates", {})
 
@@ -22,10 +22,10 @@ def _record(
 def recurrent_weights(
     model: EncoderDecoder, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
 ) -> dict[str, Float[Array, "1 B 1 T S"]]:
-    """Return the "cross" weights of a recurrent decoder; nothing if it does not attend."""
+    """Return the "cross" weights of a recurrent decoder, or {} for a decoder without attention."""
     if model.config.attention_score == "none":
         return {}
-    # The scan stacks the weights of single positions, [B, 1, 1, S].
+    # The scan stacks one array [B, 1, 1, S] for each target position.
     weights = _record(model, params, source, target)["decoder"]["attention"]["weights"][0]
     return {"cross": jnp.moveaxis(weights[:, :, 0, 0], 0, 1)[None, :, None]}
 

@@ -1,6 +1,6 @@
 """Build a model, and decode with it, for every `model.architecture`.
 
-Only this file maps names of architectures to functions.
+Only this file maps architecture names to functions.
 Shapes: B batch, S source positions, T target positions, J hypotheses per sentence, L maximum length
 of a translation, N vocab_size.
 """
@@ -23,7 +23,7 @@ from transformer_jax.model.transformer import EncoderDecoder, Params
 
 @dataclass(frozen=True)
 class Architecture:
-    """The functions of an architecture. The functions below describe them."""
+    """The functions that implement an architecture. See the functions below that call them."""
 
     build: Callable[..., EncoderDecoder]
     init_decoding: Callable[..., Any]
@@ -76,7 +76,7 @@ def init_decoding(
     num_hypotheses: int,
     max_length: int,
 ) -> Any:
-    """Encode the source, and return the state of a search for `max_length` tokens."""
+    """Encode the source, and return the initial state of a search for up to `max_length` tokens."""
     start = ARCHITECTURES[model.config.architecture].init_decoding
     return start(model, params, source, num_hypotheses=num_hypotheses, max_length=max_length)
 
@@ -91,7 +91,7 @@ def decode_step(
 ) -> tuple[Float[Array, "B J N"], Any]:
     """Return the logits that `decode` would return at `position`, and the new state.
 
-    This is a step function of `inference.search`.
+    This is a step function for `inference.search`.
     """
     step = ARCHITECTURES[model.config.architecture].decode_step
     return step(model, params, tokens, position, ancestors, state)
@@ -102,7 +102,6 @@ def attention_weights(
 ) -> dict[str, Float[Array, "layers B heads _ _"]]:
     """Return the attention weights of a forward pass, stacked over layers, by kind.
 
-    The kinds are the same as in `model.inspect.attention_weights`, except those that the
-    architecture does not have.
+    The kinds match those in `model.inspect.attention_weights`, but an architecture may lack some.
     """
     return ARCHITECTURES[model.config.architecture].attention_weights(model, params, source, target)

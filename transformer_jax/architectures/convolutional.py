@@ -1,9 +1,9 @@
 """Gated convolutions with attention in every decoder layer (ConvS2S, Gehring et al. 2017).
 
 Each convolution has a gated linear unit and a residual connection, and sums are scaled by sqrt(1/2)
-to preserve their variance (sections 3.2 and 3.4). Differs from ConvS2S: no weight normalization and
-no scaled gradients, Glorot-uniform weights, and the attention score and the positional encodings
-come from the config.
+to preserve their variance (sections 3.2 and 3.4). Differs from ConvS2S: there is no weight
+normalization or gradient scaling, the weights are initialized as Glorot uniform, and the config
+sets the attention score and positional encodings.
 
 Shapes: B batch, S source positions, T positions, J hypotheses per sentence, D d_model, W kernel
 width, N vocab_size.
@@ -24,13 +24,13 @@ from transformer_jax.model.linear import Dense
 from transformer_jax.model.transformer import source_mask
 
 HALF_VARIANCE = 0.5**0.5
-"""The factor for a sum of two terms with equal variance."""
+"""The factor that preserves the variance when two terms with equal variance are added."""
 
 
 def windows(x: Float[Array, "B T D"], width: int, *, before: int) -> Float[Array, "B T W D"]:
     """Return the `width` positions that each output of a convolution reads.
 
-    `before` of them come before the output's position. Outside of the sequence are zeros.
+    `before` of them precede the output's position. Positions outside the sequence contain zeros.
     """
     length = x.shape[1]
     x = jnp.pad(x, ((0, 0), (before, width - 1 - before), (0, 0)))
@@ -38,7 +38,7 @@ def windows(x: Float[Array, "B T D"], width: int, *, before: int) -> Float[Array
 
 
 class GatedConvolution(nn.Module):
-    """A convolution to 2 D channels, and a gated linear unit: A sigmoid(B) for halves A and B."""
+    """A convolution to 2 D channels, split into A and B for a gated linear unit, A sigmoid(B)."""
 
     config: ModelConfig
 
@@ -59,7 +59,7 @@ class EncoderLayer(nn.Module):
     def __call__(
         self, x: Float[Array, "B S D"], mask: Bool[Array, "B 1 1 S"], *, train: bool = False
     ) -> Float[Array, "B S D"]:
-        """Return the layer's output; `mask` is False at padding, which counts as zeros."""
+        """Return the layer's output; `mask` is False at padding, which is replaced by zeros."""
         width = self.config.conv_kernel_width
         real = jnp.where(mask[:, 0, 0, :, None], x, 0)
         real = Dropout(self.config.dropout)(real, train=train)
@@ -92,7 +92,8 @@ class DecoderLayer(nn.Module):
     ) -> Float[Array, "B T D"]:
         """Return the layer's output. `past` contains x at this and earlier positions.
 
-        The query also contains the embedded token, so that attention knows the previous word.
+        The query also contains the embedded token, so that attention can depend on the previous
+        word.
         """
         h = self.gated(past)
         query = (self.query(h) + embedded) * HALF_VARIANCE
@@ -128,7 +129,7 @@ class ConvolutionalModel(IncrementalModel):
         self.dropout = Dropout(c.dropout)
 
     def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> Memory:
-        """Return the keys and values of attention, one for each source position."""
+        """Return the keys and values for attention, one of each per source position."""
         embedded, mask = self.source_embedding.embed(source), source_mask(source)
         x = embedded = self.source_positions(embedded, jnp.arange(source.shape[1]), train=train)
         for layer in self.encoder:
@@ -161,7 +162,7 @@ class ConvolutionalModel(IncrementalModel):
     def initial_carry(
         self, memory: Memory, num_hypotheses: int
     ) -> tuple[Float[Array, "B J _ D"], ...]:
-        """Return zeros for the W - 1 positions before the first, for each layer."""
+        """Return, for each layer, zeros for the W - 1 positions before the first."""
         c = self.config
         shape = (len(memory.keys), num_hypotheses, c.conv_kernel_width - 1, c.d_model)
         return (jnp.zeros(shape, c.dtype),) * c.num_layers

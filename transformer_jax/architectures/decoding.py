@@ -53,8 +53,8 @@ def decode_step(
 
     The arguments are the same as for `model.decoding.decode_step`.
     """
-    # The slot that read the previous token contains the carry. Before the first token, all are
-    # equal.
+    # The slot that read the previous token contains the carry. Before the first token, all carries
+    # are equal.
     parents = ancestors[:, :, jnp.maximum(position - 1, 0)]
 
     def move(x: Shaped[Array, "B J ..."]) -> Shaped[Array, "B J ..."]:

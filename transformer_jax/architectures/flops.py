@@ -1,4 +1,4 @@
-"""Multiply-adds in the layers of a model, without the output projection.
+"""Count the multiply-adds in a model's layers, excluding the output projection.
 
 Shapes: B sentence pairs in a batch.
 """
@@ -22,7 +22,7 @@ def recurrent_multiply_adds(
     total = encoder * source.sum() + decoder * target.sum()
     if config.attention_score == "none":
         return float(total)
-    # The attentional vector multiplies the context and the output by a matrix.
+    # The attentional vector is a matrix times the concatenated context and output.
     return float(
         total + 2 * square * target.sum() + attention_multiply_adds(config, source, target)
     )

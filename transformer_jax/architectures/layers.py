@@ -39,7 +39,7 @@ class SelfAttention(nn.Module):
 
 
 class RestrictedSelfAttention(SelfAttention):
-    """Self-attention to positions at a distance of at most `window` (section 4): O(r n d)."""
+    """Self-attention restricted to positions at most `window` away (section 4): O(r n d)."""
 
     window: int | None = 64
 

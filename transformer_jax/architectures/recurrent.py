@@ -1,9 +1,9 @@
 """Recurrent encoder-decoders, with and without attention.
 
 The decoder follows Luong et al. (2015): the cells read a token, their output attends to the source,
-and both give the attentional vector, tanh(W [context; output]). Bahdanau et al. (2015) attend
-before the cells read the token, and have no such vector. Without attention, the encoder's last
-states are all that the decoder knows of the source (Sutskever et al. 2014).
+and the two form the attentional vector, tanh(W [context; output]). The model of Bahdanau et al.
+(2015) attends before its cells read the token, and has no such vector. Without attention, the
+encoder's last states are all that the decoder knows about the source (Sutskever et al. 2014).
 
 Shapes: B batch, S source positions, T target positions, J hypotheses per sentence, D d_model, N
 vocab_size.
@@ -43,7 +43,7 @@ class Memory(NamedTuple):
 
 
 class DecoderState(NamedTuple):
-    """What the decoder remembers: [B, J, ...] for each hypothesis."""
+    """What the decoder remembers about each hypothesis: arrays [B, J, ...]."""
 
     cells: tuple[CellState, ...]
     """Each layer's state."""
@@ -61,7 +61,7 @@ def make_cell(config: ModelConfig, width: int) -> nn.RNNCellBase:
 
 
 class DecoderCell(nn.Module):
-    """Reads one token per hypothesis: all layers, without attention."""
+    """A decoder without attention: all layers, applied to one token per hypothesis."""
 
     config: ModelConfig
 
@@ -72,7 +72,7 @@ class DecoderCell(nn.Module):
         self.dropout = Dropout(c.dropout)
 
     def prepare(self, _memory: Memory, _mask: Bool[Array, "B 1 1 S"], /) -> Any:
-        """Return what the cell reads of the source at each position: nothing."""
+        """Return nothing, because this decoder reads the source only through its initial states."""
         return ()
 
     def read(
@@ -94,10 +94,10 @@ class DecoderCell(nn.Module):
 
 
 class AttentionCell(DecoderCell):
-    """Reads one token per hypothesis, and attends to the source."""
+    """A decoder with attention to the source, applied to one token per hypothesis."""
 
     def setup(self) -> None:
-        """Create the cells, the attention, and the matrix of the attentional vector."""
+        """Create the cells, the attention, and the matrix for the attentional vector."""
         super().setup()
         c = self.config
         self.attention = SourceAttention(c)
@@ -186,7 +186,7 @@ class RecurrentModel(IncrementalModel):
         return self.decoder.prepare(memory, memory_mask)
 
     def initial_carry(self, memory: Memory, num_hypotheses: int) -> DecoderState:
-        """Return the encoder's last states, and an output of zeros."""
+        """Return the encoder's last states and an output of zeros."""
         cells = jax.tree.map(
             lambda x: jnp.repeat(x[:, None], num_hypotheses, axis=1), memory.states
         )

@@ -27,11 +27,11 @@ class Source(NamedTuple):
 
 
 class SourceAttention(nn.Module):
-    """Averages the source's vectors, weighted by `model.attention_score`.
+    """An average of the source's vectors, weighted according to `model.attention_score`.
 
-    The additive score is v^T tanh(W q + U k) (Bahdanau et al. 2015, appendix A.1.2). The others
-    compare the vectors themselves (Luong et al. 2015, section 3.1). The weights are recorded in
-    Flax's "intermediates" collection.
+    The additive score is v^T tanh(W q + U k) (Bahdanau et al. 2015, appendix A.1.2). The other
+    scores compare the vectors themselves (Luong et al. 2015, section 3.1). The weights are recorded
+    in Flax's "intermediates" collection.
     """
 
     config: ModelConfig
