@@ -27,8 +27,8 @@ Compare runs by their metrics, without loading their parameters:
 The command `transformer-jax` trains, evaluates, and compares runs.
 
 The subpackages follow the paper: `model` (section 3), `data` (5.1), `training` (5.2 to 5.4), and
-`inference` (6.1). Only the names exported here are a stable API. The package imports JAX lazily, on
-first use of a name that needs it.
+`inference` (6.1). Only the names exported here form a stable API. The package imports JAX lazily,
+on first use of a name that needs it.
 """
 
 import importlib
@@ -71,7 +71,7 @@ __all__ = [
     "plot_schedule",
 ]
 
-# The names that need JAX, and their modules. Each module is imported on first use.
+# The module of each name that needs JAX. A module is imported on first use.
 _MODULES = {
     "Attention": "inference.attention",
     "Run": "inference.trained_run",

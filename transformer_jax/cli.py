@@ -1,4 +1,4 @@
-"""Run `transformer-jax COMMAND ...`, and report each error with one line and an exit code."""
+"""Run `transformer-jax COMMAND ...`, and report any error with one line and an exit code."""
 
 import contextlib
 import dataclasses

@@ -93,7 +93,7 @@ def run_and_report(run: Callable[[], object]) -> int:
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a progress function, whose arguments are a task, the steps done, and the total.
+    """Yield a progress function, which takes a task, the steps done, and the total.
 
     In a terminal, the function updates a progress bar for each task. Otherwise, it prints each
     task's name once.

@@ -32,7 +32,7 @@ class Check:
     shapes: str
     """The source of the batch shapes, in words."""
     programs: tuple[StepProgram, ...]
-    """One program for each batch shape. With `find_batch`, only the program of the largest batch
+    """One program for each batch shape. With `find_batch`, only the program for the largest batch
     that fits, if any."""
     cures: tuple[Cure, ...] = ()
     """If the step does not fit, the changes that make it fit."""
@@ -113,7 +113,7 @@ def find_batch(
 
 
 def _reporting(target: Target, devices: Sequence[jax.Device], report: Report) -> Compiler:
-    """Return a compiler that reports each program before it compiles it."""
+    """Return a compiler that reports each program before compiling it."""
     compiler = make_compiler(target, devices)
 
     def compile_and_report(config: Config, bucket: Bucket) -> StepProgram:

@@ -2,7 +2,8 @@
 
 import os
 
-# Without a GPU, XLA cannot time candidate kernels, and Triton's kernels need these times.
+# Without a GPU, XLA cannot time candidate kernels, and it needs these times to choose Triton
+# kernels.
 GPU_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 
 VARIABLES = {
@@ -10,8 +11,8 @@ VARIABLES = {
     "JAX_PLATFORMS": "cpu",
     # JAX's compilation cache cannot load programs for devices that do not exist.
     "JAX_ENABLE_COMPILATION_CACHE": "false",
-    # XLA logs a warning if a compilation takes more than two minutes. XLA's errors also arrive as
-    # exceptions.
+    # Hide XLA's warning about compilations that take more than two minutes. JAX raises XLA's errors
+    # as exceptions anyway.
     "TF_CPP_MIN_LOG_LEVEL": "3",
     # By default, libtpu allows only one process at a time and queries the cloud's metadata server.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -25,7 +26,7 @@ VARIABLES = {
 
 
 def configure_environment(*, for_gpus: bool) -> None:
-    """Set the variables that JAX and libtpu read when they load. Call it before importing JAX.
+    """Set the variables that JAX and libtpu read when they load. Call this before importing JAX.
 
     XLA aborts on an unknown flag, so this function sets XLA's GPU flags only if `for_gpus` is true.
     """

@@ -1,4 +1,4 @@
-"""Find a smaller batch, more devices, or a smaller config with which a training step fits."""
+"""Find a batch size, a number of devices, or settings with which a training step fits in memory."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -66,8 +66,8 @@ def find_largest_batch(
 ) -> tuple[int, StepProgram] | None:
     """Return the largest `data.batch_tokens` whose full batches of this bucket fit, by bisection.
 
-    The result is at most 5% too small, or one row per device. The function also returns the
-    compiled program. It returns None if even one row per device does not fit.
+    The result is too small by at most 5% or one row per device. The function also returns the
+    compiled program. If even one row per device does not fit, it returns None.
     """
     width = max(bucket.source, bucket.target)
     # The number of rows must be a multiple of this number.
@@ -95,7 +95,7 @@ def find_largest_batch(
 def count_devices(
     config: Config, bucket: Bucket, target: Target, devices: Sequence[jax.Device]
 ) -> int | None:
-    """Return how many devices the step needs: 1, 2, 4, ..., or all; None if no number is enough."""
+    """Return how many devices (1, 2, 4, ..., or all) the step needs, or None if all are too few."""
     powers = [1 << i for i in range(len(devices).bit_length())]
     # The number of devices need not be a power of two.
     for count in dict.fromkeys([*powers, len(devices)]):

@@ -1,4 +1,4 @@
-"""Read the collectives of a compiled program from its HLO text.
+"""List the collectives in a compiled program, given its HLO text.
 
 HLO text is a list of computations. Each instruction is a line such as
 
@@ -36,15 +36,15 @@ CHANNEL = re.compile(r"channel_id=(\d+)")
 
 @dataclass(frozen=True)
 class Collectives:
-    """The collectives that one device runs in a step and that share a kind and a data type."""
+    """The collectives of one kind and data type that one device runs in a step."""
 
     kind: str
     """The HLO operation, such as "all-reduce"."""
     dtype: str
-    """XLA's name of the data type, such as "bf16"."""
+    """XLA's name for the data type, such as "bf16"."""
     count: int
-    """The number of operations in a step. A loop with an unknown number of iterations counts as
-    one."""
+    """The number of operations in a step. Operations in a loop with an unknown number of iterations
+    count once."""
     bytes: int
     """The total size of the operations' results."""
 

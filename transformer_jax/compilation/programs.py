@@ -1,4 +1,4 @@
-"""Compile a training step for devices that do not exist, and read the program."""
+"""Compile a training step for devices that do not exist, and inspect the program."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ from transformer_jax.training.sharding import SHARDINGS, DataParallel
 from transformer_jax.training.step import TrainState, init_state, make_train_step
 
 FULL_ATTENTION = Setting("model.attention_implementation", "full")
-# The error message that JAX raises if cuDNN is missing.
+# The text of JAX's error message if cuDNN is missing.
 NO_CUDNN = "cuDNN is not detected"
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 # libtpu's message for a program that does not fit ends like this: "(17.02G) exceeds available HBM".
@@ -35,7 +35,8 @@ class StepProgram:
     """A compiled training step. All numbers are per device."""
 
     rows: int
-    """The number of rows in the global batch, including the empty rows that make it divisible."""
+    """The number of rows in the global batch, including the empty rows that make it divisible by
+    the number of devices."""
     source_length: int
     target_length: int
     fits: bool
@@ -44,7 +45,7 @@ class StepProgram:
     """Peak memory: the state, the batch, and all temporary arrays. None if the compiler rejects the
     program without reporting a number."""
     state_bytes: int
-    """The part of `peak_bytes` that the parameters and Adam's moments take."""
+    """The part of `peak_bytes` that the parameters and Adam's moments take up."""
     capacity_bytes: int
     model_flops: float
     """The FLOPs of a step's matrix products, counted as in a run's metrics but with full rows."""
@@ -56,7 +57,7 @@ class StepProgram:
 
     @property
     def shape(self) -> str:
-        """The shape of the batch: the number of rows, and the lengths of both sides."""
+        """The shape of the batch: the number of rows, and the source and target lengths."""
         return f"{self.rows} x ({self.source_length} + {self.target_length})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def count_state_bytes(sharding: DataParallel, state: TrainState) -> int:
 
 
 def _required_bytes(message: str) -> int | None:
-    """Return the memory requirement that a compiler's error message states."""
+    """Return the memory requirement stated in a compiler's error message."""
     found = REQUIRED.search(message)
     return int(float(found[1]) * UNITS[found[2]]) if found else None
 

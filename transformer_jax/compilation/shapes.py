@@ -21,9 +21,9 @@ class Shapes(NamedTuple):
 
 
 def assume_shapes(config: Config) -> Shapes:
-    """Return full batches whose sides both have width 16, 32, ..., or data.max_length.
+    """Return the shapes of full batches whose sides are both 16, 32, ..., or data.max_length wide.
 
-    The widest batch needs the most memory, so its memory is an upper bound for any text.
+    The widest batch needs the most memory, so its memory use is an upper bound for any text.
     """
     return Shapes(config, assumed_buckets(config.data), "assumed shapes and vocabulary size")
 
@@ -58,7 +58,7 @@ def largest_bucket(config: Config, buckets: list[Bucket]) -> Bucket:
 
 
 def full_bucket(bucket: Bucket, batch_tokens: int) -> Bucket:
-    """Return the bucket with as many rows as a value of data.batch_tokens allows."""
+    """Return the bucket with as many rows as this value of data.batch_tokens allows."""
     return bucket._replace(rows=max_rows(batch_tokens, max(bucket.source, bucket.target)))
 
 

@@ -58,7 +58,7 @@ class Target:
 
     @property
     def platform(self) -> Literal["tpu", "cuda"]:
-        """The name of JAX's platform."""
+        """The name of the JAX platform."""
         return "tpu" if self.kind in TPUS else "cuda"
 
     @property
@@ -74,7 +74,7 @@ class Target:
 
     @property
     def is_tpu(self) -> bool:
-        """Whether the devices are TPUs and not GPUs."""
+        """Whether the devices are TPUs rather than GPUs."""
         return self.platform == "tpu"
 
     @property
