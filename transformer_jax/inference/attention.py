@@ -30,7 +30,8 @@ _jitted_weights = jax.jit(attention_weights, static_argnums=0)
 class Attention:
     """The attention weights and the tokens of a source sentence and its translation.
 
-    The architectures rnn and conv have no self-attention: `encoder` and `decoder` have no layers.
+    The architectures rnn and conv have no self-attention, so `encoder` and `decoder` have no
+    layers.
 
     Indices of layers, heads, and positions work as in Python: they start at 0, and negative indices
     count from the end. Pictures number layers and heads from 1, as the paper does, so `layer=4`
@@ -40,8 +41,8 @@ class Attention:
     encoder: Float[np.ndarray, "layer head S S"]
     """Self-attention in the encoder. Each row sums to 1 over its last axis."""
     decoder: Float[np.ndarray, "decoder_layer head T T"]
-    """Self-attention in the decoder, from each of `decoder_input_tokens` to itself and to earlier
-    ones; all other weights are 0."""
+    """Self-attention in the decoder, from each of `decoder_input_tokens` to itself and earlier
+    tokens; all other weights are 0."""
     cross: Float[np.ndarray, "decoder_layer head T S"]
     """Attention from the decoder to the encoder as the decoder predicts each of `target_tokens`."""
     source_tokens: tuple[str, ...]
@@ -61,12 +62,12 @@ class Attention:
 
     @property
     def decoder_input_tokens(self) -> tuple[str, ...]:
-        """The tokens that the decoder reads: `decoder_start`, then all targets but the last."""
+        """The tokens the decoder reads: `decoder_start`, then all target tokens except the last."""
         return (self.decoder_start, *self.target_tokens[:-1])
 
     @functools.cached_property
     def maps(self) -> dict[str, AttentionMap]:
-        """The weights for each kind of attention, with the tokens and labels of both axes."""
+        """The weights for each kind of attention, with tokens and labels for both axes."""
         source, inputs = self.source_tokens, self.decoder_input_tokens
         encoder, decoder = ("encoder self-attention", "decoder self-attention")
         predicted, read = ("predicted token", "decoder input token")
@@ -99,10 +100,10 @@ class Attention:
         return render_page(self.maps, chosen, source=self.source, target=self.target)
 
     def save(self, path: str | Path, **selection: Any) -> None:
-        """Save the page (.html) or a figure of the selection (.svg, .png), overwriting any file.
+        """Save the page (.html) or a figure of the selection (.svg, .png).
 
-        `selection` is the same as for `show`. A page contains all weights; a figure contains only
-        the selected ones.
+        `selection` is the same as for `show`. An existing file is overwritten. A page contains all
+        weights; a figure contains only the selected ones.
 
         Raises:
             UsageError: the file suffix is not supported, or the selection does not exist.

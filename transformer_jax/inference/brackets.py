@@ -1,11 +1,11 @@
-"""Labeled precision, recall, and F1 of brackets according to the rules of evalb (Table 4).
+"""Labeled bracket precision, recall, and F1 according to evalb's rules (Table 4).
 
 evalb (Sekine and Collins, 1997) is the program that scores parsers on the Penn Treebank. Its
 parameter files COLLINS.prm and new.prm define these rules:
 
 1. Words with punctuation tags are deleted. Brackets without words are also deleted, and so is a TOP
    bracket around the whole tree.
-2. Function tags are ignored (NP-SBJ is NP), and the labels ADVP and PRT count as equal.
+2. Function tags are ignored (NP-SBJ counts as NP), and the labels ADVP and PRT count as equal.
 3. Every remaining bracket counts, even if another bracket has the same label and words.
 4. A sentence has an error if the words of its two trees differ, and it is skipped if the second
    tree has no words. The scores include neither kind of sentence.

@@ -17,7 +17,7 @@ def score_by_length(
     sentences: Sequence[SentenceScore],
     tokenizer: str,
 ) -> list[dict[str, Any]]:
-    """Return the BLEU and the perplexity of sentences with 1 to 10 source tokens, 11 to 20, etc.
+    """Return the BLEU and perplexity of sentences with 1 to 10 source tokens, 11 to 20, and so on.
 
     The number of tokens includes the end token. The last bucket starts at 61 tokens, and its "last"
     is None. Buckets without sentences are omitted.

@@ -58,7 +58,7 @@ def prepare_split(split: Split, *, of: Run, progress: Progress = ignore_progress
     """Return the prepared text of a run, after checking that it contains this split.
 
     Raises:
-        UsageError: the text has no such split.
+        UsageError: the text does not have this split.
         DataError: the text has changed since the run was created.
     """
     path = of.folder.path
@@ -131,7 +131,7 @@ def evaluate_text(
     """Translate and score a text with the run's parameters.
 
     `sentences` may contain the scores of these parameters on this text, which do not depend on
-    `decode`. `progress` is called with the number of sentences that are finished.
+    `decode`. `progress` is called with the number of finished sentences.
     """
     translator, tokenizer = run.translator(**decode), bleu_tokenizer(run.config.data)
     num_done = 0

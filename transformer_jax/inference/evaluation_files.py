@@ -64,10 +64,10 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 def find_result(
     folder: RunDirectory, split: str, steps: Sequence[int], decode: DecodeConfig
 ) -> dict[str, Any] | None:
-    """Return the stored result of the mean of these checkpoints with this search, or None.
+    """Return the stored result for the mean of these checkpoints and this search, or None.
 
-    A result is not found if its BLEU has another signature than BLEU has now, because a resumed run
-    may change `data.bleu_tokenizer`, or if another program wrote it in a different format.
+    A result is ignored if its BLEU signature differs from the current one (a resumed run may change
+    `data.bleu_tokenizer`), or if another program wrote it in a different format.
     """
     settings = {
         "split": split,
@@ -90,10 +90,10 @@ def find_result(
 
 
 def _move_other_search(folder: Path) -> None:
-    """Rename the directory of an older evaluation if the name now describes a different search.
+    """Rename an older evaluation's directory if its name now describes a different search.
 
-    An earlier version supported only the rule `DecodeConfig.beam_end_before` and did not store it,
-    so the old name for this rule is now the name for the default rule.
+    An earlier version supported only the rule `DecodeConfig.beam_end_before`, so its directory
+    names omit the rule. A name without a rule now means the default rule.
     """
     try:
         scores = json.loads((folder / "scores.json").read_bytes())
@@ -103,7 +103,7 @@ def _move_other_search(folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         # Either there is no earlier evaluation, or another program wrote it.
         return
-    # If the new name is taken, that evaluation is newer and has the same settings.
+    # If the new name is taken, it belongs to a newer evaluation with the same settings.
     if not present.exists():
         folder.rename(present)
 
@@ -126,5 +126,5 @@ def directory_name(result: Mapping[str, Any]) -> str:
 
 
 def encode_lines(lines: Sequence[str]) -> bytes:
-    """Return the content of a text file with these lines."""
+    """Return the contents of a text file that consists of these lines."""
     return "".join(f"{line}\n" for line in lines).encode()

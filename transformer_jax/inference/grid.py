@@ -1,7 +1,7 @@
 """Score a run for many beam sizes, length penalties, and numbers of averaged checkpoints.
 
-The paper chose its search "after experimentation on the development set" (section 6.1). Every
-evaluation is stored in the run, so a repeated grid computes only what is missing.
+The authors chose their search settings "after experimentation on the development set" (section
+6.1). Every evaluation is stored in the run, so a repeated grid computes only what is missing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,7 @@ class Grid:
     alphas: Sequence[float] = (0.0, 0.6, 1.0)
     averages: Sequence[int] | None = None
     """The numbers of scheduled checkpoints to average. None means 1, 5, and 20, up to the number of
-    consecutive intact checkpoints until the step."""
+    consecutive intact checkpoints that end at the step."""
 
     def __post_init__(self) -> None:
         counts = [1] if self.averages is None else self.averages
@@ -65,7 +65,7 @@ def evaluate_grid(
     progress: Progress = ignore_progress,
     say: Callable[[str], object] = print,
 ) -> list[Result]:
-    """Return the results of all searches with all averages, in ascending order of the settings.
+    """Return the results of each search with each average, in ascending order of the settings.
 
     The last averaged checkpoint is at `step`, which defaults to the latest. If the results cannot
     be stored, the function calls `say` with a note.

@@ -28,7 +28,7 @@ MARGIN = 0.05
 
 
 class Head(NamedTuple):
-    """An attention head. Layers and heads count from 0."""
+    """An attention head. Layers and heads are counted from 0."""
 
     kind: str
     """The kind of attention: one of `KINDS`."""
@@ -93,14 +93,14 @@ def head_importance(
     """Compute the loss with masked heads on the first `num_sentences` sentences of a split.
 
     This function first masks each head alone. It then masks the heads cumulatively, least important
-    first, until the loss exceeds that of the full model by more than `margin` nats per token.
-    `progress` receives a description, the number of finished losses, and the largest possible
-    total.
+    first, until the loss exceeds the full model's loss by more than `margin` nats per token.
+    `progress` receives a description, the number of losses computed so far, and the largest number
+    that may be needed.
 
     Raises:
         UsageError: `num_sentences` is not positive, the margin is negative or not a number, or the
             loss is not finite.
-        DataError: the text of the run has changed.
+        DataError: the run's text has changed.
     """
     if num_sentences < 1:
         setting = Setting("num_sentences", NUM_SENTENCES)
@@ -115,7 +115,7 @@ def head_importance(
         for side in prepare_split(split, of=run, progress=progress).tokens(split)
     ]
     config = run.config.model
-    # The model refuses a mask if its stacks have different depths.
+    # `mask_heads` rejects a model whose stacks have different depths.
     shape = (len(KINDS), config.num_layers, config.num_heads)
     num_heads = math.prod(shape)
     num_done = 0

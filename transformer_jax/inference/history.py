@@ -55,7 +55,7 @@ def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "
     `DEFAULT_METRICS` that exist.
 
     Raises:
-        UsageError: a name is not a metric of any run, or there are no metrics.
+        UsageError: a name does not match any run's metrics, or there are no metrics.
     """
     # Import matplotlib only here, because most users of this module need only the numbers.
     from transformer_jax.visualization.curves import draw_curves

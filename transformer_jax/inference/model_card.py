@@ -1,4 +1,4 @@
-"""Write the model card of a package: Markdown with metadata for the Hugging Face Hub."""
+"""Write a package's model card: Markdown with metadata for the Hugging Face Hub."""
 
 import json
 import re

@@ -29,7 +29,7 @@ from transformer_jax.runs import checksums
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import Dtype, Package, RunDirectory
 
-# The form of license (SPDX) and language (BCP 47) identifiers on the Hugging Face Hub.
+# The format of license (SPDX) and language (BCP 47) identifiers on the Hugging Face Hub.
 LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]+)*")
 
@@ -46,8 +46,8 @@ def package_run(
 ) -> RunDirectory:
     """Write a loaded run's parameters, its description, and a model card to a new folder.
 
-    If `languages` is None, `find_languages` chooses them. `versions` and `scores` default to
-    those that are stored in the run.
+    If `languages` is None, `find_languages` chooses them. `versions` and `scores` default to the
+    values that are stored in the run.
 
     Raises:
         UsageError: the folder exists, or `license_id` or a language is not a valid identifier.
@@ -94,7 +94,7 @@ def package_run(
 
 
 def without_folders(data: DataConfig) -> dict[str, Any]:
-    """Return the config fields that name files, without this machine's folders."""
+    """Return the config fields that name files, with absolute paths reduced to file names."""
     fields: dict[str, Any] = {"folder": None}
     for split in ("train", "dev", "test"):
         if names := getattr(data, split):

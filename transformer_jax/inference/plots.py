@@ -1,4 +1,4 @@
-"""Pictures of a run's positional encodings, and of its loss by position and sentence length.
+"""Plots of a run's positional encodings, and of its loss by position and sentence length.
 
 Shapes: S sentences.
 """
@@ -87,8 +87,8 @@ def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_p
     sentences.
 
     Raises:
-        UsageError: the run has no such split, or the split has fewer than 10 sentences.
-        DataError: the text of the run has changed.
+        UsageError: the run does not have this split, or the split has fewer than 10 sentences.
+        DataError: the run's text has changed.
     """
     prepared = prepare_split(split, of=run, progress=progress)
     losses = score_tokens(run.model, run.params, *prepared.tokens(split))
@@ -101,7 +101,7 @@ def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_p
 
 
 def loss_by_position(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> Curve:
-    """Return the mean token loss at each position. Positions count from 1."""
+    """Return the mean token loss at each position. Positions are counted from 1."""
     lengths = np.array([len(x) for x in losses])
     points: list[tuple[float, ...]] = []
     for position in range(lengths.max()):
@@ -130,7 +130,7 @@ def loss_by_length(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> Cur
 
 
 def _group_lengths(lengths: Int[np.ndarray, " S"]) -> list[Int[np.ndarray, " group"]]:
-    """Return the indices of the sentences in each group; equal lengths share a group."""
+    """Return the indices of the sentences in each group; equally long ones share a group."""
     order = np.argsort(lengths, kind="stable")
     size = max(MIN_SENTENCES, math.ceil(len(lengths) / NUM_LENGTHS))
     groups: list[list[int]] = [[]]

@@ -43,7 +43,10 @@ class Scores:
 def sacrebleu_metrics(
     tokenizer: str, *, warn: bool = True
 ) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
-    """Return BLEU with this tokenizer, and chrF. If `warn`, BLEU warns about tokenized text."""
+    """Return BLEU with this tokenizer, and chrF.
+
+    If `warn` is true, BLEU warns about tokenized text.
+    """
     force = tokenizer == "none" or not warn
     return sacrebleu.BLEU(tokenize=tokenizer, force=force), sacrebleu.CHRF()
 
@@ -51,7 +54,7 @@ def sacrebleu_metrics(
 def bleu_signature(tokenizer: str) -> str:
     """Return the sacreBLEU signature of BLEU with this tokenizer and one reference."""
     bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
-    # The signature contains the number of references only after a score.
+    # The signature contains the number of references only after a score has been computed.
     bleu.corpus_score([""], [[""]])
     return str(bleu.get_signature())
 

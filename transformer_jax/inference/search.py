@@ -51,17 +51,17 @@ class Continuations(NamedTuple):
     is_live: Bool[Array, "B J"]
     """True for a slot with a live hypothesis."""
     end_log_probs: Float[Array, "B J"]
-    """The log-probability of each hypothesis if `eos` follows."""
+    """The log-probability of each hypothesis followed by `eos`."""
     other_log_probs: Float[Array, "B C"]
-    """The log-probabilities of the likeliest hypotheses with another token, in any order."""
+    """The log-probabilities of the likeliest hypotheses extended by another token, in any order."""
     is_last: Bool[Array, "B 1"]
-    """True for a sentence at its limit."""
+    """True for a sentence that has reached its limit."""
     finished_scores: Float[Array, "B J"]
     """Scores of the hypotheses that finished earlier, best first; `NEG_INF` for an empty slot."""
 
 
 class EndRule(NamedTuple):
-    """The rule for one `beam_end`: which live hypotheses can finish at a step."""
+    """The rule that a value of `beam_end` selects: which live hypotheses can finish at a step."""
 
     num_kept: Callable[[int], int]
     """A function that maps J to the number of likeliest continuations that the search keeps."""
@@ -71,9 +71,9 @@ class EndRule(NamedTuple):
 
 
 def _is_among_likeliest(continuations: Continuations, num_kept: int) -> Bool[Array, "B J"]:
-    """Return whether the end of a hypothesis is one of the `num_kept` likeliest continuations.
+    """Return whether a hypothesis plus `eos` is among the `num_kept` likeliest continuations.
 
-    If no hypothesis of a sentence has finished by the limit, all of its hypotheses can finish.
+    If none of a sentence's hypotheses has finished by the limit, all of them can finish.
     """
     is_live, ends, others, is_last, finished_scores = continuations
     kept, _ = jax.lax.top_k(jnp.concatenate([ends, others], axis=1), num_kept)
@@ -154,8 +154,9 @@ def beam_search(
     them.
 
     `beam_end` is a name in `END_RULES` and decides which live hypotheses can finish at each step.
-    "tensor2tensor": a hypothesis can finish if its end is one of the sentence's 2 J likeliest
-    continuations, or if none has finished by the limit. "any": every hypothesis can finish.
+    "tensor2tensor": a hypothesis can finish if, extended by `eos`, it is among the sentence's 2 J
+    likeliest continuations, or if no hypothesis has finished by the limit. "any": every hypothesis
+    can finish.
 
     A sentence is done when no live hypothesis can still become one of its `num_best` results.
     Log-probabilities never increase, and the penalty that divides them is largest at `limit`, so
@@ -194,7 +195,7 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     offset = beam.log_probs - jax.nn.logsumexp(logits, axis=-1)
     length = (beam.position + 1).astype(jnp.float32)
 
-    # The likeliest continuations of a sentence are among the likeliest of each hypothesis.
+    # A sentence's likeliest continuations are among the likeliest ones of each hypothesis.
     num_kept = search.end_rule.num_kept(beam_size)
     allowed = _forbid(logits, (search.eos, *search.never))
     candidates, tokens = jax.lax.top_k(allowed, min(num_kept, logits.shape[-1]))

@@ -49,8 +49,8 @@ def check_comparable(
     """Check that two runs have the same references, before translating anything.
 
     Raises:
-        UsageError: a run has no such split.
-        DataError: the references differ, or the text of a run has changed.
+        UsageError: a run does not have this split.
+        DataError: the references differ, or a run's text has changed.
     """
     ours, theirs = (
         prepare_split(split, of=one, progress=progress).lines(split)[1] for one in (run, baseline)
@@ -88,7 +88,7 @@ def bootstrap(
 ) -> tuple[dict[str, Signature], dict[str, list[Result]]]:
     """Compare each system (a name and its translations) with the first one by paired bootstrap.
 
-    Returns each metric's signature, and each metric's results for all systems.
+    Returns each metric's signature and its results for all systems.
     """
     options = {"test_type": "bs", "n_samples": SAMPLES, "n_jobs": 1}
     before = dict(os.environ)

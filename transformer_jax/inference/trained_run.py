@@ -39,7 +39,7 @@ class Run:
     """A model with its parameters and vocabulary, on JAX's default device.
 
     Raises:
-        UsageError: the parameters are not those of the model.
+        UsageError: the parameters do not match the model.
     """
 
     folder: RunDirectory
@@ -148,10 +148,11 @@ class Run:
     def attention(
         self, source: str, target: str | None = None, *, truncate: bool = False, **decode: Any
     ) -> Attention:
-        """Return the attention weights for a source and a target, by default its best translation.
+        """Return the attention weights for a sentence pair.
 
-        `truncate` shortens a sentence that is too long instead of raising DataError. `decode`
-        changes fields of `DecodeConfig`, which determine the best translation.
+        If `target` is None, the target is the best translation of the source. `decode` changes
+        fields of `DecodeConfig`, which determine this translation. `truncate` shortens a sentence
+        that is too long instead of raising DataError.
 
         Raises:
             DataError: a sentence is blank or too long for the model.

@@ -79,7 +79,7 @@ def search_on_device(
     source: Int[Array, "B S"],
     limit: Int[Array, " B"],
 ) -> Translations:
-    """Compute `search`, without its checks of the arguments."""
+    """Run `search` without checking its arguments."""
     num_hypotheses, max_length = config.beam_size, source.shape[1] + config.max_extra_length
     state = init_decoding(
         model, params, source, num_hypotheses=num_hypotheses, max_length=max_length
@@ -104,7 +104,7 @@ def search_on_device(
 
 
 class Translator:
-    """Translates with one model and one decode config; compiles the search for each width once."""
+    """Translates with one model and one decode config; compiles the search once for each width."""
 
     def __init__(self, model: EncoderDecoder, vocabulary: Vocabulary, config: DecodeConfig) -> None:
         self.model, self.vocabulary, self.config = model, vocabulary, config
@@ -232,7 +232,7 @@ class Translator:
     def _decode(
         self, tokens: Int[np.ndarray, "J L"], scores: Float[np.ndarray, " J"]
     ) -> list[Hypothesis]:
-        """Return the hypotheses of one sentence, at least one, without the empty slots."""
+        """Return one sentence's hypotheses (at least one), without the empty slots."""
         texts = self.vocabulary.target.decode(tokens.tolist())
         return [
             Hypothesis(text, float(score))

@@ -25,7 +25,7 @@ MakeScore = Callable[[ModelConfig], Score]
 
 
 class Positions(NamedTuple):
-    """The positions of queries and of keys in their sentences, counted from 0."""
+    """The query and key positions within their sentences, counted from 0."""
 
     queries: Int[Array, " T"]
     keys: Int[Array, " S"]
@@ -67,7 +67,7 @@ def masked_softmax(
 
     A fully masked query gets uniform weights, so padded positions stay finite.
     """
-    # Use float32 or higher precision, because bfloat16 sums lose small weights.
+    # Use float32 or higher precision, because sums in bfloat16 lose small weights.
     scores = scores.astype(sum_dtype(scores))
     return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
 

@@ -17,7 +17,7 @@ from transformer_jax.model.variants.output_bias import BiasedTransformer
 from transformer_jax.model.variants.pre_norm import NormAndAdd
 
 POSITION_SCHEMES: dict[str, tuple[type[AddPositions], type[MultiHeadAttention] | None]] = {
-    # For None, `model.attention_implementation` selects the class, which ignores positions.
+    # If the class is None, `model.attention_implementation` selects one that ignores positions.
     "sinusoidal": (AddPositions, None),
     "concatenated_sinusoidal": (positional_encodings.AddConcatenatedSinusoids, None),
     "learned": (AddLearnedPositions, None),
@@ -28,7 +28,7 @@ POSITION_SCHEMES: dict[str, tuple[type[AddPositions], type[MultiHeadAttention] |
     "t5": (positional_encodings.AddNothing, relative_positions.T5Attention),
 }
 
-# The decoder's self-attention in schemes that distinguish it from the encoder's.
+# The decoder's self-attention, for schemes in which it differs from the encoder's.
 CAUSAL_SELF_ATTENTION = {"t5": relative_positions.CausalT5Attention}
 
 ATTENTION_SCORES: dict[str, MakeScore] = {

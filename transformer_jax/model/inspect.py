@@ -55,7 +55,7 @@ def check_params(model: EncoderDecoder, params: Params) -> None:
     Flax ignores parameters that a model does not have, such as biases.
 
     Raises:
-        UsageError: a parameter is missing, unknown, or of another shape.
+        UsageError: a parameter is missing or unknown, or has the wrong shape.
     """
     shapes, found = (
         {jax.tree_util.keystr(path, simple=True, separator="."): x.shape for path, x in leaves}

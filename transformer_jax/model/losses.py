@@ -16,7 +16,7 @@ from transformer_jax.special_tokens import PAD
 
 
 def smoothing_over_other_tokens(smoothing: float, vocab_size: int) -> float:
-    """Return the `smoothing` with which `cross_entropy` excludes the true token, as Tensor2Tensor.
+    """Convert `smoothing` so that `cross_entropy` excludes the true token, as in Tensor2Tensor.
 
     The true token then has a target probability of 1 - `smoothing`, and each other token has
     `smoothing` / (N - 1).
@@ -36,7 +36,7 @@ class Loss(NamedTuple):
 
 
 def take_target(logits: Float[Array, "B T N"], target: Int[Array, "B T"]) -> Float[Array, "B T"]:
-    """Return the logit of each target token.
+    """Return the logit for each target token.
 
     The gradient of a gather is a scatter, which would need another array as large as the logits on
     a GPU. On a GPU, XLA fuses a masked sum into the other operations on the logits instead. On a

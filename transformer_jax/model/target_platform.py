@@ -17,7 +17,7 @@ _PLATFORM = ContextVar[Platform | None]("platform", default=None)
 
 @contextmanager
 def tracing_for(platform: str) -> Iterator[None]:
-    """Make `target_platform` return this platform, whose devices may exist only for the compiler.
+    """Make `target_platform` return this platform, even if the machine has no such device.
 
     JAX caches the traces of each function, so trace a new function for each platform.
     """
@@ -29,7 +29,7 @@ def tracing_for(platform: str) -> Iterator[None]:
 
 
 def target_platform() -> Platform:
-    """Return the platform of the innermost `tracing_for`, or else of JAX's default device."""
+    """Return the platform from the innermost `tracing_for`, or JAX's default platform."""
     return _PLATFORM.get() or _to_platform(jax.default_backend())
 
 

@@ -4,8 +4,9 @@ With this restriction, a layer takes O(r n d) operations instead of O(n^2 d), an
 positions that are n apart takes O(n / r) layers instead of one (Table 1). The paper centers a
 neighborhood of size r on each position, so a maximum distance of w means r = 2 w + 1.
 
-Queries are split into n blocks of w or, in a short sequence, fewer positions. A block attends to
-three blocks of keys: the same block and its two neighbors.
+Queries are split into n blocks of w positions, or of fewer positions in a short sequence. A block
+attends to three blocks of keys: the same block and its two neighbors.
+
 Shapes: B batch, T positions, S keys, D d_model, H heads, K d_k, V d_v; n blocks of t queries and
 s = 3 t keys.
 """

@@ -44,7 +44,7 @@ class Inputs(NamedTuple):
 def blockwise_attention(
     inputs: Inputs, mask: Bool[Array, "#B #H #T S"], rng: Array | None, scale: float, rate: float
 ) -> Float[Array, "B T H V"]:
-    """Average the values, weighted by softmax(scale q k), like `MultiHeadAttention` but by block.
+    """Average the values, weighted by softmax(scale q k), one block at a time.
 
     Dropout drops the same weights as in full attention. If `rng` is None, there is no dropout.
     """

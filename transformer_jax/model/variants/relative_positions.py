@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.model.attention import Heads, MultiHeadAttention, Positions, weighted_sum
 
-# T5 puts all distances from here on into the last bucket of their direction.
+# T5 puts this distance and all longer ones into the last bucket for their direction.
 T5_MAX_DISTANCE = 128
 
 
@@ -126,8 +126,8 @@ class T5Attention(MultiHeadAttention):
     """Adds a learned bias for each head and bucket of distances to the scores (T5, Raffel et al.).
 
     Half of the buckets are for keys after the query. Differs from T5: each layer has its own
-    biases, whereas all layers of a stack share them in T5. T5 also omits the scale of the dot
-    product, as `model.attention_score` dot_product does.
+    biases, whereas in T5, all layers of a stack share them. T5 also does not scale the dot product;
+    for the same effect, set `model.attention_score` to dot_product.
     """
 
     is_causal: ClassVar[bool] = False
@@ -145,7 +145,7 @@ class T5Attention(MultiHeadAttention):
         return weighted_sum(self.to_weights(scores, heads.mask, train=train), heads.value)
 
     def to_buckets(self, positions: Positions) -> Int[Array, "T S"]:
-        """Return the bucket of each query and key."""
+        """Return the bucket for each pair of a query and a key."""
         distance, num_buckets = relative_positions(positions), self.config.position_buckets
         if self.is_causal:
             return _find_bucket(jnp.maximum(-distance, 0), num_buckets)
