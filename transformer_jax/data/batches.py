@@ -1,4 +1,4 @@
-"""Batches of sentence pairs of similar length, with a bounded number of tokens (section 5.1).
+"""Batches of similarly long sentence pairs, with a bounded number of tokens (section 5.1).
 
 Each step's batch is a pure function of the corpus, the seed, and the step. A resumed run therefore
 continues with exactly the next batch.
@@ -62,11 +62,11 @@ class Ragged(NamedTuple):
 
 
 def max_rows(batch_tokens: int, width: int) -> int:
-    """Return the maximum number of rows of a batch whose longer side has this width."""
+    """Return the maximum number of rows in a batch whose longer side has this width."""
     return max(batch_tokens // width // ROW_MULTIPLE, 1) * ROW_MULTIPLE
 
 
-# If a run would read its text more times than this, training starts with a warning.
+# If a run would read its text more often than this, training starts with a warning.
 MAX_EPOCHS = 100
 
 
@@ -83,9 +83,9 @@ class Batches:
     """All batches of a run, in order: `batches[step]`. An epoch contains each pair exactly once."""
 
     def __init__(self, source: Ragged, target: Ragged, *, batch_tokens: int, seed: int) -> None:
-        """Plan batches of at most `batch_tokens` positions on each side, including padding.
+        """Plan batches with at most `batch_tokens` positions on each side, including padding.
 
-        A batch has at least `ROW_MULTIPLE` rows, so batches of very long sentences exceed this
+        A batch has at least `ROW_MULTIPLE` rows, so batches with very long sentences exceed this
         limit.
         """
         self._source, self._target, self._seed = source, target, seed
@@ -104,7 +104,7 @@ class Batches:
         self._cached_epoch = functools.lru_cache(maxsize=2)(self._shuffle_epoch)
 
     def _shuffle_epoch(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
-        """Return the bucket and the pair indices of each batch of an epoch, in order."""
+        """Return the bucket and pair indices of each batch in an epoch, in order."""
         rng = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
         batches = [
             (bucket, pairs)
@@ -129,18 +129,18 @@ class Batches:
         return buckets
 
     def pairs(self, step: int) -> np.ndarray:
-        """Return the indices, int[pairs], of the pairs in the batch of this step."""
+        """Return the indices of the pairs in this step's batch, int[pairs]."""
         return self._look_up(step)[1]
 
     def lengths(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the source lengths and the target lengths in the batch of this step."""
+        """Return the source and target lengths in this step's batch."""
         pairs = self.pairs(step)
         sides = self._source.offsets, self._target.offsets
         source, target = (offsets[pairs + 1] - offsets[pairs] for offsets in sides)
         return source, target
 
     def __getitem__(self, step: int) -> Batch:
-        """Return the batch of this step. Steps count from 0, across epochs."""
+        """Return this step's batch. Step numbers start at 0 and continue across epochs."""
         return self.local_batch(step, Shard())
 
     def local_batch(self, step: int, shard: Shard) -> Batch:
@@ -160,7 +160,7 @@ class Batches:
         return self._tokens / sum(b.rows * (b.source + b.target) * b.batches for b in self.buckets)
 
     def describe_repetition(self, steps: int) -> str | None:
-        """Return a warning if this many steps would read each pair more than `MAX_EPOCHS` times."""
+        """Return a warning, or None if the steps read each pair at most `MAX_EPOCHS` times."""
         epochs = steps / self.per_epoch
         if epochs <= MAX_EPOCHS:
             return None

@@ -49,7 +49,10 @@ def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 class PaddingCost:
-    """Searches for buckets that need few positions. The first bucket fits all pairs."""
+    """The cost of padding, and searches for buckets that reduce it.
+
+    The first bucket in a list must fit all pairs.
+    """
 
     def __init__(self, lengths: np.ndarray) -> None:
         """Count the pairs with each combination of `lengths`, int[pairs, 2]."""
@@ -69,7 +72,7 @@ class PaddingCost:
         return int((self._positions_per_pair(sizes) * self.counts).sum())
 
     def _positions_per_pair(self, sizes: list[Size]) -> np.ndarray:
-        """Return the positions that pairs of each length occupy in the smallest fitting bucket."""
+        """Return how many positions a pair of each size occupies in its smallest bucket."""
         cheapest = np.full(self.counts.shape, self.positions[-1, -1])
         for source, target in sizes:
             fits = np.ix_(self.widths[0] <= source, self.widths[1] <= target)
@@ -80,7 +83,7 @@ class PaddingCost:
         return int(self.widths[0][i]), int(self.widths[1][j])
 
     def _find_best_addition(self, sizes: list[Size]) -> Size:
-        """Return the bucket that saves the most positions if it is added to `sizes`."""
+        """Return the bucket that saves the most positions when it is added to `sizes`."""
         current = self._positions_per_pair(sizes)
         saved = np.zeros(self.counts.shape)
         # Pairs with the same current cost save the same number of positions in a candidate bucket.

@@ -30,7 +30,7 @@ class Corpus(Protocol):
         """Return the number of pairs in a split."""
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield the source line and the target line of each pair, starting at pair `start`."""
+        """Yield the source and target lines of each pair, starting at pair `start`."""
 
 
 # The corpus for each value of `data.corpus`.
@@ -51,5 +51,5 @@ def bleu_tokenizer(config: DataConfig) -> str:
     if config.bleu_tokenizer != "auto":
         return config.bleu_tokenizer
     # A German number is a single word, so word-level BLEU would find no n-grams with n > 1. The
-    # symbols of a linearized tree are separated by spaces.
+    # symbols of a linearized tree are already separated by spaces.
     return {"number_words": "char", "trees": "none"}.get(config.corpus, "13a")

@@ -60,7 +60,7 @@ def read_tokens(folder: Path, split: Split, side: str, tokenizer: Tokenizer) -> 
 
 
 def unfit_text(source: str, target: str) -> str | None:
-    """Return why training drops this pair of lines, or None if it keeps the pair."""
+    """Return the reason why training drops this pair of lines, or None if it keeps them."""
     if not source.strip() or not target.strip():
         return "empty"
     if is_too_long(source) or is_too_long(target):
@@ -69,7 +69,7 @@ def unfit_text(source: str, target: str) -> str | None:
 
 
 def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
-    """Return why training drops a pair with these token counts, or None if it keeps the pair."""
+    """Return the reason why training drops a pair with these token counts, or None."""
     # The counts include EOS, but the ratio ignores it.
     shorter, longer = sorted((source - 1, target - 1))
     if shorter == 0:
@@ -80,7 +80,7 @@ def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
 
 
 class SplitWriter:
-    """Writes the files of one split, and resumes after an interruption."""
+    """A writer for one split's files, which can resume after an interruption."""
 
     def __init__(
         self, folder: Path, corpus: Corpus, split: Split, vocabulary: Vocabulary, config: DataConfig
@@ -97,10 +97,10 @@ class SplitWriter:
         self.journal = folder / f"{split}.journal.json"
 
     def write(self, progress: Progress) -> dict[str, int]:
-        """Encode the split; return the numbers of all, kept, and dropped pairs (dropped by reason).
+        """Encode the split; count all pairs, the kept pairs, and the dropped pairs by reason.
 
         Raises:
-            DataError: no pairs are left, or a line of dev or test is too long.
+            DataError: no pairs are left, or a dev or test line is too long.
         """
         total = self.corpus.count(self.split)
         done, outcome = self._resume()

@@ -19,16 +19,16 @@ class Parse(NamedTuple):
     """A linearized tree after repair."""
 
     tags: tuple[str, ...]
-    """The symbol of each word, such as XX."""
+    """The symbol for each word, such as XX."""
     brackets: tuple[Bracket, ...]
     is_repaired: bool
-    """Whether the symbols did not form a tree with the right number of words."""
+    """Whether repair was needed to obtain a tree with the right number of words."""
 
 
 def linearize(tags: Sequence[str], brackets: Sequence[Bracket]) -> str:
     """Return the symbols of a tree, separated by spaces.
 
-    Opening brackets have the same order as in `Tree.brackets`.
+    Opening brackets appear in the same order as in `Tree.brackets`.
     """
     symbols, open_brackets, num_opened = list[str](), list[Bracket](), 0
     for position in range(len(tags) + 1):
@@ -87,7 +87,7 @@ def parse_linearized(line: str, num_words: int) -> Parse:
 
 
 class _OpenBracket(NamedTuple):
-    """A bracket that is not closed yet."""
+    """A bracket that has not been closed yet."""
 
     index: int
     """The position among all brackets, in the order in which they open."""

@@ -44,7 +44,7 @@ class NumberWords:
         return {"train": self.train_pairs, "dev": self.dev_pairs, "test": self.test_pairs}[split]
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield the English line and the German line of each pair, starting at pair `start`."""
+        """Yield the English and German lines of each pair, starting at pair `start`."""
         # Training lines come last, so test and dev do not depend on the number of training pairs.
         held_out = self.test_pairs + self.dev_pairs
         first = {"test": 0, "dev": self.test_pairs, "train": held_out}[split]

@@ -39,17 +39,17 @@ class Prepared(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of all tokens and lines. Equal data has the same fingerprint everywhere."""
+        """The SHA-256 of all tokens and lines. It does not depend on the machine."""
         return self.report["fingerprint"]
 
     def tokens(self, split: Split) -> tuple[Ragged, Ragged]:
-        """Return the sources and targets, memory-mapped; raise UsageError if there are none."""
+        """Return the sources and targets, memory-mapped; raise UsageError if they are missing."""
         self._check_has(split)
         source = read_tokens(self.folder, split, "source", self.vocabulary.source)
         return source, read_tokens(self.folder, split, "target", self.vocabulary.target)
 
     def lines(self, split: Split) -> tuple[list[str], list[str]]:
-        """Return the source lines and the target lines of dev or test."""
+        """Return the source and target lines of dev or test."""
         self._check_has(split)
         paths = (self.folder / f"{split}.{side}.txt" for side in SIDES)
         # Only "\n" ends a line; `splitlines` would also split at U+2028 and other symbols.
@@ -129,7 +129,7 @@ def find_prepared(
 
 
 def _read_report(folder: Path) -> Report | None:
-    """Return the report of a complete corpus, or None."""
+    """Return the report in a folder, or None if the folder has no complete corpus."""
     try:
         report = json.loads((folder / "report.json").read_bytes())
         sizes = {name: (folder / name).stat().st_size for name in report["sizes"]}

@@ -77,7 +77,7 @@ class TranslationDataset:
         return self._info(split).num_examples
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield the source line and the target line of each pair, starting at pair `start`."""
+        """Yield the source and target lines of each pair, starting at pair `start`."""
         source, target = self.languages
         try:
             pairs = self._prepared.as_data_source(SPLIT_NAMES[split])
@@ -85,7 +85,7 @@ class TranslationDataset:
                 chunk = range(first, min(first + CHUNK_PAIRS, len(pairs)))
                 for pair in pairs.__getitems__(chunk):
                     yield _line(pair[source]), _line(pair[target])
-        # Damaged files raise different exceptions, depending on where the damage is.
+        # Reading damaged files raises different exceptions, depending on where the damage is.
         except (OSError, ValueError, IndexError, RuntimeError) as error:
             raise DataError(
                 f"{self.name} cannot be read ({_root_cause(error)}): {self._removal_advice}"
@@ -97,7 +97,7 @@ class TranslationDataset:
 
     @cached_property
     def _builder(self) -> Builder:
-        """The TFDS builder of this dataset, which must have both languages."""
+        """The TFDS builder for this dataset, which must have both languages."""
         builder = _find_builder(self.dataset, self.folder)
         text = _tfds().features.Text
         features = builder.info.features or {}
@@ -111,7 +111,7 @@ class TranslationDataset:
 
     @cached_property
     def _prepared(self) -> Builder:
-        """The TFDS builder after the data is stored. It has at least the splits train and dev."""
+        """The TFDS builder once the data is stored. There are at least a train and a dev split."""
         builder = self._builder
         _download_and_prepare(builder)
         if not builder.info.splits:
@@ -157,7 +157,7 @@ def _tfds() -> Any:
 
 
 def _find_builder(dataset: str, folder: Path | str | None) -> Builder:
-    """Return the TFDS builder of a dataset, without downloading anything."""
+    """Return the TFDS builder for a dataset, without downloading anything."""
     # Accept only names, because TFDS also parses builder arguments and community namespaces.
     match = re.fullmatch(r"(\w+)(?:/([\w.+-]+))?(?::([\d.]+))?", dataset)
     if not match:
@@ -180,7 +180,7 @@ def _find_builder(dataset: str, folder: Path | str | None) -> Builder:
                 Setting("data.folder", "FOLDER"),
             ) from error
         if isinstance(error, ValueError | AssertionError):
-            # TFDS's message gives the failed call and then the reason.
+            # TFDS's message states the failed call and then the reason.
             reason = reason.rpartition('": ')[2]
             raise UsageError(f"TFDS cannot provide {dataset}: {reason}") from error
         raise DataError(f"{dataset} cannot be read from {location}: {reason}") from error
@@ -224,7 +224,7 @@ def _download_and_prepare(builder: Builder) -> None:
             f"{_name(builder)} {problem}: {_root_cause(error)}; "
             f"try again, which keeps the finished downloads, {ADVICE}"
         ) from error
-    # The builder of a dataset can raise any exception.
+    # A dataset's builder can raise any exception.
     except Exception as error:
         raise DataError(
             f"{_name(builder)} could not be built: {_root_cause(error)}; {ADVICE}"

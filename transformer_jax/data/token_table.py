@@ -1,8 +1,8 @@
-"""A tokenizer whose token IDs come from a table, as in the models of Marian.
+"""A tokenizer whose token IDs come from a table, as in Marian's models.
 
-Marian splits text with one SentencePiece model for each language. A table that both languages can
-share then gives each piece its ID in the other program. Here, special tokens have the IDs of
-`special_tokens`, so the order of the tokens differs from that of the other program.
+Marian splits text with one SentencePiece model for each language. A table, which both languages can
+share, then maps each piece to its ID in Marian. In this package, special tokens have the IDs in
+`special_tokens`, so tokens have a different order than in Marian.
 """
 
 import hashlib
@@ -15,23 +15,23 @@ from transformer_jax.errors import DataError
 from transformer_jax.special_tokens import BOS, EOS, UNKNOWN
 
 SPECIAL = ("padding", "begin", "end", "unknown")
-"""The special tokens, in the order of their IDs here."""
+"""The special tokens, in the order of their IDs in this package."""
 
 
 class TokenTable(NamedTuple):
-    """The tokens of another program, with its IDs."""
+    """The tokens of another program, such as Marian, with that program's IDs."""
 
     tokens: tuple[str, ...]
     """The text of each token, in the order of the other program's IDs."""
     padding: int
     begin: int | None
-    """The ID of the first token that the decoder reads; None if it reads padding."""
+    """The ID of the first token that the decoder reads, or None if it reads padding first."""
     end: int
     unknown: int
 
     @classmethod
     def from_json(cls, content: bytes, name: str) -> "TokenTable":
-        """Convert the output of `to_json` back to a table.
+        """Convert the output of `to_json` back into a table.
 
         Raises:
             DataError: the content is invalid. The message mentions `name`.
@@ -68,9 +68,10 @@ class TokenTable(NamedTuple):
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The other program's ID of each token here.
+        """The other program's ID for each token in this package.
 
-        The special tokens come first. Without a begin token, its place has an ordinary token.
+        The special tokens come first. If there is no begin token, an ordinary token takes its
+        place.
         """
         special = {self.padding, self.begin, self.end, self.unknown}
         ordinary = [token for token in range(len(self.tokens)) if token not in special]
@@ -79,20 +80,20 @@ class TokenTable(NamedTuple):
 
     @property
     def pieces(self) -> list[str]:
-        """The text of each token, in the order of the IDs here."""
+        """The text of each token, in the order of the IDs in this package."""
         return [self.tokens[token] for token in self.order]
 
     @property
     def names(self) -> dict[int, str]:
-        """The display names of the special tokens, by their IDs here."""
+        """The display names of the special tokens, keyed by their IDs in this package."""
         return {k: v for k, v in NAMES.items() if k != BOS or self.begin is not None}
 
 
 class TableTokenizer(Tokenizer):
-    """Splits text with a SentencePiece model, and gives each piece its ID in a table.
+    """A tokenizer that splits text with a SentencePiece model and looks up IDs in a table.
 
-    A piece that is not in the table is the unknown token. In the text of decoded tokens, special
-    tokens are left out, as in `MarianTokenizer` of transformers.
+    A piece that is not in the table becomes the unknown token. Decoding omits special tokens, as
+    `MarianTokenizer` in transformers does.
     """
 
     def __init__(self, model: bytes, table: TokenTable, name: str = "tokenizer") -> None:
@@ -116,7 +117,7 @@ class TableTokenizer(Tokenizer):
 
     @property
     def pieces(self) -> list[str]:
-        """The text of each token, in the order of the IDs; "▁" stands for a space."""
+        """The text of each token, in order of token ID. "▁" represents a space."""
         return list(self._pieces)
 
     def __len__(self) -> int:
@@ -128,7 +129,7 @@ class TableTokenizer(Tokenizer):
         return [[*(self._ids.get(p, UNKNOWN) for p in self.split(line)), EOS] for line in lines]
 
     def split(self, line: str) -> list[str]:
-        """Return the pieces of a line. A language code at its start, such as >>fra<<, is one."""
+        """Return the pieces of a line; a leading language code, such as >>fra<<, is one piece."""
         code, end = "", line.find("<<")
         if line.startswith(">>") and end >= 0:
             code, line = line[: end + 2], line[end + 2 :]
@@ -140,7 +141,7 @@ class TableTokenizer(Tokenizer):
 
     def _join(self, tokens: Sequence[int]) -> str:
         pieces = [self._pieces[token] for token in tokens if token not in self._names]
-        # SentencePiece keeps the "▁" of a piece that its model does not have.
+        # SentencePiece keeps the "▁" in a piece that is not in its model.
         return self._processor.decode_pieces(pieces).replace("▁", " ").strip()
 
     def to_pieces(self, tokens: Sequence[int]) -> list[str]:

@@ -5,7 +5,7 @@ Encoding and then decoding a line returns the same line, with these exceptions:
 1. a run of spaces (only U+0020) becomes one space;
 2. "▁" (U+2581), which SentencePiece uses for a space, becomes a space;
 3. spaces at both ends are removed;
-4. a run of characters that do not occur in the training text becomes " ⁇ ", with both spaces.
+4. a run of characters that do not occur in the training text becomes " ⁇ ", including both spaces.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ p = sentencepiece.SentencePieceProcessor(model_proto=sys.stdin.buffer.read())
 p.encode("Two words, ½ and \u2581 \U0001f600.")
 p.decode(list(range(len(p))))
 """
-# SentencePiece's name for the model of each unit.
+# SentencePiece's model type for each unit.
 MODEL_TYPES: dict[Unit, str] = {"subwords": "bpe", "words": "word"}
 # The display names of the special tokens.
 NAMES = {PAD: "<PAD>", BOS: "<BOS>", EOS: "<EOS>", UNKNOWN: "<UNK>"}
@@ -50,10 +50,10 @@ TRIED: set[str] = set()
 
 
 class Tokenizer:
-    """Converts lines to token IDs and back with a SentencePiece model."""
+    """A tokenizer that converts lines to token IDs and back with a SentencePiece model."""
 
     table: Any = None
-    """The `TokenTable` of a `TableTokenizer`; None if the IDs are those of the model."""
+    """The `TokenTable` of a `TableTokenizer`, or None if the IDs come from the model."""
 
     def __init__(self, model: bytes, name: str = "tokenizer") -> None:
         """Read a model from bytes; raise a DataError that mentions `name` if they are invalid."""
@@ -67,7 +67,7 @@ class Tokenizer:
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int, unit: Unit = "subwords") -> "Tokenizer":
-        """Train a vocabulary of at most `vocab_size` tokens. Short text yields fewer.
+        """Train a vocabulary of at most `vocab_size` tokens. Short text yields fewer tokens.
 
         With `unit` "words", the tokens are the most frequent words of the lines. All other words
         are unknown.
@@ -124,7 +124,7 @@ class Tokenizer:
 
     @classmethod
     def load_untrusted(cls, model: bytes, name: str) -> "Tokenizer":
-        """Load a model after `check_model`, whose errors this method raises."""
+        """Load a model after checking it with `check_model`, which may raise an error."""
         check_model(model, name)
         return cls(model, name)
 
@@ -221,7 +221,7 @@ class Vocabulary(NamedTuple):
         return {"vocabulary": self.target, **separate}
 
     def describe(self) -> dict[str, dict[str, int | str]]:
-        """Return the size and the digest of each tokenizer."""
+        """Return the size and digest of each tokenizer."""
         return {
             name: {"size": len(tokenizer), "sha256": tokenizer.digest}
             for name, tokenizer in self.tokenizers.items()

@@ -1,11 +1,12 @@
-"""A treebank in a folder: each sentence is a source, and its linearized tree is the target.
+"""A treebank in a folder. Each sentence is a source, and its linearized tree is the target.
 
 A split is a file (`dev.trees`, `dev.mrg`) or a folder of files (`dev/`). A folder with the Wall
 Street Journal sections of the Penn Treebank (`00/` to `24/`) does not need these files: sections 02
-to 21 are for training, 22 is for development, and 23 is for testing (section 6.3).
+to 21 are for training, section 22 is for development, and section 23 is for testing (section 6.3 of
+the paper).
 
-Files named `.trees` have one tree on each line. Trees in `.mrg` files may span several lines. Both
-kinds of files may be compressed with gzip.
+Files with the suffix `.trees` have one tree on each line. Trees in `.mrg` files may span several
+lines. Both kinds of file may be compressed with gzip.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from transformer_jax.data.trees import Tree, read_trees
 from transformer_jax.errors import DataError, Setting
 
 SUFFIXES = (".trees", ".trees.gz", ".mrg", ".mrg.gz")
-# The Wall Street Journal sections in each split, as names of folders.
+# The folders of the Wall Street Journal sections in each split.
 WSJ_SECTIONS: dict[Split, tuple[str, ...]] = {
     "train": tuple(f"{number:02}" for number in range(2, 22)),
     "dev": ("22",),

@@ -19,13 +19,13 @@ from transformer_jax.errors import DataError
 # A no-break space can occur inside a word.
 SYMBOL = re.compile(r"[()]|[^() \t\r\n]+")
 EMPTY_ELEMENT = "-NONE-"
-# Possible labels of the bracket around the whole tree. In the Penn Treebank, this bracket has no
+# Possible labels for the bracket around the whole tree. In the Penn Treebank, this bracket has no
 # label.
 TOP_LABELS = ("", "TOP", "ROOT", "S1")
 
 
 class Bracket(NamedTuple):
-    """A constituent, with its label and the range of its words."""
+    """A constituent: its label and the range of its words."""
 
     label: str
     start: int
@@ -51,7 +51,7 @@ class _Node:
     """A bracket that is still open."""
 
     line: int
-    """The number of the line that opens it."""
+    """The number of the line that contains its opening parenthesis."""
     start: int
     label: str | None = None
     word: str | None = None
@@ -61,13 +61,13 @@ class _Node:
 
 @dataclass
 class _Builder:
-    """The parts of the current tree and its open brackets, of which the innermost is last."""
+    """The parts of the current tree, and its open brackets, with the innermost one last."""
 
     words: list[str] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
     brackets: list[Bracket | None] = field(default_factory=list)
-    """The entries, in the order in which the brackets open. None stands for an open or removed
-    one."""
+    """The entries, in the order in which the brackets open. None stands for a bracket that is open
+    or was removed."""
     open: list[_Node] = field(default_factory=list)
 
     def add(self, symbol: str, line: int) -> None:

@@ -1,4 +1,4 @@
-"""Train the vocabulary of a corpus, or load it from the cache.
+"""Train a vocabulary on a corpus, or load it from the cache.
 
 The files are `<cache>/vocabularies/<digest of text and size>.{model,sha256}`.
 """
