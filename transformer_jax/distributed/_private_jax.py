@@ -13,7 +13,7 @@ from typing import Protocol, cast, runtime_checkable
 
 @runtime_checkable
 class KeyValueStore(Protocol):
-    """The store of strings that `jax.distributed` shares between processes."""
+    """The key-value store that `jax.distributed` shares between processes."""
 
     def key_value_set(self, key: str, value: str) -> None:
         """Store a value under a new key."""
@@ -31,7 +31,7 @@ def key_value_store() -> KeyValueStore:
 
 
 def detect_cluster(timeout_seconds: int) -> tuple[str, int, int, list[int] | None] | None:
-    """Return the fields of `ProcessSpec` on Slurm, Open MPI, Kubernetes, or Cloud TPU; else None.
+    """Return a `ProcessSpec`'s fields on Slurm, Open MPI, Kubernetes, or Cloud TPU, otherwise None.
 
     `jax.distributed.initialize` detects clusters in the same way but aborts the process on failure.
     This function raises the error instead. The timeout limits the search for the coordinator's

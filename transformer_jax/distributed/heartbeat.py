@@ -1,4 +1,4 @@
-"""Heartbeats that a trainer sends to its supervisor, the process that monitors it.
+"""Heartbeats that a trainer sends to its supervisor, which is the process that monitors it.
 
 A process has at most one supervisor, so this module's state is global. Without a supervisor, these
 functions are no-ops.

@@ -48,9 +48,10 @@ class GracefulShutdown:
 
 
 class CheckpointTimer:
-    """Decides when recovery checkpoints are due: immediately at first, then less and less often.
+    """A timer for recovery checkpoints, which come less and less often.
 
-    A run that is often killed early still makes progress, and a long run rarely pauses to save.
+    The first checkpoint is due immediately. A run that is often killed early still makes progress,
+    and a long run rarely pauses to save.
     """
 
     MIN_SECONDS = 5.0

@@ -45,7 +45,7 @@ class ProcessSpec(NamedTuple):
 def resolve_cluster(
     coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> ProcessSpec | None:
-    """Return the `ProcessSpec` of this process, or None if it is the only process.
+    """Return the `ProcessSpec` for this process, or None if it is the only process.
 
     The arguments are the address of process 0 (HOST:PORT), the number of processes, and the index
     of this process. If all are None, they are read from the environment of Slurm, Open MPI,
