@@ -18,7 +18,7 @@ OUTSIDE = re.compile(r"(\]\(|\]: )\.\./([\w./-]+)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add repository files, the pages of the API reference, and mermaid.js."""
+    """Add repository files, the API reference pages, and mermaid.js."""
     pages = [file.content_string for file in files.documentation_pages()]
     for path in sorted({path for page in pages for _, path in OUTSIDE.findall(page)}):
         files.append(File.generated(config, f"repository/{path}", abs_src_path=str(ROOT / path)))
