@@ -499,10 +499,10 @@ print("variance of the logits           ", (x @ table.T).var().round(2))
 
 # %% [markdown]
 # With the factor, embeddings and positional encodings have norms of similar size, so neither
-# dominates the other. Without it, the norms of the positional encodings would be 16 times as large.
-# The logits use the matrix *without* the factor, so they start with variance 1. An untrained model
-# is therefore not confident about any token. Its cross-entropy exceeds that of a uniform prediction
-# over $N$ tokens, $\ln N$, by less than 1:
+# dominates the other. Without it, the norms of the positional encodings would be 16 times as large
+# as the norms of the embeddings. The logits use the matrix *without* the factor, so they start with
+# variance 1. An untrained model is therefore not confident about any token. Its cross-entropy
+# exceeds that of a uniform prediction over $N$ tokens, $\ln N$, by less than 1:
 
 # %%
 from transformer_jax.model.losses import cross_entropy
@@ -591,7 +591,7 @@ plt.show()
 # passes through one self-attention layer, but through $n$ steps of a recurrent network. A recurrent
 # layer must also perform these $n$ steps one after another, whereas self-attention computes all
 # positions at once. (The curves show the orders of growth in Table 1, without constant factors. The
-# convolution has contiguous kernels of size 3, whose path section 4 gives.)
+# convolution has contiguous kernels of size 3, and section 4 gives the length of its path.)
 
 # %% [markdown]
 # ## 5 Training
@@ -638,7 +638,7 @@ plt.show()
 # ## Where the parameters are
 #
 # The base model has 63 million parameters with a vocabulary of 37,000 tokens. The feed-forward
-# networks have more of these parameters than all attention layers together.
+# networks contain more of these parameters than all attention layers together.
 
 # %%
 counts = parameter_counts(build_transformer(base, vocab_size=37_000))

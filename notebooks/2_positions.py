@@ -127,7 +127,7 @@ plt.show()
 
 # %%
 def shift_matrix(k, d_model):
-    """Return M_k with PE(pos + k) = M_k PE(pos): a rotation for each pair of components."""
+    """Return M_k such that PE(pos + k) = M_k PE(pos): a rotation for each pair of components."""
     matrix = np.zeros((d_model, d_model))
     for i, angle in enumerate(k * 10000 ** (-np.arange(0, d_model, 2) / d_model)):
         rotation = [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
@@ -295,10 +295,9 @@ plt.show()
 # Each picture compares all rows of one table with each other. The sinusoids have the diagonal
 # stripes shown above. Before training, a learned table has no structure: different rows are almost
 # orthogonal. Training creates structure that reflects the data. In this example, blocks appear:
-# positions that play the same role in many sentences, such as the thousands of the first number and
-# those of the second, become similar. The blocks are a property of this text. Nothing forces the
-# values on a diagonal to be equal, so what the model learns at one position does not transfer to
-# another.
+# positions that play the same role in many sentences, such as the thousands in the first and second
+# numbers, become similar. The blocks are a property of this text. Nothing forces the values on a
+# diagonal to be equal, so what the model learns at one position does not transfer to another.
 #
 # The lower-right part of the third picture still looks like the second picture. The next picture
 # shows why.
@@ -326,9 +325,9 @@ plt.show()
 #
 # ## Beyond the training length
 #
-# The paper chose sinusoids "because it may allow the model to extrapolate to sequence lengths
-# longer than the ones encountered during training". The paper does not test this claim. The
-# positions study in this repository does: its models train on lines of at most $L = 30$ tokens and
+# The authors chose sinusoids "because it may allow the model to extrapolate to sequence lengths
+# longer than the ones encountered during training". The paper does not test this claim, but the
+# positions study in this repository does. Its models train on lines of at most $L = 30$ tokens and
 # are scored on lines of up to 120. We plot the committed results, with three seeds for each scheme.
 # `docs/positions.md` describes the study and its statistics.
 
@@ -361,8 +360,8 @@ plt.show()
 
 # %% [markdown]
 # In the gray region, the lines are longer than all training lines. The colored bands cover the
-# three seeds. Compare different schemes at the same length, but do not compare different lengths of
-# the same scheme, because each length has different sentences.
+# three seeds. Compare different schemes at the same length, but do not compare different lengths
+# for the same scheme, because the sentences at each length are different.
 #
 # Up to $2L = 60$ tokens, sinusoids are better than the learned table, whose rows are random vectors
 # there. They are also better within $L$, so part of this advantage may be due to faster learning.

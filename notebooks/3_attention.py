@@ -52,9 +52,9 @@ os.chdir(tempfile.mkdtemp())  # store the text and the run in a temporary folder
 # ## Train a model
 #
 # First, we write parallel text: line $n$ of one file is the translation of line $n$ of the other.
-# All numbers have six digits. The last two digits, and the two before "thousand", form a number of
-# at least 21 that is not a multiple of ten. All lines therefore have the same structure, which
-# makes the pictures easy to compare.
+# All numbers have six digits. The last two digits form a number of at least 21 that is not a
+# multiple of ten, and so do the two digits before "thousand". All lines therefore have the same
+# structure, which makes the pictures easy to compare.
 
 
 # %%
@@ -130,7 +130,7 @@ run.translate([source])
 # ## The weights
 #
 # `run.attention` translates the sentence and returns the attention weights of all layers and heads,
-# with the tokens of both axes.
+# together with the tokens for both axes.
 
 # %%
 attention = run.attention(source)
@@ -188,7 +188,7 @@ ein = attention.target_tokens.index("ein")
 picture(kind="cross", layer=-1, position=ein)
 
 # %% [markdown]
-# Is this a general rule, or does it only happen to be true for this sentence? We measure the same
+# Is this a general rule, or does it just happen to be true for this sentence? We measure the same
 # weight in 20 test sentences: the weight from each predicted ones digit, which is the token before
 # "und...", to the word after the hyphen in the source.
 
@@ -278,7 +278,7 @@ picture(kind="cross", layer=-1, view="alignment")
 # %% [markdown]
 # Read the rows from top to bottom. If the languages had the same word order, the dark cells would
 # form a line from the top left to the bottom right. They nearly do, except where the order is
-# reversed: the row of "ein" is dark at "one", and the row of "unddreißig" is dark at "thirty",
+# reversed: the row for "ein" is dark at "one", and the row for "unddreißig" is dark at "thirty",
 # which comes earlier. The second pair, "fünf" and "undsechzig", repeats the pattern. The other rows
 # do not have to be sharp, because the encoder has already mixed neighboring words: information
 # about "thousand" is available at other positions, too.
@@ -345,11 +345,11 @@ importance.plot()
 #   to itself.
 #
 # To find out what the model uses, change something and measure the effect, as `head_importance`
-# does. Notebook 5 continues with this idea.
+# does. Notebook 5 builds on this idea.
 #
 # ## Exercises
 #
-# 1. Train with another `seed`. Which heads read the ones now?
+# 1. Train with a different `seed`. Which heads attend to the ones digit now?
 # 2. Draw `kind="decoder"`. Why is one half of every map empty?
 # 3. Train with `num_heads=1, d_k=64, d_v=64`, row (A) of Table 3. What does its only head do?
 # 4. Pass a wrong translation as the second argument of `run.attention`. How do the rows change?

@@ -7,8 +7,8 @@
 #
 # **What you learn**
 #
-# - how to write a row of Table 3: as its differences from the base model;
-# - how to read the report of a sweep next to the paper's numbers;
+# - how to define a row of Table 3 by its differences from the base model;
+# - how to compare a sweep's report with the paper's numbers;
 # - how large a difference must be before random seeds cannot explain it;
 # - why a small sweep can contradict the paper without refuting it;
 # - how learned and sinusoidal positions, row (E), compare on three texts.
@@ -65,7 +65,7 @@ for name, row in rows.items():
 # `transformer-jax report` writes the table. The full table needs many days on several GPUs. The
 # repository contains the report of a small version that ran on two CPU cores: the same rows at 1/8
 # of the width, trained for 150 steps on number words (`docs/ablations.md` has the commands). We
-# read the report's file `runs.csv`, which has one line per run.
+# read `runs.csv`, a file in the report that has one line per run.
 
 # %%
 seeds = defaultdict(list)
@@ -93,9 +93,9 @@ plt.show()
 # ## How large must a difference be?
 #
 # Differences between perplexities are best expressed as ratios, so we compare logarithms. Let $s$
-# be the standard deviation between seeds, pooled over all rows. The difference of two means of $n$
-# seeds has the standard deviation $s \sqrt{2/n}$, and with 95% confidence it is not the effect of
-# the seeds alone if it exceeds
+# be the standard deviation between seeds, pooled over all rows. The difference between two means of
+# $n$ seeds each has the standard deviation $s \sqrt{2/n}$. With 95% confidence, the choice of seeds
+# alone does not explain a difference that exceeds
 #
 # $$t_{0.975} \; s \sqrt{2 / n}$$
 
@@ -129,7 +129,7 @@ for name in ours:
     if name != "base":
         sign = int(np.sign(ours[name] * theirs[name]))
         axes.plot(theirs[name], ours[name], **styles.get(sign, {"marker": "d", "color": "0.3"}))
-        below = name in ("A4", "E")  # B2 and A4 are at the same place
+        below = name in ("A4", "E")  # B2 and A4 are in the same place
         place = (4, -11) if below else (4, 3)
         axes.annotate(name, (theirs[name], ours[name]), place, textcoords="offset points")
 axes.set(xlabel="paper: ln(perplexity / base)", ylabel="here: ln(perplexity / base)")
@@ -144,14 +144,14 @@ plt.show()
 #
 # Does this refute the paper? No, and the rows far from the gray band show why:
 #
-# - **C1, C2 and D1 are far better here, and worse in the paper.** A run of 150 steps ends before a
-#   deep model with dropout has learned the task. A model with fewer layers (C1, C2) or without
-#   dropout (D1) learns *faster*. The paper trains for 100,000 steps, which is long enough for
-#   capacity and regularization to matter.
+# - **C1, C2, and D1 are far better than base here, but worse in the paper.** A run of 150 steps
+#   ends before a deep model with dropout has learned the task. A model with fewer layers (C1, C2)
+#   or without dropout (D1) learns *faster*. The paper trains for 100,000 steps, which is long
+#   enough for capacity and regularization to matter.
 # - **C3, with more layers, is far worse** for the same reason.
-# - **E, the learned table, is better here.** Its vectors start with norm 1, and sinusoids have norm
-#   $\sqrt{d_{model} / 2}$. This difference can affect how fast a model learns (`docs/positions.md`
-#   describes control experiments).
+# - **E, the learned table, is better here.** Its vectors start with norm 1, whereas sinusoids have
+#   norm $\sqrt{d_{model} / 2}$. This difference can affect how fast a model learns
+#   (`docs/positions.md` describes control experiments).
 #
 # With longer runs, the table would look different. A sweep answers the question "Which row is
 # better *with this budget*?" If the budget is too small, that is the wrong question. Always look at
@@ -163,7 +163,7 @@ plt.show()
 # Row (E) is the paper's only test of its positional encoding. The authors "observe nearly identical
 # results to the base model" (4.92 and 4.92 perplexity). The positions study in this repository uses
 # three seeds on each of three texts. We compare the two schemes on test sentences *within* the
-# training length and on those *just beyond* it.
+# training length and on test sentences *just beyond* it.
 
 # %%
 studies = {"number words": 30, "short numbers": 30, "multi30k": 14}
@@ -205,7 +205,7 @@ plt.show()
 #
 # `transformer_jax.compare` compares several runs: it groups runs that differ only in their seed,
 # finds the fields in which the groups differ, and plots their metrics. We train four very small
-# models (two position schemes with two seeds each) on five-digit numbers in words.
+# models (two position schemes with two seeds each) on five-digit numbers written as words.
 
 # %%
 import random

@@ -360,7 +360,7 @@ plt.show()
 # the layer*, other positions also contain it, because attention has moved it there. In the stored
 # output, the probe predicts the last digit perfectly from both hyphens. A hyphen is the same token
 # in every line, so its vector has room for other information, such as the digit that German puts
-# before the tens. The decoder reads the digit there: in the alignment above, the row of the last
+# before the tens. The decoder reads the digit there: in the alignment above, the row for the last
 # digit is dark at both hyphens, not only at the digit itself. (The labels below the axis are the
 # tokens of the first sentence. The other sentences have different digits at the same positions.)
 #
