@@ -24,7 +24,7 @@ from transformer_jax.training.step import StepMetrics, TrainState, init_state, m
 
 
 def make_config(sizes: Mapping[str, Any]) -> Config:
-    """Return a config of the paper's model with the given sizes.
+    """Return a config for the paper's model with the given sizes.
 
     Args:
         sizes: d_model, layers, heads, d_ff, and optionally dtype (default float32) and src

@@ -35,11 +35,11 @@ class Amount:
     base: Sizes
     big: Sizes
     tokens: int
-    """Minimum average number of target tokens per training step."""
+    """The minimum average number of target tokens per training step."""
     batches: int
     """Batches per round."""
     shapes: int
-    """Maximum number of distinct shapes among the batches."""
+    """The maximum number of distinct shapes among the batches."""
     sentences: int
     rounds: int
     trainers: tuple[str, ...]

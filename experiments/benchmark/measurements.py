@@ -20,7 +20,7 @@ class Measurement:
     samples: list[Sample]
     """The samples, one per round."""
     second_start_seconds: float | None = None
-    """Duration of the first call in a second process, with a warm compilation cache."""
+    """The duration of the first call in a second process, with a warm compilation cache."""
 
     @property
     def speeds(self) -> list[float]:

@@ -20,7 +20,7 @@ from experiments.benchmark.worker import RunResult, Workload, resident_bytes
 PAD, BOS, EOS = 0, 1, 2
 DROPOUT = 0.1
 SMOOTHING = 0.1
-# Number of sentences per batch. A GPU needs larger batches than a CPU.
+# The number of sentences per batch. A GPU needs larger batches than a CPU.
 ROWS = {"cpu": 32, "cuda": 128}
 
 
@@ -295,10 +295,10 @@ def ctranslate2(task: Mapping[str, Any]) -> Workload:
 
 
 def serve(task: Mapping[str, Any]) -> Workload:
-    """Translate lines with a folder that a run was exported to, from text to text.
+    """Translate lines of text with CTranslate2 and a run's export.
 
     Args:
-        task: folder, compute_type, and the rest of the task of `tasks.serve`.
+        task: the same as for `tasks.serve`, with folder and compute_type instead of run.
     """
     library: Any = importlib.import_module("ctranslate2")
     sentencepiece: Any = importlib.import_module("sentencepiece")

@@ -1,4 +1,4 @@
-"""Compare our search on a run with CTranslate2 on exports of the run, on the run's test lines."""
+"""Compare our search on a run with CTranslate2 on the run's exports, on development lines."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ def serve(
     only: str | None = None,
     usual: Sequence[str] = SERVERS,
 ) -> Benchmark:
-    """Compare the translation of lines of the development set, from text to text.
+    """Compare the translation of development lines, including tokenization and detokenization.
 
     All workers use the length penalty length^alpha, with the run's alpha, and the same limit on the
     length of a translation. Each program ends a search by its own rule.

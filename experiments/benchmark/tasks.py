@@ -129,7 +129,7 @@ def translate(task: Mapping[str, Any]) -> Workload:
 
 
 def serve(task: Mapping[str, Any]) -> Workload:
-    """Translate lines with a run, from text to text.
+    """Translate lines of text with a run, including tokenization and detokenization.
 
     Args:
         task: run (its path), lines, beam_size, alpha (of the length penalty), and max_extra_length.

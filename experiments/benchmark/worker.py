@@ -50,8 +50,7 @@ class Sample:
 
     seconds: float
     cpu_seconds: float
-    """CPU time of all threads. Other load on the machine affects it less than it affects wall
-    time."""
+    """The CPU time of all threads. Other load on the machine affects it less than wall time."""
     units: float
     value: float
     peak_bytes: int
@@ -63,7 +62,7 @@ class Startup:
 
     setup_seconds: float
     first_seconds: float
-    """Duration of the first call, including compilation."""
+    """The duration of the first call, including compilation."""
     facts: dict[str, Any]
 
 

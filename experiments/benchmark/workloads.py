@@ -100,7 +100,7 @@ def save_batches(path: Path, batches: Sequence[Batch]) -> str:
 
 
 def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> list[Batch]:
-    """Return real batches that have the shapes with most of a text's tokens.
+    """Return real batches in the shapes that contain most of a text's tokens.
 
     Args:
         config: the config that specifies the text.

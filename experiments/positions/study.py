@@ -77,7 +77,7 @@ class Study:
     """L, the length of the longest training sentence."""
     buckets: Sequence[Bucket]
     metric: Score
-    """The score in addition to perplexity: "exact" for number words, "bleu" for other text."""
+    """The score that accompanies perplexity: "exact" for number words, "bleu" for other text."""
     bleu_signature: str
     curves: Mapping[str, Curve]
     """The curve of each scheme that has a finished run."""

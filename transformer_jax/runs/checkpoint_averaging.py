@@ -64,8 +64,9 @@ def average_last_params(
 ) -> Iterator[PyTree]:
     """Yield the mean parameters over the last k steps for each k in `counts`, in ascending order.
 
-    This function reads each checkpoint once. The results do not depend on the other counts, because
-    it always adds the parameters in the same order, from the last step to the first.
+    This function reads each checkpoint once. Each result is independent of the other counts,
+    because this function always adds the parameters in the same order, from the last step to the
+    first.
     """
     total: PyTree = None
     for count, step in enumerate(reversed(steps[-max(counts) :]), start=1):

@@ -20,7 +20,7 @@ JsonObject: TypeAlias = dict[str, Any]
 
 
 def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObject]:
-    """Return the reports in the last `max_bytes` of a metrics.jsonl file, without invalid lines.
+    """Return the valid reports in the last `max_bytes` of a metrics.jsonl file.
 
     The step of each report is a nonnegative integer; the other values can have any type. Return an
     empty list if the file does not exist.
@@ -51,8 +51,8 @@ def is_number(value: object) -> bool:
 def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
     """Remove the reports that become stale when a run resumes at `step`.
 
-    Reports of later steps are stale, because the run writes them again. Reports at `step` are stale
-    unless they are for one of `splits`: an unscheduled report is valid only until the run is
+    Reports for later steps are stale, because the run writes them again. Reports at `step` are
+    stale unless they are for one of `splits`: an unscheduled report is valid only until the run is
     extended. This function also removes invalid lines at the end of the file, because a power
     failure can leave half a line or zeros there.
 

@@ -197,7 +197,8 @@ class RunDirectory:
         """Return the run with a different config. Call `store` to write it to disk.
 
         Raises:
-            ConfigError: a field changes that must not, or the run is past the new `train.steps`.
+            ConfigError: a field that must not change differs, or the run is past the new
+                `train.steps`.
             UsageError: the run is packaged.
         """
         if self.package is not None:
@@ -241,7 +242,7 @@ class RunDirectory:
 
 
 def check_available(path: Path, *, is_package: bool = False) -> None:
-    """Raise a UsageError or StorageError if no run or package can be created at this path."""
+    """Raise a UsageError or StorageError if a run or package cannot be created at this path."""
     try:
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             parent = next(parent for parent in path.absolute().parents if parent.exists())

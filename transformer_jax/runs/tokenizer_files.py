@@ -1,9 +1,9 @@
-"""The files of a run's vocabulary.
+"""Read and write the files that store a run's vocabulary.
 
 tokenizer.model               the SentencePiece model
-tokenizer.table.json          the table of tokens, if the IDs are not those of the model
-tokenizer.source.model        the model of the source, if it has its own
-tokenizer.source.table.json   the table of the source
+tokenizer.table.json          the table of tokens, if their IDs differ from the model's
+tokenizer.source.model        the source language's model, if it has its own
+tokenizer.source.table.json   the source language's table
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def read_vocabulary(folder: Path, description: Mapping[str, Any]) -> Vocabulary:
     Raises:
         StorageError: a file differs from the one that was written, or is too large.
         DataError: a tokenizer is invalid.
-        KeyError: the description lists no vocabulary.
+        KeyError: the description does not list a vocabulary.
         OSError: a file cannot be read.
     """
     tokenizers = {
@@ -47,7 +47,7 @@ def read_vocabulary(folder: Path, description: Mapping[str, Any]) -> Vocabulary:
 
 
 def read_limited(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a file; raise a StorageError if it is larger than `max_bytes`."""
+    """Return a file's contents; raise a StorageError if it is larger than `max_bytes`."""
     if path.stat().st_size > max_bytes:
         raise StorageError(f"{path} is invalid: it has more than {max_bytes >> 20} MiB")
     return path.read_bytes()

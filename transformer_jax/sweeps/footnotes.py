@@ -27,7 +27,7 @@ def list_footnotes(results: Results) -> list[str]:
 
 
 def _list_commits(results: Results) -> list[str]:
-    """Return a note that lists the runs' commits if they differ from the commands' commits."""
+    """Return a note about runs that were trained at a different commit from the commands."""
     statuses = [status for row in results.rows.values() for status in row.statuses]
     versions = [read_json_object(s.run.path / "run.json").get("versions", {}) for s in statuses]
     commits = {str(x["commit"]) for x in versions if isinstance(x, dict) and "commit" in x}
@@ -104,7 +104,7 @@ def _explain_columns(results: Results) -> list[str]:
 
 
 def _describe_agreement(results: Results) -> list[str]:
-    """Return how many differences have the paper's sign, and how likely that is by chance."""
+    """Return notes on how often the signs agree with the paper, and how likely that is by chance."""
     notes = []
     name = results.sweep.path.resolve().name
     for score, label in (("perplexity", "perplexity"), ("bleu", "dev BLEU")):

@@ -45,7 +45,7 @@ def launch(
     run waits, starts, or ends.
 
     Raises:
-        RunInterrupted: a signal stopped the sweep. The runs in progress are saved.
+        RunInterrupted: a signal stopped the sweep. The runs in progress have been saved.
         StorageError: the sweep's folder cannot be written.
     """
     queue = _Queue(sweep, report, retry_failed=retry_failed)
@@ -134,7 +134,7 @@ class _Pool:
     def remove_ended(self) -> list[tuple[SweepRun, int]]:
         """Free the slots of workers that have exited.
 
-        Return the run and exit code of each one that this pool started.
+        For each of these workers that this pool started, return its run and exit code.
         """
         ended = []
         for run, (slot, process) in list(self.workers.items()):

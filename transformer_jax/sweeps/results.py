@@ -132,21 +132,21 @@ class Results:
         return self.analyses[score].comparisons.get(name, nothing)
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
-        """Return the paper's difference from its first row, or None if a score is missing."""
+        """Return the difference from the first row in the paper, or None if a score is missing."""
         ours, base = getattr(self.rows[name].paper, score), getattr(self.base.paper, score)
         if ours is None or base is None:
             return None
         return math.log(ours / base) if score == "perplexity" else ours - base
 
     def verdict(self, name: str, score: PaperScore) -> Verdict | None:
-        """Return how a row's difference compares with the paper's, or None if either is missing."""
+        """Return whether a row's difference agrees with the paper, or None if a score is missing."""
         paper, comparison = self.paper_difference(name, score), self.compare(name, score)
         if paper is None or comparison.difference is None or name == self.base.name:
             return None
         return verdict(comparison.interval, paper, MARGINS[score])
 
     def sign_agreement(self, score: PaperScore) -> SignAgreement:
-        """Count the rows whose difference from the first row has the paper's sign."""
+        """Count the rows whose difference from the first row has the same sign as in the paper."""
         compared = [
             (ours, paper)
             for name in self.rows

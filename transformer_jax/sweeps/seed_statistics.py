@@ -235,14 +235,14 @@ def welch_interval(
 
 
 def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
-    """Compare a row's difference from the first row with the paper's.
+    """Compare a row's difference from the first row with the corresponding one in the paper.
 
     If the paper's difference is within the margin, the paper claims equivalence; otherwise, it
     claims a sign.
 
     Args:
         interval: the row's simultaneous interval.
-        paper: the paper's difference.
+        paper: the same difference in the paper.
         margin: the largest difference that does not matter.
     """
     if interval is None:
@@ -256,10 +256,10 @@ def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
 
 
 def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) -> SignAgreement:
-    """Count the rows whose difference from the first row has the paper's sign.
+    """Count the rows whose difference from the first row has the same sign as in the paper.
 
     Args:
-        differences: for each row, our difference from the first row and the paper's difference.
+        differences: each row's difference from the first row, in our scores and in the paper.
         margin: the largest difference that does not matter. Rows are excluded if their difference
             in the paper is within the margin.
     """

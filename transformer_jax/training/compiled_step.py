@@ -12,7 +12,7 @@ from transformer_jax.training.sharding import DataParallel
 from transformer_jax.training.step import StepMetrics, TrainState, TrainStep
 
 Shape = tuple[int, int, int]
-"""The rows, source length, and target length of this process's part of a batch."""
+"""The rows, source length, and target length of this process's share of a batch."""
 
 
 class Compilation(NamedTuple):
@@ -84,11 +84,11 @@ class CompiledStep:
                 )
 
     def is_compiling_ahead(self) -> bool:
-        """Return whether a program of `compile_ahead` is not finished, so the exit may wait."""
+        """Return whether `compile_ahead` is still compiling, so that exiting would have to wait."""
         return any(not future.done() for future in self._ahead.values())
 
     def take_finished(self) -> Iterator[Compilation]:
-        """Yield the compilations of `compile_ahead` that have finished since the last call."""
+        """Yield the compilations that `compile_ahead` has finished since the last call."""
         for shape, future in list(self._ahead.items()):
             # A program that cannot be compiled raises its error when a batch needs it.
             if future.done() and future.exception() is None:

@@ -32,7 +32,7 @@ class RunComponents:
     sharding: DataParallel
 
     def step_flops(self, step: int) -> float:
-        """Return the FLOPs of a step on all devices of all processes. Steps count from 1."""
+        """Return the FLOPs of step n (from 1) on all devices of all processes."""
         lengths = self.batches.lengths(step - 1)
         return flops_of_lengths(self.model.config, self.model.vocab_size, *lengths)
 
@@ -57,7 +57,7 @@ class RunComponents:
 def build_run_components(
     folder: RunDirectory, group: ProcessGroup = SINGLE_PROCESS
 ) -> RunComponents:
-    """Prepare the text of a run, and build its model, batches, schedule, and sharding.
+    """Prepare a run's text, and build its model, batches, schedule, and sharding.
 
     Raises:
         DataError: the text differs from the text that the run started with.

@@ -71,7 +71,7 @@ def create_run(
 
 
 def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
-    """Raise `DataError` if a sentence of the development or test set is too long for the model."""
+    """Raise `DataError` if a sentence in the development or test set is too long for the model."""
     advice = "raise model.max_length"
     if config.max_positions is not None:
         advice += " and model.max_positions, or set model.out_of_range_positions to clamp"
@@ -87,7 +87,7 @@ def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
 
 
 def _check_same_function(config: ModelConfig, other: Run) -> None:
-    """Raise `UsageError` if the model uses parameters of the same shapes differently."""
+    """Raise `UsageError` if the two models would use the same parameters differently."""
     for field in ("activation", "decoder_start"):
         ours, theirs = getattr(config, field), getattr(other.config.model, field)
         if ours != theirs:

@@ -1,4 +1,4 @@
-"""Score the development set during training: perplexity, and with greedy search BLEU.
+"""Score the development set during training, by perplexity and by BLEU with greedy search.
 
 For a task other than translation, the greedy search also yields the task's main score.
 """

@@ -88,7 +88,7 @@ def transformer_multiply_adds(
 
 
 def _count_pairs(config: ModelConfig, lengths: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
-    """Return the number of pairs of a query and a key in self-attention, for each sentence."""
+    """Return the number of query-key pairs in self-attention, for each sentence."""
     # A window at the edge of a sentence contains fewer positions.
     farthest = lengths - 1
     window = np.minimum(farthest, config.attention_window or farthest)

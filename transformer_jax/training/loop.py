@@ -48,7 +48,7 @@ def run_training(
     shows progress; it must be quiet in all processes except the primary one.
 
     Raises:
-        RunInterrupted: a signal ended the run; the run's state is saved.
+        RunInterrupted: a signal ended the run. The run's state has been saved.
         DivergedError: the loss is not finite.
         OutOfMemoryError: the device does not have enough memory.
         StorageError: the run cannot be read or written.
@@ -72,7 +72,7 @@ def run_training(
 
 
 def _out_of_memory(config: Config, resume_hint: str) -> OutOfMemoryError:
-    """Return an error that suggests each setting which reduces the memory of a training step."""
+    """Return an error that suggests how to reduce the memory that a training step needs."""
     num_parts = 2 * config.train.gradient_accumulation_steps
     parts: list[str | Setting] = [
         f"the device does not have enough memory for a training step; {resume_hint} and ",

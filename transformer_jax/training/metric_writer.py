@@ -1,4 +1,4 @@
-"""Write the metrics of a run to the terminal, to metrics.jsonl, and to TensorBoard.
+"""Write a run's metrics to the terminal, to metrics.jsonl, and to TensorBoard.
 
 Each line of metrics.jsonl is a JSON object with "step", "split" ("train" or "dev"), "time" (seconds
 since 1970), and the reported values. Except for "time" and the rates, the values depend only on the

@@ -1,8 +1,9 @@
 """Decide what is due after each training step, as a pure function of the step and a vote.
 
-Steps count from 1. A scheduled checkpoint is saved at a fixed step and has a score, the perplexity
-on the development set. All other checkpoints (for recovery, after a signal, or at an unscheduled
-last step) have no score, so timing and signals do not affect which checkpoints are averaged.
+Steps are counted from 1. A scheduled checkpoint is saved at a fixed step and has a score, the
+perplexity on the development set. All other checkpoints (for recovery, after a signal, or at an
+unscheduled last step) have no score, so timing and signals do not affect which checkpoints are
+averaged.
 """
 
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ class DueActions(NamedTuple):
 
     @property
     def waits_for_step(self) -> bool:
-        """Whether an action waits for the step's result, so that checking the result is free."""
+        """Whether an action waits for the step's result, which can then be checked at no cost."""
         return self.report or self.evaluate or self.interrupt
 
 
@@ -78,7 +79,7 @@ class Schedule:
         )
 
     def is_out_of_patience(self, step: int, scores: Mapping[int, float]) -> bool:
-        """Return whether none of the last `patience` perplexities improved on the best one."""
+        """Return whether none of the last `patience` perplexities improved on the earlier best."""
         if self.patience is None or step % self.checkpoint_every:
             return False
         best = min(scores, key=lambda step: scores[step], default=step)

@@ -143,14 +143,15 @@ class FSDP(DataParallel):
         """XLA's options for a step.
 
         On a TPU, XLA turns large products whose sums are split over devices into loops with many
-        small permutes ("windowed einsum"). The option is the size in MiB from which it does so.
+        small permutes ("windowed einsum"). The option sets the minimum size of such products, in
+        MiB.
         """
         if self.platform != "tpu":
             return None
         return {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 
     def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
-        """Gather the parameters, compute the sums, and split the gradients as the parameters.
+        """Gather the parameters, compute the sums, and split the gradients like the parameters.
 
         If left to itself, XLA splits matrix products along the axes of split parameters. Devices
         would then exchange activations, which grow with the batch.

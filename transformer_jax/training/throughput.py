@@ -21,7 +21,7 @@ class Meter:
         """Start the clock. `peak` is the peak FLOP/s of all devices.
 
         `earlier` contains an interrupted process's `pending_metrics`, which the next report
-        includes. `earlier_flops` is the number of FLOPs of the same steps.
+        includes. `earlier_flops` is the number of FLOPs in those steps.
         """
         self._peak = peak
         self._reset(earlier, earlier_flops)

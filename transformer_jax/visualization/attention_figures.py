@@ -86,7 +86,7 @@ def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
 def _head_lines(
     weights: Float[np.ndarray, "Q K"], head: int, shift: float, indices: Resolved
 ) -> LineCollection:
-    """Return a line for each of a head's weights. The weight is the opacity of the line."""
+    """Return a line for each of a head's weights. The weight is the line's opacity."""
     is_shown = weights >= MIN_WEIGHT
     if indices.position is not None:
         is_shown &= (np.arange(len(weights)) == indices.position)[:, None]

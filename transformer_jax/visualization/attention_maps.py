@@ -1,4 +1,4 @@
-"""Attention weights with the tokens and labels of both axes.
+"""Attention weights with tokens and labels for both axes.
 
 Shapes: Q queries, K keys.
 """

@@ -24,7 +24,7 @@ from transformer_jax.visualization.style import (
 from transformer_jax.visualization.text import printable_label
 
 MAX_COLUMNS = 3
-# The units of metrics by the last part of their names. All other metrics have none.
+# The unit of a metric, keyed by the last part of its name. All other metrics have no unit.
 UNITS = {"loss": "nats per token", "tokens_per_second": "tokens per second", "time": "Unix seconds"}
 # A curve with fewer points than this has a marker at each point.
 MAX_MARKERS = 20
@@ -45,7 +45,7 @@ class Curve(NamedTuple):
 def average_runs(
     label: str, runs: Sequence[Mapping[int, float]], *, geometric: bool = False
 ) -> Curve:
-    """Return the mean over runs, each a mapping from step to value, at the steps they all have.
+    """Return the mean over runs, each a mapping from step to value, at the steps they share.
 
     The band extends from the lowest to the highest run. Use the geometric mean for perplexities.
     """

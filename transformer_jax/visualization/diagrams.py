@@ -10,7 +10,7 @@ from matplotlib.patches import FancyBboxPatch
 from transformer_jax.visualization.style import Picture
 
 WIDTH, HEIGHT, GAP, COLUMN_GAP = 2.6, 0.5, 0.3, 1.3
-# The colors in the paper's figure 1, keyed by a word in the label.
+# The colors in figure 1 of the paper, keyed by a word in the label.
 COLORS = {
     "attention": "#ffe1bb",
     "norm": "#f2f4c1",

@@ -83,5 +83,5 @@ def add_legend(axes: Axes, handles: Sequence[Artist] = ()) -> None:
 
 
 def line_style(number: int) -> tuple[str, str]:
-    """Return the color and the style of the line with this zero-based number."""
+    """Return the color and style of the line with this zero-based index."""
     return PALETTE[number % len(PALETTE)], LINE_STYLES[number % len(LINE_STYLES)]
