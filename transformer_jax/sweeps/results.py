@@ -139,7 +139,7 @@ class Results:
         return math.log(ours / base) if score == "perplexity" else ours - base
 
     def verdict(self, name: str, score: PaperScore) -> Verdict | None:
-        """Return whether a row's difference agrees with the paper, or None if a score is missing."""
+        """Return whether a row's difference agrees with the paper's; None if a score is missing."""
         paper, comparison = self.paper_difference(name, score), self.compare(name, score)
         if paper is None or comparison.difference is None or name == self.base.name:
             return None
