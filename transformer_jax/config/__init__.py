@@ -1,4 +1,4 @@
-"""The configuration of an experiment: frozen, typed dataclasses whose defaults are the paper's.
+"""The configuration of an experiment: frozen, typed dataclasses whose defaults match the paper.
 
 Nothing here imports JAX, so an invalid config is reported before JAX initializes any device.
 """

@@ -89,7 +89,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Convert the output of `to_dict` back to a config; missing fields get their defaults.
+        """Convert the output of `to_dict` back into a config; missing fields get their defaults.
 
         If the decode section lacks only `beam_end`, an earlier version of this package stored the
         config. In that case, the field gets the value of `DecodeConfig.beam_end_before`.
@@ -124,10 +124,11 @@ class Config:
         ]
 
     def describe_warmup(self) -> str | None:
-        """Return a warning if the warmup has over 4 times more or fewer tokens than the paper's.
+        """Return a warning if the warmup has far more or far fewer tokens than the paper's.
 
-        Too few warmup tokens can make training diverge. A config that changes the learning rate's
-        scale, like the demo's, chooses its own schedule and gets no warning.
+        The limit is a factor of 4. Too few warmup tokens can make training diverge. A config that
+        changes the learning rate's scale, as the demo config does, chooses its own schedule and
+        gets no warning.
         """
         train, tokens = self.train, self.data.batch_tokens * self.train.warmup_steps
         factor = max(tokens / PAPER_WARMUP_TOKENS, PAPER_WARMUP_TOKENS / tokens)

@@ -16,14 +16,14 @@ from transformer_jax.config.validation import (
 )
 from transformer_jax.special_tokens import BOS, PAD
 
-# The paper limits the length of a translation to the source length plus 50 (section 6.1).
+# The paper limits a translation's length to the source length plus 50 (section 6.1).
 MAX_EXTRA_LENGTH = 50
 # The number_words corpus uses each of its million numbers in at most one line.
 MAX_NUMBER_WORDS_PAIRS = 500_000
 # The total number of sentence pairs in the development and test sets of number_words.
 HELD_OUT_PAIRS = 1500
 SINUSOIDS = ("sinusoidal", "concatenated_sinusoidal")
-# The position schemes that act on the embeddings, and not within self-attention.
+# The position schemes that act on the embeddings rather than within self-attention.
 ADDED_POSITIONS = (*SINUSOIDS, "learned", "none")
 DOT_PRODUCTS = ("scaled_dot_product", "dot_product")
 
@@ -33,9 +33,9 @@ class ModelConfig(ConfigSection):
     """The architecture (section 3)."""
 
     architecture: Literal["transformer", "rnn", "conv"] = "transformer"
-    """The encoder and the decoder. rnn and conv, which differ from the paper,
-    are what it replaced: recurrent layers (Bahdanau et al., Luong et al.)
-    and gated convolutions (Gehring et al.)."""
+    """The type of encoder and decoder. rnn and conv differ from the paper. They
+    use what the Transformer replaced: recurrent layers (Bahdanau et al.,
+    Luong et al.) and gated convolutions (Gehring et al.)."""
     num_layers: Annotated[int, between(1, 1000)] = 6
     """Number of layers in the encoder and in the decoder: the paper's N."""
     num_decoder_layers: Annotated[int | None, between(1, 1000)] = None
@@ -56,7 +56,8 @@ class ModelConfig(ConfigSection):
     d_v: Annotated[int, between(1, 1_000_000)] = 64
     """Width of the values in each head."""
     dropout: Annotated[float, PROBABILITY] = 0.1
-    """Dropout rate P_drop for sub-layer outputs and embeddings plus positions (section 5.4)."""
+    """Dropout rate P_drop for sub-layer outputs, and for the sums of embeddings
+    and positional encodings (section 5.4)."""
     attention_dropout: Annotated[float, PROBABILITY] = 0.0
     """Dropout rate for the attention weights. Differs from the paper when above 0."""
     activation_dropout: Annotated[float, PROBABILITY] = 0.0
@@ -88,7 +89,7 @@ class ModelConfig(ConfigSection):
     """How queries are compared with keys (section 3.2.1). All but
     scaled_dot_product differ from the paper: dot_product is unscaled;
     general is q^T W k (Luong et al.); additive is v^T tanh(q + k)
-    (Bahdanau et al.); none, for the rnn, does not attend."""
+    (Bahdanau et al.); none, only for the rnn, disables attention."""
     attention_implementation: Literal["full", "blockwise", "cudnn"] = "full"
     """How attention is computed. full stores all weights at once. blockwise
     uses less memory. For sequences of 1,000 tokens or more, it is faster on
@@ -103,8 +104,8 @@ class ModelConfig(ConfigSection):
     output_bias: bool = False
     """Add a bias for each token to the logits. Differs from the paper when set."""
     decoder_start: Literal["bos", "padding"] = "bos"
-    """The first token that the decoder reads. padding, which differs from the
-    paper, is the choice of Marian; translations then never contain padding."""
+    """The first token that the decoder reads. padding differs from the paper. It
+    is what Marian uses, and translations then never contain padding."""
     layer_norm: Literal["post", "pre"] = "post"
     """post normalizes after each residual sum, as in the paper (section
     3.1). pre, which differs from the paper, normalizes before each
@@ -134,7 +135,7 @@ class ModelConfig(ConfigSection):
     """Data type of the computation. Parameters, softmax, and loss use float32.
     float64 is only for verification in Python, within jax.enable_x64(True)."""
     remat: bool = False
-    """Recompute each layer's activations in the backward pass: slower, but uses less memory."""
+    """Recompute each layer's activations in the backward pass, which is slower but saves memory."""
     rnn_cell: Literal["lstm", "gru"] = "lstm"
     """With the architecture rnn: the recurrent cell."""
     rnn_input_feeding: bool = False
@@ -191,7 +192,7 @@ class ModelConfig(ConfigSection):
 
     @property
     def layers_per_stack(self) -> tuple[int, int]:
-        """The numbers of layers in the encoder and in the decoder."""
+        """The numbers of layers in the encoder and the decoder."""
         return self.num_layers, self.num_decoder_layers or self.num_layers
 
     @property
@@ -201,14 +202,14 @@ class ModelConfig(ConfigSection):
 
     @property
     def max_positions_per_stack(self) -> tuple[int, int]:
-        """The numbers of learned positions in the encoder and in the decoder."""
+        """The numbers of learned positions in the encoder and the decoder."""
         if self.max_positions is not None:
             return self.max_positions, self.max_positions
         return self.max_length, self.max_length + MAX_EXTRA_LENGTH
 
     @property
     def max_lengths(self) -> tuple[int, int | None]:
-        """The maximum lengths of a source and of a target, in tokens; None if unlimited."""
+        """The maximum source and target lengths in tokens. The latter is None if unlimited."""
         if self.positions != "learned" or self.out_of_range_positions == "clamp":
             return self.max_length, None
         source, target = self.max_positions_per_stack
@@ -233,8 +234,9 @@ class DataConfig(ConfigSection):
     max_numbers_per_line: Annotated[int, between(1, 300)] = 1
     """For number_words: each line has 1 to N numbers, separated by semicolons."""
     max_digits: Annotated[int | None, between(5, 6)] = None
-    """For number_words: number lengths are uniform over 1 to N digits (5 or 6).
-    Default: numbers below a million are equally likely, so most are long."""
+    """For number_words: numbers have 1 to N digits (N is 5 or 6), and each length
+    is equally likely. Default: all numbers below a million are equally likely,
+    so most are long."""
     train: tuple[str, str] | None = None
     """For text: the source file and target file of the training set (UTF-8,
     plain or gzip). Line n of one file translates line n of the other."""
@@ -243,9 +245,9 @@ class DataConfig(ConfigSection):
     test: tuple[str, str] | None = None
     """For text: the test set, in the same format. Only the evaluate command uses it."""
     folder: str | None = None
-    """For text: the folder that relative file names start from. Default:
-    $TRANSFORMER_JAX_DATA, or else the current folder. For trees: the folder of
-    the treebank, with the same default. For tfds: the data folder of
+    """For text: the folder that file names are relative to. Default:
+    $TRANSFORMER_JAX_DATA, or else the current folder. For trees: the
+    treebank's folder, with the same default. For tfds: the data folder for
     TensorFlow Datasets."""
     dataset: str = "wmt14_translate/de-en"
     """For tfds: the name of the dataset."""
@@ -259,8 +261,8 @@ class DataConfig(ConfigSection):
     different scripts. data.vocab_size is then the size of the target
     vocabulary. Differs from the paper when set: embeddings are not shared."""
     target_tokens: Literal["subwords", "words"] = "subwords"
-    """What a token of a separate target vocabulary is. words: each distinct
-    word of the targets, for targets that consist of symbols, such as
+    """The kind of token in a separate target vocabulary. words: each distinct
+    word in the targets, for targets that consist of symbols, such as
     linearized trees. Differs from the paper when set to words."""
     bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
     """How sacreBLEU splits text into words. none is for text that is already
@@ -324,7 +326,7 @@ class TrainConfig(ConfigSection):
     """The tokens that share train.label_smoothing. vocabulary: each of the V
     tokens gets 1/V of it, including the true token. other_tokens: each token
     except the true one gets 1/(V-1), as in Tensor2Tensor. The paper does not
-    specify it."""
+    say which variant it uses."""
     gradient_accumulation_steps: Annotated[int, POSITIVE] = 1
     """Number of micro-batches that each batch is split into to save memory.
     Each micro-batch draws its own dropout masks."""
@@ -375,8 +377,8 @@ class DecodeConfig(ConfigSection):
     """Maximum length of a translation: the source length plus this many tokens."""
     beam_end: Literal["tensor2tensor", "any"] = "tensor2tensor"
     """Which hypotheses can finish at each step. tensor2tensor: as in the
-    paper's code, those with the end token among the 2 x beam_size most likely
-    continuations. any: all of them. Differs from the paper when set to any."""
+    paper's code, those whose end token is among the 2 x beam_size most likely
+    continuations. any: all hypotheses. Differs from the paper when set to any."""
     average_checkpoints: Annotated[int, POSITIVE] = 1
     """Translate with the mean of the last N scheduled checkpoints. In Table 2,
     the paper averages 5 checkpoints for the base model and 20 for the big

@@ -44,7 +44,7 @@ PROBABILITY = Rule("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
 class ConfigSection:
-    """Base class of config sections. It checks each field's type and rules on creation."""
+    """Base class for config sections. It checks each field's type and rules on creation."""
 
     name: ClassVar[str]
     """The section's name in a config, such as "model"."""
@@ -58,7 +58,7 @@ class ConfigSection:
                     self.require(key, rule.allows(value), rule.words)
 
     def require(self, key: str, is_valid: bool, rule: str) -> None:
-        """Unless `is_valid` is true, raise a ConfigError that gives the field, rule, and value."""
+        """Unless `is_valid` is true, raise a ConfigError that states the field, rule, and value."""
         if not is_valid:
             raise ConfigError(f"{self.name}.{key} must be {rule}, got {getattr(self, key)!r}")
 
