@@ -3,7 +3,7 @@
 The sub-layers of figure 1 and the operations of scaled dot-product attention in figure 2 come from
 traced programs, so a different program produces different boxes. Flax names each operation after
 the modules that contain it, so a traced model lists its sub-layers in the order in which they run.
-The embeddings, the linear layer, and the softmax of figure 1 are fixed, and so is multi-head
+The embeddings, the linear layer, and the softmax in figure 1 are fixed, and so is multi-head
 attention in figure 2.
 """
 
@@ -29,10 +29,10 @@ SUB_LAYERS = {
     "after_cross_attention": "Add & Norm",
     "after_feed_forward": "Add & Norm",
 }
-"""The paper's names of the modules in a layer."""
+"""The paper's names for the modules in a layer."""
 
 OPERATIONS = {"dot_general": "MatMul", "mul": "Scale", "select_n": "Mask", "exp": "SoftMax"}
-"""The paper's names of the operations that identify the parts of attention."""
+"""The paper's names for the operations that identify the parts of attention."""
 
 VOCABULARY = 100
 
@@ -88,7 +88,7 @@ def draw_figure_2(num_heads: int = 8) -> Picture:
 
 
 def describe_attention() -> list[str]:
-    """Return the operations of equation 1, in the order of the program."""
+    """Return the operations of equation 1, in the order in which the program runs them."""
     array = jax.ShapeDtypeStruct((1, 3, 2, 4), jnp.float32)
     mask = jax.ShapeDtypeStruct((1, 1, 3, 3), jnp.bool_)
 
@@ -101,7 +101,7 @@ def describe_attention() -> list[str]:
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
-    """Yield all equations in order, including those of nested functions but not the calls."""
+    """Yield all equations in order, with nested functions' equations in place of their calls."""
     for equation in jaxpr.eqns:
         nested = [equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params]
         if nested:
@@ -111,10 +111,10 @@ def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
 
 
 def _module_paths(jaxpr: Jaxpr) -> Iterator[list[str]]:
-    """Yield the names of the modules that contain each equation, from the outermost."""
+    """For each equation, yield the names of the modules that contain it, outermost first."""
     for equation in jaxpr.eqns:
         stack = str(equation.source_info.name_stack)
-        # A name such as "embedding.logits" contains a method.
+        # A name such as "embedding.logits" includes a method.
         yield [name.split(".")[0] for name in stack.split("/")]
 
 

@@ -9,19 +9,19 @@ import shlex
 import textwrap
 from dataclasses import dataclass
 
-# The width of a line of the page, without the backslash at its end.
+# The maximum width of a line on the page, excluding the backslash at its end.
 MAX_COLUMNS = 96
 
 
 @dataclass(frozen=True)
 class Item:
-    """A table, figure, equation, or claim of the paper."""
+    """A table, figure, equation, or claim in the paper."""
 
     name: str
     """The name of the item, such as "Table 1"."""
     title: str
     test: str
-    """The test of this item: FILE::FUNCTION."""
+    """The test for this item: FILE::FUNCTION."""
     small: str
     """The command at a small scale."""
     full: str = ""
@@ -34,7 +34,7 @@ class Item:
 
     @property
     def commands(self) -> dict[str, str]:
-        """The commands, keyed by what they show, and the test unless it is already a command."""
+        """The commands, keyed by their scale, plus the test unless it is already one of them."""
         commands = {"any scale": self.small}
         if self.full:
             commands = {"small scale": self.small, "the paper's scale": self.full}
@@ -56,7 +56,7 @@ SMALL = "--data-from tiny --train-from tiny"
 WARMUP_ROWS = "s1_w4000 s0.5_w4000 s2_w4000 s1_w1000"
 ATTENTION = "transformer-jax attention"
 SENTENCE = "'two hundred and thirty-one thousand and five'"
-# The words and the position of "making" are those of the paper. The position counts tokens from 0,
+# The sentence and the position of "making" come from the paper. The position counts tokens from 0,
 # so it changes if the vocabulary splits an earlier word.
 MAKING = (
     "'It is in this spirit that a majority of American governments have passed new laws since 2009 "
@@ -272,7 +272,7 @@ def _wrap(command: str) -> list[str]:
 
 
 def _split_quoted(word: str) -> list[str]:
-    """Split a long quoted word into quoted parts, which a shell joins across lines."""
+    """Split a long quoted word into quoted parts, which the shell joins across lines."""
     if len(word) <= MAX_COLUMNS - 2 or not word.startswith("'"):
         return [word]
     [text] = shlex.split(word)

@@ -16,14 +16,14 @@ class Program(NamedTuple):
     """Properties of the products in a program that maps parameters and an input to an output."""
 
     sequential: int
-    """The length of the longest chain of products in which each needs the result of the last."""
+    """The length of the longest chain of products in which each needs the previous result."""
     flops: int
     """The FLOPs of all products. Each multiply-add counts as two."""
     data_flops: int
-    """The FLOPs of the products of two arrays that both depend on the input, as in attention. All
+    """The FLOPs of products between two arrays that both depend on the input, as in attention. All
     other products multiply by a parameter."""
     trips: int
-    """The total number of iterations of all loops that carry a state."""
+    """The total number of iterations in all loops that carry state."""
 
 
 class Value(NamedTuple):
@@ -54,7 +54,7 @@ def analyze(function: Callable[[Any, Any], Any], params: Any, x: Any) -> Program
 
 @dataclass
 class _Counter:
-    """Visits the equations of a program in order, and counts the FLOPs of its products."""
+    """A pass over a program's equations in order, which counts the FLOPs of its products."""
 
     flops: int = 0
     data_flops: int = 0

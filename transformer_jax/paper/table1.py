@@ -33,8 +33,8 @@ REPEATS = 5
 class Claim:
     """The paper's bounds for a layer type (Table 1).
 
-    Separable convolutions are not in Table 1. Their complexity is that of section 4, and their
-    other bounds are those of convolutions.
+    Separable convolutions are not in Table 1. Their complexity comes from section 4, and their
+    other bounds are the same as for convolutions.
     """
 
     complexity: str
@@ -53,14 +53,17 @@ CLAIMS: Mapping[str, Claim] = {
 
 @dataclass(frozen=True)
 class Measurement:
-    """A layer's properties for n positions and width d. Only the last two may vary."""
+    """A layer's properties for n positions and width d.
+
+    Only `bytes` and `seconds` depend on the device.
+    """
 
     layer: str
     n: int
     d: int
     flops: int
-    """The FLOPs that the paper counts: those in the layer's matrix products. As in the paper,
-    attention's projections do not count."""
+    """The FLOPs that the paper counts: those in the layer's matrix products, except for attention's
+    projections."""
     all_flops: int
     """The FLOPs of all matrix products, including attention's projections."""
     sequential: int
@@ -70,7 +73,7 @@ class Measurement:
     bytes: int | None = None
     """The memory for intermediate results and the output, according to the compiler."""
     seconds: float | None = None
-    """The time of a forward pass of one sequence: the minimum of `REPEATS`."""
+    """The time for a forward pass on one sequence: the fastest of `REPEATS` runs."""
 
 
 def measure_layers(
@@ -94,12 +97,12 @@ def measure_layers(
 
 
 def make_layer(name: str, d_model: int) -> nn.Module:
-    """Return a layer of Table 1 by its name in `LAYERS`."""
+    """Return the layer of Table 1 that has this name in `LAYERS`."""
     return LAYERS[name](d_model=d_model)
 
 
 def measure_reach(layer: nn.Module) -> int | None:
-    """Return the largest distance from an output to an input that affects it; None if unlimited.
+    """Return the largest distance from an output to an input that affects it, or None if unlimited.
 
     A layer's reach is unlimited if one end of the sequence affects an output in the middle.
     """
@@ -119,7 +122,7 @@ def measure_reach(layer: nn.Module) -> int | None:
 
 
 def path_length(n: int, reach: int | None, trips: int) -> int:
-    """Return the number of layers or loop iterations between the first and the last of n positions.
+    """Return the number of layers or loop iterations between the first and last of n positions.
 
     A layer with limited reach is stacked until the whole sequence affects its output.
     """

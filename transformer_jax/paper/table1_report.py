@@ -105,7 +105,7 @@ def write_table1(measurements: Sequence[Measurement], folder: Path, command: str
 
 
 def to_markdown(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table whose first row is the headings."""
+    """Return the lines of a Markdown table whose first row contains the headings."""
     head, *body = (f"| {' | '.join(row)} |" for row in rows)
     return [head, f"|{'---|' * len(rows[0])}", *body]
 

@@ -28,7 +28,7 @@ class Training:
 
     @property
     def paper_flops(self) -> float:
-        """The FLOPs by the paper's method: time x number of GPUs x sustained FLOP/s of a GPU."""
+        """The FLOPs by the paper's method: time x number of GPUs x sustained FLOP/s per GPU."""
         return self.hours * 3600 * NUM_GPUS * P100_FLOPS
 
     @property
