@@ -1,4 +1,4 @@
-"""Test that models of every architecture can be compared."""
+"""Test that the rows of the recurrence sweep can be compared."""
 
 from typing import Any
 

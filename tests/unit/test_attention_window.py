@@ -52,7 +52,7 @@ def test_a_window_computes_attention_with_a_mask_of_far_keys(window: int, mask: 
 
 
 def count_flops(window: int | None, length: int) -> float:
-    """Return the FLOPs of self-attention over a sequence of this length, as compiled."""
+    """Return the FLOPs of compiled self-attention over a sequence of this length."""
     attention = make_self_attention(replace(SMALL, attention_window=window))
     x, mask = jnp.zeros((1, length, SMALL.d_model)), jnp.ones((1, 1, 1, length), bool)
     params = drawn_params(attention, x, x, mask)

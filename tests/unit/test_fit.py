@@ -101,8 +101,8 @@ def test_the_number_of_micro_batches_is_as_small_as_possible() -> None:
 
 @pytest.mark.parametrize("gradients", [100, 200])
 def test_micro_batches_are_a_cure_even_if_the_gradients_leave_little_memory(gradients: int) -> None:
-    # Only 15 bytes are free for activations. They need 12 of 800 bytes with 64 micro-batches, but
-    # 25 bytes with 32 micro-batches.
+    # Only 15 bytes are free for activations. Instead of 800 bytes, they need 12 bytes with 64
+    # micro-batches, but 25 bytes with 32.
     compiler = Formula(capacity=115 + gradients, gradients=gradients, num_devices=1)
     cures = cures_of(compiler, Config(), Bucket(80, 10, 10, 0))
     assert cures == [{"train.gradient_accumulation_steps": 64}]

@@ -58,7 +58,7 @@ def test_flops_of_a_step_are_three_times_those_of_the_forward_matrix_products(
     if model.attention_score == "additive":
         # In the additive score, the product with v is not a matrix product, so add its FLOPs
         # separately: 2 layers, 2 heads, d_k = 4, 5 rows, and the query-key pairs of all three
-        # attentions.
+        # attention sub-layers.
         flops += 2 * 2 * 2 * 4 * 5 * (7 * 7 + 3 * 3 + 3 * 7)
     assert step_flops(model, 30, Batch(np.asarray(source), np.asarray(target))) == 3 * flops
 

@@ -62,7 +62,7 @@ def test_the_decoder_layer_equals_its_equations(config: ModelConfig) -> None:
 
 
 def test_the_residual_adds_the_input_and_not_the_query() -> None:
-    """Some implementations add the projected query instead. In this test, it has the same shape."""
+    """Some implementations add the projected query, which has the same shape in this test."""
     config = replace(SMALL, num_heads=1, d_k=WIDTH, d_v=WIDTH)
     x, mask = normal(0, BATCH, SOURCES, WIDTH), is_source_token()
     layer = make_encoder_layer(config)
@@ -95,7 +95,7 @@ def test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one() -> No
     inner = convolve(channels_first, params["inner"])
     expected = convolve(jnp.maximum(inner, 0), params["outer"]).swapaxes(1, 2)
     np.testing.assert_allclose(apply(layer, params, x), expected, atol=1e-5)
-    # Some inputs of the ReLU must be negative, so that the ReLU has an effect.
+    # Some inputs to the ReLU must be negative, so that the ReLU has an effect.
     assert np.any(np.asarray(inner) < 0)
 
 

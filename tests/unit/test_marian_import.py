@@ -1,4 +1,4 @@
-"""Test the import of folders like those of opus-mt models, with transformers as the oracle."""
+"""Test the import of folders in the format of opus-mt models, with transformers as the oracle."""
 
 import json
 import pickle
@@ -105,7 +105,7 @@ def logits_of(run: Run, source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def their_logits(marian: Any, source: np.ndarray, target: np.ndarray, pad: int) -> np.ndarray:
-    """Return the logits of transformers in float64, with positions that are not rounded."""
+    """Return the float64 logits that transformers computes with unrounded positions."""
     marian = marian.double()
     width = marian.config.d_model
     positions = marian.config.max_position_embeddings
@@ -137,7 +137,7 @@ def assert_equal_logits(run: Run, marian: Any) -> None:
         marian, source_order[source], target_order[target], marian.config.pad_token_id
     )
     assert ours.dtype == np.float64
-    # The distributions are peaked, so that a wrong mask or scale would show.
+    # The distributions are peaked, so that a wrong mask or scale would change them.
     assert np.asarray(jax.nn.softmax(theirs)).max() > 0.5
     np.testing.assert_allclose(ours, theirs[..., target_order], rtol=0, atol=1e-10)
 
@@ -245,7 +245,7 @@ def test_export_after_import_is_the_identity(imported: Imported, tmp_path: Path)
         for path in (imported.folder, tmp_path / "again")
     )
     assert len({tuple(x.items()) for x in vocabularies}) == 1
-    # And import after that export is the identity, too.
+    # Importing the exported folder gives the same run, too.
     settings = json.loads((tmp_path / "again" / "config.json").read_bytes())
     assert settings["max_position_embeddings"] == 512 + 50
     (tmp_path / "again" / "config.json").write_text(
@@ -260,7 +260,7 @@ def test_a_file_of_pytorch_gives_the_same_run(imported: Imported, tmp_path: Path
     folder = shutil.copytree(imported.folder, tmp_path / "model")
     (folder / "model.safetensors").unlink()
     state = transformers.MarianMTModel.from_pretrained(imported.folder).state_dict()
-    # Old folders also contain copies of the embeddings, and the sinusoids.
+    # Old folders also contain the sinusoids and copies of the embeddings.
     assert {"lm_head.weight", "model.encoder.embed_positions.weight"} <= state.keys()
     for is_zip in (True, False):
         weights = folder / "pytorch_model.bin"
@@ -269,7 +269,7 @@ def test_a_file_of_pytorch_gives_the_same_run(imported: Imported, tmp_path: Path
 
 
 class Payload:
-    """An object whose unpickling creates a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

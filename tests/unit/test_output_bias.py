@@ -1,4 +1,4 @@
-"""Test the bias of the logits, and the other options of a model in the style of Marian."""
+"""Test the bias of the logits, and the other options of Marian models."""
 
 import numpy as np
 import pytest
@@ -35,10 +35,10 @@ def test_the_decoder_has_its_own_number_of_layers(depth: int | None, expected: i
 def test_a_decoder_that_begins_with_padding_reads_its_embedding_first() -> None:
     model, params = make_model(decoder_start="padding")
     plain, _ = make_model()
-    # Where the paper's model reads BOS (1), this one reads padding (0).
+    # This model reads padding (0) where the paper's model reads BOS (1).
     table = params["embedding"]["table"]
     swapped = {**params, "embedding": {"table": table.at[1].set(table[0])}}
     ours, expected = (apply(m, p, SOURCE, TARGET) for m, p in ((model, params), (plain, swapped)))
-    # The tables differ in the row of BOS, and so do its logits.
+    # The tables differ in the row for BOS, so its logits also differ.
     np.testing.assert_allclose(ours[..., 2:], expected[..., 2:], atol=1e-5)
     assert not np.allclose(ours, apply(plain, params, SOURCE, TARGET), atol=0.01)

@@ -98,7 +98,7 @@ def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairS
 
 
 def t5_bucket(relative_position: int, *, bidirectional: bool, num_buckets: int) -> int:
-    """Return a bucket by the formula of T5's `_relative_position_bucket`."""
+    """Return a bucket, computed with the formula in T5's `_relative_position_bucket`."""
     bucket = 0
     if bidirectional:
         num_buckets //= 2

@@ -507,7 +507,7 @@ def test_a_warmup_unlike_the_papers_is_worth_a_warning(
     warning = Config().change(data=data, train=train).describe_warmup()
     assert (warning is None) == (described is None)
     assert described is None or f"warmup covers {described}" in str(warning)
-    # A config with its own learning rate has chosen its schedule.
+    # A config that changes the learning rate chooses its own schedule.
     train["learning_rate_scale"] = 2
     assert Config().change(data=data, train=train).describe_warmup() is None
 

@@ -180,8 +180,8 @@ def tensor2tensor_beam(
     """Return the translations that Tensor2Tensor's search finishes within the limit, best first.
 
     Each step sorts the continuations of all hypotheses and keeps twice the beam size. Continuations
-    that end are finished, and the likeliest of the rest stay in the beam. If no hypothesis of a
-    sentence has finished by the limit, all of its hypotheses end there.
+    that end with `EOS` become finished translations, and the likeliest of the others stay in the
+    beam. If no hypothesis of a sentence has finished by the limit, all of its hypotheses end there.
     """
     live: list[Scored] = [(0.0, ())]
     finished: list[Scored] = []

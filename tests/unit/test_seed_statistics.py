@@ -235,7 +235,7 @@ def test_runs_that_failed_to_train_are_named_and_left_out() -> None:
 @pytest.mark.parametrize(
     ("interval", "paper", "expected"),
     [
-        # The paper's difference exceeds the margin, so only its sign matters.
+        # The difference in the paper exceeds the margin, so only its sign matters.
         ((0.5, 2.0), 1.0, "as in the paper"),
         ((-2.0, -0.5), -1.0, "as in the paper"),
         ((0.01, 0.05), 1.0, "as in the paper"),

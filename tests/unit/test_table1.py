@@ -30,8 +30,8 @@ TABLE_1 = {
 # Section 4 gives the complexity of separable convolutions.
 SECTION_4 = {"Separable Convolutional": ("O(k n d + n d²)", "O(1)", "O(log_k(n))")}
 
-# The exponents of n and of d in the paper's complexity, and of n in the other two columns. The path
-# of a stack of contiguous kernels is O(n/k) (section 4).
+# The exponents of n and d in the paper's complexity column, and of n in the other two columns. The
+# path of a stack of contiguous kernels is O(n/k) (section 4).
 EXPECTED = {
     "Self-Attention": (2, 1, 0, 0),
     "Recurrent": (1, 2, 1, 1),

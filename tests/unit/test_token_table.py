@@ -23,7 +23,7 @@ def test_special_tokens_have_the_ids_of_this_package() -> None:
     assert TABLE.pieces[PAD] == "<pad>"
     assert TABLE.pieces[EOS] == "</s>"
     assert TABLE.pieces[UNKNOWN] == "<unk>"
-    # No token begins a sentence, so the place of BOS has an ordinary token.
+    # No token begins a sentence, so an ordinary token takes the place of BOS.
     assert TABLE.pieces[BOS] == "a"
     with_begin = TABLE._replace(begin=3)
     assert with_begin.order == (6, 3, 0, 1, 2, 4, 5)
@@ -65,7 +65,7 @@ def test_a_vocabulary_with_tables_survives_a_folder(tmp_path: Path) -> None:
     assert [t.digest for t in again] == [t.digest for t in vocabulary]
     assert again.is_shared
     assert again.source.encode(SOURCES[:3]) == vocabulary.source.encode(SOURCES[:3])
-    # A table that someone adds, changes, or removes is noticed.
+    # A table that is added, changed, or removed is detected.
     table = tmp_path / "tokenizer.table.json"
     table.write_bytes(table.read_bytes().replace(b'"a"', b'"b"'))
     with pytest.raises(StorageError, match="is not the vocabulary"):

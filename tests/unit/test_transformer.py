@@ -204,8 +204,8 @@ def test_dropout_acts_at_the_points_that_the_paper_names() -> None:
 def test_attention_and_activation_dropout_act_if_configured() -> None:
     model, _ = make_model(dropout=0.0, attention_dropout=0.2, activation_dropout=0.3)
     rates = [rate for _, rate, _ in dropouts(model)]
-    # Together, an encoder layer and a decoder layer have three attentions and two feed-forward
-    # networks.
+    # Together, an encoder layer and a decoder layer have three attention sub-layers and two
+    # feed-forward networks.
     assert (rates.count(0.2), rates.count(0.3)) == (3, 2)
 
 

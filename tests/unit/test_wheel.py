@@ -32,7 +32,7 @@ def git_files(*options: str) -> set[str]:
 
 @pytest.fixture
 def wheel_files() -> set[str]:
-    """The wheel's files, by hatchling's rules. Hatchling omits ignored files, even tracked ones."""
+    """The files in the wheel. Hatchling omits ignored files, even if they are tracked."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     # Other keys, such as `exclude`, would change which files the wheel contains.
