@@ -1,4 +1,4 @@
-"""Compile one-layer training steps for devices that do not exist, and print the programs as JSON.
+"""Compile one-layer training steps for devices that are not present, and print statistics as JSON.
 
 `test_accelerator_programs` runs this program:
 

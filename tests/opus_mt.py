@@ -1,7 +1,8 @@
-"""Folders like those of the public opus-mt models, made with transformers and SentencePiece.
+"""Create folders in the format of public opus-mt models, with transformers and SentencePiece.
 
-There are two SentencePiece models and one vocab.json, special tokens have other IDs than here, some
-pieces are not in vocab.json, and the stacks have different depths.
+A folder contains two SentencePiece models and one vocab.json. Its special tokens have different IDs
+than in this package, some pieces are not in vocab.json, and the encoder and the decoder have
+different depths.
 """
 
 import importlib
@@ -40,7 +41,7 @@ def write_tokenizers(folder: Path) -> int:
         model = train_model(list(lines), 60)
         (folder / f"{side}.spm").write_bytes(model)
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        # Leave out a piece of each language: it is the unknown token.
+        # Leave out one piece of each language, which therefore becomes the unknown token.
         known = [processor.id_to_piece(i) for i in range(3, len(processor) - 1)]
         pieces |= set(known)
     tokens = ["</s>", "<unk>", *sorted(pieces), ">>deu<<", "<pad>"]
@@ -51,7 +52,7 @@ def write_tokenizers(folder: Path) -> int:
 
 
 def model_settings(vocab_size: int, **changes: Any) -> dict[str, Any]:
-    """Return the fields of config.json that Helsinki-NLP publishes, for a small model."""
+    """Return the fields of Helsinki-NLP's config.json files, with values for a small model."""
     pad = vocab_size - 1
     return {
         "activation_dropout": 0.0,
@@ -94,14 +95,14 @@ def model_settings(vocab_size: int, **changes: Any) -> dict[str, Any]:
 
 
 def write_opus_mt(folder: Path, *, is_torch: bool = False, **changes: Any) -> Any:
-    """Write a model with random weights to a new folder, and return it as transformers' model.
+    """Write a model with random weights to a new folder, and return the model.
 
     The weights are large, so that distributions are peaked.
 
     Args:
         folder: the path of the new folder.
         is_torch: whether to write pytorch_model.bin instead of model.safetensors.
-        changes: other values for fields of config.json.
+        changes: fields of config.json with different values.
     """
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
@@ -126,7 +127,7 @@ def write_opus_mt(folder: Path, *, is_torch: bool = False, **changes: Any) -> An
 
 
 def draw_weights(model: Any, end: int) -> None:
-    """Draw all weights and biases at random; make ends of sentences neither rare nor frequent."""
+    """Draw all weights and biases at random. The end token is neither rare nor frequent."""
     torch: Any = importlib.import_module("torch")
     rng = np.random.default_rng(0)
     for name, parameter in sorted({**dict(model.named_parameters())}.items()):
@@ -140,7 +141,8 @@ def draw_weights(model: Any, end: int) -> None:
         else:
             drawn *= 0.1
         parameter.data = torch.tensor(drawn, dtype=torch.float32)
-    # The bias alone decides how likely the end is, so that translations differ in length.
+    # The bias largely determines how likely the end token is, so that translations differ in
+    # length.
     model.lm_head.weight.data[end] *= 0.1
     bias = rng.standard_normal(model.final_logits_bias.shape)
     bias[0, end] = 6

@@ -17,7 +17,7 @@ from transformer_jax.training.create_run import create_run
 def write_untrained_run(
     path: Path, config: Config = SMALL, *, steps: tuple[int, ...] = (4, 8), scale: float = 1.0
 ) -> RunDirectory:
-    """Make a run whose scheduled checkpoints have different random parameters.
+    """Create a run whose scheduled checkpoints have different random parameters.
 
     Args:
         path: the path to the run.

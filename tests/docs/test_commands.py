@@ -118,7 +118,7 @@ def remaining(page: Path) -> list[Command]:
 
 PICTURE = re.compile(r"(?:--out |\.save\(\")([\w./-]+\.(?:html|png|svg))\b")
 
-# Pages that use the demo's run share one clone, so the demo is trained only once.
+# Pages that use the demo run share one clone, so the demo is trained only once.
 USE_DEMO = tuple(page for page in GUIDES if "runs/demo" in page.read_text("utf-8"))
 ALONE = tuple((page,) for page in GUIDES if page not in USE_DEMO and remaining(page))
 

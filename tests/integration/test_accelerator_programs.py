@@ -1,4 +1,4 @@
-"""Compile training steps for a TPU and a GPU that do not exist, and test the compiled programs.
+"""Compile training steps for a TPU and a GPU that are not present, and test the compiled programs.
 
 The tests need libtpu (`pip install --group tpu-compile`) or JAX's CUDA plugin
 (`pip install '.[cuda]'`).
@@ -64,7 +64,7 @@ def test_a_tpu_updates_the_state_without_a_branch(tpu_step: dict[str, Any]) -> N
 
 
 def test_a_tpu_copies_no_arrays_to_flatten_them(tpu_step: dict[str, Any]) -> None:
-    # There were 106 copies when matrix products flattened their rows, and 17 are left.
+    # When matrix products flattened their rows, there were 106 copies. Now there are 17.
     assert tpu_step["operations"]["copy"] < 40
 
 

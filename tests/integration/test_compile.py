@@ -1,4 +1,4 @@
-"""Compile training steps for TPUs that do not exist, and test the contents of the programs.
+"""Compile training steps for TPUs that are not present, and test the compiled programs.
 
 The tests need libtpu: `pip install --group tpu-compile`.
 """
@@ -23,7 +23,7 @@ pytestmark = [
     ),
 ]
 PARALLELISM = ("data", "fsdp", "pmap")
-# Either the base model with fewer layers, or the demo's model.
+# Either the base model with fewer layers, or the demo model.
 CONFIGS: dict[str, list[str]] = {
     "tiny": [],
     "base": ["--model.num-layers", "2", "--data.vocab-size", "8000"],

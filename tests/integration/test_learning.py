@@ -16,7 +16,7 @@ from transformer_jax.training.loop import run_training
 ROOT = Path(__file__).parents[2]
 
 
-# `make test-all` also runs the README's demo, which is the same run with another seed.
+# `make test-all` also runs the README's demo, which is the same run with a different seed.
 @pytest.mark.slow
 def test_the_demo_gets_98_percent_right_with_another_seed(tmp_path: Path) -> None:
     config = load_config(str(ROOT / "configs" / "tiny.py")).change(train={"seed": 1})

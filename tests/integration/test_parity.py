@@ -28,7 +28,7 @@ TARGET = np.array([[8, 3, 10, 5, 2], [12, 4, 2, PAD, PAD]])
 DECODER_INPUT = np.array([[BOS, 8, 3, 10, 5], [BOS, 12, 4, 2, PAD]])
 SMOOTHING = 0.1
 TRAIN = TrainConfig(warmup_steps=400)
-# Largest difference, relative to the largest value of each array.
+# The largest accepted difference, relative to the largest value of each array.
 TOLERANCES = {"float32": 2e-5, "float64": 1e-12}
 GRADIENT_TOLERANCES = {"float32": 5e-4, "float64": 1e-11}
 # The tolerance grows with the number of steps, because errors accumulate.

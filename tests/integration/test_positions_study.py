@@ -42,11 +42,11 @@ TEXT = {
     **dict.fromkeys(("train", "dev", "test"), ("a", "b")),
     "bleu_tokenizer": "none",
 }
-# Source lengths by split. Every fourth target is one token longer than its source.
+# The source lengths in each split. Every fourth target is one token longer than its source.
 LENGTHS = {"dev": [2 + i % 14 for i in range(90)], "test": [3 + i % 20 for i in range(120)]}
 
 Sentence = tuple[int, int, float, str, str]
-"""Source length, target length, negative log-likelihood, hypothesis, and reference."""
+"""The source length, target length, negative log-likelihood, hypothesis, and reference."""
 
 
 def synthesize(run: SweepRun, split: str) -> list[Sentence]:

@@ -126,7 +126,7 @@ def test_a_step_compiled_while_training_gives_the_same_bits() -> None:
 
 
 class FakeSharding(DataParallel):
-    """Compiles nothing; batches with a source of length 6 do not fit into memory."""
+    """A sharding that does not compile anything. Sources of length 6 do not fit in memory."""
 
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> Any:  # noqa: ARG002
         if batch.source.shape[1] == 6:
@@ -162,7 +162,7 @@ def test_gpus_compile_a_step_only_when_a_batch_needs_it() -> None:
 
 
 class WaitingSharding(FakeSharding):
-    """Compiles nothing, but only ends once `may_end` is set."""
+    """A sharding whose `compile` does nothing but wait until `may_end` is set."""
 
     def __init__(self, may_end: threading.Event) -> None:
         super().__init__(jax.devices()[:1])

@@ -217,7 +217,7 @@ def test_a_mistake_is_reported_in_one_line_and_submits_nothing(
         case ["submitit"]:
             monkeypatch.setitem(sys.modules, "submitit", None)
     assert submit_sweep(*(option for option in options if len(options) > 1)) == code
-    # Ignore warnings, and progress of data preparation, which may precede Slurm's answer.
+    # Ignore warnings and progress messages from data preparation, which may precede Slurm's answer.
     errors = capfd.readouterr().err.splitlines()
     lines = [x for x in errors if not x.endswith(" ...") and not x.startswith("warning: ")]
     assert len(lines) == 1

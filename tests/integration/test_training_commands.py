@@ -125,7 +125,7 @@ def test_a_run_that_reads_its_text_more_than_100_times_begins_with_a_warning(
         assert any("warning: 405 steps are 101 passes" in line for line in lines) is is_warned
 
 
-# This test is slow. `test_faults` sends every signal, to forked processes.
+# This test is slow. The tests in `test_faults` send every signal to forked processes instead.
 @pytest.mark.slow
 def test_a_signal_saves_and_exits_with_75(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text(
