@@ -1,4 +1,4 @@
-"""Translate a run's test set with the run and with its exports to CTranslate2, and compare.
+"""Compare how a run and its exports to CTranslate2 translate the run's test set.
 
     python -m experiments.parity RUN FOLDER [FOLDER ...]
 

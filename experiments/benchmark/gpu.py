@@ -92,7 +92,7 @@ def gpu(
         amount: the amount of work to do.
         settings: the settings of the measurement.
         seconds: the time limit.
-        say: receives one line per benchmark.
+        say: a function that is called with one line per benchmark.
 
     Raises:
         UsageError: the vocabulary of the text is too large for the model.

@@ -101,7 +101,8 @@ def train(task: Mapping[str, Any]) -> Workload:
     """Train `torch.nn.Transformer` on preloaded batches, cycling through them.
 
     Args:
-        task: the sizes, the path to the saved batches, and is_compiled (use `torch.compile`).
+        task: the sizes, the path to the saved batches, and is_compiled (whether to use
+        `torch.compile`).
     """
     torch, device = torch_and_device()
     sizes = task["sizes"]

@@ -177,7 +177,7 @@ def run_rounds(
             exceed the deadline. A worker that is not ready after two thirds of the time is skipped.
         at_once: whether to start all workers at the same time, which is faster. Otherwise, they
             compile one after another.
-        say: receives one line per worker.
+        say: a function that is called with one line per worker.
     """
     skipped: dict[str, str] = {}
     began = time.monotonic()

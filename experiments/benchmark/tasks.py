@@ -105,8 +105,8 @@ def translate(task: Mapping[str, Any]) -> Workload:
     """Translate all sentences the way `transformer-jax translate` does.
 
     Args:
-        task: sizes; sources (lists of tokens with end tokens); beam_size; and extra (the number of
-            tokens by which a translation is longer than its source).
+        task: a mapping with the keys sizes, sources (lists of tokens with end tokens), beam_size,
+            and extra (the number of tokens by which a translation is longer than its source).
     """
     enable_compilation_cache()
     sizes = task["sizes"]
@@ -132,7 +132,8 @@ def serve(task: Mapping[str, Any]) -> Workload:
     """Translate lines of text with a run, including tokenization and detokenization.
 
     Args:
-        task: run (its path), lines, beam_size, alpha (of the length penalty), and max_extra_length.
+        task: a mapping with the keys run (a path), lines, beam_size, alpha (the exponent of the
+            length penalty), and max_extra_length.
     """
     run = load(task["run"])
     decoding = {
@@ -153,8 +154,8 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     """Train on a config's text the way a run does between two reports.
 
     Args:
-        task: a config as JSON data; is_preloaded (train on preloaded full batches of the same
-            shapes in the same order); and the number of steps.
+        task: a mapping with a config as JSON data, is_preloaded (whether to train on preloaded full
+            batches of the same shapes in the same order), and the number of steps.
     """
     enable_compilation_cache()
     config = Config.from_dict(task["config"])

@@ -27,7 +27,7 @@ class RunResult:
     units: float
     """The number of target tokens or sentences."""
     value: float
-    """A value to check the work: the loss, or the mean length of the translations."""
+    """A value for checking the work: the loss or the mean length of the translations."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def take_sample(workload: Workload, steps: int) -> Sample:
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:
-    """Prepare the workload that the first request describes, and then answer the other requests."""
+    """Prepare the workload that the first request describes, then answer the other requests."""
 
     def answer(content: Mapping[str, Any]) -> None:
         answers.write(json.dumps(content) + "\n")

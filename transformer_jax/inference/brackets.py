@@ -94,7 +94,7 @@ def score_brackets(
 
 
 def scored_brackets(tree: Tree) -> Counter[Bracket]:
-    """Count each bracket, with positions that do not include deleted words."""
+    """Count each bracket, with positions that skip deleted words."""
     position = [0]
     for tag in tree.tags:
         position.append(position[-1] + (tag not in DELETED_TAGS))

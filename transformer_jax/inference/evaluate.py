@@ -108,8 +108,8 @@ def _ragged(sequences: Sequence[Sequence[int]]) -> Ragged:
 def read_text(run: Run, text: Split | Files, progress: Progress = ignore_progress) -> Text:
     """Read a split of the run's text, or text in other files.
 
-    Raises the errors of `prepare_split` or `read_files`, or a DataError if the run's task cannot
-    score a reference.
+    Raises the same errors as `prepare_split` and `read_files`, or a DataError if the run's task
+    cannot score a reference.
     """
     if isinstance(text, tuple):
         content = read_files(run, text)
@@ -178,7 +178,7 @@ def evaluate(
     averaged checkpoint separately, with at most two sets of parameters in memory. The function
     calls `progress` with a description, the number of finished sentences, and the total.
 
-    Raises the errors of `read_text`, or a DataError if a source is too long for the model.
+    Raises the same errors as `read_text`, or a DataError if a source is too long for the model.
     """
     if per_checkpoint and run.folder.package is not None:
         raise UsageError(f"{run.folder.path} is a package and has no separate checkpoints")

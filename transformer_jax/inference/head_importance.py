@@ -49,7 +49,7 @@ class HeadImportance:
     """The loss with the first 0, 1, 2, ... heads of `order` masked. The array ends with the first
     loss above `loss` + `margin`, or with all heads masked."""
     margin: float
-    """The increase in loss that is acceptable."""
+    """The acceptable increase in loss."""
 
     @property
     def order(self) -> list[Head]:
@@ -69,7 +69,7 @@ class HeadImportance:
         return mask_of(self.order[:num_masked], self.masked_losses.shape)
 
     def plot(self) -> Picture:
-        """Plot a map of the heads of each kind, and the loss as heads are masked in order."""
+        """Plot a map of the heads for each kind of attention, and the loss as heads are masked."""
         increases = dict(zip(KINDS, self.masked_losses - self.loss, strict=True))
         return draw_heads(increases, self.pruned_losses, self.loss + self.margin)
 

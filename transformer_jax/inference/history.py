@@ -28,7 +28,7 @@ MetricsTable = list[dict[str, float]]
 
 
 def metrics_table(folder: RunDirectory) -> MetricsTable:
-    """Return a run's metrics by step. Each row has only the metrics reported at its step."""
+    """Return a run's metrics by step. Each row contains only the metrics reported at its step."""
     rows: dict[int, dict[str, float]] = {}
     for report in read_metrics(folder.metrics):
         row = rows.setdefault(report["step"], {"step": report["step"]})

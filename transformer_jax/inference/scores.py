@@ -95,7 +95,7 @@ def compound_bleu(
 ) -> float | None:
     """Return BLEU computed as in the paper, which uses Tensor2Tensor's `get_ende_bleu.sh`.
 
-    Both sides are tokenized as in Moses's `tokenizer.perl -l de`, and split at hyphens. BLEU is
+    Both sides are tokenized as in Moses's `tokenizer.perl -l de` and split at hyphens. BLEU is
     computed as in `multi-bleu.perl`, without smoothing. If `tokenizer` is "none", the text
     must already be tokenized. Return None if `tokenizer` splits text into characters, which have no
     compounds.

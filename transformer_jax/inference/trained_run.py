@@ -87,8 +87,8 @@ class Run:
     def metrics(self) -> MetricsTable:
         """The metrics by step: a list of dictionaries that `pandas.DataFrame` accepts.
 
-        The keys are "step" and names such as "train/loss" and "dev/perplexity". Each row has only
-        the metrics that were reported at its step. A package has no metrics.
+        The keys are "step" and names such as "train/loss" and "dev/perplexity". Each row contains
+        only the metrics that were reported at its step. A package does not contain metrics.
         """
         return metrics_table(self.folder)
 

@@ -66,7 +66,7 @@ def init_decoding(
     num_hypotheses: int,
     max_length: int,
 ) -> DecodingState:
-    """Encode the source, and allocate caches for `max_length` tokens per hypothesis."""
+    """Encode the source and allocate caches for `max_length` tokens per hypothesis."""
     c, model = model.config, model.bind({"params": params})
     memory = model.encode(source)
     shape, num_entries = (len(source), c.num_heads), num_hypotheses * max_length

@@ -1,7 +1,7 @@
 """Dropout (section 5.4) with random bits that are almost free to compute.
 
 A mask is a hash of the random key and each element's index in the array, so it is the same on any
-number of devices. XLA fuses the hash into the operation that uses it, and does not store the bits.
+number of devices. XLA fuses the hash into the operation that uses it and does not store the bits.
 """
 
 import functools

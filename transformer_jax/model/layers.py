@@ -57,7 +57,7 @@ class AddAndNorm(nn.Module):
     def leave(
         self, x: Float[Array, "B T D"], y: Float[Array, "B T D"], *, train: bool = False
     ) -> Float[Array, "B T D"]:
-        """Add the sub-layer's output y to x, and normalize the sum."""
+        """Add the sub-layer's output y to x and normalize the sum."""
         x = x + Dropout(self.config.dropout)(y, train=train)
         return layer_norm(self.config, name="norm")(x)
 

@@ -17,7 +17,7 @@ from transformer_jax.model.layers import Components, DecoderLayer, EncoderLayer
 from transformer_jax.special_tokens import BOS, PAD
 
 Params = dict[str, Any]
-"""Parameters by module, nested as in Flax."""
+"""Parameters, keyed by module and nested as in Flax."""
 
 
 def source_mask(source: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
@@ -39,7 +39,7 @@ def shift_right(target: Int[Array, "B T"], begin: int = BOS) -> Int[Array, "B T"
 
 
 class EncoderDecoder(nn.Module):
-    """The structure of section 3: an encoder maps the source to a memory, and a decoder reads it.
+    """The structure in section 3: an encoder maps the source to a memory, and a decoder reads it.
 
     Subclasses define `encode` and `decode`.
     """
@@ -61,7 +61,7 @@ class EncoderDecoder(nn.Module):
             self.output_embedding = SharedEmbedding(c, self.vocab_size)
 
     def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> Any:
-        """Return the memory, of any type."""
+        """Return the memory, which can have any type."""
         raise NotImplementedError
 
     def decode(
@@ -72,13 +72,13 @@ class EncoderDecoder(nn.Module):
         *,
         train: bool = False,
     ) -> Float[Array, "B T N"]:
-        """Return the logits of the next token at each position."""
+        """Return the logits for the next token at each position."""
         raise NotImplementedError
 
     def __call__(
         self, source: Int[Array, "B S"], target: Int[Array, "B T"], *, train: bool = False
     ) -> Float[Array, "B T N"]:
-        """Return the logits of each target token, given the source and the tokens before it.
+        """Return the logits for each target token, given the source and the tokens before it.
 
         Each row contains tokens, the end token, and then padding. This method shifts the target, so
         the labels are the target itself. Training needs `rngs={"dropout": key}`.
@@ -127,7 +127,7 @@ class Transformer(EncoderDecoder, kw_only=True):
         *,
         train: bool = False,
     ) -> Float[Array, "B T N"]:
-        """Return the logits of the next token at each position."""
+        """Return the logits for the next token at each position."""
         length = decoder_input.shape[1]
         x, mask = self.embedding.embed(decoder_input), causal_mask(length)
         x = self.target_positions(x, jnp.arange(length), train=train)

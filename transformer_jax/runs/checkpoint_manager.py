@@ -127,7 +127,7 @@ class CheckpointManager:
         return self._damage.get(step)
 
     def prepare_save(self, step: int, arrays: Trees) -> None:
-        """Wait for the previous write, and check that the disk has room for this checkpoint.
+        """Wait for the previous write and check that the disk has room for this checkpoint.
 
         This method must return in all processes before any process calls `save`.
         """
@@ -225,12 +225,13 @@ class CheckpointManager:
             sync(self.folder)
             self._verified -= superseded
             for old in superseded:
-                # Rename before deleting, so that a numeric name always implies a full checkpoint.
+                # Rename before deleting, so that a numeric name always implies a complete
+                # checkpoint.
                 shutil.rmtree((self.folder / str(old)).rename(self.folder / f".old-{old}"))
 
     @contextlib.contextmanager
     def _as_storage_error(self, step: int) -> Iterator[None]:
-        """Convert any error to a one-line StorageError, and remove the partial checkpoint."""
+        """Convert any error to a one-line StorageError and remove the partial checkpoint."""
         try:
             yield
         # Orbax and its libraries raise exceptions of many undocumented types.

@@ -107,7 +107,7 @@ class RunDirectory:
         """Create the directory atomically. `fill` can add files before it becomes visible.
 
         Raises:
-            UsageError: the path already exists, and nothing is changed.
+            UsageError: the path already exists; it is left unchanged.
             StorageError: the directory cannot be written.
         """
         check_available(path, is_package=package is not None)

@@ -126,7 +126,7 @@ class _Pool:
         self.free = [slot for slot in slots if slot.name not in running]
 
     def start(self, run: SweepRun) -> Slot:
-        """Start a worker for the run in a free slot, and return the slot."""
+        """Start a worker for the run in a free slot and return the slot."""
         slot = self.free.pop(0)
         self.workers[run] = slot, start_worker(self._sweep, run, slot, self._step_timeout)
         return slot

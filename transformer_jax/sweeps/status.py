@@ -140,7 +140,7 @@ def read_status(run: SweepRun) -> RunStatus:
 
 
 def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
-    """Return the status with the results in the run's metrics and latest evaluations.
+    """Return the status with results from the run's metrics and latest evaluations.
 
     Values of unexpected types are ignored, because another program may have written the files.
     """

@@ -44,13 +44,13 @@ def describe_devices() -> str:
 
 
 class Checkpointer:
-    """Saves and restores a run's state, and decides when a recovery checkpoint is due.
+    """Saves and restores a run's state and decides when a recovery checkpoint is due.
 
     All processes must call `restore`, `save`, and `wait` at the same steps.
     """
 
     def __init__(self, run: RunComponents, console: Console) -> None:
-        """Open the run's checkpoints, and print a line for each damaged one.
+        """Open the run's checkpoints and print a line for each damaged one.
 
         The primary process cleans up and validates the folder before the other processes open it.
 

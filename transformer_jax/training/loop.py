@@ -143,7 +143,7 @@ def _run_steps(
             for compilation in train_step.take_finished():
                 writer.say(str(compilation))
             state, metrics = train_step(state, batch)
-            # `Meter.add` waits for step n - 2, and returns the number of consecutive skipped steps
+            # `Meter.add` waits for step n - 2 and returns the number of consecutive skipped steps
             # up to n - 2.
             _check_divergence(run, step - 2, meter.add(metrics, run.step_flops(step)))
             heartbeat.beat(step)

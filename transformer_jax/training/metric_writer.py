@@ -86,7 +86,7 @@ class MetricWriter:
     def write_samples(
         self, step: int, sources: list[str], hypotheses: list[str], references: list[str]
     ) -> None:
-        """Write translations to samples/step-N.txt, and print the first two."""
+        """Write translations to samples/step-N.txt and print the first two."""
         samples = list(zip(sources, hypotheses, references, strict=True))
         folder = self._folder.path / "samples"
         text = "\n".join(f"{s}\n  = {h}\n  ~ {r}" for s, h, r in samples)

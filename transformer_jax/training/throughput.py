@@ -33,12 +33,11 @@ class Meter:
         self._start = time.perf_counter()
 
     def add(self, metrics: StepMetrics, flops: float) -> int:
-        """Record step n, and wait until the devices have finished step n - 2.
+        """Record step n and wait until the devices have finished step n - 2.
 
-        The wait limits how far the host runs ahead of the devices, and lets `heartbeat.beat`
-        report progress. For the first two steps after a report, this method returns 0 without
-        waiting. For later steps, it returns the number of consecutive skipped steps, up to
-        step n - 2.
+        The wait limits how far the host runs ahead of the devices and lets `heartbeat.beat` report
+        progress. For the first two steps after a report, this method returns 0 without waiting. For
+        later steps, it returns the number of consecutive skipped steps, up to step n - 2.
         """
         self._metrics.append(metrics)
         self._flops += flops
@@ -67,7 +66,7 @@ class Meter:
         return [*self._earlier, *([float(x) for x in loss] for loss in losses)]
 
     def read(self) -> dict[str, float]:
-        """Return means and rates since the last report, and reset.
+        """Return the means and rates since the last report and start anew.
 
         The means and FLOPs include the steps of an interrupted process; the rates do not. The means
         are omitted if all steps were skipped, `gradient_norm` if it is not finite, and `skipped` if

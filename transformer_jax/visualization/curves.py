@@ -92,7 +92,7 @@ def _with_unit(name: str) -> str:
 
 
 def draw_curve(axes: Axes, curve: Curve, number: int) -> Line2D:
-    """Plot one curve and its band, and return the curve's line.
+    """Plot one curve with its band and return the curve's line.
 
     `number` determines the color and the line style.
     """

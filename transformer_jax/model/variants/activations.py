@@ -1,4 +1,4 @@
-"""Activations of the feed-forward networks that differ from the paper's ReLU."""
+"""Activations for the feed-forward networks, as alternatives to the paper's ReLU."""
 
 from flax import linen as nn
 from jaxtyping import Array, Float

@@ -10,7 +10,7 @@ On two CPU cores, a training step on 2,048 tokens takes 0.50 times as long as wi
 length 2,048, and 0.89 times as long at length 1,024.
 
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v; n blocks of t queries, m blocks of s
-keys. The last block is padded. Masks are boolean, and True where attention is allowed.
+keys. The last block is padded. Masks are boolean arrays that are True where attention is allowed.
 """
 
 import functools

@@ -14,7 +14,7 @@ class BiasedTransformer(Transformer):
     """Adds a learned bias to each token's logit."""
 
     def setup(self) -> None:
-        """Create the paper's modules, and the biases."""
+        """Create the paper's modules and the biases."""
         super().setup()
         self.output_bias = self.param("output_bias", nn.initializers.zeros, (self.vocab_size,))
 

@@ -70,7 +70,7 @@ class RotaryAttention(MultiHeadAttention):
     """
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Rotate queries and keys, and then attend as in the paper."""
+        """Rotate queries and keys, then attend as in the paper."""
         query = rotate(heads.query, heads.positions.queries)
         key = rotate(heads.key, heads.positions.keys)
         return super().attend_heads(heads._replace(query=query, key=key), train)
@@ -84,7 +84,7 @@ class RelativeAttention(MultiHeadAttention):
     """
 
     def setup(self) -> None:
-        """Create the projections, and two vectors for each of the 2 R + 1 distances."""
+        """Create the projections and two vectors for each of the 2 R + 1 distances."""
         super().setup()
         c = self.config
         init, rows = nn.initializers.xavier_uniform(), 2 * c.max_relative_position + 1
@@ -133,7 +133,7 @@ class T5Attention(MultiHeadAttention):
     is_causal: ClassVar[bool] = False
 
     def setup(self) -> None:
-        """Create the projections, and one bias for each bucket and head."""
+        """Create the projections and one bias for each bucket and head."""
         super().setup()
         shape = self.config.position_buckets, self.config.num_heads
         self.bias = self.param("bias", nn.initializers.xavier_uniform(), shape)

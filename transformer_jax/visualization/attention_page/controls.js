@@ -1,4 +1,4 @@
-// The controls, and the events of the mouse and the keyboard.
+// The controls, and the mouse and keyboard events.
 
 const VIEWS = { heads: drawHeads, grid: drawGrid, alignment: drawAlignment };
 const HELP = {

@@ -1,4 +1,4 @@
-// The data, the state of the page, and functions that several views use. Everything from the data
+// The data, the page's state, and functions that several views use. Everything from the data
 // becomes text through `textContent`, so no token can become markup.
 
 const STEPS = 255;

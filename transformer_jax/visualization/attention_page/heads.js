@@ -1,4 +1,4 @@
-// The view of heads: the sentence twice, joined by lines whose opacity is the weight.
+// The heads view: the sentence twice, joined by lines whose opacity is the weight.
 
 function drawHeads() {
   const { queries, keys, queryLabel, keyLabel } = current();
@@ -108,7 +108,7 @@ function weightBetween(one, other, head) {
   return weight(state.layer, head, query.position, key.position);
 }
 
-/** Return a list with, for each head, the tokens of the other column that have most weight. */
+/** Return a list with, for each head, the tokens with the most weight in the other column. */
 function describe(chosen) {
   const otherSide = chosen.side === "queries" ? "keys" : "queries";
   const others = current()[otherSide];
