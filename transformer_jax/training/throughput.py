@@ -66,7 +66,7 @@ class Meter:
         return [*self._earlier, *([float(x) for x in loss] for loss in losses)]
 
     def read(self) -> dict[str, float]:
-        """Return the means and rates since the last report and start anew.
+        """Return the means and rates since the last report and reset them.
 
         The means and FLOPs include the steps of an interrupted process; the rates do not. The means
         are omitted if all steps were skipped, `gradient_norm` if it is not finite, and `skipped` if
