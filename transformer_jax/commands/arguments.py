@@ -1,7 +1,7 @@
 """Check command-line arguments, so that every mistake produces a specific one-line message.
 
 A command is a dataclass, and its fields' types define its options. These checks run before tyro
-converts the values, because tyro would report a mistake as a multi-line box.
+converts the values, because tyro would report a mistake in a multi-line box.
 """
 
 import dataclasses

@@ -31,7 +31,7 @@ class ConfigCommand(abc.ABC):
     """Base class for commands that load a config and accept every config field as an option."""
 
     data_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the data section from this config. Rows of a sweep keep the fields that define them."""
+    """Take the data section from this config. A sweep's rows keep their own changes to it."""
     train_from: Annotated[str | None, arg(metavar="CONFIG")] = None
     """Take the train section from this config in the same way. The ratio of
     each row's steps to the first row's steps stays the same."""
@@ -45,7 +45,7 @@ class ConfigCommand(abc.ABC):
 
     @abc.abstractmethod
     def load_rows(self) -> dict[str, Row]:
-        """Return the rows by name ("" for a single experiment), before options are applied."""
+        """Return the rows, keyed by name ("" for a single experiment), before applying options."""
 
     @abc.abstractmethod
     def run(self, rows: dict[str, Row]) -> None:

@@ -27,7 +27,7 @@ PARALLELISM = ("data", "fsdp", "pmap")
 class Compile(FileCommand):
     """Compile the training step for TPUs or GPUs that this machine does not have.
 
-    The command prints the memory that each device needs and the collectives of a step. It does not
+    The command prints the memory that each device needs and the collectives in a step. It does not
     predict how long a step takes. The exit code is 71 if the step does not fit.
     """
 

@@ -63,7 +63,7 @@ class Diff(PathCommand):
     second: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
     """The config or run to compare with the first."""
     json: FlagCreatePairsOff[bool] = False
-    """Print a JSON object with both values of each field."""
+    """Print a JSON object with both values of each field that differs."""
     argument_name = "two configs or runs"
 
     def run(self) -> None:

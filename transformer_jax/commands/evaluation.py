@@ -32,8 +32,8 @@ class Evaluate(RunCommand):
     split: Literal["test", "dev"] | None = None
     """The split to translate. Default: test, or dev with --grid."""
     on: Annotated[tuple[Path, Path] | None, arg(metavar="SOURCE TARGET")] = None
-    """Translate this source file and score it with this target file. Both are
-    plain or gzip-compressed text with one sentence per line."""
+    """Translate this source file and score it against this target file. Both
+    are plain or gzip-compressed text with one sentence per line."""
     per_checkpoint: FlagCreatePairsOff[bool] = False
     """Also score each averaged checkpoint separately."""
     baseline: Path | None = None
@@ -42,18 +42,18 @@ class Evaluate(RunCommand):
     json: FlagCreatePairsOff[bool] = False
     """Print the scores as a JSON object, or with --grid as a list of objects."""
     by_length: FlagCreatePairsOff[bool] = False
-    """Also print the scores of sentences with 1 to 10 source tokens, 11 to 20, and so on."""
+    """Also print the scores for sentences with 1 to 10 source tokens, 11 to 20, and so on."""
     grid: FlagCreatePairsOff[bool] = False
     """Score every combination of the next three options on the development
     set. The command reuses stored evaluations, so you can resume an
     interrupted grid."""
     beam_sizes: tuple[int, ...] = ()
-    """With --grid: numbers of hypotheses. Default: 1 4 8."""
+    """With --grid: numbers of hypotheses in the beam. Default: 1 4 8."""
     alphas: tuple[float, ...] = ()
     """With --grid: exponents of the length penalty. Default: 0 0.6 1."""
     averages: tuple[int, ...] = ()
     """With --grid: numbers of scheduled checkpoints to average. Default: 1, 5,
-    and 20, up to the number of consecutive checkpoints until the step."""
+    and 20, up to the number of consecutive checkpoints that end at the step."""
 
     def run(self) -> None:
         """Evaluate the run, print the scores, and store them in the run."""
@@ -157,6 +157,6 @@ class Evaluate(RunCommand):
         options = f"--average-checkpoints {best['average_checkpoints']}"
         options += f" --beam-size {best['decode']['beam_size']}"
         # `repr` does not round, so the command runs the same search. The step selects the same
-        # checkpoints after training continues.
+        # checkpoints even after training continues.
         options += f" --alpha {best['decode']['length_penalty_alpha']!r} --step {best['step']}"
         stdout.print(f"next: {shell_command('evaluate', folder.path)} {options}")

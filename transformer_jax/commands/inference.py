@@ -71,7 +71,7 @@ class RunCommand(CheckpointCommand):
     beam_end: Literal["tensor2tensor", "any"] | None = None
     """Which hypotheses can finish at each step. tensor2tensor: as in the
     paper's code, those whose end token is among the 2 x beam_size most
-    likely continuations. any: all of them. Default: the run's
+    likely continuations. any: all hypotheses. Default: the run's
     decode.beam_end."""
 
     @property
@@ -92,8 +92,8 @@ class Translate(RunCommand):
     n_best: int | None = None
     """Print the N best translations of each line, one per output line, as
     tab-separated LINE NUMBER, SCORE, and TEXT. If the search finishes fewer
-    translations, the command prints fewer, but at least one. A blank line has
-    exactly one."""
+    translations, the command prints fewer, but at least one. For a blank line,
+    it prints exactly one."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a line that is too long instead of raising an error."""
 

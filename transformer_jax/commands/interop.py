@@ -27,9 +27,9 @@ class Export(CheckpointCommand):
     """
 
     format: Format = "ctranslate2"
-    """ctranslate2: for serving with CTranslate2. marian: for MarianMTModel of
-    Hugging Face's transformers. safetensors: parameters by flat name, for
-    any library, and for the import command."""
+    """ctranslate2: for serving with CTranslate2. marian: for MarianMTModel in
+    Hugging Face's transformers. safetensors: parameters with flat names, for
+    any library and for the import command."""
     out: Path | None = None
     """The new folder. Default: the run's name, followed by the format."""
     quantization: Literal["float32", "bfloat16", "int8"] = "float32"
@@ -74,7 +74,7 @@ class Export(CheckpointCommand):
             )
 
             export_safetensors(run, out)
-            # Reading the folder also verifies the digest of the parameters.
+            # Reading the folder also verifies the parameters' digest.
             if self.verify:
                 read_safetensors(out)
             return "the parameters are equal" if self.verify else None
@@ -122,7 +122,7 @@ class Import(PathCommand):
     """Create a run from a model in safetensors or Hugging Face's Marian format.
 
     The command reads folders that the export command wrote, and other Marian
-    folders that this package's model can express. The run can be loaded,
+    folders whose models this package can express. The run can be loaded,
     evaluated, and used with `train --init-from`, but it cannot resume.
     """
 

@@ -28,12 +28,12 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Paper(PathCommand):
-    """List each table, figure, and equation of the paper with the command that reproduces it.
+    """List each table, figure, and equation in the paper with the command that reproduces it.
 
     table1: measure the layer types of Table 1.
     table2: compare the training cost of the models in Table 2.
     figure1, figure2: draw these figures.
-    Any other name, such as equation3 or section5.4, prints its commands.
+    For any other item, such as equation3 or section5.4, print its commands.
     """
 
     item: Positional[Annotated[str | None, arg(metavar="[ITEM]")]] = None

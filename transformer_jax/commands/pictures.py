@@ -39,7 +39,7 @@ class Attention(RunCommand):
     heads: tuple[int, ...] = ()
     """The heads to show, counted from 0. Default: all."""
     position: int | None = None
-    """Show only what the left column's token at this position, counted from 0, attends to."""
+    """Show only what the token at this position in the left column, counted from 0, attends to."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a sentence that is too long instead of raising an error."""
 

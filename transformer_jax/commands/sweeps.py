@@ -36,8 +36,8 @@ class Sweep(ConfigCommand):
         ]
     ] = ()
     """Config files, FILE:ROW, or names of shipped configs such as table3. The
-    sweep has the rows of all of them. A report compares each row with the first
-    one."""
+    sweep contains the rows of all of them. A report compares each row with the
+    first row."""
     scale: Scale = "full"
     """Shrink all models. half divides the width by 2, small divides the width
     by 4 and the depth by 2, and tiny divides the width by 8 and the depth by
@@ -47,28 +47,29 @@ class Sweep(ConfigCommand):
     seeds: int = 3
     """Number of random seeds per row. A single seed cannot show that rows differ."""
     out: Path | None = None
-    """The sweep's folder. Default: sweeps/NAME, or sweeps/NAME-2 if that folder has a sweep with
-    different configs."""
+    """The sweep's folder. Default: sweeps/NAME, or sweeps/NAME-2 if that folder
+    contains a sweep with different configs."""
     launcher: Literal["local", "slurm"] = "local"
-    """local: train on this machine's devices and wait until all runs end. slurm: submit the runs to
-    Slurm."""
+    """local: train on this machine's devices and wait until all runs end.
+    slurm: submit the runs to Slurm."""
     slurm: Resources = field(default_factory=Resources)
     devices: int | None = None
     """Number of accelerators to use, each for one run at a time. On a CPU,
     the number of concurrent runs. Default: as many as possible."""
     step_timeout: float = 60.0
-    """Stop a run as stuck if it sends no heartbeat for this many seconds, or
-    longer if its steps are slow. A run sends one after every three steps."""
+    """Consider a run stuck and stop it if it sends no heartbeat for this many
+    seconds, or longer if its steps are slow. A run sends a heartbeat after
+    every three steps."""
     dry_run: FlagCreatePairsOff[bool] = False
     """Print the number of runs and the resources they need, without training."""
     target: Annotated[str | None, arg(metavar="TARGET")] = None
-    """With --dry-run: print how many of these devices each row needs, such as v5e:2x4 or h100:8;
-    see the command compile."""
+    """With --dry-run: print how many of these devices each row needs. A target
+    is, for example, v5e:2x4 or h100:8; see the compile command."""
     retry_failed: FlagCreatePairsOff[bool] = False
     """Train failed runs again."""
 
     def load_rows(self) -> dict[str, Row]:
-        """Return the rows of all config files, after `with_sections` and `scale_rows`."""
+        """Return the rows of all config files, with `with_sections` and `scale_rows` applied."""
         rows: dict[str, Row] = {}
         for spec in self.files:
             for key, row in loading.load_rows(spec).items():
@@ -161,7 +162,7 @@ class Sweep(ConfigCommand):
 
 @dataclass(frozen=True)
 class Status(PathCommand):
-    """Show the status of each run of a sweep."""
+    """Show the status of each run in a sweep."""
 
     sweep_folder: Positional[Annotated[str, arg(metavar="SWEEP")]]
     """A sweep's folder."""

@@ -24,7 +24,7 @@ def format_duration(seconds: float) -> str:
 
 
 def print_evaluation(evaluation: "Evaluation") -> None:
-    """Print a run's scores and, if they were computed, those of each averaged checkpoint."""
+    """Print a run's scores and, if they were computed, the scores of each averaged checkpoint."""
     result, scores = evaluation.result, evaluation.scores
     count = result["average_checkpoints"]
     mean = f", mean of {count} checkpoints" if count > 1 else ""
@@ -59,7 +59,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
 
 
 def print_scores_by_length(buckets: Sequence[Mapping[str, Any]]) -> None:
-    """Print the scores of sentences by source length."""
+    """Print the scores for each range of source lengths."""
     table = _table("source tokens", "sentences", "perplexity", "BLEU", first_number=0)
     for bucket in buckets:
         last = "and more" if bucket["last"] is None else f"to {bucket['last']}"
@@ -72,7 +72,8 @@ def print_scores_by_length(buckets: Sequence[Mapping[str, Any]]) -> None:
 def print_grid(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Print the scores of a grid of evaluations, and return the best one.
 
-    The best one has the highest BLEU, or the highest main score of a task other than translation.
+    The best evaluation has the highest BLEU or, for tasks other than translation, the highest main
+    score.
     """
     from transformer_jax.inference.tasks import main_score
 
@@ -147,7 +148,7 @@ def print_statuses(statuses: Sequence["RunStatus"]) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print a table whose first row is the headings and whose first two columns are text."""
+    """Print a table whose first row contains the headings and whose first two columns are text."""
     head, *body = rows
     table = _table(*head, first_number=2)
     for column in table.columns[2:]:

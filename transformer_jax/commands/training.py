@@ -63,9 +63,9 @@ class TrainingCommand(ConfigCommand):
     with a one-line message and code 75. In multi-process training, pass this
     option to every process."""
     step_timeout: float = 30.0
-    """With --supervise: how many seconds training can go without a heartbeat,
-    which it sends after every three steps, before it is considered hung. If
-    steps are slow, the timeout is at least the duration of 12 steps."""
+    """With --supervise: how many seconds training can go without a heartbeat
+    before it is considered hung. It sends a heartbeat after every three steps.
+    If steps are slow, the timeout is at least the duration of 12 steps."""
     phase_timeout: float = 1800.0
     """With --supervise: timeout in seconds for startup, compilation, evaluation, and saving."""
 
@@ -153,7 +153,7 @@ class Resume(TrainingCommand):
         return Path(self.run_folder)
 
     def load_rows(self) -> dict[str, Row]:
-        """Return the config of the run."""
+        """Return the run's config."""
         return self.with_sections({"": Row(RunDirectory.open(self.path).config)})
 
     def run(self, rows: dict[str, Row]) -> None:
@@ -211,7 +211,7 @@ class Reproduce(PathCommand):
 
 
 def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
-    """Print the digests of the checkpoints that both runs have, and check that they are equal."""
+    """Print the digests of the checkpoints that both runs have, and check that they match."""
     from transformer_jax.architectures.build import build_model
     from transformer_jax.inference.trained_run import read_params
     from transformer_jax.model.inspect import digest_params
@@ -262,7 +262,8 @@ def _check_moved_text(folder: RunDirectory, data: DataConfig) -> None:
         expected = folder.vocabulary, folder.fingerprint
         with progress_bar() as progress:
             report = heartbeat.with_heartbeat(progress)
-            # The check itself reports nothing if the same text is cached, so report it here.
+            # If the same text is cached, the check itself reports no progress, so report its start
+            # here.
             report("checking the moved text", 0, 0)
             find_prepared(moved, *expected, verify_text=True, progress=report)
 

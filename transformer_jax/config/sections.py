@@ -125,9 +125,11 @@ class ModelConfig(ConfigSection):
     table. error rejects a longer source and ends a translation at the last
     position. clamp, which differs from the paper, reuses the last position."""
     learned_positions_init: Literal["normal", "sinusoidal_scale", "sinusoids"] = "normal"
-    """With learned positions: the initial table, which the paper does not specify. normal draws
-    vectors of norm 1 from N(0, 1/d_model). sinusoidal_scale draws from N(0, 1/2), which gives the
-    norm of a sinusoid, sqrt(d_model / 2). sinusoids starts from the sinusoids themselves."""
+    """With learned positions: the initial table, which the paper does not
+    specify. normal draws vectors of norm 1 from N(0, 1/d_model).
+    sinusoidal_scale draws from N(0, 1/2), which gives the norm of a
+    sinusoid, sqrt(d_model / 2). sinusoids starts from the sinusoids
+    themselves."""
     max_length: Annotated[int, between(1, 1_000_000)] = 256
     """Maximum source length in tokens, including the end-of-sentence token.
     Translation rejects or truncates a longer source."""
