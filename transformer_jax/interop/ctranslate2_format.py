@@ -1,4 +1,4 @@
-"""Convert a model to CTranslate2's format through CTranslate2's model specification.
+"""Convert a model to CTranslate2's format by means of CTranslate2's model specification.
 
 The folder contains `model.bin`, `config.json`, the vocabulary as JSON, and the SentencePiece models
 `source.spm` and `target.spm`.
@@ -25,9 +25,9 @@ from transformer_jax.interop.parameters import to_linear
 from transformer_jax.special_tokens import PAD
 
 Quantization = Literal["float32", "bfloat16", "int8"]
-# Names in CTranslate2's `Activation`.
+# The names of the activation functions in CTranslate2's `Activation`.
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH"}
-# The logit of a token that a model of CTranslate2 never predicts.
+# The logit bias of a token that a CTranslate2 model must never predict.
 NEVER = -1e4
 # CTranslate2 raises an error for positions past the end of its table. By default, it ends a
 # translation after 256 tokens.
@@ -93,7 +93,7 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Any:
 def without_padding(run: Run) -> Run:
     """Return a run that never predicts padding, if its decoder begins with padding.
 
-    CTranslate2 has no other way to leave out a token, so its probabilities do not include padding.
+    CTranslate2 has no other way to exclude a token, so its probabilities do not include padding.
     """
     if run.config.model.decoder_start != "padding":
         return run
@@ -124,7 +124,7 @@ def _set_layer(layer: Any, params: Mapping[str, Any], config: ModelConfig) -> No
 
 
 def _set_attention(spec: Any, params: Mapping[str, Any], name: str, config: ModelConfig) -> None:
-    """Set an attention's parameters. CTranslate2 concatenates projections that share an input."""
+    """Set an attention sub-layer. CTranslate2 concatenates projections that share an input."""
     projections = [to_linear(params[name][role]) for role in ("query", "key", "value")]
     num_separate = len(spec.linear) - 2
     groups = [[p] for p in projections[:num_separate]] + [projections[num_separate:]]

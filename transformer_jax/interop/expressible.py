@@ -1,4 +1,4 @@
-"""Check from a config that a model can be exported, without JAX or the model's parameters."""
+"""Check whether a model can be exported, given only its config and without importing JAX."""
 
 from typing import Literal
 

@@ -36,6 +36,6 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def write_tokenizers(folder: Path, vocabulary: Vocabulary) -> None:
-    """Write the SentencePiece models to files with Marian's names."""
+    """Write the SentencePiece models under Marian's file names."""
     (folder / "source.spm").write_bytes(vocabulary.source.model)
     (folder / "target.spm").write_bytes(vocabulary.target.model)

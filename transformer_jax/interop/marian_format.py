@@ -1,4 +1,4 @@
-"""Write a model to a folder that `MarianMTModel` and `MarianTokenizer` of transformers open."""
+"""Write a model to a folder that transformers' `MarianMTModel` and `MarianTokenizer` can open."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ MIN_POSITIONS = 512
 def export_marian(run: Run, path: Path) -> None:
     """Write a run to a new folder in Marian's format, in float32.
 
-    Marian's `layer_norm_epsilon` is always `LAYER_NORM_EPSILON`.
+    Layer normalization in Marian always uses `LAYER_NORM_EPSILON`.
 
     Raises:
         UsageError: the folder exists, safetensors is not installed, or Marian cannot express the
@@ -52,6 +52,6 @@ def export_marian(run: Run, path: Path) -> None:
 
 
 def _token_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return Marian's ID of each token."""
+    """Return Marian's ID for each token."""
     tokens = tokenizer.pieces if tokenizer.table is None else tokenizer.table.tokens
     return {piece: token for token, piece in enumerate(tokens)}

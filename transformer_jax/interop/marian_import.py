@@ -1,8 +1,8 @@
 """Read a folder in the format of Hugging Face's `MarianMTModel`, such as a public opus-mt model.
 
 The folder is untrusted. This module executes nothing in it, rejects links, special files, and
-oversized files, and checks all names and shapes before it uses the arrays. It also rejects
-everything that this package's model cannot express.
+oversized files, and checks all names and shapes before it uses the arrays. It also rejects models
+that this package cannot express.
 """
 
 import json
@@ -40,25 +40,26 @@ from transformer_jax.model.positions import sinusoid
 from transformer_jax.runs.run_directory import MAX_DESCRIPTION, RunDirectory, check_no_links
 from transformer_jax.runs.tokenizer_files import MAX_TOKENIZER
 
-# safetensors refuses a longer header.
+# safetensors rejects longer headers.
 MAX_HEADER = 100_000_000
-# How far stored positions may be from the sinusoids. Half precision rounds by up to 5e-4.
+# The maximum difference between stored positional encodings and the sinusoids. Half precision
+# rounds by up to 5e-4.
 MAX_POSITION_ERROR = 1e-3
 
 
 def is_marian(path: Path) -> bool:
-    """Return whether a folder describes a model of transformers, and not a run."""
+    """Return whether a folder contains a transformers model rather than a run."""
     return (path / "config.json").is_file() and not (path / "run.json").exists()
 
 
 def read_marian(path: Path) -> Run:
-    """Read a model in Marian's format; the path of the result's folder is that of the source.
+    """Read a model in Marian's format. The result's folder has the same path as the source.
 
     Raises:
-        UsageError: the model here cannot express a field, which the message names, or a library
-            is missing.
+        UsageError: this package cannot express the value of a field, which the message names, or a
+            library is missing.
         StorageError: a file is missing, invalid, too large, a link or a special file, or does not
-            fit the others.
+            match the other files.
         DataError: a tokenizer is invalid.
     """
     try:
@@ -72,8 +73,9 @@ def read_marian(path: Path) -> Run:
     generation = _read_optional_json(path / "generation_config.json") or settings
     config = read_config(path, settings, generation, vocabulary)
     arrays = _read_weights(path, config.model, vocabulary)
-    # Biases are optional here. Zeros are left out, except for the bias of padding in the logits,
-    # which the export to CTranslate2 needs.
+    # Biases are optional in this package. Leave out biases that are zero, except for the logit
+    # biases of models that start with padding: the export to CTranslate2 needs the padding token's
+    # bias.
     config = config.change(
         model={
             "attention_bias": has_attention_bias(arrays),
@@ -125,14 +127,14 @@ def _make_tokenizer(
     tokens: list[str],
     needs_table: bool,
 ) -> Tokenizer:
-    """Return a tokenizer, with a table only if the IDs are not those of the model."""
+    """Return a tokenizer, with a table only if the IDs differ from those in the model."""
     check_model(model, str(path / name))
     table = read_tokens(path, settings, tokens)
     if has_own_tokens(table) and not needs_table:
         try:
             tokenizer = Tokenizer(model)
         except DataError:
-            # The model has other special tokens.
+            # The model has different special tokens.
             pass
         else:
             if tokenizer.pieces == tokens:
@@ -157,9 +159,9 @@ def _read_token_list(path: Path) -> list[str]:
 
 
 def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Arrays:
-    """Read the arrays, and check that those that transformers computes have the same values."""
+    """Read the arrays, and check the values of those that transformers computes itself."""
     model = build_transformer(config, **vocabulary.sizes)
-    # A config can require more parameters than fit in memory, so no array is made before the check.
+    # A config can require more parameters than fit in memory, so create no arrays before the check.
     shapes = marian_shapes(config, expected_shapes(model))
     optional: dict[str, tuple[int, ...]] = {}
     for name in POSITIONS:
@@ -205,7 +207,7 @@ def _check_computed(weights: Path, config: ModelConfig, arrays: Arrays) -> None:
 
 
 def _read_optional_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file, or nothing if there is no such file."""
+    """Return the content of a JSON file, or {} if the file does not exist."""
     return _read_json(path, MAX_DESCRIPTION) if path.exists() else {}
 
 

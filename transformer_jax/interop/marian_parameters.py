@@ -1,7 +1,8 @@
-"""Parameters by the names, and in the layout, of Hugging Face's `MarianMTModel`.
+"""Convert parameters to and from the names and layout of Hugging Face's `MarianMTModel`.
 
-Marian's positional encodings have all sines before all cosines, with the paper's angles. The paper
-interleaves them. Permuting the channels of all parameters in the same way gives an equal model.
+Marian's positional encodings have the same angles as the paper's, but all sines come before all
+cosines, whereas the paper interleaves them. Permuting the channels of all parameters in the same
+way gives an equivalent model.
 
 Shapes: D d_model, N vocab_size.
 """
@@ -36,11 +37,11 @@ NORMS = {
 }
 
 Order = Int[np.ndarray, " N"]
-"""Marian's ID of each token here."""
+"""Marian's ID for each token in this package."""
 
 
 class Orders(NamedTuple):
-    """The orders of the source tokens and of the target tokens; None if the IDs are equal."""
+    """The orders of the source and target tokens. An order is None if the IDs are equal."""
 
     source: Order | None = None
     target: Order | None = None
@@ -58,16 +59,16 @@ class Module(NamedTuple):
     """A module in both programs."""
 
     name: str
-    """Its name here, such as `encoder_0.self_attention.query`."""
+    """Its name in this package, such as `encoder_0.self_attention.query`."""
     marian_name: str
     reads_channels: bool
     """Whether the last axis of Marian's weight is d_model."""
     writes_channels: bool
-    """Whether the first axis of Marian's weight is d_model, and so is the bias."""
+    """Whether the first axis of Marian's weight, and the only axis of its bias, is d_model."""
 
 
 def to_marian(config: ModelConfig, params: Params, orders: Orders = SAME_IDS) -> Arrays:
-    """Return parameters, or their gradients, by Marian's names, in its order of channels and IDs.
+    """Convert parameters or their gradients to Marian's names and its order of channels and IDs.
 
     Biases that the model does not have are zero.
     """
@@ -87,7 +88,8 @@ def to_marian(config: ModelConfig, params: Params, orders: Orders = SAME_IDS) ->
             arrays[f"{module.marian_name}.weight"] = params[f"{module.name}.scale"][channels]
             arrays[f"{module.marian_name}.bias"] = params[f"{module.name}.bias"][channels]
             continue
-        # A kernel is [in, out], and Marian's weight [out, in]. Either can be split into heads.
+        # A kernel is [in, out], and Marian's weight is [out, in]. Either axis can be split into
+        # heads.
         kernel = params[f"{module.name}.kernel"]
         inputs = kernel.shape[0] if module.reads_channels else -1
         weight = kernel.reshape(inputs, -1 if module.reads_channels else config.d_model).T
@@ -102,7 +104,7 @@ def to_marian(config: ModelConfig, params: Params, orders: Orders = SAME_IDS) ->
 
 
 def marian_shapes(config: ModelConfig, shapes: Shapes) -> Shapes:
-    """Return the shapes of the arrays of `to_marian`, from those of `flatten_params`."""
+    """Return the shapes of the arrays from `to_marian`, given those from `flatten_params`."""
     marian_shapes = {theirs: shapes[ours] for ours, theirs in table_names(shapes).items()}
     marian_shapes[BIAS] = (1, shapes["embedding.table"][0])
     for module in _modules(config):
@@ -117,9 +119,9 @@ def marian_shapes(config: ModelConfig, shapes: Shapes) -> Shapes:
 
 
 def from_marian(config: ModelConfig, arrays: Arrays, orders: Orders = SAME_IDS) -> Params:
-    """Return the parameters that `to_marian` returned as `arrays`: its inverse.
+    """Invert `to_marian`: return the parameters that it converted to `arrays`.
 
-    Biases of attention and of the logits are left out if the config does not have them.
+    Attention biases and logit biases are left out if the config does not have them.
     """
     channels = np.argsort(channel_order(config.d_model))
     params = {}
@@ -156,16 +158,16 @@ def from_marian(config: ModelConfig, arrays: Arrays, orders: Orders = SAME_IDS) 
 
 
 def has_attention_bias(arrays: Arrays) -> bool:
-    """Return whether any bias of an attention projection is not zero."""
+    """Return whether any attention projection has a nonzero bias."""
     attentions = tuple(f".{name}." for name in ATTENTIONS.values())
     names = (k for k in arrays if k.endswith("bias") and any(a in k for a in attentions))
     return any(np.any(arrays[name]) for name in names)
 
 
 def table_names(names: Collection[str]) -> dict[str, str]:
-    """Return Marian's names of the tables of embeddings, by their names here.
+    """Return Marian's names for the embedding tables, keyed by their names in this package.
 
-    `names` contains the names of all parameters here.
+    `names` contains this package's names for all parameters.
     """
     if "source_embedding.table" not in names:
         return {"embedding.table": SHARED}
@@ -173,7 +175,7 @@ def table_names(names: Collection[str]) -> dict[str, str]:
 
 
 def channel_order(d_model: int) -> Int[np.ndarray, " D"]:
-    """Return the paper's channel for each of Marian's: those of the sines, then of the cosines."""
+    """Return the paper's channel for each channel in Marian: first sines, then cosines."""
     return np.arange(d_model).reshape(-1, 2).T.reshape(-1)
 
 
@@ -182,7 +184,7 @@ def _order(tokenizer: Tokenizer) -> Order | None:
 
 
 def _modules(config: ModelConfig) -> Iterator[Module]:
-    """Yield all modules of both stacks, except for the embeddings."""
+    """Yield all modules in both stacks, except for the embeddings."""
     for stack, depth in zip(("encoder", "decoder"), config.layers_per_stack, strict=True):
         for index in range(depth):
             yield from _layer_modules(stack, f"{stack}_{index}", f"model.{stack}.layers.{index}")

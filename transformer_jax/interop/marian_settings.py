@@ -1,4 +1,4 @@
-"""The settings of a folder in Marian's format: `config.json` and `generation_config.json`."""
+"""The settings in a folder in Marian's format: `config.json` and `generation_config.json`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +11,11 @@ from transformer_jax.errors import ConfigError, StorageError, UsageError
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 
-# Marian's layer normalization has this fixed epsilon.
+# Layer normalization in Marian always uses this epsilon.
 LAYER_NORM_EPSILON = 1e-5
-# Names in `config.json`, and the names of the same functions here.
+# The names of activation functions in `config.json`, and their names in this package.
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
-# What the fields of config.json must be. A missing field has the second value.
+# The required value of each field in config.json, and the value that a missing field has.
 REQUIRED: dict[str, tuple[object, object]] = {
     "scale_embedding": (True, False),
     "static_position_embeddings": (True, True),
@@ -33,7 +33,7 @@ def model_settings(
 ) -> dict[str, object]:
     """Return the content of Marian's config.json.
 
-    The sizes are those of `Vocabulary.sizes`. `table` is the table of the target's tokens, if any.
+    The sizes come from `Vocabulary.sizes`. `table` is the target's token table, if any.
     """
     widths = {"ffn_dim": config.d_ff, "attention_heads": config.num_heads}
     encoder_layers, decoder_layers = config.layers_per_stack
@@ -77,7 +77,7 @@ def generation_settings(run: Run) -> dict[str, object]:
 
 
 def special_tokens(table: TokenTable | None) -> dict[str, int]:
-    """Return the IDs of the special tokens by the names in Marian's settings."""
+    """Return the IDs of the special tokens, keyed by their names in Marian's settings."""
     padding, begin, end = PAD, BOS, EOS
     if table is not None:
         padding, end = table.padding, table.end
@@ -87,7 +87,8 @@ def special_tokens(table: TokenTable | None) -> dict[str, int]:
     return tokens if begin == padding else {**tokens, "bos_token_id": begin}
 
 
-# Settings of `generate` that search here does not have, with the values that turn them off.
+# Settings of `generate` that this package's search does not support, with the values that turn them
+# off.
 NEUTRAL_GENERATION = {
     "no_repeat_ngram_size": 0,
     "encoder_no_repeat_ngram_size": 0,
@@ -98,10 +99,10 @@ NEUTRAL_GENERATION = {
 
 
 def read_tokens(path: Path, settings: Mapping[str, Any], tokens: list[str]) -> TokenTable:
-    """Return the table of the tokens in a vocabulary, with the special tokens of the settings.
+    """Return a vocabulary's token table, with the special tokens from the settings.
 
     Raises:
-        UsageError: the settings name other special tokens than transformers' tokenizer.
+        UsageError: the settings and transformers' tokenizer have different special tokens.
         DataError: the table is inconsistent.
     """
     padding, end = settings.get("pad_token_id"), settings.get("eos_token_id")
@@ -128,19 +129,19 @@ def read_tokens(path: Path, settings: Mapping[str, Any], tokens: list[str]) -> T
 
 
 def has_own_tokens(table: TokenTable) -> bool:
-    """Return whether the special tokens have the IDs that they have here."""
+    """Return whether the special tokens have the same IDs as in this package."""
     return table[1:] == (PAD, BOS, EOS, UNKNOWN)
 
 
 def read_config(
     path: Path, settings: Mapping[str, Any], generation: Mapping[str, Any], vocabulary: Vocabulary
 ) -> Config:
-    """Return the config of a folder. It has biases of attention and of the logits.
+    """Return a folder's config, with attention biases and logit biases.
 
-    Translations use the beam size and the length penalty that `generate` would use.
+    Translations use the same beam size and length penalty as `generate`.
 
     Raises:
-        UsageError: the model here cannot express a field, which the message names.
+        UsageError: this package cannot express the value of a field, which the message names.
         StorageError: a field is missing or invalid.
     """
     _check_expressible(path, settings)
@@ -195,7 +196,7 @@ def _check_expressible(path: Path, settings: Mapping[str, Any]) -> None:
     required = dict(REQUIRED)
     for name in ("ffn_dim", "attention_heads"):
         required[f"decoder_{name}"] = settings.get(f"encoder_{name}"), None
-    # transformers stores the second of these fields for models that normalize first.
+    # For models with pre-norm, transformers stores both normalize_before and add_final_layer_norm.
     required["add_final_layer_norm"] = settings.get("normalize_before", False), None
     if settings.get("add_final_layer_norm") is None:
         del required["add_final_layer_norm"]

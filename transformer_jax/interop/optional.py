@@ -1,4 +1,4 @@
-"""Import optional libraries, which are not dependencies of this package, when they are needed."""
+"""Import optional libraries only when they are needed, because this package works without them."""
 
 import importlib
 from importlib.util import find_spec
@@ -18,8 +18,8 @@ def require_library(library: str, install: str = INTEROP) -> None:
 def import_optional(name: str, install: str = INTEROP) -> ModuleType:
     """Import a module; if it is missing, raise a UsageError with the command that installs it.
 
-    `install` is the argument to pip. If the library is installed but broken, the UsageError says
-    why.
+    `install` is the argument to pip. If the library is installed but broken, the UsageError gives
+    the reason.
     """
     library = name.split(".")[0]
     try:

@@ -50,11 +50,11 @@ def expected_shapes(model: EncoderDecoder) -> Shapes:
 
 
 class Found(NamedTuple):
-    """What a file says about an array."""
+    """An array's shape and type, according to a file."""
 
     shape: tuple[int, ...]
     type: str
-    """The type in the notation of safetensors, such as F32."""
+    """The type in safetensors notation, such as F32."""
 
 
 def read_arrays(
@@ -78,7 +78,7 @@ def read_arrays(
         with safetensors.safe_open(path, framework="numpy") as file:
             names = list(file.keys())
             slices = {name: file.get_slice(name) for name in names}
-            # Check everything before the arrays are read.
+            # Check everything before reading the arrays.
             found = {k: Found(tuple(x.get_shape()), x.get_dtype()) for k, x in slices.items()}
             check_arrays(path, found, expected, optional, types=types)
             return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
@@ -94,7 +94,7 @@ def check_arrays(
     *,
     types: Sequence[str],
 ) -> None:
-    """Raise a StorageError that names an array which is missing, unknown, or unexpected."""
+    """Raise a StorageError if an array is missing, unknown, or has an unexpected shape or type."""
     for name in sorted((expected.keys() ^ found.keys()) - optional.keys()):
         problem = "lacks the parameter" if name in expected else "has an unknown parameter"
         raise StorageError(f"{source} {problem} {name[:100]!r}, so it does not fit its config")

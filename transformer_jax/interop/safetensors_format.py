@@ -30,7 +30,7 @@ WEIGHTS = "model.safetensors"
 
 
 def export_safetensors(run: Run, path: Path) -> None:
-    """Write the parameters of a run, its description, and its vocabulary to a new folder.
+    """Write a run's parameters, description, and vocabulary to a new folder.
 
     Raises:
         UsageError: the folder exists, or safetensors is not installed.

@@ -19,7 +19,7 @@ TYPES = {"torch.float32": "F32", "torch.float16": "F16"}
 
 
 def read_torch_arrays(path: Path, expected: Shapes, optional: Shapes, max_bytes: int) -> Arrays:
-    """Read a file of PyTorch that contains exactly the expected arrays, in float32 or float16.
+    """Read a PyTorch file that contains exactly the expected arrays, in float32 or float16.
 
     The optional arrays may also be present. `max_bytes` limits the size of the unpacked file.
 
@@ -51,7 +51,7 @@ def _load(torch: Any, path: Path, max_bytes: int) -> Any:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 entries = archive.infolist()
-            # PyTorch never compresses files, so their size limits the memory to read them.
+            # PyTorch never compresses files, so their size limits the memory needed to read them.
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
                 raise StorageError(f"{path} is invalid: it is compressed")
             if sum(entry.file_size for entry in entries) > max_bytes:

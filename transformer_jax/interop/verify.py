@@ -1,7 +1,7 @@
-"""Verify an exported model: translate sentences with both programs, and compare (section 6.1).
+"""Verify an exported model: compare its translations with its run's (section 6.1).
 
 Both programs search greedily, because the rules that end their beam searches differ. The compared
-scores are both programs' log-probabilities of the same translations.
+scores are both programs' log-probabilities for the same translations.
 
 Shapes: B sentences, S source positions, L tokens in the longest translation.
 """
@@ -29,7 +29,7 @@ NUM_SENTENCES = 20
 # The number of tokens in a random sentence, for runs whose text is not available.
 RANDOM_LENGTH = 8
 # A model that is exported in float32 may differ from its run by this much. Rounding and the epsilon
-# of Marian's layer normalization change scores by less, but they can reverse a near tie.
+# in Marian's layer normalization change scores by less, but they can reverse a near tie.
 MIN_EQUAL = 0.9
 MAX_SCORE_DIFFERENCE = 0.05
 
@@ -41,7 +41,7 @@ class System(Protocol):
     def translate(
         self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
     ) -> list[str]:
-        """Return the tokens of a translation of at most `max_tokens`, without the end.
+        """Return a translation of at most `max_tokens` tokens, without the end token.
 
         By default, the search is greedy. A beam search divides a log-probability by length^alpha.
         """
@@ -57,14 +57,14 @@ class Verification(NamedTuple):
     equal: int
     """The number of sentences for which both programs return the same tokens."""
     score_difference: float
-    """The largest difference between the two programs' log-probabilities of the same translation.
+    """The largest difference between the two programs' log-probabilities for the same translation.
 
     NaN if a log-probability is NaN.
     """
 
     @property
     def is_close(self) -> bool:
-        """Whether the differences are as small as for a model in float32."""
+        """Whether the differences are as small as expected for a model in float32."""
         has_equal = self.equal >= MIN_EQUAL * self.sentences
         return has_equal and self.score_difference <= MAX_SCORE_DIFFERENCE
 
@@ -87,7 +87,7 @@ class Translation(NamedTuple):
 
 
 def verify(run: Run, system: System, lines: Sequence[str] | None = None) -> Verification:
-    """Compare the translations of a run with those of its exported model.
+    """Compare a run's translations with those of its exported model.
 
     `lines` defaults to the result of `sample_lines`. The run computes in float32.
     """
@@ -124,7 +124,7 @@ def sample_lines(run: Run, count: int = NUM_SENTENCES) -> list[str]:
 def find_translations(
     run: Run, lines: Sequence[str], *, beam_size: int = 1, alpha: float = 1.0
 ) -> list[Translation]:
-    """Translate lines that are not blank with this package, in float32, greedily by default.
+    """Translate non-blank lines with this package in float32, by default with greedy search.
 
     A beam search divides a log-probability by length^alpha.
     """
@@ -165,7 +165,7 @@ class CTranslate2System:
     def __init__(self, folder: Path, quantization: str = "float32") -> None:
         """Open the folder; raise a UsageError if CTranslate2 is not installed."""
         self._tokenizer = sentencepiece.SentencePieceProcessor(str(folder / "source.spm"))
-        # Not every CPU computes in bfloat16.
+        # Not every CPU supports bfloat16.
         compute_type = "int8" if quantization == "int8" else "float32"
         self._translator = import_optional("ctranslate2").Translator(
             str(folder), compute_type=compute_type, intra_threads=1
@@ -174,7 +174,7 @@ class CTranslate2System:
     def translate(
         self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
     ) -> list[str]:
-        """Return the tokens of a translation of at most `max_tokens`, without the end."""
+        """Return a translation of at most `max_tokens` tokens, without the end token."""
         source = [self._tokenizer.encode(line, out_type=str)]
         options = {"beam_size": beam_size, "length_penalty": alpha}
         [result] = self._translator.translate_batch(
@@ -207,7 +207,7 @@ class MarianSystem:
     def translate(
         self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
     ) -> list[str]:
-        """Return the tokens of a translation of at most `max_tokens`, without the end."""
+        """Return a translation of at most `max_tokens` tokens, without the end token."""
         source = self._tokenizer(line, return_tensors="pt")
         # Two additional tokens mark the beginning and the end of the sentence.
         options: dict[str, Any] = {"num_beams": beam_size, "max_length": max_tokens + 2}
