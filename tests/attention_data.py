@@ -1,4 +1,4 @@
-"""Attention weights that do not need a model, for tests of pages and figures."""
+"""Random attention weights that do not require a model, for tests of pages and figures."""
 
 import numpy as np
 

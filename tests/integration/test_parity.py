@@ -1,4 +1,4 @@
-"""Compare a model's values, gradients, and training with those of Hugging Face's Marian."""
+"""Compare a model's values, gradients, and training with Hugging Face's Marian."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

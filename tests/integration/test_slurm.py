@@ -264,7 +264,7 @@ def test_a_task_whose_run_belongs_to_another_job_does_nothing(
 
 @pytest.fixture
 def run_task(run: SweepRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], int]]:
-    """A function that runs a program as the worker of the task and returns the exit code."""
+    """A function that runs a program as the task's worker and returns the exit code."""
     handler = signal.getsignal(signal.SIGTERM)
 
     def run_program(program: str) -> int:

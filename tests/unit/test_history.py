@@ -155,7 +155,7 @@ def test_the_summary_shows_differences_scores_and_curves_as_escaped_text(
     assert "dev/perplexity 8.000 at step 8" in page
     assert "/<b>run" not in page
     assert "&lt;b&gt;&amp;%_$#" in page
-    # The summary does not hard-code colors, so it inherits those of the notebook.
+    # The summary does not hard-code colors, so it inherits the notebook's colors.
     assert "#" not in page.replace("&#", "").replace("%_$#", "")
     assert "mean of 2 checkpoints" in summarize(run, (4, 8), 10)
 

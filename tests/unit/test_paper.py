@@ -68,7 +68,7 @@ EXPECTED = {
 
 @functools.cache
 def total(config: ModelConfig) -> int:
-    """Return the actual model's number of parameters."""
+    """Return the number of parameters in the actual model."""
     return parameter_counts(build_transformer(config, VOCABULARY))["total"]
 
 

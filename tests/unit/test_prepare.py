@@ -527,7 +527,8 @@ assert kilobytes < int(sys.argv[3])
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("kind", "limit"),
-    # A preparation that held all lines and tokens would exceed these limits, in kilobytes.
+    # A preparation that kept all lines and tokens in memory would exceed these limits (in
+    # kilobytes).
     [
         ("one line of 100 MB", 1_000_000),
         ("2 million lines", 1_000_000),

@@ -36,7 +36,7 @@ EXPECTED = {
     "Self-Attention": (2, 1, 0, 0),
     "Recurrent": (1, 2, 1, 1),
     "Convolutional": (1, 2, 0, 1),
-    # k n d + n d^2, where the second term is larger.
+    # In k n d + n d^2, the second term is larger.
     "Separable Convolutional": (1, 2, 0, 1),
     "Self-Attention (restricted)": (1, 1, 0, 1),
 }
