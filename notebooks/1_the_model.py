@@ -494,7 +494,7 @@ print(
     "norm of an embedding (x sqrt 512)", (np.linalg.norm(table, axis=1) * 512**0.5).mean().round(2)
 )
 print("norm of a positional encoding    ", np.linalg.norm(positions, axis=1).mean().round(2))
-x = rng.normal(size=(100, 512))  # mimics the output of LayerNorm
+x = rng.normal(size=(100, 512))  # like the output of LayerNorm
 print("variance of the logits           ", (x @ table.T).var().round(2))
 
 # %% [markdown]

@@ -310,7 +310,8 @@ plt.show()
 # %%
 lengths = np.array([len(sequence) for sequence in tokens["en"]])
 usual = int(np.bincount(lengths).argmax())
-chosen = np.flatnonzero(lengths == usual)  # equal lengths, so that positions correspond
+# Choose sentences of the same length, so that their positions correspond.
+chosen = np.flatnonzero(lengths == usual)
 digits = np.array(parts["test"])[chosen] % 10
 
 _, captured = run.model.apply(

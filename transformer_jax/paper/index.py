@@ -73,7 +73,7 @@ EQUATIONS = (
     ),
     _tested(
         "Equation 2",
-        "The feed-forward network, as two convolutions of kernel size 1",
+        "The feed-forward network, as two convolutions with kernel size 1",
         "test_layers.py::test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one",
     ),
     Item(
@@ -88,19 +88,19 @@ EQUATIONS = (
 FIGURES = (
     Item(
         "Figure 1",
-        "The architecture, with the sub-layers of the program",
+        "The architecture, drawn from the sub-layers of the model",
         "tests/unit/test_paper_figures.py::test_figure_1_has_the_sub_layers_of_the_paper",
         "transformer-jax paper figure1 --out figure1.svg",
     ),
     Item(
         "Figure 2",
-        "Scaled dot-product attention, from the program, and multi-head attention",
+        "Scaled dot-product attention, drawn from its operations, and multi-head attention",
         "tests/unit/test_paper_figures.py::test_figure_2_has_the_operations_of_the_paper",
         "transformer-jax paper figure2 --out figure2.svg",
     ),
     Item(
         "Figure 3",
-        "Encoder self-attention of one word, in layer 5 of 6 (--position counts tokens)",
+        "Encoder self-attention for one word, in layer 5 of 6 (--position counts tokens)",
         "tests/unit/test_attention_figures.py::"
         "test_a_selected_token_and_head_have_only_their_lines",
         f"{ATTENTION} runs/demo {SENTENCE} --kind encoder --layer 0 --position 3 --out figure3.svg",
@@ -146,7 +146,7 @@ TABLES = (
     ),
     Item(
         "Table 4",
-        "F1 of constituency parsing, by evalb's rules",
+        "F1 for constituency parsing, according to evalb's rules",
         "tests/unit/test_brackets.py::test_evalbs_sample_has_evalbs_totals",
         "transformer-jax train parsing_small --data.folder FOLDER",
         "transformer-jax train parsing --data.folder FOLDER",
