@@ -3,9 +3,9 @@
     python -m experiments.parity RUN FOLDER [FOLDER ...]
 
 The first folder must contain a float32 export. Both programs use the same beam size and the length
-penalty length^0.6. The programs end a search by different rules, so either one can find a better
-translation than the other. CTranslate2 ends a search after beam_size x patience finished
-hypotheses. To make the scores comparable, the model in the first folder scores all translations.
+penalty length^0.6. The programs end a search by different rules, so either one can find the better
+translation. CTranslate2 ends a search after beam_size x patience finished hypotheses. To make the
+scores comparable, the model in the first folder scores all translations.
 """
 
 import sys

@@ -85,8 +85,8 @@ class Train(MeasureCommand):
 class Decode(MeasureCommand):
     """Compare greedy and beam search on 64 sentences of 20 tokens, translated into 40 tokens.
 
-    With --serve, compare our search on a trained run with CTranslate2 on exports
-    of the run in float32 and int8, on 64 lines of the development set.
+    With --serve, translate 64 lines of the development set with our search on a
+    trained run, and with CTranslate2 on the run's exports in float32 and int8.
     """
 
     sizes: SizesName = "base"

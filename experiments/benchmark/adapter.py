@@ -135,8 +135,8 @@ def suppress_eos(params: Params, layers: int) -> Params:
     """Return a copy of the parameters, changed so that no translation ends early.
 
     If all scales of a layer normalization are 1, the elements of its output add up to the sum of
-    the layer normalization's biases. With biases of 1 and an end-token embedding whose elements are
-    all -100, the logit of the end token is therefore always -100 d_model.
+    its biases. With biases of 1 and an end-token embedding whose elements are all -100, the logit
+    of the end token is therefore always -100 d_model.
     """
     changed: Any = jax.tree.map(jnp.asarray, params)
     table = changed["embedding"]["table"]

@@ -39,7 +39,7 @@ class Settings:
     steps: int = 1
     """Steps per round."""
     torch_python: str = sys.executable
-    """The Python interpreter that has the other libraries."""
+    """The Python interpreter that can import the other libraries."""
     until: float = float("inf")
     """Deadline, as a `time.monotonic()` value."""
     at_once: bool = False

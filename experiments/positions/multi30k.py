@@ -4,10 +4,10 @@
     python -m experiments.positions sweeps/multi30k
 
 A run takes about three minutes on one CPU core, including scoring. configs/multi30k.py describes
-the location of the files. With L = 14, 6,227 of the 29,000 pairs are short enough to train on.
-Among the 2,014 dev and test captions, 65 have more than 2.5 L tokens, 20 have more than 3 L tokens,
-and none have more than 4 L tokens. The vocabulary is smaller than in configs/multi30k.py, which
-makes captions longer in tokens and each token more frequent.
+where the files are. With L = 14, 6,227 of the 29,000 pairs are short enough to train on. Among the
+2,014 dev and test captions, 65 have more than 2.5 L tokens, 20 have more than 3 L tokens, and none
+have more than 4 L tokens. The vocabulary is smaller than in configs/multi30k.py, so captions
+contain more tokens, and each token is more frequent.
 """
 
 from configs.multi30k import CONFIG as MULTI30K
@@ -47,8 +47,8 @@ SWEEP = {
     "rotary": Row(BASE.change(model={"positions": "rotary"})),
     "relative": Row(BASE.change(model={"positions": "relative"})),
     "none": Row(BASE.change(model={"positions": "none"})),
-    # These rows control for the initial table, because sinusoids have a larger norm than vectors in
-    # an untrained table.
+    # Sinusoids have a larger norm than the vectors in an untrained table. These rows control for
+    # this difference between initial tables.
     "scaled": Row(LEARNED.change(model={"learned_positions_init": "sinusoidal_scale"})),
     "from_sinusoids": Row(LEARNED.change(model={"learned_positions_init": "sinusoids"})),
 }

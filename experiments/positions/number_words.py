@@ -31,8 +31,8 @@ SWEEP = {
     "rotary": Row(BASE.change(model={"positions": "rotary"})),
     "relative": Row(BASE.change(model={"positions": "relative"})),
     "none": Row(BASE.change(model={"positions": "none"})),
-    # These rows control for the initial table, because sinusoids have a larger norm than vectors in
-    # an untrained table.
+    # Sinusoids have a larger norm than the vectors in an untrained table. These rows control for
+    # this difference between initial tables.
     "scaled": Row(LEARNED.change(model={"learned_positions_init": "sinusoidal_scale"})),
     "from_sinusoids": Row(LEARNED.change(model={"learned_positions_init": "sinusoids"})),
 }

@@ -130,7 +130,7 @@ def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | 
 
 
 def _describe_wide(study: Study) -> list[str]:
-    """Return a note that lists the schemes and buckets to which the bands do not apply, if any."""
+    """Return a note about any schemes and buckets to which the bands do not apply."""
     names: tuple[Score, ...] = ("perplexity", study.metric)
     found: list[str] = []
     for name in names:

@@ -56,9 +56,10 @@ class Comparison:
     def table(self) -> list[dict[str, Any]]:
         """The comparison as one row for each run, in a form that `pandas.DataFrame` accepts.
 
-        The keys are "group", "run", "seed", the config fields in which the runs differ, "step", the
-        last value of each metric on the development set, such as "dev/perplexity", and the newest
-        scores of `evaluate` on each set, such as "evaluation/test/bleu".
+        The keys are "group", "run", "seed", the config fields in which the runs differ, and "step".
+        After these come the last value of each metric on the development set, such as
+        "dev/perplexity", and the newest scores from `evaluate` on each set, such as
+        "evaluation/test/bleu".
         """
         runs = [(label, run) for label, runs in self.groups.items() for run in runs]
         fields = _differing_fields([run.config for _, run in runs])

@@ -42,9 +42,9 @@ class Evaluation(NamedTuple):
     """The translations of a text and their scores."""
 
     result: dict[str, Any]
-    """The scores as JSON data: how the translations were produced, the perplexity, the fields of
-    `Scores`, `compound_bleu`, the scores `by_length`, the scores of a task other than translation
-    in `task`, and the same scores for each single checkpoint in `per_checkpoint`."""
+    """The evaluation as JSON data: how the translations were produced, the perplexity, the fields
+    of `Scores`, `compound_bleu`, and the scores `by_length`. If the task is not translation, `task`
+    contains its scores. `per_checkpoint` contains the same scores for each single checkpoint."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]

@@ -88,9 +88,9 @@ def _mean_curves(name: str, groups: Mapping[str, Sequence[MetricsTable]]) -> "li
 def stored_evaluations(folder: RunDirectory) -> list[dict[str, Any]]:
     """Return the evaluations that `evaluate` has stored in a run, ordered by set and step.
 
-    Each has the keys "split", "step", "average_checkpoints", "beam_size", "beam_end", and "alpha",
-    and the scores in `SCORE_NAMES`. Within a step, evaluations with the run's decode config and its
-    number of averaged checkpoints come last.
+    Each one contains the keys "split", "step", "average_checkpoints", "beam_size", "beam_end", and
+    "alpha", and the scores in `SCORE_NAMES`. Within a step, evaluations with the run's decode
+    config and its number of averaged checkpoints come last.
     """
     found: list[dict[str, Any]] = []
     for path in sorted(folder.path.glob("evaluations/*/scores.json")):

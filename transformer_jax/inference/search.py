@@ -1,6 +1,6 @@
 """Greedy and beam search over any step function (section 6.1).
 
-A step function reads the latest token of each hypothesis and returns the logits of the next token.
+A step function reads the latest token of each hypothesis and returns the logits for the next token.
 The search space is all sequences of at most `limit` tokens that end in `eos`: at the last position,
 only `eos` is allowed.
 

@@ -238,7 +238,7 @@ def _load_package(
 def load_averages(
     folder: RunDirectory, steps: Sequence[int], counts: Collection[int]
 ) -> Iterator[Run]:
-    """Load the mean of the last k checkpoints of `steps` for each k in `counts`, smallest k first.
+    """For each k in `counts`, smallest first, load the mean of the last k checkpoints in `steps`.
 
     Each checkpoint is read once.
 

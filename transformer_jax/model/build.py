@@ -81,8 +81,8 @@ def build_transformer(
 ) -> Transformer:
     """Build the model that the config describes. See `Transformer` for the vocabulary sizes.
 
-    Equal arguments give models that compare equal, so `jax.jit` compiles each function of the
-    model only once.
+    Equal arguments give models that compare equal, so `jax.jit` compiles each of the model's
+    functions only once.
 
     Raises:
         ConfigError: the dtype is float64, but JAX's 64-bit types are disabled.

@@ -28,7 +28,7 @@ def matmul(
     """Multiply x, [B, T, in] or [B, in], by a matrix [in, out].
 
     The gradient of `jax.lax.dot_general` with respect to the matrix sums over two axes, batch and
-    positions. XLA's CPU backend copies transposed operands for such sums; flattening to a single
+    positions. For these sums, XLA's CPU backend copies transposed operands; flattening to a single
     2-D product avoids the copies. On a TPU, flattening itself causes copies.
     """
     if target_platform() != "cpu":
@@ -49,8 +49,8 @@ def accumulate_in_float32(
 ) -> Float[Array, "..."]:
     """Return the product of x and y, accumulated in float32 or higher precision.
 
-    See `sum_dtype`. The gradient of such a product is also in float32. On a GPU, the backward pass
-    rounds this gradient to the dtype of x, because a product of float32 and bfloat16 arrays would
+    See `sum_dtype`. The product's gradient is also in float32. On a GPU, the backward pass rounds
+    this gradient to the dtype of x, because a product of float32 and bfloat16 arrays would
     run in float32, at a fraction of the speed.
     """
     if target_platform() == "gpu":

@@ -22,7 +22,7 @@ def count_devices_of_rows(
     The largest assumed batch shape determines the number; see `assume_shapes`.
 
     Raises:
-        UsageError: the target cannot run the attention of a row, or its compiler or cuDNN is not
+        UsageError: the target cannot run a row's attention, or its compiler or cuDNN is not
             installed.
     """
     for row in sweep.rows.values():

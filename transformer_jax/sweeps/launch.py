@@ -179,8 +179,8 @@ def start_worker(
     arguments = [str(sweep.path), run.name, str(step_timeout)]
     worker = train_command(arguments, "transformer_jax.sweeps.worker")
     # When the time limit is near, Slurm sends SIGUSR2 to all processes. Workers ignore the signal,
-    # because the launcher handles it. The shell's `trap` sets this up, because `preexec_fn` would
-    # run Python code between fork and exec, which is unsafe in a process with other threads.
+    # because the launcher handles it. The shell's `trap` makes them ignore it, because `preexec_fn`
+    # would run Python code between fork and exec, which is unsafe in a process with other threads.
     command = ["/bin/sh", "-c", 'trap \'\' USR2; exec "$0" "$@"', *worker]
     environment = {**os.environ, **slot.environment, SLOT_VARIABLE: slot.name}
     if slot.cores is not None:
