@@ -1,8 +1,8 @@
 """Create folders in the format of public opus-mt models, with transformers and SentencePiece.
 
-A folder contains two SentencePiece models and one vocab.json. Its special tokens have different IDs
-than in this package, some pieces are not in vocab.json, and the encoder and the decoder have
-different depths.
+A folder contains two SentencePiece models and one vocab.json. Its special tokens do not have this
+package's IDs, some pieces are not in vocab.json, and the encoder and the decoder have different
+depths.
 """
 
 import importlib
@@ -22,7 +22,7 @@ DEPTHS = {"encoder_layers": 2, "decoder_layers": 1}
 
 
 def train_model(lines: list[str], vocab_size: int) -> bytes:
-    """Train a SentencePiece model whose special tokens have SentencePiece's own IDs."""
+    """Train a SentencePiece model whose special tokens have SentencePiece's default IDs."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),

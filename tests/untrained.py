@@ -22,7 +22,7 @@ def write_untrained_run(
     Args:
         path: the path to the run.
         config: the experiment.
-        steps: the checkpoints' steps.
+        steps: the step of each checkpoint.
         scale: a factor that multiplies all weights. With a factor of 3, different lines get
             different translations.
     """

@@ -64,7 +64,7 @@ def test_a_tpu_updates_the_state_without_a_branch(tpu_step: dict[str, Any]) -> N
 
 
 def test_a_tpu_copies_no_arrays_to_flatten_them(tpu_step: dict[str, Any]) -> None:
-    # When matrix products flattened their rows, there were 106 copies. Now there are 17.
+    # When matrix products flattened their rows, there were 106 copies; now there are 17.
     assert tpu_step["operations"]["copy"] < 40
 
 

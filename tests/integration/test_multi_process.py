@@ -328,7 +328,7 @@ def test_srun_on_two_nodes_trains_as_one_process_with_two_devices(
     assert done.returncode == 0, done.stderr
     assert "in 2 processes" in done.stdout
     assert_equal_runs(run_of_two, tmp_path / "run")
-    # Both processes end with the same error line.
+    # Both processes end with the same error message.
     again = subprocess.run([*command, "--out", "run"], cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode == 2
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])

@@ -101,7 +101,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
 def test_a_sweep_trains_scores_and_reports_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Without a test set, the run is scored on one split. A slow test scores runs on two.
+    # Without a test set, the run is scored on one split. A slow test scores runs on two splits.
     config = "from small import SMALL\nSWEEP = {'base': SMALL.change(data={'test': None})}\n"
     (tmp_path / "mine.py").write_text(config)
     monkeypatch.chdir(tmp_path)

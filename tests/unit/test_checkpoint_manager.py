@@ -104,7 +104,7 @@ def add(rng: random.Random, files: list[Path]) -> None:
 
 
 def replace_by_step_1(_rng: random.Random, files: list[Path]) -> None:
-    """Replace checkpoint 2 with a copy of checkpoint 1. The digests match, but not the step."""
+    """Copy checkpoint 1 over checkpoint 2. The digests match, but the step does not."""
     folder = next(path.parent for path in files if path.name == "SHA256SUMS")
     shutil.rmtree(folder)
     shutil.copytree(folder.with_name("1"), folder)

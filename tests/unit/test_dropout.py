@@ -37,12 +37,12 @@ def is_zero(shape: tuple[int, ...], rate: float, rng: Array) -> Floats:
 
 
 def key_of(first: int, second: int) -> Array:
-    """Return the random key made up of the given 32-bit halves."""
+    """Return the random key that consists of the given 32-bit halves."""
     return jax.random.wrap_key_data(jnp.asarray([first, second], jnp.uint32))
 
 
 def deviations(x: ArrayLike, y: ArrayLike) -> float:
-    """Return the correlation of x and y as a number of standard errors, assuming independence."""
+    """Return the correlation of x and y in standard errors, assuming independence."""
     x, y = np.ravel(floats(x)), np.ravel(floats(y))
     return float(np.corrcoef(x, y)[0, 1]) * len(x) ** 0.5
 

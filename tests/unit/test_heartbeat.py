@@ -1,4 +1,4 @@
-"""Test that a trainer sends a message every third step and at the start of each phase."""
+"""Test that a trainer sends a message every three steps and at the start of each phase."""
 
 import os
 from collections.abc import Callable, Iterator

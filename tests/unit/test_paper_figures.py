@@ -25,7 +25,7 @@ def test_figure_1_has_the_sub_layers_of_the_paper() -> None:
         *(feed_forward, "Add & Norm"),
     ]
     assert encoder.times == decoder.times == "2 x"
-    # The encoder's output goes to the decoder's second attention.
+    # The encoder's output goes to the decoder's second attention sub-layer.
     assert link.end == (1, 4)
     assert len(encoder.repeated) == 4
     assert len(decoder.repeated) == 6

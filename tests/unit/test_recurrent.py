@@ -29,7 +29,7 @@ def sigmoid(x: Floats) -> Floats:
 
 
 def lstm_cell(params: Params, state: tuple[Floats, Floats], x: Floats) -> tuple[Floats, Floats]:
-    """Return the new (c, h) of one LSTM cell (Hochreiter and Schmidhuber 1997, with gates)."""
+    """Return the new (c, h) of an LSTM cell with input, forget, and output gates."""
     c, h = state
 
     def gate(name: str) -> Floats:
@@ -61,7 +61,7 @@ def cell_params(layer: Params, direction: str) -> Params:
 
 
 def encode(params: Params, tokens: list[int]) -> tuple[list[Floats], list[Any]]:
-    """Return the vectors of one sentence without padding, and each layer's last states."""
+    """Return the vectors for an unpadded sentence, and each layer's last states."""
     table, states = floats(params["embedding"]["table"]), list[Any]()
     xs = [table[token] * SIZE**0.5 for token in tokens]
     for i in range(SMALL.num_layers):
@@ -86,7 +86,7 @@ def score(params: Mapping[str, Any], name: str, query: Floats, key: Floats) -> f
 def decode(
     params: Params, name: str, source: list[int], target: list[int]
 ) -> tuple[Floats, Floats]:
-    """Return the logits of one pair and the attention weights, with input feeding."""
+    """Return the logits and the attention weights for a sentence pair, with input feeding."""
     memory, states = encode(params, source)
     decoder, table = params["decoder"], floats(params["embedding"]["table"])
     output, logits, all_weights = np.zeros(SIZE), list[Floats](), list[Floats]()

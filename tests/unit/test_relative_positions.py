@@ -57,8 +57,8 @@ def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairS
     scale = 1 / math.sqrt(D_K) if config.attention_score == "scaled_dot_product" else 1.0
 
     def alibi(head: int, query: Floats, key: Floats, t: int, s: int) -> float:
-        # With three heads, the slopes are both slopes for two heads, then the first slope for four
-        # heads.
+        # With three heads, the slopes are the two slopes for two heads, followed by the first slope
+        # for four heads.
         slope = [2**-4, 2**-8, 2**-2][head]
         return float(query @ key) * scale - slope * abs(t - s)
 
@@ -193,8 +193,8 @@ def test_only_the_distance_of_query_and_key_matters(positions: str) -> None:
         (1, [2**-8]),
         (8, [2**-n for n in range(1, 9)]),
         (16, [2 ** (-n / 2) for n in range(1, 17)]),
-        # With six heads, the slopes are all four slopes for four heads, then the first and third
-        # slopes for eight heads.
+        # With six heads, the slopes are the four slopes for four heads, followed by the first and
+        # third slopes for eight heads.
         (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
     ],
 )

@@ -34,8 +34,8 @@ LONGEST = 5
 SENTENCES = 3
 SEED = st.integers(0, 100_000)
 LIMITS = st.lists(st.integers(1, LONGEST), min_size=SENTENCES, max_size=SENTENCES)
-# The length penalties, each with a name and an alpha: none, the paper's, the mean per-token
-# log-probability, and one that favors long translations.
+# The length penalties, each with a name and an alpha: none, the paper's penalty, the mean
+# log-probability per token, and a penalty that favors long translations.
 KINDS = [("gnmt", 0.0), ("gnmt", 0.6), ("power", 1.0), ("power", 2.0)]
 
 

@@ -328,7 +328,7 @@ def test_only_lines_that_are_too_long_are_truncated(
         assert is_too_long(first) is (len(line) > MAX_LINE_BYTES)
         assert line.decode().startswith(first)
         assert is_too_long(first) or first.encode() == line
-        # The reader must keep only the start of such a line in memory.
+        # The reader must keep only the start of an overlong line in memory.
         assert len(first.encode()) <= MAX_LINE_BYTES + 8
 
 
