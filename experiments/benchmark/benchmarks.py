@@ -41,7 +41,7 @@ class Settings:
     torch_python: str = sys.executable
     """The Python interpreter that can import the other libraries."""
     until: float = float("inf")
-    """Deadline, as a `time.monotonic()` value."""
+    """The deadline, as a `time.monotonic()` value."""
     at_once: bool = False
     """Whether workers may start at the same time."""
     environment: Mapping[str, str | None] = dataclasses.field(default_factory=dict)

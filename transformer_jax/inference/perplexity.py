@@ -26,7 +26,7 @@ class SentenceScore(NamedTuple):
     source_tokens: int
     target_tokens: int
     nll: float
-    """Negative log-likelihood of the reference in nats, without label smoothing."""
+    """The negative log-likelihood of the reference in nats, without label smoothing."""
 
 
 @functools.partial(jax.jit, static_argnames="model")

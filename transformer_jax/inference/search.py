@@ -97,7 +97,8 @@ class Translations(NamedTuple):
     tokens: Int[Array, "B J L"]
     """Tokens up to and including `eos`, followed by zeros."""
     scores: Float[Array, "B J"]
-    """Log-probability divided by the length penalty; `NEG_INF` for a slot without a hypothesis."""
+    """The log-probability divided by the length penalty; `NEG_INF` for a slot without a
+    hypothesis."""
 
 
 class _Search(NamedTuple):

@@ -59,6 +59,6 @@ class Dropout(nn.Module):
         return self.make_rng("dropout") if train and self.rate > 0 else None
 
     def __call__(self, x: Float[Array, "*shape"], *, train: bool) -> Float[Array, "*shape"]:
-        """Return x, with dropout if `train` is true and the rate is positive."""
+        """Apply dropout to x if `train` is true and the rate is positive."""
         rng = self.draw_key(train=train)
         return x if rng is None else dropout(x, self.rate, rng)

@@ -50,8 +50,8 @@ def accumulate_in_float32(
     """Return the product of x and y, accumulated in float32 or higher precision.
 
     See `sum_dtype`. The product's gradient is also in float32. On a GPU, the backward pass rounds
-    this gradient to the dtype of x, because a product of float32 and bfloat16 arrays would
-    run in float32, at a fraction of the speed.
+    this gradient to the dtype of x, because a product of float32 and bfloat16 arrays would run in
+    float32, at a fraction of the speed.
     """
     if target_platform() == "gpu":
         return _round_cotangent(product, x, y)

@@ -1,9 +1,11 @@
 """Read and write the files that store a run's vocabulary.
 
-tokenizer.model               the SentencePiece model
-tokenizer.table.json          the table of tokens, if their IDs differ from the model's
-tokenizer.source.model        the source language's model, if it has its own
-tokenizer.source.table.json   the source language's table
+    tokenizer.model               the SentencePiece model
+    tokenizer.table.json          the table of tokens, if their IDs differ from the model's
+    tokenizer.source.model        the source language's model
+    tokenizer.source.table.json   the source language's table
+
+The last two files exist only if the source has its own vocabulary.
 """
 
 from collections.abc import Mapping

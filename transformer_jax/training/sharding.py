@@ -33,7 +33,7 @@ class DataParallel:
     def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
         """Build a one-dimensional mesh. `devices` defaults to all devices of all processes."""
         devices = jax.devices() if devices is None else devices
-        # Sort by process, so that each process has consecutive rows of a batch.
+        # Sort by process, so that each process gets consecutive rows of a batch.
         self.devices = sorted(devices, key=lambda device: (device.process_index, device.id))
         self.platform = self.devices[0].platform
         # Explicit axes would require Flax to name the sharding of each embedding lookup.
@@ -143,8 +143,8 @@ class FSDP(DataParallel):
         """XLA's options for a step.
 
         On a TPU, XLA turns large products whose sums are split over devices into loops with many
-        small permutes ("windowed einsum"). The option sets the minimum size of such products, in
-        MiB.
+        small permutes ("windowed einsum"). The option sets the minimum size, in MiB, of the
+        products that become loops.
         """
         if self.platform != "tpu":
             return None

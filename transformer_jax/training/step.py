@@ -135,8 +135,8 @@ def update_if(condition: Bool[Array, ""], update: Callable[[], Any], old: Tree) 
     """Return the result of `update` if the condition is true, and otherwise the old arrays.
 
     On a CPU, `jnp.where` would copy Adam's moments, because computing the new parameters would read
-    the old moments after the new moments overwrite them. Elsewhere, `cond` would copy the state on
-    a GPU, and keep XLA from fusing the update with the gradients on a TPU.
+    the old moments after the new moments overwrite them. On a GPU, `cond` would copy the state. On
+    a TPU, it would keep XLA from fusing the update with the gradients.
     """
     if target_platform() == "cpu":
         return jax.lax.cond(condition, update, lambda: old)

@@ -73,13 +73,13 @@ class Meter:
         it is 0.
 
         Returns:
-            loss: mean smoothed cross-entropy per token, in nats.
+            loss: the mean smoothed cross-entropy per token, in nats.
             perplexity: exp of the mean negative log-likelihood per token.
             gradient_norm: the norm at the latest step, before clipping.
-            skipped: number of skipped steps.
+            skipped: the number of skipped steps.
             tokens_per_second: target tokens per second.
-            flops: FLOPs of all steps, without padding.
-            utilization: FLOP/s as a fraction of the devices' peak.
+            flops: the FLOPs of all steps, without padding.
+            utilization: the FLOP/s as a fraction of the devices' peak.
         """
         sums = self.pending_metrics()
         seconds = time.perf_counter() - self._start - self._paused_seconds

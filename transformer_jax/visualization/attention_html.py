@@ -79,7 +79,7 @@ def render_page(
         },
     }
     page = _read("page.html")
-    # Insert the data last, so that nothing inside them is replaced.
+    # Insert the data last, so that nothing inside it is replaced.
     for name, content in (
         ("STYLE", _read("style.css")),
         ("SCRIPT", "\n".join(map(_read, SCRIPTS))),

@@ -25,10 +25,10 @@ class Selection:
     """
 
     kind: str = "cross"
-    """The kind of attention, a `Kind`."""
+    """The kind of attention: a value of `Kind`."""
     layer: SupportsIndex = -1
     view: str = "heads"
-    """The view, a `View`. The grid always shows all layers."""
+    """The view: a value of `View`. The grid always shows all layers."""
     heads: Collection[SupportsIndex] | None = None
     """The heads to show, such as a list or a NumPy array, or None for all heads."""
     position: SupportsIndex | None = None

@@ -30,7 +30,7 @@ def split_blocks(x: Shaped[Array, "B T ..."], size: int) -> Shaped[Array, "B n t
 
 
 def join_neighbors(x: Shaped[Array, "B n t ..."]) -> Shaped[Array, "B n s ..."]:
-    """Join each block with the blocks before and after it; use zeros outside of the sequence."""
+    """Join each block with the blocks before and after it; use zeros outside the sequence."""
     padded = jnp.pad(x, ((0, 0), (1, 1), *[(0, 0)] * (x.ndim - 2)))
     return jnp.concatenate([padded[:, :-2], x, padded[:, 2:]], axis=2)
 
@@ -125,7 +125,7 @@ def spread_weights(
     _, heads, size, _ = weights.shape
     blocks = len(keys)
     weights = weights.reshape(batch, blocks, heads, size, -1)
-    # Keys outside of the sequence have a weight of zero, except in rows that are discarded.
+    # Keys outside the sequence have a weight of zero, except in rows that are discarded.
     full = jnp.zeros((batch, heads, blocks * size, (blocks + 2) * size), weights.dtype)
     rows = jnp.arange(blocks * size).reshape(blocks, size)[..., None]
     full = full.at[:, :, rows, keys + size].set(weights.swapaxes(1, 2))

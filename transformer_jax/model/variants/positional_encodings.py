@@ -31,5 +31,5 @@ class AddClampedPositions(AddLearnedPositions):
     """Add rows of a learned table. Positions past the end of the table use the last row."""
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
-        """Return the row of the table for each position."""
+        """Return the table row for each position."""
         return jnp.minimum(positions, self.max_positions - 1)
