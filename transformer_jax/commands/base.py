@@ -101,7 +101,7 @@ def check_new_file(path: Path) -> None:
 
     Raises:
         UsageError: the path already exists.
-        StorageError: its folder does not exist or is not writable.
+        StorageError: the path's folder does not exist or is not writable.
     """
     try:
         if path.exists():

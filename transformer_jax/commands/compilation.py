@@ -1,4 +1,4 @@
-"""The command `compile`: check whether a config fits devices that this machine does not have."""
+"""The `compile` command, which checks whether a config fits devices that this machine lacks."""
 
 import json
 from collections.abc import Callable, Iterator

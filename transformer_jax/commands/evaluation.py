@@ -40,7 +40,7 @@ class Evaluate(RunCommand):
     """Compare with this run by paired bootstrap. The options apply to both
     runs. For all other settings, each run uses its own config."""
     json: FlagCreatePairsOff[bool] = False
-    """Print the scores as a JSON object, or with --grid as a list of objects."""
+    """Print the scores as a JSON object, or as a list of objects with --grid."""
     by_length: FlagCreatePairsOff[bool] = False
     """Also print the scores for sentences with 1 to 10 source tokens, 11 to 20, and so on."""
     grid: FlagCreatePairsOff[bool] = False

@@ -69,10 +69,10 @@ class RunCommand(CheckpointCommand):
     """Exponent of the length penalty. Default: the run's
     decode.length_penalty_alpha."""
     beam_end: Literal["tensor2tensor", "any"] | None = None
-    """Which hypotheses can finish at each step. tensor2tensor: as in the
-    paper's code, those whose end token is among the 2 x beam_size most
-    likely continuations. any: all hypotheses. Default: the run's
-    decode.beam_end."""
+    """Which hypotheses can finish at each step. With `tensor2tensor`, as in the
+    paper's code, a hypothesis can finish if its end token is among the 2 x
+    beam_size most likely continuations. With `any`, every hypothesis can
+    finish. Default: the run's decode.beam_end."""
 
     @property
     def decode_changes(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Package(CheckpointCommand):
     out: Path | None = None
     """The new folder. Default: the run's name followed by -package."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """The dtype of the stored parameters. bfloat16 halves their size and
+    """The data type of the stored parameters. `bfloat16` halves their size and
     rounds them to two or three significant digits. Computations use float32."""
     license: str = "unknown"
     """The license that the model card states, such as cc-by-4.0."""

@@ -27,16 +27,17 @@ class Export(CheckpointCommand):
     """
 
     format: Format = "ctranslate2"
-    """ctranslate2: for serving with CTranslate2. marian: for MarianMTModel in
-    Hugging Face's transformers. safetensors: parameters with flat names, for
-    any library and for the import command."""
+    """The format. `ctranslate2` is for serving with CTranslate2. `marian` is
+    for MarianMTModel in Hugging Face's transformers. `safetensors` contains
+    parameters with flat names, for any library and for the import command."""
     out: Path | None = None
     """The new folder. Default: the run's name, followed by the format."""
     quantization: Literal["float32", "bfloat16", "int8"] = "float32"
-    """With ctranslate2: the data type of the stored parameters. int8 applies only to matrices."""
+    """With `ctranslate2`: the data type of the stored parameters. `int8`
+    applies only to matrices."""
     verify: bool = True
     """Load the model from the folder and compare it with the run's model. For
-    safetensors, compare the parameters; otherwise, compare the translations
+    `safetensors`, compare the parameters; otherwise, compare the translations
     and scores of twenty sentences. The command fails if a model in float32
     translates differently."""
 

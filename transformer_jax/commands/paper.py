@@ -1,4 +1,4 @@
-"""The `paper` command: the index of the paper, Tables 1 and 2, and figures 1 and 2."""
+"""The `paper` command, which prints an index of the paper and reproduces tables and figures."""
 
 import sys
 from collections.abc import Mapping, Sequence

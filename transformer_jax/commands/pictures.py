@@ -33,9 +33,9 @@ class Attention(RunCommand):
     """The encoder's or the decoder's self-attention, or the decoder's
     attention to the encoder."""
     view: View = "heads"
-    """heads: two columns of tokens joined by lines, as in figures 3 to 5
-    of the paper. grid: a heat map for each layer and head. alignment: one
-    heat map of the mean over the layer's heads."""
+    """`heads` shows two columns of tokens joined by lines, as in figures 3 to 5
+    of the paper. `grid` shows a heat map for each layer and head. `alignment`
+    shows one heat map of the mean over the layer's heads."""
     heads: tuple[int, ...] = ()
     """The heads to show, counted from 0. Default: all."""
     position: int | None = None

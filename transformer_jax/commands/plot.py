@@ -44,30 +44,30 @@ class Plot(PathCommand):
     """
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="RUN...")]] = ()
-    """A run's folder. curves accepts several runs."""
+    """A run's folder. `curves` accepts several runs."""
     kind: Kind = "curves"
     """What to plot."""
     out: Annotated[Path | None, arg(help_behavior_hint="(required)")] = None
     """The file to create. Its name ends in .svg or .png."""
     metrics: tuple[str, ...] = ()
-    """For curves: the names of the metrics, such as dev/perplexity. Default:
+    """For `curves`: the names of the metrics, such as dev/perplexity. Default:
     train/loss, dev/perplexity, and dev/bleu."""
     num_positions: int | None = None
-    """For positions: the number of positions. Default: at most 128."""
+    """For `positions`: the number of positions. Default: at most 128."""
     offset: int | None = None
-    """For positions: the offset k of the linear map to plot, from PE(pos) to
+    """For `positions`: the offset k of the linear map to plot, from PE(pos) to
     PE(pos + k). Default: 1."""
     split: Literal["dev", "test"] | None = None
-    """For loss and heads: the split to score. Default: dev."""
+    """For `loss` and `heads`: the split to score. Default: dev."""
     num_sentences: int | None = None
-    """For heads: score the first N sentences of the split. Default: 256."""
+    """For `heads`: score the first N sentences of the split. Default: 256."""
     margin: float | None = None
-    """For heads: the acceptable increase in loss, in nats per token. Default: 0.05."""
+    """For `heads`: the acceptable increase in loss, in nats per token. Default: 0.05."""
     average_checkpoints: int | None = None
-    """For positions, loss, and heads: average the last N scheduled
+    """For `positions`, `loss`, and `heads`: average the last N scheduled
     checkpoints. Default: the run's decode.average_checkpoints."""
     step: int | None = None
-    """For positions, loss, and heads: the step of the checkpoint. Default: the latest."""
+    """For `positions`, `loss`, and `heads`: the step of the checkpoint. Default: the latest."""
     argument_name = "a run"
 
     def run(self) -> None:

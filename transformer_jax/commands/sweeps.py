@@ -39,9 +39,9 @@ class Sweep(ConfigCommand):
     sweep contains the rows of all of them. A report compares each row with the
     first row."""
     scale: Scale = "full"
-    """Shrink all models. half divides the width by 2, small divides the width
-    by 4 and the depth by 2, and tiny divides the width by 8 and the depth by
-    2."""
+    """Shrink all models. `half` divides the width by 2. `small` divides the
+    width by 4 and the depth by 2. `tiny` divides the width by 8 and the depth
+    by 2."""
     rows: tuple[str, ...] = ()
     """Train only the first row and these rows."""
     seeds: int = 3
@@ -50,8 +50,8 @@ class Sweep(ConfigCommand):
     """The sweep's folder. Default: sweeps/NAME, or sweeps/NAME-2 if that folder
     contains a sweep with different configs."""
     launcher: Literal["local", "slurm"] = "local"
-    """local: train on this machine's devices and wait until all runs end.
-    slurm: submit the runs to Slurm."""
+    """`local` trains on this machine's devices and waits until all runs end.
+    `slurm` submits the runs to Slurm."""
     slurm: Resources = field(default_factory=Resources)
     devices: int | None = None
     """Number of accelerators to use, each for one run at a time. On a CPU,

@@ -1,6 +1,7 @@
 """The configuration of an experiment: frozen, typed dataclasses whose defaults match the paper.
 
-Nothing here imports JAX, so an invalid config is reported before JAX initializes any device.
+This subpackage does not import JAX, so an invalid config is reported before JAX initializes any
+device.
 """
 
 from transformer_jax.config.schema import Config, Paper, Row

@@ -1,7 +1,7 @@
 """Find and read a config file by path or name, such as `configs/table3.py:A1` or `table3:A1`.
 
-A config file is the user's own Python code, and loading it executes it. Stored configs, such as
-those in a sweep's runs, are JSON, and loading them executes no code.
+A config file is the user's own Python code, and loading the file executes it. Stored configs, such
+as those in a sweep's runs, are JSON, and loading them executes no code.
 """
 
 import json

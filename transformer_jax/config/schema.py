@@ -164,7 +164,7 @@ class Row:
 def add_beam_end(decode: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored decode section; if it lacks only `beam_end`, add the field's former value.
 
-    Such a section was stored before the field existed.
+    A section without the field was stored before the field existed.
     """
     is_old = {*field_names(DecodeConfig)} - decode.keys() == {"beam_end"}
     return {**decode, **({"beam_end": DecodeConfig.beam_end_before} if is_old else {})}

@@ -33,8 +33,8 @@ class ModelConfig(ConfigSection):
     """The architecture (section 3)."""
 
     architecture: Literal["transformer", "rnn", "conv"] = "transformer"
-    """The type of encoder and decoder. rnn and conv differ from the paper. They
-    use what the Transformer replaced: recurrent layers (Bahdanau et al.,
+    """The type of encoder and decoder. `rnn` and `conv` differ from the paper.
+    They use what the Transformer replaced: recurrent layers (Bahdanau et al.,
     Luong et al.) and gated convolutions (Gehring et al.)."""
     num_layers: Annotated[int, between(1, 1000)] = 6
     """Number of layers in the encoder and in the decoder: the paper's N."""
@@ -46,9 +46,9 @@ class ModelConfig(ConfigSection):
     d_ff: Annotated[int, between(1, 1_000_000)] = 2048
     """Inner width of the feed-forward networks."""
     activation: Literal["relu", "gelu", "swish"] = "relu"
-    """The function between the two linear layers of the feed-forward
-    networks (section 3.3). gelu (with the exact normal distribution) and
-    swish differ from the paper."""
+    """The function between the two linear layers of the feed-forward networks
+    (section 3.3). `gelu` (with the exact normal distribution) and `swish`
+    differ from the paper."""
     num_heads: Annotated[int, between(1, 1_000_000)] = 8
     """Number of attention heads: the paper's h."""
     d_k: Annotated[int, between(1, 1_000_000)] = 64
@@ -72,28 +72,28 @@ class ModelConfig(ConfigSection):
         "relative",
         "t5",
     ] = "sinusoidal"
-    """How positions are encoded (section 3.5). sinusoidal is the paper's
-    choice; learned is row E of Table 3. The others differ from the paper:
-    concatenated_sinusoidal puts all sines before all cosines, as in
-    Tensor2Tensor; none does not encode positions; alibi, rotary, relative
-    (Shaw et al.), and t5 (Raffel et al.) work inside self-attention."""
+    """How positions are encoded (section 3.5). `sinusoidal` is the paper's
+    choice, and `learned` is row E of Table 3. The others differ from the paper.
+    `concatenated_sinusoidal` puts all sines before all cosines, as in
+    Tensor2Tensor. `none` does not encode positions. `alibi`, `rotary`,
+    `relative` (Shaw et al.), and `t5` (Raffel et al.) work inside
+    self-attention."""
     max_relative_position: Annotated[int, between(1, 1_000_000)] = 16
-    """With relative positions: the maximum distance (k in Shaw et al.). Longer
-    distances are clipped."""
+    """With `relative` positions: the maximum distance (k in Shaw et al.).
+    Longer distances are clipped."""
     position_buckets: Annotated[int, between(4, 64)] = 32
-    """With t5 positions: the number of groups of distances, each with a
-    learned bias per head."""
+    """With `t5` positions: the number of groups of distances, each with a learned bias per head."""
     attention_score: Literal["scaled_dot_product", "dot_product", "general", "additive", "none"] = (
         "scaled_dot_product"
     )
-    """How queries are compared with keys (section 3.2.1). All but
-    scaled_dot_product differ from the paper: dot_product is unscaled;
-    general is q^T W k (Luong et al.); additive is v^T tanh(q + k)
-    (Bahdanau et al.); none, only for the rnn, disables attention."""
+    """How queries are compared with keys (section 3.2.1). All choices except
+    `scaled_dot_product` differ from the paper. `dot_product` is unscaled,
+    `general` is q^T W k (Luong et al.), and `additive` is v^T tanh(q + k)
+    (Bahdanau et al.). `none`, which only `rnn` supports, disables attention."""
     attention_implementation: Literal["full", "blockwise", "cudnn"] = "full"
-    """How attention is computed. full stores all weights at once. blockwise
-    uses less memory. For sequences of 1,000 tokens or more, it is faster on
-    a CPU, but slower on TPUs and GPUs. cudnn is cuDNN's flash attention on
+    """How attention is computed. `full` stores all weights at once. `blockwise`
+    uses less memory. For sequences of 1,000 tokens or more, it is faster on a
+    CPU but slower on TPUs and GPUs. `cudnn` is cuDNN's flash attention on
     NVIDIA GPUs."""
     attention_window: Annotated[int | None, between(1, 1_000_000)] = None
     """Maximum distance w between a query and a key in self-attention: a
@@ -104,46 +104,48 @@ class ModelConfig(ConfigSection):
     output_bias: bool = False
     """Add a bias for each token to the logits. Differs from the paper when set."""
     decoder_start: Literal["bos", "padding"] = "bos"
-    """The first token that the decoder reads. padding differs from the paper. It
-    is what Marian uses, and translations then never contain padding."""
+    """The first token that the decoder reads. `padding` differs from the paper.
+    It is what Marian uses, and translations then never contain padding."""
     layer_norm: Literal["post", "pre"] = "post"
-    """post normalizes after each residual sum, as in the paper (section
-    3.1). pre, which differs from the paper, normalizes before each
-    sub-layer and at the end of each stack."""
+    """`post` normalizes after each residual sum, as in the paper (section 3.1).
+    `pre`, which differs from the paper, normalizes before each sub-layer and at
+    the end of each stack."""
     layer_norm_epsilon: Annotated[float, POSITIVE] = 1e-6
     """Constant added to the variance in layer normalization. The paper does not specify it."""
     tie_embeddings: Literal["all", "target", "none"] = "all"
-    """Which matrices are shared (section 3.4). all: the source embedding
-    (unless data.source_vocab_size is set), the target embedding, and the
-    output projection. target: only the target embedding and the output
-    projection. none: no matrices. target and none differ from the paper."""
+    """Which embedding matrices are shared (section 3.4). With `all`, the source
+    embedding (unless data.source_vocab_size is set), the target embedding, and
+    the output projection share a matrix. With `target`, only the target
+    embedding and the output projection do. `target` and `none` differ from the
+    paper."""
     max_positions: Annotated[int | None, between(1, 1_000_000)] = None
-    """With learned positions: the number of positions in each table.
-    Default: model.max_length in the encoder, and 50 more in the decoder."""
+    """With `learned` positions: the number of positions in each table. Default:
+    model.max_length in the encoder, and 50 more in the decoder."""
     out_of_range_positions: Literal["error", "clamp"] = "error"
-    """With learned positions: how to handle positions past the end of the
-    table. error rejects a longer source and ends a translation at the last
-    position. clamp, which differs from the paper, reuses the last position."""
+    """With `learned` positions: how to handle positions past the end of the
+    table. `error` rejects a longer source and ends a translation at the last
+    position. `clamp`, which differs from the paper, reuses the last
+    position."""
     learned_positions_init: Literal["normal", "sinusoidal_scale", "sinusoids"] = "normal"
-    """With learned positions: the initial table, which the paper does not
-    specify. normal draws vectors of norm 1 from N(0, 1/d_model).
-    sinusoidal_scale draws from N(0, 1/2), which gives the norm of a
-    sinusoid, sqrt(d_model / 2). sinusoids starts from the sinusoids
-    themselves."""
+    """With `learned` positions: the initial table, which the paper does not
+    specify. `normal` draws vectors of norm 1 from N(0, 1/d_model).
+    `sinusoidal_scale` draws from N(0, 1/2), which gives the norm of a sinusoid,
+    sqrt(d_model / 2). `sinusoids` starts from the sinusoids themselves."""
     max_length: Annotated[int, between(1, 1_000_000)] = 256
     """Maximum source length in tokens, including the end-of-sentence token.
     Translation rejects or truncates a longer source."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Data type of the computation. Parameters, softmax, and loss use float32.
-    float64 is only for verification in Python, within jax.enable_x64(True)."""
+    `float64` is only for verification in Python, within
+    jax.enable_x64(True)."""
     remat: bool = False
     """Recompute each layer's activations in the backward pass, which is slower but saves memory."""
     rnn_cell: Literal["lstm", "gru"] = "lstm"
-    """With the architecture rnn: the recurrent cell."""
+    """With the architecture `rnn`: the recurrent cell."""
     rnn_input_feeding: bool = False
-    """With the architecture rnn: the decoder also reads its previous output (Luong et al.)."""
+    """With the architecture `rnn`: the decoder also reads its previous output (Luong et al.)."""
     conv_kernel_width: Annotated[int, between(1, 1000)] = 3
-    """With the architecture conv: the number of positions that a convolution reads."""
+    """With the architecture `conv`: the number of positions that a convolution reads."""
 
     name = "model"
 
@@ -223,38 +225,38 @@ class DataConfig(ConfigSection):
     """The corpus, its vocabulary, and its batches (section 5.1)."""
 
     corpus: Literal["number_words", "text", "tfds", "trees"] = "number_words"
-    """The source of the sentence pairs. number_words: numbers spelled out in
-    English and German, generated on the fly. text: your own files. tfds: a
-    dataset from TensorFlow Datasets, downloaded on first use. trees:
+    """The source of the sentence pairs. `number_words`: numbers spelled out in
+    English and German, generated on the fly. `text`: your own files. `tfds`: a
+    dataset from TensorFlow Datasets, downloaded on first use. `trees`:
     sentences and their linearized trees, from a treebank (section 6.3)."""
     task: Literal["translation", "parsing"] = "translation"
-    """The type of task. It determines which scores the evaluate command
-    reports in addition to BLEU and chrF. parsing: labeled precision, recall,
-    and F1 of linearized trees according to evalb's rules."""
+    """The type of task, which determines the scores that the evaluate command
+    reports in addition to BLEU and chrF. For `parsing`, these are the labeled
+    precision, recall, and F1 of linearized trees according to evalb's rules."""
     num_pairs: Annotated[int, between(1, MAX_NUMBER_WORDS_PAIRS)] = 20_000
-    """For number_words: the number of training pairs."""
+    """For `number_words`: the number of training pairs."""
     max_numbers_per_line: Annotated[int, between(1, 300)] = 1
-    """For number_words: each line has 1 to N numbers, separated by semicolons."""
+    """For `number_words`: each line has 1 to N numbers, separated by semicolons."""
     max_digits: Annotated[int | None, between(5, 6)] = None
-    """For number_words: numbers have 1 to N digits (N is 5 or 6), and each length
-    is equally likely. Default: all numbers below a million are equally likely,
-    so most are long."""
+    """For `number_words`: numbers have 1 to N digits (N is 5 or 6), and each
+    length is equally likely. Default: all numbers below a million are equally
+    likely, so most are long."""
     train: tuple[str, str] | None = None
-    """For text: the source file and target file of the training set (UTF-8,
+    """For `text`: the source file and target file of the training set (UTF-8,
     plain or gzip). Line n of one file translates line n of the other."""
     dev: tuple[str, str] | None = None
-    """For text: the development set, in the same format. Training evaluates the model on it."""
+    """For `text`: the development set, in the same format. Training evaluates the model on it."""
     test: tuple[str, str] | None = None
-    """For text: the test set, in the same format. Only the evaluate command uses it."""
+    """For `text`: the test set, in the same format. Only the evaluate command uses it."""
     folder: str | None = None
-    """For text: the folder that file names are relative to. Default:
-    $TRANSFORMER_JAX_DATA, or else the current folder. For trees: the
-    treebank's folder, with the same default. For tfds: the data folder for
+    """For `text`: the folder that file names are relative to. Default:
+    $TRANSFORMER_JAX_DATA, or else the current folder. For `trees`: the
+    treebank's folder, with the same default. For `tfds`: the data folder for
     TensorFlow Datasets."""
     dataset: str = "wmt14_translate/de-en"
-    """For tfds: the name of the dataset."""
+    """For `tfds`: the name of the dataset."""
     languages: tuple[str, str] = ("en", "de")
-    """For tfds: the source and target languages."""
+    """For `tfds`: the source and target languages."""
     vocab_size: Annotated[int, between(8, 1_000_000)] = 37_000
     """Number of tokens in the vocabulary shared by source and target. If the
     corpus yields fewer tokens, training reports and stores the actual number."""
@@ -263,13 +265,13 @@ class DataConfig(ConfigSection):
     different scripts. data.vocab_size is then the size of the target
     vocabulary. Differs from the paper when set: embeddings are not shared."""
     target_tokens: Literal["subwords", "words"] = "subwords"
-    """The kind of token in a separate target vocabulary. words: each distinct
-    word in the targets, for targets that consist of symbols, such as
-    linearized trees. Differs from the paper when set to words."""
+    """The kind of token in a separate target vocabulary. With `words`, which
+    differs from the paper, each distinct word in the targets is a token. Use it
+    for targets that consist of symbols, such as linearized trees."""
     bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
-    """How sacreBLEU splits text into words. none is for text that is already
-    tokenized. auto is char for number_words, where a target is often a
-    single word, none for trees, and 13a otherwise."""
+    """How sacreBLEU splits text into words. `none` is for text that is already
+    tokenized. `auto` is `char` for `number_words`, where a target is often a
+    single word, `none` for `trees`, and `13a` otherwise."""
     max_length: Annotated[int, POSITIVE] = 256
     """Maximum number of tokens in a source or target, including the
     end-of-sentence token. Training skips longer pairs."""
@@ -325,18 +327,18 @@ class TrainConfig(ConfigSection):
     label_smoothing: Annotated[float, PROBABILITY] = 0.1
     """Fraction of the target probability spread over the vocabulary (section 5.4)."""
     label_smoothing_over: Literal["vocabulary", "other_tokens"] = "vocabulary"
-    """The tokens that share train.label_smoothing. vocabulary: each of the V
-    tokens gets 1/V of it, including the true token. other_tokens: each token
-    except the true one gets 1/(V-1), as in Tensor2Tensor. The paper does not
-    say which variant it uses."""
+    """The tokens that share train.label_smoothing. With `vocabulary`, each of
+    the V tokens gets 1/V of it, including the true token. With `other_tokens`,
+    each token except the true one gets 1/(V-1), as in Tensor2Tensor. The paper
+    does not say which variant it uses."""
     gradient_accumulation_steps: Annotated[int, POSITIVE] = 1
     """Number of micro-batches that each batch is split into to save memory.
     Each micro-batch draws its own dropout masks."""
     parallelism: Literal["data", "fsdp", "pmap"] = "data"
-    """How multiple devices share the work. data: each device holds all
-    parameters and processes part of the batch. fsdp: parameters and Adam's
-    moments are also sharded, to save memory. pmap: like data, but with jax.pmap,
-    and each device draws its own dropout masks."""
+    """How multiple devices share the work. With `data`, each device holds all
+    parameters and processes part of the batch. With `fsdp`, parameters and
+    Adam's moments are also sharded, to save memory. `pmap` is like `data`, but
+    it uses jax.pmap, and each device draws its own dropout masks."""
     seed: Annotated[int, between(0, 2**31 - 1)] = 0
     """Random seed for the initial parameters, the dropout masks, and the order of the data."""
     checkpoint_every: Annotated[int, POSITIVE] = 1000
@@ -371,16 +373,17 @@ class DecodeConfig(ConfigSection):
     """Number of hypotheses in the beam. 1 is greedy search."""
     length_penalty: Literal["gnmt", "power"] = "gnmt"
     """The score of a translation is its log-probability divided by this
-    penalty. gnmt, as in the paper: ((5 + length) / 6)^alpha. power, which
-    differs from the paper: length^alpha."""
+    penalty. `gnmt`, as in the paper, is ((5 + length) / 6)^alpha. `power`,
+    which differs from the paper, is length^alpha."""
     length_penalty_alpha: Annotated[float, at_least(0)] = 0.6
     """The exponent alpha of the length penalty. 0 turns the penalty off."""
     max_extra_length: Annotated[int, at_least(0)] = MAX_EXTRA_LENGTH
     """Maximum length of a translation: the source length plus this many tokens."""
     beam_end: Literal["tensor2tensor", "any"] = "tensor2tensor"
-    """Which hypotheses can finish at each step. tensor2tensor: as in the
-    paper's code, those whose end token is among the 2 x beam_size most likely
-    continuations. any: all hypotheses. Differs from the paper when set to any."""
+    """Which hypotheses can finish at each step. With `tensor2tensor`, as in the
+    paper's code, a hypothesis can finish if its end token is among the 2 x
+    beam_size most likely continuations. With `any`, which differs from the
+    paper, every hypothesis can finish."""
     average_checkpoints: Annotated[int, POSITIVE] = 1
     """Translate with the mean of the last N scheduled checkpoints. In Table 2,
     the paper averages 5 checkpoints for the base model and 20 for the big
