@@ -26,7 +26,7 @@ PEAK = 0.003
 
 
 def with_architecture(architecture: str, d_model: int, **model: object) -> Config:
-    """Return the base config with another architecture and width, and the same peak rate."""
+    """Return the base config with another architecture and width, but the same peak rate."""
     defaults = ModelConfig()
     unused = {k: getattr(defaults, k) for k, v in USED_BY.items() if architecture not in v}
     return BASE.change(

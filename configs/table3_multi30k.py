@@ -6,8 +6,8 @@ The text is the same as in configs/multi30k.py, and $TRANSFORMER_JAX_DATA must b
 folder. The model has a quarter of the paper's width and a third of its depth, and training makes
 seven passes over the text. The peak learning rate is the best one in configs/learning_rate.py.
 
-Differs from the paper: the model size, the text, and the learning rate. Search uses the paper's
-settings: a beam size of 4, alpha 0.6, and no checkpoint averaging, as in Table 3.
+Differs from the paper: the model size, the text, and the learning rate. The search settings match
+Table 3: a beam size of 4, alpha 0.6, and no checkpoint averaging.
 """
 
 from configs.base import CONFIG as PAPER

@@ -24,7 +24,7 @@ Compare runs by their metrics, without loading their parameters:
     >>> compare(["runs/sinusoidal", "runs/learned"]).plot("dev/perplexity").save("curves.svg")
     PosixPath('curves.svg')
 
-The command `transformer-jax` trains, evaluates, and compares runs.
+The `transformer-jax` command trains, evaluates, and compares runs.
 
 The subpackages follow the paper: `model` (section 3), `data` (5.1), `training` (5.2 to 5.4), and
 `inference` (6.1). Only the names exported here form a stable API. The package imports JAX lazily,

@@ -1,4 +1,4 @@
-"""`python -m transformer_jax` runs the command `transformer-jax`."""
+"""`python -m transformer_jax` runs the `transformer-jax` command."""
 
 import sys
 

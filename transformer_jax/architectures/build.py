@@ -1,4 +1,4 @@
-"""Build a model, and decode with it, for every `model.architecture`.
+"""Build models of every `model.architecture`, and decode with them.
 
 Only this file maps architecture names to functions.
 Shapes: B batch, S source positions, T target positions, J hypotheses per sentence, L maximum length
@@ -100,7 +100,7 @@ def decode_step(
 def attention_weights(
     model: EncoderDecoder, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
 ) -> dict[str, Float[Array, "layers B heads _ _"]]:
-    """Return the attention weights of a forward pass, stacked over layers, by kind.
+    """Return the attention weights of a forward pass, stacked over layers and keyed by kind.
 
     The kinds match those in `model.inspect.attention_weights`, but an architecture may lack some.
     """

@@ -114,7 +114,7 @@ class Memory(NamedTuple):
 
 
 class ConvolutionalModel(IncrementalModel):
-    """An encoder and a decoder of `num_layers` gated convolutions each."""
+    """An encoder and a decoder with `num_layers` gated convolutions each."""
 
     def setup(self) -> None:
         """Create the embeddings, the positional encodings, and the layers."""
@@ -144,7 +144,7 @@ class ConvolutionalModel(IncrementalModel):
         *,
         train: bool = False,
     ) -> Float[Array, "B T N"]:
-        """Return the logits of the next token at each position."""
+        """Return the logits for the next token at each position."""
         width = self.config.conv_kernel_width
         positions = jnp.arange(decoder_input.shape[1])
         embedded = self.embedding.embed(decoder_input)

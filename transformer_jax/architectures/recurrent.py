@@ -120,7 +120,7 @@ class AttentionCell(DecoderCell):
 
 
 class RecurrentModel(IncrementalModel):
-    """A bidirectional encoder and a decoder of `num_layers` recurrent layers each."""
+    """A bidirectional encoder and a decoder with `num_layers` recurrent layers each."""
 
     def setup(self) -> None:
         """Create the embeddings, the encoder's layers, and the decoder's cell."""
@@ -156,7 +156,7 @@ class RecurrentModel(IncrementalModel):
         *,
         train: bool = False,
     ) -> Float[Array, "B T N"]:
-        """Return the logits of the next token at each position."""
+        """Return the logits for the next token at each position."""
         # Each row has one hypothesis.
         x = self.embedding.embed(decoder_input)[:, :, None]
         source = self.prepare(memory, memory_mask)
@@ -178,7 +178,7 @@ class RecurrentModel(IncrementalModel):
         return self.to_logits(jnp.squeeze(output, axis=2), train=train)
 
     def to_logits(self, output: Float[Array, "B T D"], *, train: bool) -> Float[Array, "B T N"]:
-        """Return the logits of the next token, given the decoder's outputs."""
+        """Return the logits for the next token, given the decoder's outputs."""
         return self.output_embedding.logits(self.dropout(output, train=train))
 
     def prepare(self, memory: Memory, memory_mask: Bool[Array, "B 1 1 S"]) -> Any:

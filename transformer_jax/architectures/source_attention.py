@@ -1,6 +1,6 @@
 """Attention from the decoder to the source, as in the models that the Transformer replaced.
 
-It has one head, and it projects neither queries nor keys, except for the additive score.
+It has one head. Only the additive score projects queries and keys.
 Shapes: B batch, T queries, S source positions, D d_model.
 """
 
@@ -37,7 +37,7 @@ class SourceAttention(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        """Create the score function, the projections of the additive score, and the dropout."""
+        """Create the score function, the projections for the additive score, and the dropout."""
         c = self.config
         make_score = ATTENTION_SCORES[c.attention_score]
         self.score = make_score(ModelConfig(d_model=c.d_model, num_heads=1, d_k=c.d_model))

@@ -33,7 +33,7 @@ class Cure:
 
 
 def make_compiler(target: Target, devices: Sequence[jax.Device]) -> Compiler:
-    """Return `compile_step` for these devices."""
+    """Return a version of `compile_step` for these devices."""
     return lambda config, bucket: compile_step(config, target, devices, bucket)
 
 
@@ -64,10 +64,10 @@ def find_cures(
 def find_largest_batch(
     config: Config, bucket: Bucket, compiler: Compiler, num_devices: int
 ) -> tuple[int, StepProgram] | None:
-    """Return the largest `data.batch_tokens` whose full batches of this bucket fit, by bisection.
+    """Find the largest `data.batch_tokens` for which full batches of this bucket fit, by bisection.
 
-    The result is too small by at most 5% or one row per device. The function also returns the
-    compiled program. If even one row per device does not fit, it returns None.
+    The result is too small by at most 5% or one row per device. Return it with the compiled
+    program, or return None if even one row per device does not fit.
     """
     width = max(bucket.source, bucket.target)
     # The number of rows must be a multiple of this number.

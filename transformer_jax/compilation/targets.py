@@ -79,7 +79,7 @@ class Target:
 
     @property
     def unit(self) -> str:
-        """The name of one device: "chip", "GPU", or "core" if a chip has several devices."""
+        """The name for one device: "GPU", "chip", or, if a chip has several devices, "core"."""
         if self.is_tpu:
             return "chip" if TPUS[self.kind].devices_per_chip == 1 else "core"
         return "GPU"
