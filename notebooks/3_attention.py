@@ -24,7 +24,7 @@ import importlib.util
 import subprocess
 import sys
 
-REPOSITORY = ".."  # In Colab, set this to the folder of your clone.
+REPOSITORY = ".."  # In Colab, set this to the path of your clone.
 if importlib.util.find_spec("transformer_jax") is None:
     pins = ["--constraint", f"{REPOSITORY}/constraints.txt"]
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *pins, REPOSITORY], check=True)

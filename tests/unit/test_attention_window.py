@@ -1,4 +1,4 @@
-"""Test restricted self-attention against the paper's attention with a mask."""
+"""Test restricted self-attention against full attention with a mask."""
 
 from dataclasses import replace
 from typing import Any
