@@ -64,7 +64,7 @@ class Folder:
 
 
 def compare(run: Run, exact: Folder, folder: Folder, beam_size: int, patience: float) -> Counts:
-    """Compare the translations of the test set; print those that differ and their scores."""
+    """Compare the translations of the test set, and print the differing ones with their scores."""
     lines = [source for source, _ in CORPORA[run.config.data.corpus](run.config.data).read("test")]
     options = {"length_penalty": "power", "length_penalty_alpha": ALPHA}
     ours = run.translate(lines, beam_size=beam_size, **options)

@@ -94,7 +94,7 @@ def train_step(
     """Return a function that runs one step and returns its loss; also return the parameter count.
 
     Args:
-        sizes: the sizes that `make_config` takes, and vocab.
+        sizes: the sizes that `make_config` takes, and the vocabulary size (vocab).
         batch: int32 arrays "src" and "tgt_out", without padding.
     """
     trainer = Trainer(make_config(sizes), sizes["vocab"])
@@ -108,9 +108,9 @@ def decode(
     """Return a function that translates the source and returns the mean translation length.
 
     Args:
-        sizes: the sizes that `make_config` takes, and vocab.
+        sizes: the sizes that `make_config` takes, and the vocabulary size (vocab).
         source: int32[sentences, length], without padding.
-        beam_size: the size of the beam; 1 means greedy search.
+        beam_size: the beam size; 1 means greedy search.
         steps: tokens per translation, including the end token.
     """
     config = make_config(sizes).change(

@@ -104,9 +104,9 @@ def train(
     Args:
         name: the name of the benchmark.
         sizes: the sizes of the model, and of the batch unless `batches` is given.
-        settings: the settings of the measurement.
-        only: workers, separated by commas.
-        usual: workers to run if `only` is None.
+        settings: the measurement settings.
+        only: a comma-separated list of workers.
+        usual: the workers to run if `only` is None.
         references: candidates for the reference worker, in order of preference. The first one that
             ran is used.
         batches: real batches; each round uses `settings.steps` of them.
@@ -172,14 +172,14 @@ def decode(
     Args:
         name: the name of the benchmark.
         sizes: the sizes of the model.
-        settings: the settings of the measurement.
-        beam_size: the size of the beam; 1 means greedy search.
+        settings: the measurement settings.
+        beam_size: the beam size; 1 means greedy search.
         sources: the tokens of each source, including its end token. Default: random.
         extra: the number of extra tokens in a translation, compared with its source.
         count: the number of random sentences.
         length: the number of tokens per random sentence, without the end token.
-        only: workers, separated by commas.
-        usual: workers to run if `only` is None.
+        only: a comma-separated list of workers.
+        usual: the workers to run if `only` is None.
         references: candidates for the reference worker, in order of preference. The first one that
             ran is used.
     """

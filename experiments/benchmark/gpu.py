@@ -90,12 +90,12 @@ def gpu(
     Args:
         config: the config that specifies the text.
         amount: the amount of work to do.
-        settings: the settings of the measurement.
+        settings: the measurement settings.
         seconds: the time limit.
         say: a function that is called with one line per benchmark.
 
     Raises:
-        UsageError: the vocabulary of the text is too large for the model.
+        UsageError: the text's vocabulary is too large for the model.
     """
     until = time.monotonic() + seconds
     settings = replace(settings, at_once=True, environment={**settings.environment, **SHARE})

@@ -16,7 +16,7 @@ class Measurement:
     first_seconds: float
     """The duration of the first call, including compilation."""
     facts: dict[str, Any]
-    """Library, device, number of parameters, and other facts."""
+    """The library, device, number of parameters, and other facts."""
     samples: list[Sample]
     """The samples, one per round."""
     second_start_seconds: float | None = None
@@ -24,12 +24,12 @@ class Measurement:
 
     @property
     def speeds(self) -> list[float]:
-        """Units per second, one value per round."""
+        """The number of units per second, one value per round."""
         return [sample.units / sample.seconds for sample in self.samples]
 
     @property
     def utilization(self) -> float | None:
-        """Model FLOP/s divided by the device's peak FLOP/s: the median over rounds."""
+        """The model FLOP/s divided by the device's peak FLOP/s: the median over rounds."""
         flops, peak = (self.facts.get(name) for name in ("flops_per_unit", "peak_flops"))
         if not flops or not peak:
             return None

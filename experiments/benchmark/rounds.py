@@ -40,7 +40,7 @@ class WorkerSpec:
     """The task as JSON data. "maker" is the name of the function that returns the `Workload`."""
     python: str = sys.executable
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    """Environment variables to change; None removes one."""
+    """Environment variables to change; the value None removes a variable."""
 
 
 class WorkerProcess:

@@ -1,4 +1,4 @@
-"""Compare our search on a run with CTranslate2 on the run's exports, on development lines."""
+"""Compare the speeds of a run and its exports to CTranslate2 in translating development lines."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,12 +34,12 @@ def serve(
 
     Args:
         name: the name of the benchmark.
-        run_folder: the folder of a run that CTranslate2 can express.
-        settings: the settings of the measurement.
-        beam_size: the size of the beam; 1 means greedy search.
+        run_folder: the folder of a run that CTranslate2 can represent.
+        settings: the measurement settings.
+        beam_size: the beam size; 1 means greedy search.
         count: the number of lines.
-        only: workers, separated by commas.
-        usual: workers to run if `only` is None.
+        only: a comma-separated list of workers.
+        usual: the workers to run if `only` is None.
     """
     names = select_names(only, SERVERS, usual)
     run = load(run_folder)

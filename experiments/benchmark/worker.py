@@ -50,7 +50,8 @@ class Sample:
 
     seconds: float
     cpu_seconds: float
-    """The CPU time of all threads. Other load on the machine affects it less than wall time."""
+    """The CPU time of all threads. It is less sensitive to other load on the machine than wall time
+    is."""
     units: float
     value: float
     peak_bytes: int

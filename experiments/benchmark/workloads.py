@@ -93,7 +93,7 @@ def count_target_tokens(batch: Batch) -> int:
 
 
 def save_batches(path: Path, batches: Sequence[Batch]) -> str:
-    """Save batches for workers to read and return the path."""
+    """Save batches for workers to read, and return the path."""
     arrays = {f"{i}.{side}": getattr(b, side) for i, b in enumerate(batches) for side in b._fields}
     np.savez(path, allow_pickle=False, **arrays)
     return str(path)

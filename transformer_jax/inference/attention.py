@@ -1,4 +1,4 @@
-"""The attention weights of one sentence pair, for analysis and visualization (figures 3 to 5).
+"""The attention weights for one sentence pair, for analysis and visualization (figures 3 to 5).
 
 Shapes: S source positions, T target positions. Both include the end token, and there is no padding.
 """
@@ -28,7 +28,7 @@ _jitted_weights = jax.jit(attention_weights, static_argnums=0)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Attention:
-    """The attention weights and the tokens of a source sentence and its translation.
+    """The attention weights and tokens for a source sentence and its translation.
 
     The architectures rnn and conv have no self-attention, so `encoder` and `decoder` have no
     layers.
@@ -127,7 +127,7 @@ def compute_attention(
     *,
     truncate: bool = False,
 ) -> Attention:
-    """Return the attention weights of a sentence pair.
+    """Return the attention weights for a sentence pair.
 
     If `target` is None, the target is the best translation of the source. It consists of exactly
     the tokens that the search found, which may differ from the tokens of the re-encoded text.

@@ -1,7 +1,7 @@
 """Labeled bracket precision, recall, and F1 according to evalb's rules (Table 4).
 
-evalb (Sekine and Collins, 1997) is the program that scores parsers on the Penn Treebank. Its
-parameter files COLLINS.prm and new.prm define these rules:
+evalb (Sekine and Collins, 1997) is the standard program for scoring parsers on the Penn Treebank.
+Its parameter files COLLINS.prm and new.prm define these rules:
 
 1. Words with punctuation tags are deleted. Brackets without words are also deleted, and so is a TOP
    bracket around the whole tree.

@@ -122,7 +122,7 @@ def loss_by_length(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> Cur
     for group in _group_lengths(lengths):
         n, total = lengths[group], totals[group]
         mean = float(total.sum() / n.sum())
-        # This formula is the standard error of a ratio of sums.
+        # This is the standard error of a ratio of sums.
         errors = total - mean * n
         half = QUANTILE * float(errors.std(ddof=1)) / (float(n.mean()) * math.sqrt(len(n)))
         points.append((float(n.mean()), mean, mean - half, mean + half))

@@ -31,7 +31,8 @@ class Hypothesis(NamedTuple):
 
     text: str
     score: float
-    """The log-probability divided by the length penalty; for greedy search, the log-probability."""
+    """The log-probability divided by the length penalty; for greedy search, the log-probability
+    itself."""
 
 
 def padded_length(length: int, longest: int | None) -> int:

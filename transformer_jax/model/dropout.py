@@ -36,7 +36,7 @@ def random_bits(rng: Array, index: UInt32[Array, "*shape"]) -> UInt32[Array, "*s
 
 
 def keep_mask(rng: Array, rate: float, index: UInt32[Array, "*shape"]) -> Bool[Array, "*shape"]:
-    """Return True for the elements that dropout keeps, each with probability 1 - `rate`."""
+    """Return a mask of the elements that dropout keeps, each with probability 1 - `rate`."""
     threshold = jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
     return random_bits(rng, index) >= threshold
 

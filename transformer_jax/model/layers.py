@@ -42,7 +42,7 @@ def layer_norm(config: ModelConfig, *, name: str | None = None) -> nn.LayerNorm:
 
 
 class AddAndNorm(nn.Module):
-    """LayerNorm(x + Dropout(Sublayer(x))), the residual connection of section 3.1 and figure 1.
+    """LayerNorm(x + Dropout(Sublayer(x))), the residual connection in section 3.1 and figure 1.
 
     A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. Variants override all methods.
     """

@@ -216,7 +216,7 @@ class CheckpointManager:
             if not self._is_primary:
                 return
             temporary = self.folder / f".{step}"
-            # Orbax writes a local path to this file, but needs only the file itself to exist.
+            # Orbax writes a local path to this file, but requires only that the file exists.
             for marker in temporary.glob("commit_success.txt"):
                 marker.write_bytes(b"")
             content.write(temporary, step, self._identity)

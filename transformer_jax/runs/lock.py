@@ -15,7 +15,7 @@ from transformer_jax.errors import StorageError, UsageError
 NAME = "lock"
 # The lock file may be malicious, so read at most this many characters.
 MAX_LENGTH = 4096
-# The number of attempts to acquire a lock that only readers hold, and the seconds between them.
+# The number of attempts to acquire a lock that only readers hold, and the delay in seconds.
 ATTEMPTS, INTERVAL = 100, 0.01
 
 

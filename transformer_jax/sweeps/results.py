@@ -92,7 +92,7 @@ class RowResult:
         ]
 
     def statistics(self, score: str) -> SeedStatistics | None:
-        """Return a score's statistics over all seeds, or None if the row does not have it."""
+        """Return a score's statistics over all seeds, or None if the row lacks the score."""
         values = self.scores.get(score)
         return SeedStatistics(tuple(values.values())) if values else None
 

@@ -22,7 +22,7 @@ WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 
 
 def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> dict[str, Row]:
-    """Replace config sections, such as "data", in all rows with those of other configs.
+    """Replace config sections, such as "data", in all rows with sections from other configs.
 
     Each row keeps the values that differ from the first row's. Raise ConfigError if a resulting
     config is invalid.

@@ -29,7 +29,7 @@ Verdict = Literal["as in the paper", "differs", "inconclusive"]
 
 @dataclass(frozen=True)
 class SeedStatistics:
-    """One row's values of one score, with one value per seed."""
+    """One row's values for one score, with one value per seed."""
 
     values: tuple[float, ...]
 

@@ -60,7 +60,7 @@ class Task:
     _is_ending: bool = field(default=False, init=False)
 
     def __call__(self) -> None:
-        """Run the run's remaining phases in a worker, and exit with the worker's exit code."""
+        """Run the remaining phases in a worker, and exit with the worker's exit code."""
         sweep = Sweep.open(Path(self.sweep))
         run = sweep.find(self.run_name)
         _await_submission(run)

@@ -24,7 +24,7 @@ Status = Literal["queued", "submitted", "running", "stopped", "failed", "done"]
 # A process on another machine is considered lost if it writes nothing for this many seconds.
 SILENT_SECONDS = 1800.0
 PROCESS_GONE = "its process is gone"
-# Environment variables that pass the name and the CPU cores of a slot to its worker.
+# Environment variables that pass a slot's name and CPU cores to its worker.
 SLOT_VARIABLE = "TRANSFORMER_JAX_SLOT"
 CORES_VARIABLE = "TRANSFORMER_JAX_CORES"
 # To get a run's status, read only this many bytes at the end of its metrics.jsonl.
@@ -57,7 +57,7 @@ class RunStatus:
     bleu: float | None = None
     """The most recent BLEU score on the development set."""
     seconds_left: float | None = None
-    """The estimated number of seconds until training ends, if the run is running."""
+    """The estimated number of seconds until training ends, if the run is in progress."""
     evaluations: Mapping[Split, Path] = field(default_factory=dict)
     """The folder of the latest evaluation on each split."""
     scores: Mapping[Split, JsonObject] = field(default_factory=dict)
@@ -168,7 +168,7 @@ def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
 
 
 def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) -> Path | None:
-    """Return the folder of the latest evaluation on a split, ordered by step and then by time.
+    """Return the folder of the latest evaluation on a split, comparing steps first and then times.
 
     Unless `any_search` is true, consider only evaluations that used the search options and the
     number of averaged checkpoints in the run's config.

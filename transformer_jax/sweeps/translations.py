@@ -1,4 +1,4 @@
-"""Compare the test translations of runs, as `evaluate` stored them."""
+"""Compare the runs' translations of the test set, as stored by `evaluate`."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -34,7 +34,7 @@ class Compilation(NamedTuple):
 class CompiledStep:
     """A sharded training step, compiled ahead of time for each batch shape.
 
-    As a context manager, it ends its thread on exit. XLA cannot stop a compilation, so the exit
+    As a context manager, it ends its thread on exit. XLA cannot stop a compilation, so exiting
     waits for any program that is being compiled.
     """
 
@@ -66,7 +66,7 @@ class CompiledStep:
     def compile_ahead(self, state: TrainState, buckets: Sequence[Bucket]) -> None:
         """Compile the step for other buckets in a thread, one after another.
 
-        The programs are the same as those that `compile` produces. With multiple processes, this
+        The programs are identical to the output of `compile`. With multiple processes, this
         method does nothing, because the processes must compile in the order in which they train. It
         also does nothing on GPUs: XLA chooses kernels by their time on the device, and training
         would disturb these measurements.

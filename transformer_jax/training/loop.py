@@ -180,7 +180,7 @@ def _run_steps(
 
 
 def _check_divergence(run: RunComponents, step: int, num_skipped: int) -> None:
-    """Raise `DivergedError` if `MAX_SKIPPED_STEPS` steps in a row, up to this one, were skipped.
+    """Raise `DivergedError` if the last `MAX_SKIPPED_STEPS` steps were all skipped.
 
     The file diverged.json lists the training pairs of these steps.
     """

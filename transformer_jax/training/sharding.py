@@ -56,7 +56,7 @@ class DataParallel:
         )
 
     def place_state(self, state: TrainState) -> TrainState:
-        """Place each array of the state with the sharding that a step expects."""
+        """Place each array in the state with the sharding that a step expects."""
 
         def place(leaf: jax.Array) -> jax.Array:
             sharding = self.sharding(leaf)
@@ -93,7 +93,7 @@ class DataParallel:
         return Batch(*(jax.ShapeDtypeStruct(x, jnp.int32, sharding=sharding) for x in shapes))
 
     def count_rows(self, local_rows: int) -> int:
-        """Return the number of rows of the global batch."""
+        """Return the number of rows in the global batch."""
         return local_rows // (self.shard.last - self.shard.first) * self.shard.total
 
     @property

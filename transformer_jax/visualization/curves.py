@@ -94,7 +94,7 @@ def _with_unit(name: str) -> str:
 def draw_curve(axes: Axes, curve: Curve, number: int) -> Line2D:
     """Plot one curve with its band and return the curve's line.
 
-    `number` determines the color and the line style.
+    `number` determines the color and line style.
     """
     color, style = line_style(number)
     if not np.array_equal(curve.low, curve.high):

@@ -43,7 +43,7 @@ class Link:
 
     start: int
     end: tuple[int, int]
-    """The index of the column and the index of its box."""
+    """The index of the column, and the index of the box within it."""
 
 
 def draw_columns(columns: Sequence[Column], links: Sequence[Link] = ()) -> Picture:
