@@ -67,7 +67,7 @@ class NotReproducedError(TransformerJaxError):
 
 
 class VerificationFailedError(TransformerJaxError):
-    """An exported model's translations differ from those of its run."""
+    """An exported model's translations differ from its run's translations."""
 
 
 class DataError(TransformerJaxError):

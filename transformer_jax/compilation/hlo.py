@@ -1,6 +1,6 @@
 """List the collectives in a compiled program, given its HLO text.
 
-HLO text is a list of computations. Each instruction is a line such as
+HLO text is a list of computations. Each instruction is a line such as this one:
 
     %all-reduce.5 = (bf16[512,64]{1,0}, f32[8]{0}) all-reduce(%a, %b), channel_id=3, ...
 """

@@ -118,7 +118,7 @@ class Batches:
         return self._cached_epoch(epoch)[index]
 
     def upcoming(self, first: int, last: int) -> list[Bucket]:
-        """Return the buckets of steps `first` to `last` - 1, in the order of their first use."""
+        """Return the buckets for steps `first` to `last` - 1, in the order of their first use."""
         buckets: list[Bucket] = []
         for step in range(first, last):
             bucket = self._look_up(step)[0]

@@ -16,15 +16,16 @@ import numpy as np
 MAX_BUCKETS = 12
 RESTARTS = 15
 
-# The source width and the target width of a bucket.
+# The source and target widths of a bucket.
 Size = tuple[int, int]
 
 
 def choose_bucket_sizes(lengths: np.ndarray, *, target_density: float = 0.92) -> np.ndarray:
     """Return the source and target widths of the buckets, int[buckets, 2], smallest first.
 
-    `lengths` is int[pairs, 2]. The greedy step stops as soon as `target_density` of the positions
-    are tokens, because another bucket would cost a compilation and save little padding.
+    `lengths` is int[pairs, 2]. The greedy search stops as soon as the fraction of positions that
+    contain tokens reaches `target_density`, because another bucket would cost a compilation and
+    save little padding.
     """
     padding = PaddingCost(lengths)
     sizes = padding.greedy_search(target_density)

@@ -1,6 +1,6 @@
 """Encode lines as token IDs in flat files, chunk by chunk; count and drop unsuitable pairs.
 
-An encoded corpus has these files:
+An encoded corpus consists of these files:
 
     {train,dev,test}.{source,target}.{tokens,lengths}   little-endian integers
     {dev,test}.{source,target}.txt                      the lines
@@ -60,7 +60,7 @@ def read_tokens(folder: Path, split: Split, side: str, tokenizer: Tokenizer) -> 
 
 
 def unfit_text(source: str, target: str) -> str | None:
-    """Return the reason why training drops this pair of lines, or None if it keeps them."""
+    """Return the reason why training drops this pair of lines, or None if it keeps the pair."""
     if not source.strip() or not target.strip():
         return "empty"
     if is_too_long(source) or is_too_long(target):
@@ -69,7 +69,7 @@ def unfit_text(source: str, target: str) -> str | None:
 
 
 def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
-    """Return the reason why training drops a pair with these token counts, or None."""
+    """Return why training drops a pair with these token counts, or None if it keeps the pair."""
     # The counts include EOS, but the ratio ignores it.
     shorter, longer = sorted((source - 1, target - 1))
     if shorter == 0:

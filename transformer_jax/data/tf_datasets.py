@@ -2,7 +2,7 @@
 
 TFDS downloads a dataset once, verifies it, and stores it as ArrayRecord files that can be read
 without TensorFlow or a network connection. TFDS shuffles the pairs identically on every
-machine, so line 1 of a test set here is not line 1 of the published file.
+machine, so line 1 of a test set in TFDS is not line 1 of the published file.
 """
 
 import contextlib

@@ -101,7 +101,7 @@ class TableTokenizer(Tokenizer):
         self.model, self.table = model, table
         self._processor = read_model(model, name)
         self._pieces, self._names = table.pieces, table.names
-        # Text must not turn into special tokens.
+        # Ordinary text must not become special tokens.
         self._ids = {p: i for i, p in enumerate(self._pieces) if i not in self._names}
 
     @classmethod

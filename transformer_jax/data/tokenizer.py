@@ -1,4 +1,4 @@
-"""Byte-pair encoding with SentencePiece, with one vocabulary for both languages (section 5.1).
+"""Byte-pair encoding by SentencePiece, with one vocabulary for both languages (section 5.1).
 
 Encoding and then decoding a line returns the same line, with these exceptions:
 
@@ -69,7 +69,7 @@ class Tokenizer:
     def train(cls, lines: Iterable[str], vocab_size: int, unit: Unit = "subwords") -> "Tokenizer":
         """Train a vocabulary of at most `vocab_size` tokens. Short text yields fewer tokens.
 
-        With `unit` "words", the tokens are the most frequent words of the lines. All other words
+        With `unit` "words", the tokens are the most frequent words in the lines. All other words
         are unknown.
 
         The same lines yield the same model bytes on any machine: training uses one thread, and the

@@ -116,7 +116,7 @@ class Vote(NamedTuple):
 
 
 class StepConsensus:
-    """An agreement between the processes after each step, which does not block any of them.
+    """A vote among the processes after each step, which does not block any of them.
 
     The devices compute the maximum of all votes after the step itself. Every process reads the
     result `DELAY` steps later, when it is ready. With a single process, a vote takes effect

@@ -91,7 +91,7 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Any:
 
 
 def without_padding(run: Run) -> Run:
-    """Return a run that never predicts padding, if its decoder begins with padding.
+    """Return the run, but if its decoder begins with padding, keep it from predicting padding.
 
     CTranslate2 has no other way to exclude a token, so its probabilities do not include padding.
     """

@@ -15,7 +15,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     """Yield a private folder, and rename it to `path` on exit.
 
     Raises:
-        UsageError: the path already exists, and nothing is changed.
+        UsageError: the path already exists. Nothing is changed.
         StorageError: the folder cannot be written.
     """
     check_available(path, is_package=True)

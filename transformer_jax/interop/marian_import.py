@@ -56,7 +56,7 @@ def read_marian(path: Path) -> Run:
     """Read a model in Marian's format. The result's folder has the same path as the source.
 
     Raises:
-        UsageError: this package cannot express the value of a field, which the message names, or a
+        UsageError: this package cannot express a field's value (the message names the field), or a
             library is missing.
         StorageError: a file is missing, invalid, too large, a link or a special file, or does not
             match the other files.

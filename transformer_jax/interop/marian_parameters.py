@@ -48,7 +48,7 @@ class Orders(NamedTuple):
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> "Orders":
-        """Return the orders of a vocabulary's tables."""
+        """Return the orders for a vocabulary's tables."""
         return cls(_order(vocabulary.source), _order(vocabulary.target))
 
 
@@ -70,7 +70,7 @@ class Module(NamedTuple):
 def to_marian(config: ModelConfig, params: Params, orders: Orders = SAME_IDS) -> Arrays:
     """Convert parameters or their gradients to Marian's names and its order of channels and IDs.
 
-    Biases that the model does not have are zero.
+    Biases that the model does not have become zeros.
     """
     params = flatten_params(params)
     channels = channel_order(config.d_model)

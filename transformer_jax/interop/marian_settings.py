@@ -141,7 +141,7 @@ def read_config(
     Translations use the same beam size and length penalty as `generate`.
 
     Raises:
-        UsageError: this package cannot express the value of a field, which the message names.
+        UsageError: this package cannot express a field's value. The message names the field.
         StorageError: a field is missing or invalid.
     """
     _check_expressible(path, settings)

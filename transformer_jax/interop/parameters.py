@@ -66,7 +66,7 @@ def read_arrays(
 ) -> tuple[Arrays, Metadata]:
     """Read a safetensors file that contains exactly the expected arrays.
 
-    The optional arrays may also be present. `types` are the allowed types.
+    The optional arrays may also be present. `types` lists the allowed types.
 
     Raises:
         UsageError: safetensors is not installed.

@@ -36,7 +36,7 @@ class Value(NamedTuple):
 
 
 def analyze(function: Callable[[Any, Any], Any], params: Any, x: Any) -> Program:
-    """Analyze the program of `function(params, x)`, which is traced but not executed.
+    """Trace `function(params, x)` without executing it, and analyze the program.
 
     The arguments are pytrees of arrays or of `jax.ShapeDtypeStruct`.
 
@@ -61,7 +61,7 @@ class _Counter:
     trips: int = 0
 
     def visit(self, jaxpr: Jaxpr, inputs: Sequence[Value]) -> list[Value]:
-        """Return the values of the outputs."""
+        """Return the properties of the outputs."""
         known: dict[Any, Value] = {var: Value(0, False) for var in jaxpr.constvars}
         known |= dict(zip(jaxpr.invars, inputs, strict=True))
 
