@@ -102,6 +102,7 @@ def attention_weights(
 ) -> dict[str, Float[Array, "layers B heads _ _"]]:
     """Return the attention weights of a forward pass, stacked over layers and keyed by kind.
 
-    The kinds match those in `model.inspect.attention_weights`, but an architecture may lack some.
+    The kinds match those in `model.inspect.attention_weights`, but an architecture may have only
+    some of them.
     """
     return ARCHITECTURES[model.config.architecture].attention_weights(model, params, source, target)

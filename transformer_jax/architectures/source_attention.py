@@ -1,6 +1,6 @@
 """Attention from the decoder to the source, as in the models that the Transformer replaced.
 
-It has one head. Only the additive score projects queries and keys.
+This attention has one head, and only the additive score projects queries and keys.
 Shapes: B batch, T queries, S source positions, D d_model.
 """
 

@@ -33,7 +33,7 @@ class Evaluate(RunCommand):
     """The split to translate. Default: test, or dev with --grid."""
     on: Annotated[tuple[Path, Path] | None, arg(metavar="SOURCE TARGET")] = None
     """Translate this source file and score it against this target file. Both
-    are plain or gzip-compressed text with one sentence per line."""
+    files are plain or gzip-compressed text with one sentence per line."""
     per_checkpoint: FlagCreatePairsOff[bool] = False
     """Also score each averaged checkpoint separately."""
     baseline: Path | None = None

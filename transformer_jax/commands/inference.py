@@ -93,7 +93,7 @@ class Translate(RunCommand):
     """Print the N best translations of each line, one per output line, as
     tab-separated LINE NUMBER, SCORE, and TEXT. If the search finishes fewer
     translations, the command prints fewer, but at least one. For a blank line,
-    it prints exactly one."""
+    it prints exactly one translation."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a line that is too long instead of raising an error."""
 

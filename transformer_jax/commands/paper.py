@@ -57,7 +57,7 @@ class Paper(PathCommand):
         """Print the index or an entry, or compute a table or a figure.
 
         Raises:
-            UsageError: the paper has no such item, or an option does not apply to it.
+            UsageError: the item does not exist, or an option does not apply to it.
         """
         names = {item.key: item for item in ITEMS}
         key = None if self.item is None else self.item.lower().replace(" ", "")

@@ -186,7 +186,7 @@ class Report(PathCommand):
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="SWEEP|RUN...")]] = ()
     """A sweep's folder, or the folders of runs that were trained separately.
-    The report compares separate runs with the first one. Runs that differ only
+    The report compares separate runs with the first run. Runs that differ only
     in their seed form one row."""
     out: Path | None = None
     """The folder for the report, if the runs were trained separately."""

@@ -72,7 +72,8 @@ def print_scores_by_length(buckets: Sequence[Mapping[str, Any]]) -> None:
 def print_grid(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Print the scores for a grid of evaluations, and return the best evaluation.
 
-    It has the highest BLEU or, for tasks other than translation, the highest main score.
+    The best evaluation has the highest BLEU or, for tasks other than translation, the highest main
+    score.
     """
     from transformer_jax.inference.tasks import main_score
 

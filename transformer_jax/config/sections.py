@@ -1,4 +1,4 @@
-"""The four sections of a config. Their defaults are the paper's base model.
+"""The four sections of a config, whose defaults are the paper's base model.
 
 A field's docstring is its help text. Multi-line help text fits in 80 columns.
 """
@@ -104,8 +104,8 @@ class ModelConfig(ConfigSection):
     output_bias: bool = False
     """Add a bias for each token to the logits. Differs from the paper when set."""
     decoder_start: Literal["bos", "padding"] = "bos"
-    """The first token that the decoder reads. `padding` differs from the paper.
-    It is what Marian uses, and translations then never contain padding."""
+    """The first token that the decoder reads. `padding`, which differs from the
+    paper, is what Marian uses. Translations then never contain padding."""
     layer_norm: Literal["post", "pre"] = "post"
     """`post` normalizes after each residual sum, as in the paper (section 3.1).
     `pre`, which differs from the paper, normalizes before each sub-layer and at
@@ -213,7 +213,7 @@ class ModelConfig(ConfigSection):
 
     @property
     def max_lengths(self) -> tuple[int, int | None]:
-        """The maximum source and target lengths in tokens. The latter is None if unlimited."""
+        """The maximum source and target lengths in tokens, with None for unlimited targets."""
         if self.positions != "learned" or self.out_of_range_positions == "clamp":
             return self.max_length, None
         source, target = self.max_positions_per_stack

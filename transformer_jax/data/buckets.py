@@ -50,14 +50,14 @@ def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 class PaddingCost:
-    """The cost of padding, and searches for buckets that reduce it.
+    """The padding cost of a set of buckets, and searches for buckets with a lower cost.
 
-    The first bucket in a list must fit all pairs.
+    The first bucket of a set must fit all pairs.
     """
 
     def __init__(self, lengths: np.ndarray) -> None:
         """Count the pairs with each combination of `lengths`, int[pairs, 2]."""
-        # Round lengths up to a few quantiles. These are the candidate widths, and they are
+        # Round lengths up to a few quantiles, which are the candidate widths. The quantiles are
         # denser among the longest sentences.
         levels = np.union1d(np.linspace(0, 1, 129), 1 - 0.5 ** np.arange(4, 24, 0.5))
         self.widths = [np.unique(np.quantile(side, levels, method="higher")) for side in lengths.T]

@@ -1,6 +1,6 @@
 """Trees as sequences of symbols, as in "Grammar as a Foreign Language" (Vinyals et al., 2015).
 
-The parse tree for "It works." becomes `(S (NP XX )NP (VP XX )VP . )S`. Closing brackets have
+The parse tree for "It works." becomes `(S (NP XX )NP (VP XX )VP . )S`. Closing brackets also have
 labels. XX replaces every part-of-speech tag except punctuation tags, because the scores ignore
 punctuation.
 """
@@ -49,8 +49,8 @@ def parse_linearized(line: str, num_words: int) -> Parse:
 
     Repair reads the symbols from left to right:
 
-    1. A closing bracket also closes the brackets inside it. It is dropped if no open bracket has
-       its label.
+    1. A closing bracket also closes the brackets inside it. If no open bracket has the same label,
+       the closing bracket is dropped.
     2. A bracket without words is dropped.
     3. If there are more word symbols than words, the extra symbols are dropped. If there are fewer,
        the remaining words are added at the end of the outermost bracket.

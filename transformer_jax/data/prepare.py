@@ -39,7 +39,7 @@ class Prepared(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of all tokens and lines. It does not depend on the machine."""
+        """The SHA-256 of all tokens and lines, which does not depend on the machine."""
         return self.report["fingerprint"]
 
     def tokens(self, split: Split) -> tuple[Ragged, Ragged]:

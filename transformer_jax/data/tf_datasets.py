@@ -33,12 +33,13 @@ ADVICE = "or download the text yourself and train with configs/text.py"
 
 @dataclass(frozen=True)
 class TranslationDataset:
-    """A TFDS translation dataset. Its validation split is called `dev` here.
+    """A TFDS translation dataset. Its validation split is called `dev` in this package.
 
-    `wmt14_translate/de-en` is the paper's dataset: about 4.5 million training pairs from Europarl
-    v7, Common Crawl, and News Commentary v9; newstest2013 as dev; newstest2014 as test. TFDS has
-    one dataset for both directions, and `languages` selects the direction. Each sentence becomes
-    one line. Every member except `name` downloads the dataset if necessary.
+    `wmt14_translate/de-en` is the paper's dataset. It has about 4.5 million training pairs from
+    Europarl v7, Common Crawl, and News Commentary v9. The dev split is newstest2013, and the test
+    split is newstest2014. TFDS has one dataset for both directions, and `languages` selects the
+    direction. Each sentence becomes one line. Every member except `name` downloads the dataset if
+    necessary.
 
     Raises:
         UsageError: TFDS does not have this dataset or language, or is not installed.

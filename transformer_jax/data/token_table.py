@@ -97,7 +97,7 @@ class TableTokenizer(Tokenizer):
     """
 
     def __init__(self, model: bytes, table: TokenTable, name: str = "tokenizer") -> None:
-        """Read a model from bytes; raise a DataError that mentions `name` if they are invalid."""
+        """Read a model from bytes; if it is invalid, raise a DataError that mentions `name`."""
         self.model, self.table = model, table
         self._processor = read_model(model, name)
         self._pieces, self._names = table.pieces, table.names

@@ -56,7 +56,7 @@ class Tokenizer:
     """The `TokenTable` of a `TableTokenizer`, or None if the IDs come from the model."""
 
     def __init__(self, model: bytes, name: str = "tokenizer") -> None:
-        """Read a model from bytes; raise a DataError that mentions `name` if they are invalid."""
+        """Read a model from bytes; if it is invalid, raise a DataError that mentions `name`."""
         self.model = model
         self._processor = p = read_model(model, name)
         if (p.pad_id(), p.bos_id(), p.eos_id(), p.unk_id()) != (PAD, BOS, EOS, UNKNOWN):

@@ -82,7 +82,7 @@ def _from_environment() -> ProcessSpec | None:
     """Return the process that the environment describes, or None if it is the only one."""
     environ = os.environ
     # srun sets the number of tasks in a job step. An sbatch script sees only the number of tasks in
-    # the whole job, although it is itself a single process.
+    # the whole job, although the script itself is a single process.
     is_slurm = int(environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
     is_mpi = int(environ.get("OMPI_COMM_WORLD_SIZE", 1)) > 1
     is_pod = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environ.keys()

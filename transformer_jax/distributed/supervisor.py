@@ -43,8 +43,8 @@ class Heartbeats:
     silence: float = 0.0
     """The time since the last heartbeat."""
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """The most recent heartbeat intervals between steps. Older ones are dropped, so old stalls do
-    not matter."""
+    """The most recent heartbeat intervals between steps. Older intervals are dropped, so old stalls
+    do not matter."""
 
     def add_silence(self, seconds: float) -> None:
         """Increase the silence, excluding any time during which the supervisor was suspended."""

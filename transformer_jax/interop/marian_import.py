@@ -159,7 +159,7 @@ def _read_token_list(path: Path) -> list[str]:
 
 
 def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Arrays:
-    """Read the arrays, and check the values of those that transformers computes itself."""
+    """Read the arrays, and check the values of any that transformers would compute itself."""
     model = build_transformer(config, **vocabulary.sizes)
     # A config can require more parameters than fit in memory, so create no arrays before the check.
     shapes = marian_shapes(config, expected_shapes(model))

@@ -104,7 +104,7 @@ def to_marian(config: ModelConfig, params: Params, orders: Orders = SAME_IDS) ->
 
 
 def marian_shapes(config: ModelConfig, shapes: Shapes) -> Shapes:
-    """Return the shapes of the arrays from `to_marian`, given those from `flatten_params`."""
+    """Return the shapes of the arrays from `to_marian`, given the shapes from `flatten_params`."""
     marian_shapes = {theirs: shapes[ours] for ours, theirs in table_names(shapes).items()}
     marian_shapes[BIAS] = (1, shapes["embedding.table"][0])
     for module in _modules(config):

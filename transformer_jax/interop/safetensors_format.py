@@ -57,7 +57,7 @@ def read_safetensors(path: Path) -> Run:
     """Read a folder that `export_safetensors` wrote, without executing anything in it.
 
     Raises:
-        UsageError: the path is not such a folder, or safetensors is not installed.
+        UsageError: the path is not an exported model, or safetensors is not installed.
         StorageError: a file cannot be read, or its parameters do not match the config.
     """
     folder, weights = RunDirectory.open(path), path / WEIGHTS

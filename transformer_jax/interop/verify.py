@@ -43,7 +43,7 @@ class System(Protocol):
     ) -> list[str]:
         """Return a translation of at most `max_tokens` tokens, without the end token.
 
-        By default, the search is greedy. A beam search divides a log-probability by length^alpha.
+        By default, the search is greedy. A beam search divides log-probabilities by length^alpha.
         """
 
     def score(self, line: str, tokens: Sequence[str]) -> float:
@@ -126,7 +126,7 @@ def find_translations(
 ) -> list[Translation]:
     """Translate non-blank lines with this package in float32, by default with greedy search.
 
-    A beam search divides a log-probability by length^alpha.
+    A beam search divides log-probabilities by length^alpha.
     """
     config = replace(run.config.model, dtype="float32", attention_implementation="full")
     model = build_model(config, **run.vocabulary.sizes)

@@ -29,7 +29,7 @@ class Item:
 
     @property
     def key(self) -> str:
-        """The name for the command line, such as "table1"."""
+        """The name on the command line, such as "table1"."""
         return self.name.lower().replace(" ", "")
 
     @property

@@ -1,4 +1,4 @@
-"""Table 2: the training cost in FLOPs, both by the paper's method and by counting."""
+"""Table 2: the training cost in FLOPs, computed by the paper's method and by counting."""
 
 from dataclasses import dataclass
 
