@@ -58,8 +58,8 @@ def read_marian(path: Path) -> Run:
     Raises:
         UsageError: this package cannot express a field's value (the message names the field), or a
             library is missing.
-        StorageError: a file is missing, invalid, too large, a link or a special file, or does not
-            match the other files.
+        StorageError: a file is missing, invalid, or too large, is a link or a special file, or does
+            not match the other files.
         DataError: a tokenizer is invalid.
     """
     try:

@@ -25,7 +25,7 @@ def read_torch_arrays(path: Path, expected: Shapes, optional: Shapes, max_bytes:
 
     Raises:
         UsageError: PyTorch is not installed, or it is too old.
-        StorageError: the file cannot be read, contains anything other than arrays, or an array is
+        StorageError: the file cannot be read or contains anything other than arrays, or an array is
             missing, unknown, or has an unexpected shape or type.
     """
     torch = import_optional("torch", "'torch>=2.10'")
