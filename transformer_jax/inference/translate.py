@@ -105,7 +105,7 @@ def search_on_device(
 
 
 class Translator:
-    """Translates with one model and one decode config; compiles the search once for each width."""
+    """A translator for one model and decode config; it compiles the search once per width."""
 
     def __init__(self, model: EncoderDecoder, vocabulary: Vocabulary, config: DecodeConfig) -> None:
         self.model, self.vocabulary, self.config = model, vocabulary, config

@@ -21,7 +21,8 @@ Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array
 """A function that scores how well each query matches each key, in float32."""
 
 MakeScore = Callable[[ModelConfig], Score]
-"""Builds the score function for a config. A score function with parameters is a Flax module."""
+"""A function that returns the score function for a config. A score function with parameters is a
+Flax module."""
 
 
 class Positions(NamedTuple):

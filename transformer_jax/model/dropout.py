@@ -50,7 +50,10 @@ def dropout(x: Float[Array, "*shape"], rate: float, rng: Array) -> Float[Array, 
 
 
 class Dropout(nn.Module):
-    """Applies `dropout` with a key from Flax's "dropout" stream. Each module gets its own key."""
+    """A module that applies `dropout` with a key from Flax's "dropout" stream.
+
+    Each module gets its own key.
+    """
 
     rate: float
 

@@ -88,7 +88,7 @@ def sum_dtype(x: Float[Array, "..."]) -> jax.typing.DTypeLike:
 
 
 class Dense(nn.Module):
-    """Computes x W + b at each position.
+    """A linear layer, x W + b, at each position.
 
     W is initialized with Glorot uniform values, and b with zeros. The paper does not specify an
     initializer. H heads of width K are initialized like a single matrix [D, H K].

@@ -25,7 +25,7 @@ def sinusoid(positions: Int[Array, " T"], d_model: int) -> Float[Array, "T D"]:
 
 
 class AddPositions(nn.Module):
-    """Add sinusoids to embeddings, then apply dropout (sections 3.5 and 5.4).
+    """A module that adds sinusoids to embeddings and applies dropout (sections 3.5 and 5.4).
 
     Variants override `encode`.
     """
@@ -47,7 +47,7 @@ class AddPositions(nn.Module):
 
 
 class AddLearnedPositions(AddPositions):
-    """Add rows of a learned table (row E of Table 3)."""
+    """A module that adds rows of a learned table (row E of Table 3)."""
 
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
         """Return the rows of the table at these positions."""

@@ -44,7 +44,7 @@ def describe_devices() -> str:
 
 
 class Checkpointer:
-    """Saves and restores a run's state and decides when a recovery checkpoint is due.
+    """A manager that saves and restores a run's state and decides when to save for recovery.
 
     All processes must call `restore`, `save`, and `wait` at the same steps.
     """

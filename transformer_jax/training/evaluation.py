@@ -22,7 +22,7 @@ NUM_SAMPLES = 20
 
 
 class DevEvaluator:
-    """Scores parameters on the development set and writes the scores."""
+    """An evaluator that scores parameters on the development set and writes the scores."""
 
     def __init__(self, run: RunComponents, writer: MetricWriter) -> None:
         self._run, self._writer = run, writer

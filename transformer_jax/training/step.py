@@ -59,10 +59,10 @@ class TrainStep:
     """One update, split into two pure functions so that devices can add their sums in between."""
 
     compute_gradients: Callable[[TrainState, Batch, Array], GradientSum]
-    """Computes the sums over a batch or a shard of a batch. The last argument, the shard's index,
-    gives each shard different dropout masks."""
+    """A function that computes the sums over a batch or a shard of a batch. The last argument, the
+    shard's index, gives each shard different dropout masks."""
     apply_gradients: Callable[[TrainState, GradientSum], tuple[TrainState, StepMetrics]]
-    """Updates the state with the sums over the whole batch."""
+    """A function that updates the state with the sums over the whole batch."""
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Update the state with a whole batch."""

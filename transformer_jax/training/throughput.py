@@ -15,7 +15,7 @@ batch. All three are 0 if the step was skipped."""
 
 
 class Meter:
-    """Accumulates the metrics of steps until the next report."""
+    """The accumulated metrics of the steps since the last report."""
 
     def __init__(self, peak: float, earlier: Sums, earlier_flops: float = 0.0) -> None:
         """Start the clock. `peak` is the peak FLOP/s of all devices.

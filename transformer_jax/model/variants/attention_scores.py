@@ -15,7 +15,7 @@ from transformer_jax.model.attention import dot_product
 
 
 class General(nn.Module):
-    """Computes q^T W k ("general" in Luong et al. 2015), with a Glorot-initialized W per head."""
+    """The score q^T W k ("general" in Luong et al. 2015), with a Glorot-initialized W per head."""
 
     config: ModelConfig
 
@@ -31,7 +31,7 @@ class General(nn.Module):
 
 
 class Additive(nn.Module):
-    """Computes v^T tanh(q + k) with one v for each head (Bahdanau et al. 2015).
+    """The score v^T tanh(q + k), with one v for each head (Bahdanau et al. 2015).
 
     The query and key projections play the role of the authors' W and U. The vector v is drawn from
     N(0, 1/d_k).

@@ -62,7 +62,7 @@ def neighborhood_mask(
 
 
 class WindowedAttention(MultiHeadAttention):
-    """Attends only to positions at most `attention_window` away, before and after the query.
+    """Attention to positions at most `attention_window` away, before and after the query.
 
     Differs from the paper, which suggests this restriction for long sequences as future work.
     """

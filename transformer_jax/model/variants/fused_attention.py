@@ -20,7 +20,7 @@ def score_scale(config: ModelConfig) -> float:
 
 
 class BlockwiseAttention(MultiHeadAttention):
-    """Computes attention block by block on any device, with dropout (see `blockwise_attention`)."""
+    """Attention computed block by block on any device, with dropout (see `blockwise_attention`)."""
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
         """Return Attention(Q, K, V) for each head, up to rounding."""
@@ -30,7 +30,7 @@ class BlockwiseAttention(MultiHeadAttention):
 
 
 class CudnnAttention(MultiHeadAttention):
-    """Runs cuDNN's flash attention on an NVIDIA GPU through `jax.nn.dot_product_attention`.
+    """cuDNN's flash attention on an NVIDIA GPU, called through `jax.nn.dot_product_attention`.
 
     The config enforces cuDNN's requirements, such as bfloat16 and no attention dropout.
     """

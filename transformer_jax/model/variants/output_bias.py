@@ -11,7 +11,7 @@ from transformer_jax.model.transformer import Transformer
 
 
 class BiasedTransformer(Transformer):
-    """Adds a learned bias to each token's logit."""
+    """A Transformer with a learned bias for each token's logit."""
 
     def setup(self) -> None:
         """Create the paper's modules and the biases."""

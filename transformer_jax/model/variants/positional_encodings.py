@@ -7,7 +7,7 @@ from transformer_jax.model.positions import AddLearnedPositions, AddPositions
 
 
 class AddConcatenatedSinusoids(AddPositions):
-    """Add Tensor2Tensor's sinusoids: all sines, then all cosines.
+    """A module that adds Tensor2Tensor's sinusoids: all sines, then all cosines.
 
     Angle i is pos / 10000^(i / (d_model / 2 - 1)).
     """
@@ -20,7 +20,7 @@ class AddConcatenatedSinusoids(AddPositions):
 
 
 class AddNothing(AddPositions):
-    """Apply only dropout, for schemes that work inside self-attention and for the scheme "none"."""
+    """Dropout only, for schemes that work inside self-attention and for the scheme "none"."""
 
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
         """Return zeros."""
@@ -28,7 +28,7 @@ class AddNothing(AddPositions):
 
 
 class AddClampedPositions(AddLearnedPositions):
-    """Add rows of a learned table. Positions past the end of the table use the last row."""
+    """A module that adds rows of a learned table. Positions past its end use the last row."""
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
         """Return the table row for each position."""

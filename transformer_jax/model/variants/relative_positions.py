@@ -36,7 +36,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 class AlibiAttention(MultiHeadAttention):
-    """Lowers each score by the head's slope times the distance (ALiBi, Press et al. 2022).
+    """Attention whose scores fall by a head's slope times the distance (ALiBi, Press et al. 2022).
 
     The authors give no formula for the encoder; here, both directions use the same slope.
     """
@@ -64,7 +64,7 @@ def rotate(x: Float[Array, "B T H K"], positions: Int[Array, " T"]) -> Float[Arr
 
 
 class RotaryAttention(MultiHeadAttention):
-    """Rotates queries and keys by their positions (RoFormer, Su et al. 2021, equation 34).
+    """Attention with queries and keys rotated by position (RoFormer, Su et al. 2021, equation 34).
 
     After the rotation, the dot product depends on positions only through their distance.
     """
@@ -77,10 +77,10 @@ class RotaryAttention(MultiHeadAttention):
 
 
 class RelativeAttention(MultiHeadAttention):
-    """Adds learned vectors for each distance to the keys and the values (Shaw et al. 2018).
+    """Attention that adds learned vectors for each distance to keys and values (Shaw et al. 2018).
 
-    Implements equations 3 to 5 of Shaw et al. All heads share the vectors. Tensor2Tensor's later
-    `dot_product_relative_v2` omits the vectors for the values by default.
+    The class implements equations 3 to 5 of Shaw et al. All heads share the vectors. Tensor2Tensor's
+    later `dot_product_relative_v2` omits the vectors for the values by default.
     """
 
     def setup(self) -> None:
@@ -123,7 +123,7 @@ def bucket_starts(num_buckets: int) -> list[int]:
 
 
 class T5Attention(MultiHeadAttention):
-    """Adds a learned bias for each head and bucket of distances to the scores (T5, Raffel et al.).
+    """Attention whose scores have a learned bias per head and distance bucket (T5, Raffel et al.).
 
     Half of the buckets are for keys after the query. Differs from T5: each layer has its own
     biases, whereas in T5, all layers of a stack share them. T5 also does not scale the dot product;
@@ -154,7 +154,7 @@ class T5Attention(MultiHeadAttention):
 
 
 class CausalT5Attention(T5Attention):
-    """Uses all buckets for keys up to the query, as T5's decoder does."""
+    """T5's attention with all buckets for keys up to the query, as in T5's decoder."""
 
     is_causal: ClassVar[bool] = True
 
