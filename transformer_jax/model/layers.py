@@ -16,7 +16,7 @@ from transformer_jax.model.linear import Dense
 from transformer_jax.model.positions import AddPositions
 
 Activation = Callable[[Array], Array]
-"""A function of each element, such as the ReLU."""
+"""A function that is applied to each element, such as the ReLU."""
 
 
 class FeedForward(nn.Module):

@@ -62,7 +62,7 @@ def flops_of_lengths(
 def transformer_multiply_adds(
     config: ModelConfig, source: Float[np.ndarray, " B"], target: Float[np.ndarray, " B"]
 ) -> float:
-    """Return the multiply-adds in the layers of a Transformer, given the sentence lengths."""
+    """Return the number of multiply-adds in a Transformer's layers, given the sentence lengths."""
     d, heads = config.d_model, config.num_heads
     # Multiply-adds per token. The query and output projections cost as much as the key and value
     # projections.

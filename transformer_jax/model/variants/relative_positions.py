@@ -79,8 +79,8 @@ class RotaryAttention(MultiHeadAttention):
 class RelativeAttention(MultiHeadAttention):
     """Attention that adds learned vectors for each distance to keys and values (Shaw et al. 2018).
 
-    The class implements equations 3 to 5 of Shaw et al. All heads share the vectors. Tensor2Tensor's
-    later `dot_product_relative_v2` omits the vectors for the values by default.
+    The class implements equations 3 to 5 of Shaw et al. All heads share the vectors. By default,
+    Tensor2Tensor's later `dot_product_relative_v2` omits the vectors for the values.
     """
 
     def setup(self) -> None:
@@ -126,8 +126,8 @@ class T5Attention(MultiHeadAttention):
     """Attention whose scores have a learned bias per head and distance bucket (T5, Raffel et al.).
 
     Half of the buckets are for keys after the query. Differs from T5: each layer has its own
-    biases, whereas in T5, all layers of a stack share them. T5 also does not scale the dot product;
-    for the same effect, set `model.attention_score` to dot_product.
+    biases, whereas in T5, all layers of a stack share them. In addition, T5 does not scale the dot
+    product; for the same effect, set `model.attention_score` to dot_product.
     """
 
     is_causal: ClassVar[bool] = False
