@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 import sentencepiece
+from small import read_pairs
 
-from transformer_jax.data.number_words import NumberWords
-
-PAIRS = tuple(NumberWords(300).read("train"))
+PAIRS = read_pairs("train")
 SOURCES = [source for source, _ in PAIRS]
 DEPTHS = {"encoder_layers": 2, "decoder_layers": 1}
 

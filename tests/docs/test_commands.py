@@ -97,6 +97,7 @@ needs_environment = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_environment
 @pytest.mark.parametrize("text", CHEAP)
 def test_a_cheap_command_works_in_a_fresh_clone(

@@ -123,7 +123,7 @@ def events_of(path: Path) -> list[tuple[str, int]]:
 
 
 # This test is slow. The next test is fast, but it kills a run only once.
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
     trainer: Trainer, undisturbed: Path
 ) -> None:
@@ -144,9 +144,10 @@ def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
         shutil.rmtree(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moments",
-    [["after the rename"], pytest.param(sorted(MOMENTS), marks=pytest.mark.slow)],
+    [["after the rename"], pytest.param(sorted(MOMENTS), marks=pytest.mark.exhaustive)],
     ids=["one", "all"],
 )
 def test_a_kill_at_any_moment_of_a_save_loses_at_most_one_interval(
@@ -166,7 +167,7 @@ def test_a_kill_at_any_moment_of_a_save_loses_at_most_one_interval(
         shutil.rmtree(path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_at_any_time_loses_no_step(
     number: signal.Signals, trainer: Trainer, undisturbed: Path
@@ -196,7 +197,7 @@ def test_a_signal_at_any_time_loses_no_step(
     assert_equal(path, undisturbed)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_start_that_reaches_a_step_gets_further_than_the_one_before(
     trainer: Trainer, undisturbed: Path
 ) -> None:
@@ -221,7 +222,7 @@ def test_every_start_that_reaches_a_step_gets_further_than_the_one_before(
     assert_equal(path, undisturbed)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_if_several_processes_start_at_once_one_trains_and_the_others_report_it(
     trainer: Trainer, undisturbed: Path
 ) -> None:

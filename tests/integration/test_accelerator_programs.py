@@ -16,7 +16,7 @@ from transformer_jax.compilation.topologies import check_installed
 from transformer_jax.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 
 def compile_steps(target: str, *cases: str) -> dict[str, Any]:

@@ -186,6 +186,7 @@ def test_a_mistake_is_reported_in_one_line(
         assert printed in shown.err
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_run_is_skipped_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,6 +254,7 @@ def test_text_batches_have_the_requested_number_of_tokens() -> None:
         assert len(batches) == 6
 
 
+@pytest.mark.slow
 def test_our_workers_train_and_translate_their_task(tmp_path: Path) -> None:
     sizes = SIZES["toy"]
     batch = full_batch(sizes)
@@ -276,6 +278,7 @@ def test_our_workers_train_and_translate_their_task(tmp_path: Path) -> None:
     assert found.value == np.mean([len(source) + 3 for source in sources])
 
 
+@pytest.mark.slow
 def test_external_benchmarks_can_call_train_step_and_decode() -> None:
     sizes = {**dataclasses.asdict(SIZES["toy"])}
     batch = full_batch(SIZES["toy"])
@@ -285,6 +288,7 @@ def test_external_benchmarks_can_call_train_step_and_decode() -> None:
     assert adapter.decode(sizes, batch.source, 2, 9)() == 9
 
 
+@pytest.mark.slow
 def test_pipeline_batches_are_those_of_a_run_and_preloaded_batches_have_the_same_shapes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -306,7 +310,7 @@ def test_pipeline_batches_are_those_of_a_run_and_preloaded_batches_have_the_same
     assert real.facts["density"] == batches.density
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_input_and_scaling_commands_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,7 +328,7 @@ def test_the_input_and_scaling_commands_run(
     assert "times the model FLOPs" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_scaling_reports_cost_next_to_model_flops() -> None:
     sizes = load_sizes("toy")
     part = benchmarks.scaling(sizes, benchmarks.Settings(rounds=1), (4, 8), 16)
@@ -338,7 +342,7 @@ def test_scaling_reports_cost_next_to_model_flops() -> None:
     assert remark.endswith(f"{flops[1] / flops[0]:.2f} times the model FLOPs.")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_gpu_command_runs_at_toy_size_on_a_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,6 +388,7 @@ def test_the_gpu_command_without_a_gpu_prints_an_error(capsys: pytest.CaptureFix
     assert "no GPU found: JAX finds only a CPU" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from experiments.benchmark import peers
@@ -401,7 +406,7 @@ def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
     assert torch.facts["parameters"] == ours.facts["parameters"] + more
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_exports_of_a_run_are_served_next_to_our_search(tmp_path: Path) -> None:
     run = write_untrained_run(tmp_path / "run", steps=(4,), scale=3)
     settings = benchmarks.Settings(rounds=1)

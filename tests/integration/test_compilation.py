@@ -89,6 +89,7 @@ def cached_programs(tmp_path: Path) -> Iterator[Callable[[], set[str]]]:
     compilation_cache.reset_cache()
 
 
+@pytest.mark.slow
 def test_a_train_step_depends_neither_on_the_seed_nor_on_the_schedule_of_a_run(
     components: RunComponents, cached_programs: Callable[[], set[str]]
 ) -> None:
@@ -120,7 +121,7 @@ def test_a_train_step_depends_neither_on_the_seed_nor_on_the_schedule_of_a_run(
     assert compile_step(SMALL.change(train=other).train) == first
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_whole_and_resumed_runs_of_all_seeds_share_their_programs(
     tmp_path: Path, cached_programs: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

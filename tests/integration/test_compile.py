@@ -16,7 +16,7 @@ import pytest
 from transformer_jax.compilation.targets import GIB, TPUS, parse_target
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.exhaustive,
     pytest.mark.skipif(
         importlib.util.find_spec("libtpu") is None,
         reason="libtpu is not installed: pip install --group tpu-compile",

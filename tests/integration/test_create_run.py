@@ -58,7 +58,7 @@ def test_source_and_target_can_have_separate_vocabularies(tmp_path: Path) -> Non
     assert vocabulary.source.decode(vocabulary.source.encode([umlaut])) != [umlaut]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_with_two_vocabularies_trains_translates_and_resumes(tmp_path: Path) -> None:
     path = train(TWO_VOCABULARIES, tmp_path / "run")
     run = transformer_jax.load(path)

@@ -24,6 +24,7 @@ from transformer_jax.training import metric_writer
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -36,7 +37,7 @@ TESTS = Path(__file__).parents[1]
             "max_minutes_between_checkpoints": 1e-9,
         },
         *(
-            pytest.param(options, marks=pytest.mark.slow)
+            pytest.param(options, marks=pytest.mark.exhaustive)
             for options in (
                 {"log_every": 1, "checkpoint_every": 1, "bleu_every": 100},
                 {"max_minutes_between_checkpoints": 1e-9},
@@ -57,7 +58,7 @@ def test_reports_and_checkpoints_change_no_bit(
     assert_same(state_of(path), state_of(whole_run))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_can_end_and_resume_after_every_step(whole_run: Path, tmp_path: Path) -> None:
     # These steps cover the end of an epoch, the learning-rate peak, and both kinds of checkpoint.
     path = train(SMALL.change(train={"steps": 1}), tmp_path / "run")
@@ -82,6 +83,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_a_run_with_74_and_the_run_resumes_when_space_is_free(
     whole_run: Path, half_run: Path, disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,8 +104,8 @@ def test_a_full_disk_ends_a_run_with_74_and_the_run_resumes_when_space_is_free(
     assert metrics_of(path) == metrics_of(whole_run)
 
 
-@pytest.mark.parametrize("kind", ["metrics", pytest.param("samples", marks=pytest.mark.slow)])
-@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["metrics", pytest.param("samples", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
 def test_a_disk_that_fills_during_a_report_ends_the_run_and_it_resumes_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_run: Path, kind: str
 ) -> None:
@@ -187,7 +189,7 @@ print(json.dumps([training, translation, num_compiled, num_shapes]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_long_run_uses_no_more_memory_and_compiles_each_shape_once(tmp_path: Path) -> None:
     steps, num_translations = 1500, 150
     arguments = [str(tmp_path / "run"), str(steps), str(num_translations)]

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 # `make test-all` also runs the README's demo, which is the same run with a different seed.
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_demo_gets_98_percent_right_with_another_seed(tmp_path: Path) -> None:
     config = load_config(str(ROOT / "configs" / "tiny.py")).change(train={"seed": 1})
     quiet = Console(quiet=True)
@@ -25,7 +25,7 @@ def test_the_demo_gets_98_percent_right_with_another_seed(tmp_path: Path) -> Non
     assert evaluate(load(tmp_path / "run"), "test", {}).result["exact"] >= 0.98
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_small_model_learns_to_parse(tmp_path: Path) -> None:
     config = load_config("parsing_small").change(
         model={"num_layers": 1, "d_model": 32, "d_ff": 64, "num_heads": 2, "d_k": 16, "d_v": 16},

@@ -35,7 +35,7 @@ OFF_SCHEDULE = 3
 
 
 @pytest.mark.parametrize(
-    "step", [OFF_SCHEDULE, *(pytest.param(step, marks=pytest.mark.slow) for step in (4, 5))]
+    "step", [OFF_SCHEDULE, *(pytest.param(step, marks=pytest.mark.exhaustive) for step in (4, 5))]
 )
 def test_an_interrupted_run_resumes_to_the_bits_of_an_uninterrupted_run(
     whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
@@ -65,7 +65,7 @@ def test_an_interrupted_run_says_that_it_is_saved_before_it_waits_for_the_compil
     assert "saved at step 5; waiting for a compilation to end\n" in captured.get()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_same_command_gives_the_same_bits(whole_run: Path, tmp_path: Path) -> None:
     # This test is slow. The fast test `test_a_trace_changes_no_bit` verifies the same claim.
     path = train(SMALL, tmp_path / "again")
@@ -208,9 +208,9 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
 
 # Between reports, the loop reads each step's result two steps later.
 @pytest.mark.parametrize(
-    ("log_every", "last"), [(100, 16), pytest.param(1, 15, marks=pytest.mark.slow)]
+    ("log_every", "last"), [(100, 16), pytest.param(1, 15, marks=pytest.mark.exhaustive)]
 )
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ten_skipped_steps_in_a_row_end_the_run_and_their_pairs_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_every: int, last: int
 ) -> None:
@@ -247,6 +247,7 @@ def test_a_state_with_an_infinite_perplexity_is_not_saved(tmp_path: Path) -> Non
     assert not scores_of(path)
 
 
+@pytest.mark.slow
 def test_an_out_of_memory_error_gives_options_that_make_the_run_resume(
     half_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,7 +290,7 @@ def dev_reports(path: Path) -> dict[int, dict[str, Any]]:
     return {line["step"]: line for line in metrics_of(path) if line["split"] == "dev"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_checkpoints_can_be_scheduled_in_epochs_and_translated_less_often(tmp_path: Path) -> None:
     per_epoch = {"checkpoint_unit": "epoch", "checkpoint_every": 1, "bleu_every": 2}
     folder = create_run(SMALL.change(train=per_epoch), tmp_path / "run", QUIET)
@@ -306,7 +307,7 @@ def test_checkpoints_can_be_scheduled_in_epochs_and_translated_less_often(tmp_pa
     assert max(scores_of(folder.path)) == 4 * epoch
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_patience_ends_a_run_that_no_longer_improves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

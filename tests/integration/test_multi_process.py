@@ -108,6 +108,7 @@ def assert_equal_runs(left: Path, right: Path) -> None:
     assert_same(params_of(left), params_of(right))
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_process_with_two_devices(
     run_of_two: Path, tmp_path: Path, forks: Forks
 ) -> None:
@@ -124,7 +125,7 @@ def test_two_processes_train_as_one_process_with_two_devices(
     assert names[0] == names[1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_signal_to_one_process_ends_both_at_one_step_and_loses_nothing(
     run_of_two: Path, tmp_path: Path
 ) -> None:
@@ -214,7 +215,7 @@ def assert_both_end(folder: Path, process: int, phase: str, failure: str, exit_c
             assert last_line.endswith("`transformer-jax resume run`")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("process", "phase", "failure", "exit_code"),
     [
@@ -235,7 +236,7 @@ def test_if_one_process_fails_both_end_and_the_run_resumes_to_the_same_bits(
 
 
 # These failures leave behind the same files as the previous test's failures.
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("phase", "failure", "exit_code"),
     [
@@ -251,6 +252,7 @@ def test_if_one_process_hangs_or_raises_an_error_both_end(
     assert_both_end(tmp_path, 1, phase, failure, exit_code)
 
 
+@pytest.mark.slow
 def test_processes_with_different_options_end_with_the_names_of_the_options(
     run_of_two: Path, tmp_path: Path, forks: Forks
 ) -> None:
@@ -269,7 +271,7 @@ def test_processes_with_different_options_end_with_the_names_of_the_options(
         )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_of_two_processes_resumes_in_one_and_with_other_parallelism(
     run_of_two: Path, tmp_path: Path
 ) -> None:
@@ -281,7 +283,7 @@ def test_a_run_of_two_processes_resumes_in_one_and_with_other_parallelism(
     assert transformer_jax.load(run, average_checkpoints=1).step == STEPS + 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_error_in_the_primary_process_ends_the_other_with_the_same_line(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "something").touch()

@@ -213,8 +213,9 @@ def check(corpus: RandomCorpus, code: int, out: str, err: str) -> None:
         assert counted == (corpus.dropped if split == "train" else {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "seeds", [range(20), pytest.param(range(20, 220), marks=pytest.mark.slow)], ids=len
+    "seeds", [range(20), pytest.param(range(20, 220), marks=pytest.mark.exhaustive)], ids=len
 )
 def test_any_corpus_is_prepared_and_counted_or_rejected_with_its_faulty_file(
     seeds: range,

@@ -45,7 +45,7 @@ class Pair(NamedTuple):
     torch: Any
 
 
-@pytest.fixture(scope="module", params=["float32", "float64"])
+@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "float64"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """A model whose random weights are large enough to produce peaked distributions."""
     # These imports take seconds, so only the process that runs these tests imports the packages.

@@ -165,6 +165,7 @@ def test_a_small_bucket_is_merged_with_a_neighbor_or_reported() -> None:
     assert excluded == ["(8, 32]: 19 sentences, fewer than 20"]
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_same_figure_and_tables_each_time(
     sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,6 +195,7 @@ def test_the_command_writes_the_same_figure_and_tables_each_time(
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_table_of_a_report_draws_its_figure_again(sweep: Sweep, tmp_path: Path) -> None:
     assert main([str(sweep.path)]) == 0
     folder = sweep.path / "extrapolation"

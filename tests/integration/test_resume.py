@@ -61,6 +61,7 @@ def test_a_run_rejects_the_checkpoint_of_another_model(whole_run: Path, tmp_path
         transformer_jax.load(copy)
 
 
+@pytest.mark.slow
 def test_moved_text_must_be_the_same_even_if_the_original_is_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,7 +42,7 @@ def run_program(*arguments: str, **environment: str) -> Any:
     params=[
         ("8", "10", "0:pmap", "0.3:data,fsdp"),
         pytest.param(
-            ("1,2,8", "20", "0:data,fsdp,pmap", "0.3:data,fsdp,pmap"), marks=pytest.mark.slow
+            ("1,2,8", "20", "0:data,fsdp,pmap", "0.3:data,fsdp,pmap"), marks=pytest.mark.exhaustive
         ),
     ],
     ids=["8 devices", "1, 2, and 8 devices"],
@@ -72,7 +72,7 @@ def test_every_sharding_trains_as_one_device_does(comparison: dict[str, Any]) ->
         assert max(distance["metrics"]) < 1e-9, name
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_losses_in_float32_agree_with_one_device() -> None:
     # Parameters may differ, because Adam amplifies the rounding errors in very small gradients.
     comparison = run_program("on_devices.py", "float32", "2,8", "20", "0:data,fsdp,pmap")
@@ -196,7 +196,7 @@ print(json.dumps(history))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_results_do_not_depend_on_the_default_generator_of_jax() -> None:
     threefry = run_program("-c", GENERATOR)
     assert run_program("-c", GENERATOR, JAX_DEFAULT_PRNG_IMPL="rbg") == threefry
@@ -241,7 +241,7 @@ def train_on(
     return run_program("-c", LOOP, str(devices), str(path), json.dumps(train), *options)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_changes_devices_and_shardings_ends_as_one_that_does_not(
     tmp_path: Path,
 ) -> None:

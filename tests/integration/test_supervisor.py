@@ -88,7 +88,7 @@ def test_a_stuck_trainer_prints_its_stacks_and_is_killed(
     [
         "for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2): "
         "signal.signal(n, signal.SIG_IGN)\ntime.sleep(1000)",
-        pytest.param("os.kill(os.getpid(), signal.SIGSTOP)", marks=pytest.mark.slow),
+        pytest.param("os.kill(os.getpid(), signal.SIGSTOP)", marks=pytest.mark.exhaustive),
     ],
     ids=["ignores signals", "stopped"],
 )
@@ -248,7 +248,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_trainer_survives_when_its_supervisor_is_stopped_with_it(
     tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:
@@ -324,7 +324,7 @@ def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("number", "condition", "error"),
     [

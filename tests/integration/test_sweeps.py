@@ -125,7 +125,7 @@ def test_a_sweep_trains_scores_and_reports_a_run(
     assert "written to sweeps/mine/report" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(5400)
 def test_four_failures_of_six_runs_do_not_affect_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -167,7 +167,7 @@ def test_four_failures_of_six_runs_do_not_affect_the_others(
     assert main(["report", folder]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_interrupted_sweep_saves_its_runs(tmp_path: Path) -> None:
     (tmp_path / "mended").touch()
     process = start_sweep(tmp_path, "--seeds", "1", "--rows", "base", "--train.steps", "4000")
@@ -185,7 +185,7 @@ def test_an_interrupted_sweep_saves_its_runs(tmp_path: Path) -> None:
     assert run["config"]["train"]["steps"] == 4000
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_is_interrupted_before_its_first_step_resumes(tmp_path: Path) -> None:
     (tmp_path / "mended").touch()
     options = ["--seeds", "1", "--rows", "base"]
@@ -303,6 +303,7 @@ def _folder_with_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_folder_with_config")
 def test_a_sweep_warns_before_it_reads_its_text_more_than_100_times(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -315,6 +316,7 @@ def test_a_sweep_warns_before_it_reads_its_text_more_than_100_times(
         assert ("warning: 405 steps are 101 passes over the training set" in err) is is_warned
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_folder_with_config")
 def test_a_dry_run_warns_if_the_disk_is_too_small(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

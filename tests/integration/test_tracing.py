@@ -14,6 +14,7 @@ from transformer_jax.training.create_run import create_run
 from transformer_jax.training.loop import run_training
 
 
+@pytest.mark.slow
 def test_a_trace_changes_no_bit(whole_run: Path, tmp_path: Path) -> None:
     path = train(SMALL.change(train={"profile": 3}), tmp_path / "run")
     assert_same(state_of(path), state_of(whole_run))
@@ -29,7 +30,7 @@ def test_a_trace_changes_no_bit(whole_run: Path, tmp_path: Path) -> None:
     assert "fusion" in names
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_resumed_run_adds_a_trace_and_keeps_it_if_the_run_ends_first(
     half_run: Path, tmp_path: Path
 ) -> None:

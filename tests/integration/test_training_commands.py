@@ -51,6 +51,7 @@ def test_train_and_resume_name_the_next_commands_and_these_commands_work(
     assert "model.d_k 8 -> 4" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_reproduce_trains_the_same_parameters_or_names_what_differs(
     whole_run: Path,
     tmp_path: Path,
@@ -125,8 +126,8 @@ def test_a_run_that_reads_its_text_more_than_100_times_begins_with_a_warning(
         assert any("warning: 405 steps are 101 passes" in line for line in lines) is is_warned
 
 
-# This test is slow. The tests in `test_faults` send every signal to forked processes instead.
-@pytest.mark.slow
+# This test takes minutes. The tests in `test_faults` send every signal to forked processes instead.
+@pytest.mark.exhaustive
 def test_a_signal_saves_and_exits_with_75(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text(
         "from small import SMALL\nCONFIG = SMALL.change(train={'steps': 100000})\n"

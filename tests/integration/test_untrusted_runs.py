@@ -166,7 +166,7 @@ def rejection_of(model: bytes) -> str:
     return ""
 
 
-@pytest.mark.parametrize("tries", [12, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tries", [12, pytest.param(200, marks=pytest.mark.exhaustive)])
 def test_no_vocabulary_crashes_the_process(tries: int) -> None:
     rng = random.Random(tries)
     valid = Tokenizer.train(["one two three", "eins zwei drei"], 24).model

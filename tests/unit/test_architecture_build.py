@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import pytest
+
 from transformer_jax.architectures.build import build_model
 from transformer_jax.config.loading import load_rows
 from transformer_jax.model.inspect import parameter_counts
 
 
+@pytest.mark.slow
 def test_the_rows_of_the_recurrence_sweep_have_equal_sizes() -> None:
     rows: dict[str, Any] = load_rows("recurrence")
     counts = {

@@ -188,7 +188,7 @@ def test_no_array_is_as_large_as_all_weights() -> None:
 DROPPED = replace(SMALL, num_layers=1, dropout=0.1, attention_dropout=0.3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_training_steps_are_those_of_full_attention_also_with_remat() -> None:
     config = TrainConfig(warmup_steps=10)
     tokens = jnp.asarray(np.random.default_rng(0).integers(3, 13, (2, 2, 10)))

@@ -1,12 +1,12 @@
 """Test that scores by source length are equal to separate scores for each group of sentences."""
 
 import sacrebleu
+from small import read_pairs
 
-from transformer_jax.data.number_words import NumberWords
 from transformer_jax.inference.by_length import score_by_length
 from transformer_jax.inference.perplexity import SentenceScore, perplexity
 
-REFERENCES = [target for _, target in NumberWords(40).read("train")][:12]
+REFERENCES = [target for _, target in read_pairs("train")][:12]
 HYPOTHESES = [line[: -(i % 3)] if i % 3 else line for i, line in enumerate(REFERENCES)]
 LENGTHS = [1, 10, 11, 20, 21, 35, 35, 60, 61, 70, 500, 9]
 SENTENCES = [SentenceScore(length, 5 + i, 0.7 * i) for i, length in enumerate(LENGTHS)]

@@ -113,7 +113,7 @@ def replace_by_step_1(_rng: random.Random, files: list[Path]) -> None:
 DAMAGES = [flip, flip, flip, truncate, delete, zero, swap, add, replace_by_step_1]
 
 
-@pytest.mark.parametrize("count", [15, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [15, pytest.param(100, marks=pytest.mark.exhaustive)])
 def test_any_damage_is_detected_and_the_previous_checkpoint_is_used(
     tmp_path: Path, count: int
 ) -> None:

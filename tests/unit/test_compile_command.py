@@ -139,6 +139,7 @@ def test_a_missing_compiler_is_reported_with_its_extra(
     assert line.endswith(f"pip install '.[{extra}]'")
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_devices_that_each_row_needs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

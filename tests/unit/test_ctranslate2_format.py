@@ -51,6 +51,7 @@ def test_the_exported_model_translates_as_the_run(run: Run, tmp_path: Path) -> N
     assert 0 < result.score_difference < 2e-3
 
 
+@pytest.mark.slow
 def test_the_variants_translate_as_the_run(tmp_path: Path) -> None:
     run = load(write_untrained_run(tmp_path / "run", VARIANT, steps=(4,), scale=3).path)
     export_ctranslate2(run, tmp_path / "model")

@@ -278,6 +278,7 @@ def test_scores_are_printed_even_if_they_cannot_be_saved(
     assert "note: the scores could not be saved" in captured.err
 
 
+@pytest.mark.slow
 def test_the_command_line_compares_two_runs(
     run: Run,
     tmp_path: Path,

@@ -88,6 +88,7 @@ def test_heads_of_a_model_without_a_finite_loss_are_not_compared(run: Run) -> No
         head_importance(diverged, num_sentences=8)
 
 
+@pytest.mark.slow
 def test_the_losses_of_tokens_add_up_to_those_of_sentences(run: Run) -> None:
     sides = prepare_split("dev", of=run).tokens("dev")
     source, target = (side._replace(offsets=side.offsets[:31]) for side in sides)

@@ -10,6 +10,7 @@ import pytest
 from jaxtyping import Array
 from models import SOURCE, TARGET, VOCABULARY, make_model
 from oracles import SMALL, floats, multi_head_weights, sinusoid
+from test_variants import cases
 
 from transformer_jax.config import ModelConfig, TrainConfig
 from transformer_jax.errors import UsageError
@@ -79,7 +80,15 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+FAST = [
+    {"positions": "sinusoidal"},
+    {"positions": "rotary"},
+    {"attention_score": "additive", "positions": "alibi"},
+    {"attention_score": "dot_product", "positions": "relative"},
+]
+
+
+@pytest.mark.parametrize("changes", cases(VARIANTS, FAST))
 def test_capturing_weights_changes_no_bit_of_the_logits(changes: dict[str, Any]) -> None:
     model, params = make_model(**changes)
     logits = model.apply({"params": params}, SOURCE, TARGET)

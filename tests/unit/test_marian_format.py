@@ -44,6 +44,7 @@ def folder(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_transformers_translates_as_the_run(run: Run, folder: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed: `pip install --group interop`")

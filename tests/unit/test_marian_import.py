@@ -148,7 +148,7 @@ def test_logits_in_float64_are_those_of_transformers(imported: Imported) -> None
     assert_equal_logits(imported.run, marian)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_separate_embeddings_have_the_same_logits(activation: str, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_separate_embeddings_have_the_same_logits(activation: str, tmp_path: Pat
     assert_same_arrays(tmp_path / "again", tmp_path / "model")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("float64")
 def test_a_model_that_normalizes_first_equals_pegasus(imported: Imported, tmp_path: Path) -> None:
     """Pegasus is Marian with layer normalization before each sub-layer and after each stack."""
@@ -201,6 +201,7 @@ def test_a_model_that_normalizes_first_equals_pegasus(imported: Imported, tmp_pa
         export_marian(run, tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_greedy_translations_are_those_of_generate(imported: Imported) -> None:
     result = verify(imported.run, MarianSystem(imported.folder), LINES)
     assert (result.sentences, result.equal) == (len(LINES), len(LINES))
@@ -210,7 +211,7 @@ def test_greedy_translations_are_those_of_generate(imported: Imported) -> None:
     assert len(set(translations)) > len(LINES) / 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ctranslate2_translates_an_imported_model_as_the_run(
     imported: Imported, tmp_path: Path
 ) -> None:
@@ -331,7 +332,7 @@ def test_attention_of_an_imported_run_begins_with_padding(imported: Imported) ->
     np.testing.assert_allclose(attention.cross.sum(axis=-1), 1, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_imported_run_translates_and_is_evaluated_on_files(
     imported: Imported,
     tmp_path: Path,
@@ -352,7 +353,7 @@ def test_an_imported_run_translates_and_is_evaluated_on_files(
     assert json.loads(capfdbinary.readouterr().out)["sentences"] == len(LINES)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_imported_run_can_be_fine_tuned(
     imported: Imported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

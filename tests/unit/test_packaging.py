@@ -207,6 +207,7 @@ def test_an_invalid_description_is_rejected(
         RunDirectory.open(path)
 
 
+@pytest.mark.slow
 def test_a_package_is_evaluated_as_a_run_and_its_scores_are_on_the_next_card(
     run: Run, tmp_path: Path
 ) -> None:

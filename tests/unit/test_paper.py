@@ -177,6 +177,7 @@ def test_every_row_has_the_papers_results() -> None:
         assert results == (expected.perplexity, expected.bleu, expected.millions), name
 
 
+@pytest.mark.slow
 def test_every_row_has_as_many_parameters_as_its_equations() -> None:
     for name, expected in EXPECTED.items():
         config = TABLE_3[name].config.model

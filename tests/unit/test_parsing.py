@@ -81,6 +81,7 @@ def test_translation_has_no_score_of_its_own() -> None:
     assert main_score(score_task("parsing", [SENTENCE], [REFERENCE], [REFERENCE])) == {"f1": 100}
 
 
+@pytest.mark.slow
 def test_evaluate_prints_and_stores_the_scores_of_the_task(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

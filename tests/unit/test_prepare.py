@@ -349,6 +349,7 @@ prepare(DataConfig(num_pairs=300, vocab_size=256), progress=progress)
 """
 
 
+@pytest.mark.slow
 def test_a_new_process_resumes_the_work_of_a_killed_one(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -523,7 +524,7 @@ assert kilobytes < int(sys.argv[3])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("kind", "limit"),

@@ -16,6 +16,7 @@ from transformer_jax.training.sharding import SHARDINGS
 BUCKET = Bucket(8, 16, 16, 1)
 
 
+@pytest.mark.slow
 def test_a_step_that_compiles_is_described_by_its_memory_and_flops() -> None:
     target = parse_target("v5e")
     program = compile_step(SMALL, target, jax.devices()[:1], BUCKET)

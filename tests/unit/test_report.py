@@ -168,6 +168,7 @@ def test_footnotes_compare_sign_agreement_with_chance_and_name_missing_runs(fold
     assert "Missing: other/seed-2: failed, train:" in text
 
 
+@pytest.mark.slow
 def test_the_committed_report_on_multi30k_differs_where_its_scores_do(tmp_path: Path) -> None:
     """After only 600 steps, the rows that learn quickly at the start are ahead."""
     file = Path("experiments/results/table3-multi30k/runs.csv")

@@ -53,6 +53,7 @@ def test_every_layer_has_the_papers_bounds() -> None:
     assert bounds == TABLE_1 | SECTION_4
 
 
+@pytest.mark.slow
 def test_the_fitted_exponents_are_those_of_the_paper(measurements: list[Measurement]) -> None:
     for name, expected in EXPECTED.items():
         narrow = [m for m in measurements if (m.layer, m.d) == (name, 64)]
@@ -67,6 +68,7 @@ def test_the_fitted_exponents_are_those_of_the_paper(measurements: list[Measurem
         assert fitted == pytest.approx(expected, abs=0.06), name
 
 
+@pytest.mark.slow
 def test_the_costs_of_self_attention_and_recurrence_are_those_of_their_formulas(
     measurements: list[Measurement],
 ) -> None:
@@ -108,6 +110,7 @@ def test_the_path_length_is_the_number_of_layers_between_the_ends(name: str) -> 
     assert not reached(name, layers - 1, n)[0]
 
 
+@pytest.mark.slow
 def test_one_layer_of_self_attention_or_recurrence_connects_the_ends() -> None:
     for name in ("Self-Attention", "Recurrent"):
         assert reached(name, 1, 9).all()
@@ -115,6 +118,7 @@ def test_one_layer_of_self_attention_or_recurrence_connects_the_ends() -> None:
     assert path_length(9, None, 9) == 9
 
 
+@pytest.mark.slow
 def test_a_repeated_length_or_width_is_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
     repeated = ["--lengths", "16", "16", "--widths", "8", "8", "--exact"]
     assert main(["paper", "table1", *repeated]) == 0

@@ -39,6 +39,7 @@ def test_the_disk_holds_the_text_and_the_averaged_checkpoints() -> None:
     assert estimate_disk(big) > big.text_bytes + 20 * 3 * 4 * 213e6
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_time_disk_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", "table2", "--dry-run"]) == 0
     output = capsys.readouterr().out

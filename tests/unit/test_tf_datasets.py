@@ -150,7 +150,7 @@ def test_wmt14_has_the_splits_of_the_paper_and_all_their_pairs(folder: Path) -> 
 
 
 @pytest.mark.usefixtures("no_network")
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_wmt14_can_be_trained_and_scored_end_to_end(
     folder: Path,
     tmp_path: Path,

@@ -13,7 +13,7 @@ from transformer_jax.errors import DataError, StorageError
 from transformer_jax.runs.tokenizer_files import read_vocabulary, write_vocabulary
 from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 
-MODEL = train_model(SOURCES, 40)
+MODEL = train_model(SOURCES, 60)
 TOKENS = ("</s>", "<unk>", "a", "▁two", "▁hundred", ">>deu<<", "<pad>")
 TABLE = TokenTable(TOKENS, padding=6, begin=None, end=0, unknown=1)
 

@@ -75,7 +75,7 @@ def fuzz(count: int, seed: int) -> Iterator[str]:
         yield "".join(parts)
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.exhaustive)])
 def test_decoding_an_encoded_line_returns_the_documented_text(count: int) -> None:
     known = {*ALPHABET, " "}
     lines = list(fuzz(count, seed=count))

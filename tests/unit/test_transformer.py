@@ -143,6 +143,7 @@ def gradient(model: Transformer, params: dict[str, Any]) -> dict[str, Any]:
     return jax.jit(jax.grad(loss))(params)
 
 
+@pytest.mark.slow
 def test_remat_does_not_change_gradients() -> None:
     model, params = make_model()
     with_remat, _ = make_model(remat=True)

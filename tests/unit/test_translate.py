@@ -148,7 +148,13 @@ def test_each_width_is_compiled_once(run: Run, lines: list[str]) -> None:
     assert cache_size() - before == 2
 
 
-@pytest.mark.parametrize("positions", POSITION_SCHEMES)
+@pytest.mark.parametrize(
+    "positions",
+    [
+        pytest.param(scheme, marks=[] if scheme in ("learned", "relative") else [pytest.mark.slow])
+        for scheme in POSITION_SCHEMES
+    ],
+)
 def test_every_kind_of_position_reads_the_longest_source(run: Run, positions: str) -> None:
     config = SMALL.change(
         model={"positions": positions, "max_length": 40},
@@ -183,6 +189,7 @@ def with_table(run: Run, out_of_range_positions: str, extra: int = 40) -> Transl
     return functools.partial(translator.translate, params)
 
 
+@pytest.mark.slow
 def test_a_line_longer_than_the_learned_table_is_an_error_unless_positions_are_clamped(
     run: Run,
 ) -> None:
