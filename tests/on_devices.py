@@ -2,7 +2,7 @@
 
 `test_sharding` runs this program:
 
-    python on_devices.py DTYPE COUNTS STEPS DROPOUT:SHARDING,SHARDING ...
+    python on_devices.py DTYPE COUNTS STEPS DROPOUT:SHARDING,SHARDING[:ARCHITECTURE] ...
 """
 
 import itertools
@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from small import SMALL
+from small import SMALL, with_architecture
 
+from transformer_jax.architectures.build import build_model
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
-from transformer_jax.model.build import build_transformer
 from transformer_jax.training.sharding import FSDP, SHARDINGS
 from transformer_jax.training.step import TrainState, init_state, make_train_step
 
@@ -55,7 +55,7 @@ def train(
     name: str, devices: int, config: Config, steps: int, dtype: str
 ) -> tuple[TrainState, list[list[float]]]:
     """Train, and return the final state and each step's loss sums and gradient norm."""
-    model = build_transformer(config.model, VOCAB)
+    model = build_model(config.model, VOCAB)
     sharding = SHARDINGS[name](jax.devices()[:devices])
     state = init_state(model, config.train)
     state = jax.tree.map(lambda x: x.astype(dtype) if x.dtype == "float32" else x, state)
@@ -78,7 +78,7 @@ def divide_state() -> dict[int, float]:
     config = Config().change(
         model={"num_layers": 2, "d_model": 64, "d_ff": 256, "num_heads": 8, "d_k": 8, "d_v": 8}
     )
-    state = jax.eval_shape(lambda: init_state(build_transformer(config.model, 4001), config.train))
+    state = jax.eval_shape(lambda: init_state(build_model(config.model, 4001), config.train))
     leaves = jax.tree.leaves((state.params, state.optimizer))
     shares: dict[int, float] = {}
     for devices in (1, 2, 4, 8):
@@ -97,9 +97,10 @@ def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
     shares = divide_state()
     distances: dict[str, dict[str, Any]] = {}
     for case in cases:
-        dropout, _, names = case.partition(":")
+        dropout, names, *architecture = case.split(":")
         distances[dropout] = {}
-        config = SMALL.change(model={"dropout": float(dropout)}, train={"warmup_steps": STEPS})
+        config = with_architecture(*architecture) if architecture else SMALL
+        config = config.change(model={"dropout": float(dropout)}, train={"warmup_steps": STEPS})
         config = use_double_precision(config) if dtype == "float64" else config
         one_device, expected = train("data", 1, config, int(steps), dtype)
         for name, devices in itertools.product(names.split(","), map(int, counts.split(","))):

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformer_jax.config import Config
+from transformer_jax.config import Config, ModelConfig
+from transformer_jax.config.architectures import USED_BY
 from transformer_jax.data.splits import SPLITS, Split
 
 FOLDER = Path(__file__).parent / "data"
@@ -57,3 +58,10 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
     clock = {"time", "tokens_per_second", "utilization"}
     lines = (run / "metrics.jsonl").read_text("utf-8").splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]
+
+
+def with_architecture(architecture: str, **model: Any) -> Config:
+    """Return `SMALL` with another architecture. Fields that it does not use have their defaults."""
+    defaults = ModelConfig()
+    unused = {k: getattr(defaults, k) for k, v in USED_BY.items() if architecture not in v}
+    return SMALL.change(model={**unused, "architecture": architecture, **model})

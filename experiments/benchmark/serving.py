@@ -1,4 +1,4 @@
-"""Compare the speeds of a run and its exports to CTranslate2 in translating development lines."""
+"""Compare how fast a run and its CTranslate2 exports translate lines of the development set."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -56,7 +56,18 @@ def comparison(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_every_sharding_trains_as_one_device_does(comparison: dict[str, Any]) -> None:
-    distances = comparison["distances"]
+    check_distances(comparison["distances"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["rnn", "conv"])
+def test_every_sharding_trains_every_architecture_as_one_device_does(architecture: str) -> None:
+    cases = [f"0:pmap:{architecture}", f"0.3:data,fsdp:{architecture}"]
+    check_distances(run_program("on_devices.py", "float64", "2", "10", *cases)["distances"])
+
+
+def check_distances(distances: dict[str, Any]) -> None:
+    """Check the differences between each sharding and a single device, by dropout rate."""
     cases = [(*case, dropout) for dropout in distances for case in distances[dropout].items()]
     assert {name.split()[0] for name, _, _ in cases} == {"data", "fsdp", "pmap"}
     for name, distance, dropout in cases:
@@ -126,7 +137,7 @@ def test_a_step_compiled_while_training_gives_the_same_bits() -> None:
 
 
 class FakeSharding(DataParallel):
-    """A sharding that does not compile anything. Sources of length 6 do not fit in memory."""
+    """A sharding that compiles nothing. Sources of length 6 do not fit in memory."""
 
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> Any:  # noqa: ARG002
         if batch.source.shape[1] == 6:

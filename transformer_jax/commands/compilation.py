@@ -53,7 +53,7 @@ class Compile(FileCommand):
         Raises:
             UsageError: a target does not exist or cannot run the config's attention, or its
                 compiler or cuDNN is not installed.
-            OutOfMemoryError: the step does not fit a target.
+            OutOfMemoryError: the training step does not fit in the memory of a target device.
         """
         targets = [parse_target(target) for target in self.target]
         if not targets:

@@ -43,7 +43,7 @@ class Attention:
     decoder: Float[np.ndarray, "decoder_layer head T T"]
     """Self-attention in the decoder, from each of `decoder_input_tokens` to itself and earlier
     tokens; all other weights are 0."""
-    cross: Float[np.ndarray, "decoder_layer head T S"]
+    cross: Float[np.ndarray, "cross_layer head T S"]
     """Attention from the decoder to the encoder as the decoder predicts each of `target_tokens`."""
     source_tokens: tuple[str, ...]
     """The source, ending in `<EOS>`. "▁" marks the start of a word, as in SentencePiece."""

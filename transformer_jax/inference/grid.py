@@ -65,7 +65,7 @@ def evaluate_grid(
     progress: Progress = ignore_progress,
     say: Callable[[str], object] = print,
 ) -> list[Result]:
-    """Return the results of each search with each average, in ascending order of the settings.
+    """Return the results for every combination of a search and an average, sorted by setting.
 
     The last averaged checkpoint is at `step`, which defaults to the latest. If the results cannot
     be stored, the function calls `say` with a note.

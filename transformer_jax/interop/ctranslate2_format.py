@@ -124,7 +124,10 @@ def _set_layer(layer: Any, params: Mapping[str, Any], config: ModelConfig) -> No
 
 
 def _set_attention(spec: Any, params: Mapping[str, Any], name: str, config: ModelConfig) -> None:
-    """Set an attention sub-layer. CTranslate2 concatenates projections that share an input."""
+    """Set the weights of an attention sub-layer.
+
+    CTranslate2 concatenates projections that share an input.
+    """
     projections = [to_linear(params[name][role]) for role in ("query", "key", "value")]
     num_separate = len(spec.linear) - 2
     groups = [[p] for p in projections[:num_separate]] + [projections[num_separate:]]

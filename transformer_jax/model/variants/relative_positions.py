@@ -77,9 +77,10 @@ class RotaryAttention(MultiHeadAttention):
 
 
 class RelativeAttention(MultiHeadAttention):
-    """Attention that adds learned vectors for each distance to keys and values (Shaw et al. 2018).
+    """Attention with learned vectors for distances (Shaw et al. 2018).
 
-    The class implements equations 3 to 5 of Shaw et al. All heads share the vectors. By default,
+    The class implements equations 3 to 5: for each distance, it adds one vector to the key and
+    another to the value. All heads share the vectors. By default,
     Tensor2Tensor's later `dot_product_relative_v2` omits the vectors for the values.
     """
 
