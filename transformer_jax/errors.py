@@ -26,6 +26,9 @@ class Setting:
         option = f"--{self.name.replace('_', '-')}"
         if self.value is True:
             return option
+        if self.value is False:
+            section, dot, field = option.removeprefix("--").rpartition(".")
+            return f"--{section}{dot}no-{field}"
         values = self.value if isinstance(self.value, list) else [self.value]
         return f"{option} {shlex.join(map(str, values))}"
 

@@ -1,5 +1,7 @@
 """Test that runs are created completely or not at all, and can start from existing parameters."""
 
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,10 @@ from small import SMALL
 from training_runs import QUIET, assert_same, resume, state_of, train
 
 import transformer_jax
+from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UsageError
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.training.create_run import create_run
+from transformer_jax.training.create_run import FREE_FIELDS, create_run
 from transformer_jax.training.loop import run_training
 
 
@@ -27,9 +30,82 @@ def test_a_run_starts_with_the_parameters_of_another(whole_run: Path, tmp_path: 
 
 
 def test_a_run_rejects_parameters_of_another_shape(whole_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="do not fit this model"):
-        create_run(SMALL.change(model={"d_ff": 48}), tmp_path / "x", QUIET, init_from=whole_run)
+    other = SMALL.change(model={"tie_embeddings": "none"})
+    with pytest.raises(UsageError, match=r"do not fit this model: they differ at .*embedding"):
+        create_run(other, tmp_path / "x", QUIET, init_from=whole_run)
     assert not (tmp_path / "x").exists()
+
+
+# Changes to the model of `SMALL`. The first field of each change is the one that the error names.
+OTHER_FUNCTIONS: list[dict[str, Any]] = [
+    {"num_layers": 2},
+    {"num_decoder_layers": 2},
+    {"d_model": 32},
+    {"d_ff": 48},
+    {"activation": "gelu"},
+    {"num_heads": 4, "d_k": 4, "d_v": 4},
+    {"d_k": 4},
+    {"d_v": 4},
+    {"positions": "rotary"},
+    {"attention_score": "dot_product"},
+    {"attention_window": 3},
+    {"attention_bias": True},
+    {"output_bias": True},
+    {"decoder_start": "padding"},
+    {"layer_norm": "pre"},
+    {"layer_norm_epsilon": 1e-5},
+]
+# The fields that determine the function only with another value of a field above.
+WITH_OTHERS = {
+    *("architecture", "rnn_cell", "rnn_input_feeding", "conv_kernel_width"),
+    *("max_relative_position", "position_buckets"),
+}
+
+
+@pytest.mark.parametrize("change", OTHER_FUNCTIONS, ids=lambda change: next(iter(change)))
+def test_a_run_rejects_parameters_of_another_function(
+    change: dict[str, Any], whole_run: Path, tmp_path: Path
+) -> None:
+    field = next(iter(change))
+    value = getattr(SMALL.model, field)
+    if field == "num_decoder_layers":
+        value = SMALL.model.num_layers
+    message = f"were trained with model.{field} {value}, not {change[field]}: use model.{field}="
+    with pytest.raises(UsageError, match=re.escape(message)):
+        create_run(SMALL.change(model=change), tmp_path / "x", QUIET, init_from=whole_run)
+    assert not (tmp_path / "x").exists()
+
+
+def test_every_field_of_the_model_is_free_or_determines_the_function() -> None:
+    determining = {next(iter(change)) for change in OTHER_FUNCTIONS} | WITH_OTHERS
+    assert not determining & FREE_FIELDS
+    assert determining | FREE_FIELDS == {field.name for field in fields(ModelConfig)}
+
+
+def test_free_fields_and_unused_fields_may_differ(whole_run: Path, tmp_path: Path) -> None:
+    config = SMALL.change(
+        model={
+            "num_decoder_layers": 1,
+            "dropout": 0.2,
+            "attention_implementation": "blockwise",
+            "dtype": "bfloat16",
+            "remat": True,
+            "max_length": 48,
+            "max_relative_position": 3,
+            "position_buckets": 4,
+        }
+    )
+    folder = create_run(config, tmp_path / "next", QUIET, init_from=whole_run)
+    run, other = (transformer_jax.load(path) for path in (folder.path, whole_run))
+    assert_same(run.params, other.params)
+
+
+def test_parameters_of_another_architecture_are_rejected(whole_run: Path, tmp_path: Path) -> None:
+    default = ModelConfig()
+    unused = {f: getattr(default, f) for f in ("d_ff", "num_heads", "d_k", "d_v")}
+    config = SMALL.change(model={"architecture": "rnn", **unused})
+    with pytest.raises(UsageError, match=r"with model.architecture transformer, not rnn: use "):
+        create_run(config, tmp_path / "x", QUIET, init_from=whole_run)
 
 
 def test_a_killed_creation_leaves_nothing_behind(

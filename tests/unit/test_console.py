@@ -77,6 +77,8 @@ def test_advice_is_worded_for_python_or_for_the_shell() -> None:
     assert message_and_exit_code(error) == (line, 2)
     flag = TransformerJaxError("allow ", Setting("truncate", True))
     assert flag.for_shell() == "allow --truncate"
+    off = TransformerJaxError("use ", Setting("model.output_bias", False))
+    assert off.for_shell() == "use --model.no-output-bias"
     quoted = TransformerJaxError("", Setting("out", "my run"))
     assert quoted.for_shell() == "--out 'my run'"
 

@@ -1,5 +1,6 @@
 """Create a run: prepare the text and create the run folder."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 from jax.tree_util import keystr, tree_leaves_with_path
@@ -10,7 +11,7 @@ from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.encode import SIDES, Progress, ignore_progress
 from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.distributed import heartbeat
-from transformer_jax.errors import DataError, UsageError
+from transformer_jax.errors import DataError, Setting, UsageError
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.model.inspect import abstract_params
 from transformer_jax.model.transformer import Params
@@ -18,6 +19,16 @@ from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory, check_available
 from transformer_jax.training.checkpointing import checkpoint_arrays, checkpoint_metadata
 from transformer_jax.training.step import init_state
+
+# The fields of the model that may differ between a run and the run that its parameters come from.
+# They affect only training, speed, rounding, or the maximum lengths.
+FREE_FIELDS = {
+    *("dropout", "attention_dropout", "activation_dropout", "learned_positions_init"),
+    *("attention_implementation", "dtype", "remat"),
+    *("max_length", "max_positions", "out_of_range_positions"),
+    # The names of the parameters determine which matrices are shared.
+    "tie_embeddings",
+}
 
 
 def create_run(
@@ -38,12 +49,15 @@ def create_run(
     difference from the requested sizes.
 
     Raises:
-        UsageError: the folder exists, or the parameters of `init_from` have different shapes.
+        UsageError: the folder exists, or the model of `init_from` computes a different function
+            or has parameters of different shapes.
         DataError: the text cannot be used.
         StorageError: the folder cannot be written.
     """
     check_available(path)
     other = None if init_from is None else load(init_from, average_checkpoints=1)
+    if other is not None:
+        _check_same_function(config.model, other)
     vocabulary = None if other is None else other.vocabulary
     prepared = prepare(config.data, vocabulary, progress=heartbeat.with_heartbeat(progress))
     sizes = prepared.vocabulary.sizes
@@ -55,7 +69,6 @@ def create_run(
     model = build_model(config.model, **sizes)
     if other is not None:
         _check_same_shapes(abstract_params(model), other)
-        _check_same_function(config.model, other)
 
     def save_initial_params(folder: RunDirectory) -> None:
         if other is None:
@@ -88,13 +101,25 @@ def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
 
 def _check_same_function(config: ModelConfig, other: Run) -> None:
     """Raise `UsageError` if the two models would use the same parameters differently."""
-    for field in ("activation", "decoder_start"):
-        ours, theirs = getattr(config, field), getattr(other.config.model, field)
-        if ours != theirs:
+    ours, theirs = _function_fields(config), _function_fields(other.config.model)
+    for field, value in theirs.items():
+        if ours.get(field, value) != value:
             raise UsageError(
-                f"the parameters of {other.folder.path} were trained with model.{field} {theirs}, "
-                f"not {ours}"
+                f"the parameters of {other.folder.path} were trained with model.{field} {value}, "
+                f"not {ours[field]}: use ",
+                Setting(f"model.{field}", value),
             )
+
+
+def _function_fields(config: ModelConfig) -> dict[str, object]:
+    """Return the fields that determine the model's function, given its parameters."""
+    fields = {**asdict(config), "num_decoder_layers": config.layers_per_stack[1]}
+    ignored = set(FREE_FIELDS)
+    if config.positions != "relative":
+        ignored.add("max_relative_position")
+    if config.positions != "t5":
+        ignored.add("position_buckets")
+    return {field: value for field, value in fields.items() if field not in ignored}
 
 
 def _check_same_shapes(params: Params, other: Run) -> None:
