@@ -2,7 +2,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +73,11 @@ def test_import_after_export_is_the_identity(run: Run, folder: Path, tmp_path: P
     assert main(["import", str(folder), "--out", str(tmp_path / "run")]) == 0
     imported = load(tmp_path / "run")
     jax.tree.map(np.testing.assert_array_equal, imported.params, run.params)
-    model = asdict(imported.config.model)
-    assert {k for k, v in asdict(run.config.model).items() if model[k] != v} == {"max_length"}
+    assert imported.config.model == run.config.model
     export_marian(imported, tmp_path / "again")
-    for name in ("model.safetensors", "vocab.json", "source.spm"):
-        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
+    # Marian cannot store the paper's length penalty, so generation_config.json differs.
+    for file in {*folder.iterdir()} - {folder / "generation_config.json"}:
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
 def write_scores(folder: Path) -> None:
@@ -114,12 +114,22 @@ def test_biases_of_zero_are_left_out(tmp_path: Path) -> None:
     assert not imported.config.model.attention_bias
 
 
-def change_settings(**changes: Any) -> Callable[[Path], object]:
+def change_settings(name: str = "config.json", **changes: Any) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
-        settings = json.loads((folder / "config.json").read_text("utf-8"))
-        (folder / "config.json").write_text(json.dumps(settings | changes), "utf-8")
+        settings = json.loads((folder / name).read_text("utf-8"))
+        (folder / name).write_text(json.dumps(settings | changes), "utf-8")
 
     return change
+
+
+def test_a_tokenizer_without_a_limit_leaves_the_number_of_positions(
+    folder: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for longest, expected in ((None, 512), (int(1e30), 512), (100.0, 100), (600, 512)):
+        change_settings("tokenizer_config.json", model_max_length=longest)(copy)
+        config = read_marian(copy).config
+        assert (config.model.max_length, config.data.max_length) == (expected, min(expected, 256))
 
 
 def change_weights(change: Callable[[dict[str, np.ndarray]], object]) -> Callable[[Path], object]:
@@ -138,6 +148,11 @@ def change_vocabulary(change: Callable[[dict[str, int]], object]) -> Callable[[P
         (folder / "vocab.json").write_text(json.dumps(ids), "utf-8")
 
     return rewrite
+
+
+def replace_by_folder(folder: Path) -> None:
+    (folder / "target.spm").unlink()
+    (folder / "target.spm").mkdir()
 
 
 def link_the_weights(folder: Path) -> None:
@@ -177,8 +192,18 @@ def link_the_scores(folder: Path) -> None:
         (change_settings(encoder_attention_heads=3, decoder_attention_heads=3), "not a multiple"),
         (change_settings(d_model=10**9), "model.d_model must be from 1 to 1000000"),
         (change_settings(d_model=10**6), "but its config requires (64, 1000000)"),
-        (change_settings(d_model="16"), "config.json is invalid: "),
+        (change_settings(d_model="16"), "d_model must be a positive integer, got 16"),
+        (
+            change_settings(encoder_attention_heads=0, decoder_attention_heads=0),
+            "encoder_attention_heads must be a positive integer, got 0",
+        ),
+        (change_settings(max_position_embeddings=10**12), "model.max_length must be from 1 to"),
+        (
+            change_settings("tokenizer_config.json", model_max_length=0),
+            "tokenizer_config.json has the model_max_length 0, which is not a positive number",
+        ),
         (lambda x: (x / "config.json").write_text("{"), "config.json is not JSON"),
+        (lambda x: (x / "config.json").write_bytes(b"\xff{}"), "config.json is not JSON"),
         (lambda x: (x / "config.json").write_text("[]"), "config.json is not a JSON object"),
         (lambda x: (x / "vocab.json").write_text("{}"), "but vocab.json has 0 tokens"),
         (change_vocabulary(lambda x: x.update(new=64)), "has the vocab_size 64, but vocab.json"),
@@ -187,17 +212,27 @@ def link_the_scores(folder: Path) -> None:
             "has the ID 64 for '<s>', but",
         ),
         (change_vocabulary(lambda x: x.update({"<s>": 5})), "has no token with the ID 1"),
+        (
+            change_vocabulary(lambda x: x.update({"\ud800": x.pop("<s>")})),
+            r"vocab.json has the token '\ud800', which is not text",
+        ),
         (lambda x: (x / "target.spm").write_bytes(b"x"), "target.spm is not a SentencePiece model"),
         (lambda x: (x / "vocab.json").unlink(), "vocab.json cannot be read"),
         (lambda x: (x / "config.json").write_text("[" * 100_000), "config.json is not JSON"),
         (lambda x: (x / "generation_config.json").write_text("[]"), "is not a JSON object"),
         (lambda x: (x / "model.safetensors").unlink(), "model.safetensors cannot be read"),
         (lambda x: (x / "target.spm").unlink(), "target.spm cannot be read"),
+        (replace_by_folder, "target.spm cannot be read: Is a directory"),
+        (lambda x: os.truncate(x / "model.safetensors", 5000), "model.safetensors cannot be read"),
         (link_the_weights, "model.safetensors is a link or a special file"),
         (link_the_scores, "copy/evaluations/test is a link or a special file"),
         (lambda x: os.mkfifo(x / "scores.json"), "scores.json is a link or a special file"),
         (lambda x: os.truncate(x / "model.safetensors", 1 << 30), "it has more than 95 MiB"),
         (change_weights(lambda x: x.pop("model.shared.weight")), "lacks the parameter"),
+        (
+            change_weights(lambda x: x["model.shared.weight"].__setitem__((3, 3), np.nan)),
+            "model.safetensors has values in model.shared.weight that are not finite",
+        ),
         (change_weights(lambda x: x.update(extra=np.ones(1, "f4"))), "has an unknown parameter"),
         (
             change_weights(lambda x: x.update({"lm_head.weight": np.ones((64, 16), "f4")})),

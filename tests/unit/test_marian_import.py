@@ -247,11 +247,6 @@ def test_export_after_import_is_the_identity(imported: Imported, tmp_path: Path)
     )
     assert len({tuple(x.items()) for x in vocabularies}) == 1
     # Importing the exported folder gives the same run, too.
-    settings = json.loads((tmp_path / "again" / "config.json").read_bytes())
-    assert settings["max_position_embeddings"] == 512 + 50
-    (tmp_path / "again" / "config.json").write_text(
-        json.dumps({**settings, "max_position_embeddings": 512})
-    )
     assert_same_run(read_marian(tmp_path / "again"), imported.run)
     export_safetensors(imported.run, tmp_path / "safetensors")
     assert_same_run(read_safetensors(tmp_path / "safetensors"), imported.run)

@@ -31,7 +31,7 @@ from transformer_jax.interop.marian_parameters import (
     has_attention_bias,
     marian_shapes,
 )
-from transformer_jax.interop.marian_settings import has_own_tokens, read_config, read_tokens
+from transformer_jax.interop.marian_settings import has_package_ids, read_config, read_tokens
 from transformer_jax.interop.parameters import Arrays, expected_shapes, read_arrays
 from transformer_jax.interop.torch_weights import read_torch_arrays
 from transformer_jax.model.build import build_transformer
@@ -72,20 +72,36 @@ def read_marian(path: Path) -> Run:
     vocabulary = _read_vocabulary(path, settings)
     generation = _read_optional_json(path / "generation_config.json") or settings
     config = read_config(path, settings, generation, vocabulary)
+    max_length = int(min(config.model.max_length, _read_longest_source(path)))
     arrays = _read_weights(path, config.model, vocabulary)
     # Biases are optional in this package. Leave out biases that are zero, except for the logit
     # biases of models that start with padding: the export to CTranslate2 needs the padding token's
     # bias.
     config = config.change(
+        data={"max_length": min(config.data.max_length, max_length)},
         model={
+            "max_length": max_length,
             "attention_bias": has_attention_bias(arrays),
             "output_bias": config.model.decoder_start == "padding" or bool(np.any(arrays[BIAS])),
-        }
+        },
     )
     params = from_marian(config.model, arrays, Orders.of(vocabulary))
     params = jax.tree.map(jnp.asarray, params)
     folder = RunDirectory(path, config, vocabulary, f"imported-{digest_params(params)[:16]}")
     return Run(folder, params, (0,))
+
+
+def _read_longest_source(path: Path) -> float:
+    """Return the tokenizer's limit on the length of a source, or infinity if there is none."""
+    file = path / "tokenizer_config.json"
+    longest = _read_optional_json(file).get("model_max_length")
+    if longest is None:
+        return math.inf
+    if type(longest) not in (int, float) or not longest >= 1:
+        raise StorageError(
+            f"{file} has the model_max_length {str(longest)[:50]}, which is not a positive number"
+        )
+    return longest
 
 
 def _read_vocabulary(path: Path, settings: Mapping[str, Any]) -> Vocabulary:
@@ -130,7 +146,7 @@ def _make_tokenizer(
     """Return a tokenizer, with a table only if the IDs differ from those in the model."""
     check_model(model, str(path / name))
     table = read_tokens(path, settings, tokens)
-    if has_own_tokens(table) and not needs_table:
+    if has_package_ids(table) and not needs_table:
         try:
             tokenizer = Tokenizer(model)
         except DataError:
@@ -152,6 +168,11 @@ def _read_token_list(path: Path) -> list[str]:
                 f"{path} has the ID {str(number)[:50]} for {token[:50]!r}, but the IDs of "
                 f"{len(ids)} tokens are 0 to {len(ids) - 1}"
             )
+        try:
+            token.encode()
+        except UnicodeEncodeError as error:
+            # JSON can express half of a surrogate pair.
+            raise StorageError(f"{path} has the token {token[:50]!a}, which is not text") from error
         tokens[number] = token
     if None in tokens:
         raise StorageError(f"{path} has no token with the ID {tokens.index(None)}")
@@ -180,6 +201,9 @@ def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Ar
         _check_size(weights, max_bytes)
         arrays, _ = read_arrays(weights, shapes, optional, types=("F32", "F16"))
     arrays = {name: array.astype(np.float32, copy=False) for name, array in arrays.items()}
+    for name, array in arrays.items():
+        if not np.all(np.isfinite(array)):
+            raise StorageError(f"{weights} has values in {name} that are not finite")
     _check_computed(weights, config, arrays)
     return arrays
 
@@ -223,7 +247,10 @@ def _read_json(path: Path, max_bytes: int) -> dict[str, Any]:
 
 def _read(path: Path, max_bytes: int) -> bytes:
     _check_size(path, max_bytes)
-    return path.read_bytes()
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _check_size(path: Path, max_bytes: int) -> None:

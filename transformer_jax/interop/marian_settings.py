@@ -128,7 +128,7 @@ def read_tokens(path: Path, settings: Mapping[str, Any], tokens: list[str]) -> T
     return table
 
 
-def has_own_tokens(table: TokenTable) -> bool:
+def has_package_ids(table: TokenTable) -> bool:
     """Return whether the special tokens have the same IDs as in this package."""
     return table[1:] == (PAD, BOS, EOS, UNKNOWN)
 
@@ -138,7 +138,8 @@ def read_config(
 ) -> Config:
     """Return a folder's config, with attention biases and logit biases.
 
-    Translations use the same beam size and length penalty as `generate`.
+    Translations use the same beam size and length penalty as `generate`. `model.max_length` is the
+    number of positions.
 
     Raises:
         UsageError: this package cannot express a field's value. The message names the field.
@@ -154,6 +155,9 @@ def read_config(
     max_length = settings.get("max_position_embeddings", 1024)
     try:
         d_model, num_heads = settings["d_model"], settings["encoder_attention_heads"]
+        for field, value in (("d_model", d_model), ("encoder_attention_heads", num_heads)):
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{field} must be a positive integer, got {str(value)[:50]}")
         width = d_model // num_heads
         if width * num_heads != d_model:
             raise ValueError(f"d_model {d_model} is not a multiple of {num_heads} heads")
@@ -188,7 +192,7 @@ def read_config(
             "length_penalty_alpha": generation.get("length_penalty", 1.0),
         }
         return Config().change(model=model, data=data, decode=decode)
-    except (KeyError, ValueError, TypeError, ZeroDivisionError, ConfigError) as error:
+    except (KeyError, ValueError, TypeError, ConfigError) as error:
         raise StorageError(f"{path / 'config.json'} is invalid: {error}") from error
 
 
