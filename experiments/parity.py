@@ -1,96 +1,97 @@
-"""Compare how a run and its exports to CTranslate2 translate the run's test set.
+"""Compare how a run and its exports translate the run's test set.
 
-    python -m experiments.parity RUN FOLDER [FOLDER ...]
+    python -m experiments.parity RUN
 
-The first folder must contain a float32 export. Both programs use the same beam size and the length
-penalty length^0.6. The programs end a search by different rules, so either one can find the better
-translation. CTranslate2 ends a search after beam_size x patience finished hypotheses. To make the
-scores comparable, the model in the first folder scores all translations.
+This command exports the run to every format, and opens each export in the program for that format.
+All programs use the same beam size, length penalty length^0.6, and length limits. The programs end
+a beam search by different rules, so either one can find the better translation. To make the scores
+comparable, the float32 model in CTranslate2 scores all translations. The table goes to standard
+output. Lines with different translations, with both scores, go to standard error.
 """
 
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
-
-import ctranslate2
-import sentencepiece
 
 from transformer_jax.data.corpora import CORPORA
 from transformer_jax.inference.trained_run import Run, load
+from transformer_jax.interop.ctranslate2_format import export_ctranslate2, without_padding
+from transformer_jax.interop.marian_format import export_marian
+from transformer_jax.interop.safetensors_format import export_safetensors, read_safetensors
+from transformer_jax.interop.search_comparison import Difference, SearchComparison, compare_searches
+from transformer_jax.interop.verify import (
+    CTranslate2System,
+    MarianSystem,
+    System,
+    find_translations,
+)
 
 ALPHA = 0.6
-# Pairs of a beam size and CTranslate2's patience, whose default is 1.
-SEARCHES = ((1, 1), (4, 1), (4, 2))
+BEAM_SIZES = (1, 4)
+# CTranslate2 ends a beam search after beam_size x patience finished hypotheses. Its default is 1.
+PATIENCES = (1, 2)
+
+Compare = Callable[[int], SearchComparison]
+"""A function that compares the searches with a beam size."""
 
 
-class Counts(NamedTuple):
-    """The number of equal translations, and the number of times that each program scores higher."""
+def compare_exports(run: Run, lines: list[str], folder: Path) -> Iterator[tuple[str, Compare]]:
+    """Export the run to new folders, and yield each export's name and comparison."""
+    export_ctranslate2(run, folder / "float32")
+    export_ctranslate2(run, folder / "int8", "int8")
+    export_marian(run, folder / "marian")
+    export_safetensors(run, folder / "safetensors")
+    exact = CTranslate2System(folder / "float32")
 
-    equal: int
-    ours_higher: int
-    theirs_higher: int
-    tied: int
-    """The number of different translations with equal scores."""
-
-
-class Folder:
-    """A model exported to CTranslate2."""
-
-    def __init__(self, path: Path) -> None:
-        self.source, self.target = (
-            sentencepiece.SentencePieceProcessor(str(path / f"{side}.spm"))
-            for side in ("source", "target")
+    def compare(run: Run, system: System) -> Compare:
+        return lambda beam_size: compare_searches(
+            run, system, lines, beam_size=beam_size, alpha=ALPHA, scorer=exact
         )
-        self.translator = ctranslate2.Translator(str(path), intra_threads=1)
 
-    def translate(self, lines: Sequence[str], beam_size: int, patience: float) -> list[str]:
-        """Return the best translation of each line."""
-        results = self.translator.translate_batch(
-            self.source.encode(list(lines), out_type=str),
-            beam_size=beam_size,
-            patience=patience,
-            length_penalty=ALPHA,
-            max_batch_size=32,
-        )
-        return self.target.decode([result.hypotheses[0] for result in results])
-
-    def scores(self, lines: Sequence[str], translations: Sequence[str]) -> list[float]:
-        """Return the log-probability of each translation divided by length^0.6."""
-        pieces = self.target.encode(list(translations), out_type=str)
-        sources = self.source.encode(list(lines), out_type=str)
-        results = self.translator.score_batch(sources, pieces, max_batch_size=32)
-        return [sum(r.log_probs) / len(r.log_probs) ** ALPHA for r in results]
+    for quantization in ("float32", "int8"):
+        for patience in PATIENCES:
+            system = CTranslate2System(folder / quantization, quantization, patience=patience)
+            yield (
+                f"ctranslate2 {quantization}, patience {patience}",
+                compare(without_padding(run), system),
+            )
+    yield "marian, float32", compare(run, MarianSystem(folder / "marian"))
+    again = read_safetensors(folder / "safetensors")
+    yield "safetensors, float32", lambda beam_size: compare_runs(run, again, lines, beam_size)
 
 
-def compare(run: Run, exact: Folder, folder: Folder, beam_size: int, patience: float) -> Counts:
-    """Compare the translations of the test set, and print the differing ones with their scores."""
-    lines = [source for source, _ in CORPORA[run.config.data.corpus](run.config.data).read("test")]
-    options = {"length_penalty": "power", "length_penalty_alpha": ALPHA}
-    ours = run.translate(lines, beam_size=beam_size, **options)
-    theirs = folder.translate(lines, beam_size, patience)
-    different = [i for i, pair in enumerate(zip(ours, theirs, strict=True)) if len(set(pair)) > 1]
-    sources = [lines[i] for i in different]
-    scores = [exact.scores(sources, [x[i] for i in different]) for x in (ours, theirs)]
-    signs = []
-    for i, our_score, their_score in zip(different, *scores, strict=True):
-        print(f"{lines[i]}\n  {our_score:.6f} {ours[i]}\n  {their_score:.6f} {theirs[i]}")
-        signs.append((our_score > their_score) - (our_score < their_score))
-    counts = (signs.count(sign) for sign in (1, -1, 0))
-    return Counts(len(lines) - len(different), *counts)
+def compare_runs(run: Run, other: Run, lines: list[str], beam_size: int) -> SearchComparison:
+    """Compare the translations of two runs."""
+    ours, theirs = (
+        find_translations(x, lines, beam_size=beam_size, alpha=ALPHA) for x in (run, other)
+    )
+    differences = [
+        Difference(line, one.tokens, two.tokens, one.score, two.score)
+        for line, one, two in zip(lines, ours, theirs, strict=True)
+        if one.tokens != two.tokens
+    ]
+    return SearchComparison(len(lines), differences)
 
 
 def main() -> None:
-    """Print one row of a Markdown table for each folder and search."""
-    run = load(sys.argv[1], average_checkpoints=1)
-    paths = [Path(path) for path in sys.argv[2:]]
-    folders = [Folder(path) for path in paths]
-    print("| folder | beam | patience | equal | ours scores higher | theirs scores higher | tied |")
-    print("|---|---|---|---|---|---|---|")
-    for search in SEARCHES:
-        for path, folder in zip(paths, folders, strict=True):
-            counts = compare(run, folders[0], folder, *search)
-            print(f"| {path.name} | {' | '.join(map(str, (*search, *counts)))} |")
+    """Print one row of a Markdown table for each export and beam size."""
+    run = load(sys.argv[1])
+    data = run.config.data
+    lines = [source for source, _ in CORPORA[data.corpus](data).read("test")]
+    print("| exported as | beam size | equal | ours scores higher | theirs scores higher |")
+    print("|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, compare in compare_exports(run, lines, Path(folder)):
+            for beam_size in BEAM_SIZES:
+                found = compare(beam_size)
+                counts = found.equal, found.ours_higher, found.theirs_higher
+                row = [name, str(beam_size), *(f"{count:,}" for count in counts)]
+                print(f"| {' | '.join(row)} |", flush=True)
+                for line, ours, theirs, our_score, their_score in found.differences:
+                    print(f"{name}, beam size {beam_size}: {line}", file=sys.stderr)
+                    print(f"  {our_score:.6f} {''.join(ours)}", file=sys.stderr)
+                    print(f"  {their_score:.6f} {''.join(theirs)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

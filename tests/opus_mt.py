@@ -93,7 +93,9 @@ def model_settings(vocab_size: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def write_opus_mt(folder: Path, *, is_torch: bool = False, **changes: Any) -> Any:
+def write_opus_mt(
+    folder: Path, *, is_torch: bool = False, end_bias: float = 6, **changes: Any
+) -> Any:
     """Write a model with random weights to a new folder, and return the model.
 
     The weights are large, so that distributions are peaked.
@@ -101,6 +103,7 @@ def write_opus_mt(folder: Path, *, is_torch: bool = False, **changes: Any) -> An
     Args:
         folder: the path of the new folder.
         is_torch: whether to write pytorch_model.bin instead of model.safetensors.
+        end_bias: the logit bias of the end token. Translations are shorter with a higher bias.
         changes: fields of config.json with different values.
     """
     torch: Any = importlib.import_module("torch")
@@ -108,7 +111,7 @@ def write_opus_mt(folder: Path, *, is_torch: bool = False, **changes: Any) -> An
     folder.mkdir()
     settings = model_settings(write_tokenizers(folder), **changes)
     model = transformers.MarianMTModel(transformers.MarianConfig(**settings)).eval()
-    draw_weights(model, settings["eos_token_id"])
+    draw_weights(model, settings["eos_token_id"], end_bias)
     transformers.utils.logging.disable_progress_bar()
     if is_torch:
         torch.save(model.state_dict(), folder / "pytorch_model.bin")
@@ -125,8 +128,8 @@ def write_opus_mt(folder: Path, *, is_torch: bool = False, **changes: Any) -> An
     return transformers.MarianMTModel.from_pretrained(folder).eval()
 
 
-def draw_weights(model: Any, end: int) -> None:
-    """Draw all weights and biases at random. The end token is neither rare nor frequent."""
+def draw_weights(model: Any, end: int, end_bias: float) -> None:
+    """Draw all weights and biases at random, except for the bias of the end token."""
     torch: Any = importlib.import_module("torch")
     rng = np.random.default_rng(0)
     for name, parameter in sorted({**dict(model.named_parameters())}.items()):
@@ -144,5 +147,5 @@ def draw_weights(model: Any, end: int) -> None:
     # length.
     model.lm_head.weight.data[end] *= 0.1
     bias = rng.standard_normal(model.final_logits_bias.shape)
-    bias[0, end] = 6
+    bias[0, end] = end_bias
     model.final_logits_bias.copy_(torch.tensor(bias))

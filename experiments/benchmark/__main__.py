@@ -105,6 +105,8 @@ class Decode(MeasureCommand):
         if min(self.beam, default=0) < 1:
             raise UsageError(f"--beam must be positive, got {self.beam}")
         if self.serve is not None:
+            if (self.sizes, self.changes) != ("base", ()):
+                raise UsageError("--serve measures the run's own model: leave out SIZES and --set")
             self.save("decode", [self._serve(self.serve, beam) for beam in self.beam])
             return
         benchmarks_by_beam = [

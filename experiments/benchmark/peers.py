@@ -312,7 +312,8 @@ def serve(task: Mapping[str, Any]) -> Workload:
     translator = library.Translator(
         task["folder"], device, compute_type=task["compute_type"], intra_threads=threads
     )
-    longest = max(map(len, source.encode(task["lines"])))
+    # With the end tokens of both sides, this is the limit of our search.
+    limits = [len(tokens) + task["max_extra_length"] for tokens in source.encode(task["lines"])]
 
     def turn(steps: int) -> RunResult:
         found: list[str] = []
@@ -321,9 +322,13 @@ def serve(task: Mapping[str, Any]) -> Workload:
                 source.encode(task["lines"], out_type=str),
                 beam_size=task["beam_size"],
                 length_penalty=task["alpha"],
-                max_decoding_length=longest + task["max_extra_length"],
+                min_decoding_length=0,
+                max_decoding_length=max(limits),
                 max_batch_size=ROWS[device],
             )
+            for result, limit in zip(results, limits, strict=True):
+                if len(result.hypotheses[0]) > limit:
+                    raise ValueError(f"a translation is longer than its limit of {limit} tokens")
             found = target.decode([result.hypotheses[0] for result in results])
         lengths = [len(line) for line in found]
         return RunResult(steps * len(found), sum(lengths) / len(lengths))

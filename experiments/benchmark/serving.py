@@ -6,9 +6,10 @@ from pathlib import Path
 from experiments.benchmark.benchmarks import Settings, isolated_cache, select_names
 from experiments.benchmark.measurements import Benchmark, summarize
 from experiments.benchmark.rounds import WorkerSpec
+from transformer_jax.errors import UsageError
 from transformer_jax.inference.trained_run import load
 from transformer_jax.interop.ctranslate2_format import Quantization, export_ctranslate2
-from transformer_jax.interop.verify import sample_lines
+from transformer_jax.interop.verify import dev_lines
 
 QUANTIZATIONS: dict[str, Quantization] = {
     "ctranslate2": "float32",
@@ -29,8 +30,9 @@ def serve(
 ) -> Benchmark:
     """Compare the translation of development lines, including tokenization and detokenization.
 
-    All workers use the length penalty length^alpha, with the run's alpha, and the same limit on the
-    length of a translation. Each program ends a search by its own rule.
+    All workers use the length penalty length^alpha, with the run's alpha. Each program ends a
+    search by its own rule. CTranslate2 has one limit on length for all lines, so its worker fails
+    if a translation is longer than the limit of its line.
 
     Args:
         name: the name of the benchmark.
@@ -40,10 +42,18 @@ def serve(
         count: the number of lines.
         only: a comma-separated list of workers.
         usual: the workers to run if `only` is None.
+
+    Raises:
+        UsageError: the run's development set is not available, CTranslate2 cannot represent the
+            model, or a worker is unknown.
     """
     names = select_names(only, SERVERS, usual)
     run = load(run_folder)
-    lines = sample_lines(run, count)
+    lines = dev_lines(run, count)
+    if not lines:
+        raise UsageError(
+            f"the development set of {run_folder} is not available: use a run whose text is here"
+        )
     decode = run.config.decode
     task = {
         "lines": lines,

@@ -410,10 +410,28 @@ def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
 def test_the_exports_of_a_run_are_served_next_to_our_search(tmp_path: Path) -> None:
     run = write_untrained_run(tmp_path / "run", steps=(4,), scale=3)
     settings = benchmarks.Settings(rounds=1)
-    found = serve("serve", run.path, settings, beam_size=2, count=4)
+    # All translations reach the limit, which is the same for all lines if there is only one.
+    found = serve("serve", run.path, settings, beam_size=2, count=1)
     assert found.skipped == {}
     assert list(found.measurements) == ["ours", "ctranslate2", "ctranslate2-int8"]
     assert found.reference == "ctranslate2"
-    assert {one.samples[0].units for one in found.measurements.values()} == {4}
+    assert {one.samples[0].units for one in found.measurements.values()} == {1}
+    found = serve("serve", run.path, settings, beam_size=2, count=4, only="ctranslate2")
+    assert "a translation is longer than its limit of " in found.skipped["ctranslate2"]
     with pytest.raises(UsageError, match="no worker 'hf'"):
         serve("serve", run.path, settings, beam_size=2, count=4, only="hf")
+
+
+def test_serve_refuses_sizes_and_runs_without_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(write_untrained_run(tmp_path / "run", steps=(4,)).path)
+    for wrong in (["toy"], ["--set", "batch=8"]):
+        assert main(["decode", *wrong, "--serve", run, "--out", str(tmp_path)]) == 2
+        assert "the run's own model: leave out SIZES and --set" in capsys.readouterr().err
+    description = tmp_path / "run" / "run.json"
+    data = json.loads(description.read_text("utf-8"))
+    data["config"]["data"]["dev"] = ["missing.en", "missing.de"]
+    description.write_text(json.dumps(data), "utf-8")
+    assert main(["decode", "--serve", run, "--out", str(tmp_path)]) == 2
+    assert "is not available: use a run whose text is here" in capsys.readouterr().err

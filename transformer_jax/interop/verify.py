@@ -100,25 +100,33 @@ def verify(run: Run, system: System, lines: Sequence[str] | None = None) -> Veri
 
 
 def sample_lines(run: Run, count: int = NUM_SENTENCES) -> list[str]:
-    """Return source lines from the development set, or random tokens if it is not available."""
-    data, translator = run.config.data, run.translator()
-    lines: list[str] = []
-    # Reading a dataset from TensorFlow Datasets may start a download.
-    if data.corpus != "tfds":
-        try:
-            sources = (source for source, _ in CORPORA[data.corpus](data).read("dev"))
-            lines = [line for line in itertools.islice(sources, 10 * count) if line.strip()]
-        except TransformerJaxError:
-            lines = []
-    longest = translator.longest_source
-    encoded = zip(lines, run.vocabulary.source.encode(lines), strict=True)
-    lines = [line for line, tokens in encoded if 1 < len(tokens) <= longest]
+    """Return source lines from the development set, or random tokens if it has too few lines."""
+    lines = dev_lines(run, count)
     if len(lines) < count:
         vocabulary = run.vocabulary.source
-        shape = count, min(RANDOM_LENGTH, longest - 1)
+        shape = count, min(RANDOM_LENGTH, run.translator().longest_source - 1)
         rng = np.random.default_rng(0)
         lines = vocabulary.decode(rng.integers(UNKNOWN + 1, len(vocabulary), shape).tolist())
-    return lines[:count]
+    return lines
+
+
+def dev_lines(run: Run, count: int) -> list[str]:
+    """Return up to `count` source lines from the development set, without lines that are too long.
+
+    There are none if the development set is not available without a download.
+    """
+    data = run.config.data
+    # Reading a dataset from TensorFlow Datasets may start a download.
+    if data.corpus == "tfds":
+        return []
+    try:
+        sources = (source for source, _ in CORPORA[data.corpus](data).read("dev"))
+        lines = [line for line in itertools.islice(sources, 10 * count) if line.strip()]
+    except TransformerJaxError:
+        return []
+    longest = run.translator().longest_source
+    encoded = zip(lines, run.vocabulary.source.encode(lines), strict=True)
+    return [line for line, tokens in encoded if 1 < len(tokens) <= longest][:count]
 
 
 def find_translations(
@@ -162,8 +170,12 @@ class CTranslate2System:
     A line must not begin with a language code, because SentencePiece would split it.
     """
 
-    def __init__(self, folder: Path, quantization: str = "float32") -> None:
-        """Open the folder; raise a UsageError if CTranslate2 is not installed."""
+    def __init__(self, folder: Path, quantization: str = "float32", *, patience: float = 1) -> None:
+        """Open the folder; raise a UsageError if CTranslate2 is not installed.
+
+        A beam search ends after beam_size x `patience` finished hypotheses.
+        """
+        self._patience = patience
         self._tokenizer = sentencepiece.SentencePieceProcessor(str(folder / "source.spm"))
         # Not every CPU supports bfloat16.
         compute_type = "int8" if quantization == "int8" else "float32"
@@ -176,9 +188,14 @@ class CTranslate2System:
     ) -> list[str]:
         """Return a translation of at most `max_tokens` tokens, without the end token."""
         source = [self._tokenizer.encode(line, out_type=str)]
-        options = {"beam_size": beam_size, "length_penalty": alpha}
         [result] = self._translator.translate_batch(
-            source, max_decoding_length=max_tokens, **options
+            source,
+            beam_size=beam_size,
+            length_penalty=alpha,
+            patience=self._patience,
+            max_decoding_length=max_tokens,
+            # By default, CTranslate2 never returns an empty translation.
+            min_decoding_length=0,
         )
         return list(result.hypotheses[0])
 

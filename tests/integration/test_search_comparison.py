@@ -1,0 +1,77 @@
+"""Compare searches with those of transformers and CTranslate2 on 100 sentences."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from opus_mt import SOURCES, write_opus_mt
+from small import SMALL
+from training_runs import train
+
+from transformer_jax.inference.trained_run import Run, load
+from transformer_jax.interop.ctranslate2_format import export_ctranslate2, without_padding
+from transformer_jax.interop.marian_format import export_marian
+from transformer_jax.interop.marian_import import read_marian
+from transformer_jax.interop.search_comparison import compare_searches
+from transformer_jax.interop.verify import CTranslate2System, MarianSystem, System
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Recommended"),
+]
+
+# Marian's epsilon, so that both programs compute the same function.
+TRAINED = SMALL.change(
+    model={"layer_norm_epsilon": 1e-5},
+    train={"steps": 200, "warmup_steps": 50, "checkpoint_every": 200, "bleu_every": 300},
+)
+
+
+class Model(NamedTuple):
+    """A run, and a folder with the same model in Marian's format."""
+
+    run: Run
+    folder: Path
+
+
+@pytest.fixture(scope="module", params=["trained", "imported"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    torch, _ = (
+        pytest.importorskip(name, reason=f"`pip install --group interop` installs {name}")
+        for name in ("torch", "transformers")
+    )
+    # PyTorch's threads spend more time waiting for each other than computing with such small
+    # matrices.
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("models")
+    if request.param == "imported":
+        # Translations end early, because programs differ in what they do at the maximum length.
+        write_opus_mt(path / "model", end_bias=8)
+        return Model(read_marian(path / "model"), path / "model")
+    run = load(train(TRAINED, path / "run"))
+    export_marian(run, path / "model")
+    return Model(run, path / "model")
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("program", ["transformers", "ctranslate2"])
+def test_100_sentences_are_translated_as_in_other_programs(
+    model: Model, program: str, beam_size: int, tmp_path: Path
+) -> None:
+    run = model.run
+    system: System
+    if program == "ctranslate2":
+        export_ctranslate2(run, tmp_path / "ctranslate2")
+        # Both programs' probabilities then leave out padding.
+        run, system = without_padding(run), CTranslate2System(tmp_path / "ctranslate2")
+    else:
+        system = MarianSystem(model.folder)
+    lines: list[str] = list(dict.fromkeys(SOURCES))[:100]
+    found = compare_searches(run, system, lines, beam_size=beam_size)
+    assert found.lines == 100
+    if beam_size == 1:
+        # Rounding can reverse a near tie.
+        assert found.equal >= 99
+    # Our beam search continues until no hypothesis can win, so it loses only through its pruning.
+    assert found.theirs_higher <= 1
+    assert found.equal + found.ours_higher + found.theirs_higher == 100
