@@ -137,6 +137,8 @@ def test_the_command_says_why_a_run_has_no_such_picture(
 ) -> None:
     config = SMALL.change(model={"positions": "rotary"})
     rotary = str(write_untrained_run(tmp_path / "rotary", config, steps=(8,)).path)
+    config = SMALL.change(model={"num_decoder_layers": 2})
+    deeper = str(write_untrained_run(tmp_path / "deeper", config, steps=(8,)).path)
     path, out = str(run.folder.path), str(tmp_path / "x.svg")
     mistakes: dict[tuple[str, ...], str] = {
         (rotary, "--kind", "positions", "--out", out): "positions is rotary, because they act",
@@ -146,6 +148,13 @@ def test_the_command_says_why_a_run_has_no_such_picture(
         (path, rotary, "--kind", "heads", "--out", out): "--kind heads plots one run, got 2",
         (path, "--offset", "2", "--out", out): "--offset is for --kind positions, not curves",
         (path, "--kind", "loss", "--margin", "1", "--out", out): "is for --kind heads, not loss",
+        (
+            deeper,
+            "--kind",
+            "heads",
+            "--out",
+            out,
+        ): "same number of layers, but this model has 1 and 2",
         (path, "--kind", "head"): "did you mean 'heads'?",
         (path, "--kind", "heads", "--num-sentences", "0", "--out", out): "pass --num-sentences 256",
         (path, "--out", out): "there are no metrics of run",

@@ -98,8 +98,8 @@ def head_importance(
     that may be needed.
 
     Raises:
-        UsageError: `num_sentences` is not positive, the margin is negative or not a number, or the
-            loss is not finite.
+        UsageError: `num_sentences` is not positive, the margin is negative or not a number, the
+            loss is not finite, or `mask_heads` rejects the model.
         DataError: the run's text has changed.
     """
     if num_sentences < 1:
@@ -110,13 +110,14 @@ def head_importance(
         raise UsageError(
             f"the margin must be at least 0, got {margin}; pass ", Setting("margin", MARGIN)
         )
+    config = run.config.model
+    shape = (len(KINDS), config.num_layers, config.num_heads)
+    # Reject other architectures and stacks of different depths before preparing the text.
+    mask_heads(run.params, np.ones(shape, bool))
     tokens = [
         side._replace(offsets=side.offsets[: num_sentences + 1])
         for side in prepare_split(split, of=run, progress=progress).tokens(split)
     ]
-    config = run.config.model
-    # `mask_heads` rejects a model whose stacks have different depths.
-    shape = (len(KINDS), config.num_layers, config.num_heads)
     num_heads = math.prod(shape)
     num_done = 0
 
