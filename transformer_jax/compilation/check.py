@@ -1,4 +1,4 @@
-"""Compile a config's step to check whether it fits a target, and suggest changes if it does not."""
+"""Compile a config's step, check whether it fits in a target's memory, and suggest changes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """An index of the paper's tables, figures, and equations, and the commands that reproduce them.
 
-`transformer-jax paper` prints this index, and docs/paper.md contains it. Commands at a small scale
-take minutes. Some of them use runs/demo, which `make demo` creates. Commands at the paper's scale
-use WMT14.
+`transformer-jax paper` prints this index, and docs/paper.md contains it. Small-scale
+commands take minutes. Some of them use runs/demo, which `make demo` creates. Commands at the
+paper's scale use WMT14.
 """
 
 import shlex

@@ -80,7 +80,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The comparison of every other row with the first row."""
+    """The comparisons of the first row with each of the others."""
 
     base: str
     comparisons: Mapping[str, Comparison]

@@ -72,7 +72,7 @@ class Picture:
 
 
 def add_legend(axes: Axes, handles: Sequence[Artist] = ()) -> None:
-    """Add a legend of these artists, or of all artists in the axes that have a label.
+    """Add a legend for these artists, or for all labeled artists in the axes.
 
     Without `handles`, matplotlib ignores labels that begin with an underscore.
     """
