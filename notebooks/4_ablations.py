@@ -2,8 +2,7 @@
 # # 4. Ablations
 #
 # Table 3 of the paper changes one property of the base model at a time and measures the effect.
-# This notebook reads the report of such a sweep and examines what the report shows and what it does
-# not show.
+# This notebook reads a sweep's report and examines what it shows and what it does not show.
 #
 # **What you learn**
 #

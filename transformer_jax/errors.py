@@ -114,7 +114,7 @@ class RunInterrupted(BaseException):
 
 
 class LostProcessError(TransformerJaxError):
-    """A process of a run ended unexpectedly or is stuck. The run can resume from a checkpoint."""
+    """One of a run's processes ended or is stuck. The run can resume from a checkpoint."""
 
     exit_code = os.EX_TEMPFAIL
 

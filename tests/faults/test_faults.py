@@ -1,4 +1,4 @@
-"""Test that killed, interrupted, and damaged runs end with the same bits as undisturbed runs."""
+"""Test that killed, interrupted, and damaged runs give the same bits as uninterrupted runs."""
 
 import dataclasses
 import os

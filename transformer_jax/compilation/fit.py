@@ -120,7 +120,7 @@ def _first_fit(
 
 
 def _micro_batches(config: Config, program: StepProgram, num_devices: int) -> list[int]:
-    """Return numbers of micro-batches to try: powers of two that should fit, and the maximum."""
+    """Return the micro-batch counts to try: powers of two that should fit, plus the maximum."""
     current = config.train.gradient_accumulation_steps
     most = min(MAX_MICRO_BATCHES, program.rows // num_devices)
     counts = [count for i in range(1, 17) if current < (count := 1 << i) <= most]

@@ -79,10 +79,10 @@ class ModelConfig(ConfigSection):
     `relative` (Shaw et al.), and `t5` (Raffel et al.) work inside
     self-attention."""
     max_relative_position: Annotated[int, between(1, 1_000_000)] = 16
-    """With `relative` positions: the maximum distance (k in Shaw et al.).
+    """For `relative` positions: the maximum distance (k in Shaw et al.).
     Longer distances are clipped."""
     position_buckets: Annotated[int, between(4, 64)] = 32
-    """With `t5` positions: the number of groups of distances, each with a learned bias per head."""
+    """For `t5` positions: the number of groups of distances, each with a learned bias per head."""
     attention_score: Literal["scaled_dot_product", "dot_product", "general", "additive", "none"] = (
         "scaled_dot_product"
     )
@@ -119,15 +119,15 @@ class ModelConfig(ConfigSection):
     embedding and the output projection do. `target` and `none` differ from the
     paper."""
     max_positions: Annotated[int | None, between(1, 1_000_000)] = None
-    """With `learned` positions: the number of positions in each table. Default:
+    """For `learned` positions: the number of positions in each table. Default:
     model.max_length in the encoder, and 50 more in the decoder."""
     out_of_range_positions: Literal["error", "clamp"] = "error"
-    """With `learned` positions: how to handle positions past the end of the
+    """For `learned` positions: how to handle positions past the end of the
     table. `error` rejects a longer source and ends a translation at the last
     position. `clamp`, which differs from the paper, reuses the last
     position."""
     learned_positions_init: Literal["normal", "sinusoidal_scale", "sinusoids"] = "normal"
-    """With `learned` positions: the initial table, which the paper does not
+    """For `learned` positions: the initial table, which the paper does not
     specify. `normal` draws vectors of norm 1 from N(0, 1/d_model).
     `sinusoidal_scale` draws from N(0, 1/2), which gives the norm of a sinusoid,
     sqrt(d_model / 2). `sinusoids` starts from the sinusoids themselves."""
@@ -141,11 +141,11 @@ class ModelConfig(ConfigSection):
     remat: bool = False
     """Recompute each layer's activations in the backward pass, which is slower but saves memory."""
     rnn_cell: Literal["lstm", "gru"] = "lstm"
-    """With the architecture `rnn`: the recurrent cell."""
+    """For the `rnn` architecture: the recurrent cell."""
     rnn_input_feeding: bool = False
-    """With the architecture `rnn`: the decoder also reads its previous output (Luong et al.)."""
+    """For the `rnn` architecture: the decoder also reads its previous output (Luong et al.)."""
     conv_kernel_width: Annotated[int, between(1, 1000)] = 3
-    """With the architecture `conv`: the number of positions that a convolution reads."""
+    """For the `conv` architecture: the number of positions that a convolution reads."""
 
     name = "model"
 

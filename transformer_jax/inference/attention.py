@@ -34,7 +34,7 @@ class Attention:
     layers.
 
     Indices of layers, heads, and positions work as in Python: they start at 0, and negative indices
-    count from the end. Pictures number layers and heads from 1, as the paper does, so `layer=4`
+    count from the end. Figures number layers and heads from 1, as the paper does, so `layer=4`
     appears as "layer 5 of 6".
     """
 

@@ -1,7 +1,7 @@
 """Verify an exported model: compare its translations with its run's (section 6.1).
 
-Both programs search greedily, because the rules that end their beam searches differ. The compared
-scores are both programs' log-probabilities for the same translations.
+Both programs search greedily, because the rules that end their beam searches differ. The scores
+to compare are the two programs' log-probabilities for the same translations.
 
 Shapes: B sentences, S source positions, L tokens in the longest translation.
 """

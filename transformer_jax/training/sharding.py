@@ -98,7 +98,7 @@ class DataParallel:
 
     @property
     def compiler_options(self) -> dict[str, str | bool] | None:
-        """XLA's options for a step."""
+        """The XLA options for compiling a step."""
         return None
 
     def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
@@ -140,7 +140,7 @@ class FSDP(DataParallel):
 
     @property
     def compiler_options(self) -> dict[str, str | bool] | None:
-        """XLA's options for a step.
+        """The XLA options for compiling a step.
 
         On a TPU, XLA turns large products whose sums are split over devices into loops with many
         small permutes ("windowed einsum"). The option sets the minimum size, in MiB, of the

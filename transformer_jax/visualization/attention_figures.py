@@ -37,7 +37,7 @@ SIZE = "small"
 
 
 def draw_attention(maps: AttentionMaps, selection: Selection) -> Picture:
-    """Return a picture of the selected view.
+    """Return a figure of the selected view.
 
     Raises:
         UsageError: the selection does not exist.

@@ -9,7 +9,7 @@ def inline_curve(
 ) -> str:
     """Return a small SVG of a curve to embed in HTML, or "" if it has fewer than two points.
 
-    The curve is in the color of the surrounding text. The axes are linear and extend from the
+    The curve has the same color as the surrounding text. The axes are linear and extend from the
     lowest to the highest value. Values that are not finite are omitted.
     """
     points = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
