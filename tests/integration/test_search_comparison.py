@@ -15,10 +15,7 @@ from transformer_jax.interop.marian_import import read_marian
 from transformer_jax.interop.search_comparison import compare_searches
 from transformer_jax.interop.verify import CTranslate2System, MarianSystem, System
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Recommended"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Recommended")
 
 # Marian's epsilon, so that both programs compute the same function.
 TRAINED = SMALL.change(
@@ -34,7 +31,13 @@ class Model(NamedTuple):
     folder: Path
 
 
-@pytest.fixture(scope="module", params=["trained", "imported"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("trained", marks=pytest.mark.exhaustive),
+        pytest.param("imported", marks=pytest.mark.slow),
+    ],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     torch, _ = (
         pytest.importorskip(name, reason=f"`pip install --group interop` installs {name}")
