@@ -3,7 +3,7 @@
     transformer-jax train big
 
 Paper: 300,000 steps in 3.5 days on 8 P100 GPUs; 26.4 BLEU on newstest2013 without checkpoint
-averaging. To reproduce Table 2, which averages checkpoints, use the wmt14_big config.
+averaging. To reproduce Table 2, which averages checkpoints, use the `wmt14_big` config.
 
 No model has been trained with this config yet.
 """

@@ -3,8 +3,8 @@
     transformer-jax train parsing_small --data.folder FOLDER
     transformer-jax evaluate RUN
 
-FOLDER contains a treebank, as for `parsing`. Training skips sentences whose trees have more than
-110 symbols, but almost all sentences of at most 40 words have shorter trees.
+FOLDER contains a treebank, as for the `parsing` config. Training skips sentences whose trees have
+more than 110 symbols, but almost all sentences of at most 40 words have shorter trees.
 """
 
 from configs.parsing import CONFIG as PARSING

@@ -4,9 +4,9 @@
     transformer-jax train configs/presets.py:t2t_v2
 
 The `t2t` rows describe Tensor2Tensor, the authors' code, at the time of the paper and with its
-later defaults. The last row describes Flax's WMT example. Every row uses the same data as
-`base`. In these recipes, label smoothing excludes the true token. The comment above each row lists
-the features of the recipe that this package does not support.
+later defaults. The last row describes Flax's WMT example. Every row uses the same data as the
+`base` config. In these recipes, label smoothing excludes the true token. The comment above each row
+lists the features of the recipe that this package does not support.
 """
 
 from configs.base import CONFIG as PAPER

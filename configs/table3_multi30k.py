@@ -7,7 +7,7 @@ folder. The model has a quarter of the paper's width and a third of its depth, a
 seven passes over the text. The peak learning rate is the best one in configs/learning_rate.py.
 
 Differs from the paper: the model size, the text, and the learning rate. The search settings match
-Table 3: a beam size of 4, alpha 0.6, and no checkpoint averaging.
+Table 3: a beam size of 4, an alpha of 0.6, and no checkpoint averaging.
 """
 
 from configs.base import CONFIG as PAPER

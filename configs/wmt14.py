@@ -7,7 +7,8 @@
 Paper: 100,000 steps in 12 hours on 8 P100 GPUs; 27.3 BLEU on newstest2014 with the average of the
 last 5 checkpoints, which are ten minutes apart.
 
-The first command downloads the text; see base. No model has been trained with this config yet.
+The first command downloads the text; see configs/base.py. No model has been trained with this
+config yet.
 """
 
 from configs.base import CONFIG as BASE

@@ -1,6 +1,6 @@
 """The Transformer of "Attention Is All You Need" in JAX and Flax, exact to the paper.
 
-Translate with a trained run, on any device:
+Translate with a run's model, on any device:
 
     >>> import transformer_jax
     >>> run = transformer_jax.load("runs/tiny")
@@ -71,7 +71,7 @@ __all__ = [
     "plot_schedule",
 ]
 
-# The module of each name that needs JAX. A module is imported on first use.
+# The module that defines each name that requires JAX. A module is imported on first use.
 _MODULES = {
     "Attention": "inference.attention",
     "Run": "inference.trained_run",

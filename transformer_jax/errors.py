@@ -70,7 +70,7 @@ class NotReproducedError(TransformerJaxError):
 
 
 class VerificationFailedError(TransformerJaxError):
-    """An exported model's translations differ from its run's translations."""
+    """An exported model's translations differ from the run's."""
 
 
 class DataError(TransformerJaxError):
@@ -80,7 +80,7 @@ class DataError(TransformerJaxError):
 
 
 class ConnectionFailedError(TransformerJaxError):
-    """The processes of a run could not connect, or Slurm is not available."""
+    """A run's processes could not connect, or Slurm is not available."""
 
     exit_code = os.EX_UNAVAILABLE
 

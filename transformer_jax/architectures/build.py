@@ -1,4 +1,4 @@
-"""Build models of every `model.architecture`, and decode with them.
+"""Build a model for any `model.architecture`, and decode with it.
 
 Only this file maps architecture names to functions.
 Shapes: B batch, S source positions, T target positions, J hypotheses per sentence, L maximum length

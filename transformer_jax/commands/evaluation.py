@@ -1,4 +1,4 @@
-"""The `evaluate` command, which scores a trained run."""
+"""The `evaluate` command, which scores a run's model."""
 
 import json
 from dataclasses import dataclass
@@ -48,12 +48,12 @@ class Evaluate(RunCommand):
     set. The command reuses stored evaluations, so you can resume an
     interrupted grid."""
     beam_sizes: tuple[int, ...] = ()
-    """With --grid: numbers of hypotheses in the beam. Default: 1 4 8."""
+    """With --grid: the beam sizes to try. Default: 1 4 8."""
     alphas: tuple[float, ...] = ()
-    """With --grid: exponents of the length penalty. Default: 0 0.6 1."""
+    """With --grid: the length penalty's exponents to try. Default: 0 0.6 1."""
     averages: tuple[int, ...] = ()
-    """With --grid: numbers of scheduled checkpoints to average. Default: 1, 5,
-    and 20, up to the number of consecutive checkpoints that end at the step."""
+    """With --grid: the numbers of scheduled checkpoints to average. Default: 1,
+    5, and 20, up to the number of consecutive checkpoints that end at the step."""
 
     def run(self) -> None:
         """Evaluate the run, print the scores, and store them in the run."""
@@ -126,7 +126,7 @@ class Evaluate(RunCommand):
         if not self.grid:
             if given := [name for name in settings if getattr(self, name)]:
                 raise UsageError(f"--{given[0].replace('_', '-')} needs --grid")
-        # An option with the value 0 was also given, although 0 == False.
+        # An option set to 0 counts as given, although 0 == False.
         elif given := [
             name
             for name in others

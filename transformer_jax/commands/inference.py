@@ -1,4 +1,4 @@
-"""Commands that use a trained run: `translate` and `package`, and base classes for others."""
+"""Commands that use a run's model: `translate` and `package`, and base classes for others."""
 
 import codecs
 import sys
@@ -60,7 +60,7 @@ class CheckpointCommand(PathCommand):
 
 @dataclass(frozen=True)
 class RunCommand(CheckpointCommand):
-    """Base class for commands that translate with a run."""
+    """Base class for commands that translate with a run's model."""
 
     beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
     """Number of hypotheses in the beam. 1 is greedy search. Default: the
@@ -172,7 +172,7 @@ class Package(CheckpointCommand):
 def _decode_lines(data: bytes) -> list[str]:
     r"""Split UTF-8 text into lines at "\n", which the last line may lack.
 
-    Remove a byte-order mark and any "\r" at the ends of lines, as for corpus files.
+    Remove a byte-order mark and any "\r" at the ends of lines, as when reading corpus files.
     """
     data = data.removeprefix(codecs.BOM_UTF8)
     lines = data.removesuffix(b"\n").split(b"\n") if data else []

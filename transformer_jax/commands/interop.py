@@ -38,11 +38,11 @@ class Export(CheckpointCommand):
     verify: bool = True
     """Load the model from the folder and compare it with the run's model. For
     `safetensors`, compare the parameters; otherwise, compare the translations
-    and scores of twenty sentences. The command fails if a model in float32
+    and scores of twenty sentences. The command fails if a float32 model
     translates differently."""
 
     def run(self) -> None:
-        """Export the model, compare it with the run, and print its size."""
+        """Export the model, compare it with the original, and print its size."""
         if self.format != "ctranslate2" and self.quantization != "float32":
             raise UsageError(
                 f"--quantization {self.quantization} needs --format ctranslate2: {self.format} "
@@ -106,7 +106,7 @@ class Export(CheckpointCommand):
         return self._compare(without_padding(run), system, out)
 
     def _compare(self, run: "Run", system: "System", out: Path) -> str:
-        """Compare translations; raise an error if they differ by more than rounding explains."""
+        """Compare translations; raise an error if they differ by more than rounding can explain."""
         from transformer_jax.interop.verify import MAX_SCORE_DIFFERENCE, MIN_EQUAL, verify
 
         result = verify(run, system)

@@ -39,9 +39,9 @@ class Paper(PathCommand):
     item: Positional[Annotated[str | None, arg(metavar="[ITEM]")]] = None
     """table1, figure2, and so on. Default: list everything."""
     lengths: tuple[int, ...] = ()
-    """For table1: the numbers of positions n. Default: 64 256 1024 4096."""
+    """For table1: the sequence lengths n to measure. Default: 64 256 1024 4096."""
     widths: tuple[int, ...] = ()
-    """For table1: the widths d, each a multiple of 8. Default: 64 128 256."""
+    """For table1: the widths d to measure, each a multiple of 8. Default: 64 128 256."""
     exact: FlagCreatePairsOff[bool] = False
     """For table1: compute only the exact quantities, not time and memory."""
     out: Path | None = None
@@ -54,7 +54,7 @@ class Paper(PathCommand):
     """Print the index as Markdown, as on the website."""
 
     def run(self) -> None:
-        """Print the index or an entry, or compute a table or a figure.
+        """Print the index or an entry, or compute a table or figure.
 
         Raises:
             UsageError: the item does not exist, or an option does not apply to it.

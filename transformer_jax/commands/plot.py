@@ -116,7 +116,7 @@ class Plot(PathCommand):
         return self.out
 
     def _given(self, *names: str) -> dict[str, Any]:
-        """Return the values of those named options that were given."""
+        """Return the values of the named options that were given."""
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
 

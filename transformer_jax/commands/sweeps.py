@@ -36,7 +36,7 @@ class Sweep(ConfigCommand):
         ]
     ] = ()
     """Config files, FILE:ROW, or names of shipped configs such as table3. The
-    sweep contains the rows of all of them. A report compares each row with the
+    sweep contains all of their rows. A report compares each row with the
     first row."""
     scale: Scale = "full"
     """Shrink all models. `half` divides the width by 2. `small` divides the

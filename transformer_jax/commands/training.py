@@ -81,7 +81,7 @@ class TrainingCommand(ConfigCommand):
     @property
     @abc.abstractmethod
     def path(self) -> Path:
-        """The run's folder, which may not exist yet."""
+        """The run's folder, whether or not it exists yet."""
 
     def under_supervisor(self, arguments: Sequence[str]) -> int:
         """Run this command with the given arguments under a supervisor; return its exit code."""
@@ -112,7 +112,7 @@ class Train(FileCommand, TrainingCommand):
 
     @property
     def path(self) -> Path:
-        """The run's folder, which may not exist yet."""
+        """The run's folder, whether or not it exists yet."""
         return self.out or Path("runs") / loading.run_name(self.file)
 
     def run(self, rows: dict[str, Row]) -> None:

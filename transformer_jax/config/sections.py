@@ -276,7 +276,7 @@ class DataConfig(ConfigSection):
     """Maximum number of tokens in a source or target, including the
     end-of-sentence token. Training skips longer pairs."""
     max_ratio: Annotated[float, at_least(1)] = 9.0
-    """Maximum ratio between the numbers of tokens on the two sides of a pair.
+    """Maximum ratio between the token counts of the two sides of a pair.
     Training skips pairs with a higher ratio, because they are rarely
     translations."""
     batch_tokens: Annotated[int, POSITIVE] = 25_000

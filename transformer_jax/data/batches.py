@@ -66,7 +66,7 @@ def max_rows(batch_tokens: int, width: int) -> int:
     return max(batch_tokens // width // ROW_MULTIPLE, 1) * ROW_MULTIPLE
 
 
-# If a run would read its text more often than this, training starts with a warning.
+# If a run would read its text more than this many times, training starts with a warning.
 MAX_EPOCHS = 100
 
 
@@ -80,7 +80,7 @@ class Bucket(NamedTuple):
 
 
 class Batches:
-    """All batches of a run, in order: `batches[step]`. An epoch contains each pair exactly once."""
+    """All of a run's batches, in order: `batches[step]`. Each epoch contains each pair once."""
 
     def __init__(self, source: Ragged, target: Ragged, *, batch_tokens: int, seed: int) -> None:
         """Plan batches with at most `batch_tokens` positions on each side, including padding.

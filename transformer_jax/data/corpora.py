@@ -20,7 +20,7 @@ class Corpus(Protocol):
 
     @property
     def identity(self) -> str:
-        """A string that identifies the text. Corpora with equal identities have the same lines."""
+        """A string that identifies the text. Corpora with the same identity have the same lines."""
 
     @property
     def splits(self) -> tuple[Split, ...]:

@@ -90,7 +90,7 @@ class _OpenBracket(NamedTuple):
     """A bracket that has not been closed yet."""
 
     index: int
-    """The position among all brackets, in the order in which they open."""
+    """The bracket's position in the order in which brackets open."""
     label: str
     start: int
 

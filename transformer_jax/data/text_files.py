@@ -19,7 +19,7 @@ from pathlib import Path
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import DataError, Setting, UsageError
 
-# If a line is much longer than this, only the beginning is read.
+# If a line is much longer than this limit, only the beginning is read.
 MAX_LINE_BYTES = 1 << 16
 GZIP_MAGIC = b"\x1f\x8b"
 

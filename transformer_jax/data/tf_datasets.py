@@ -38,8 +38,8 @@ class TranslationDataset:
     `wmt14_translate/de-en` is the paper's dataset. It has about 4.5 million training pairs from
     Europarl v7, Common Crawl, and News Commentary v9. The dev split is newstest2013, and the test
     split is newstest2014. TFDS has one dataset for both directions, and `languages` selects the
-    direction. Each sentence becomes one line. Every member except `name` downloads the dataset if
-    necessary.
+    direction. Each sentence becomes one line. Accessing any member except `name` downloads the
+    dataset if necessary.
 
     Raises:
         UsageError: TFDS does not have this dataset or language, or is not installed.
@@ -112,7 +112,7 @@ class TranslationDataset:
 
     @cached_property
     def _prepared(self) -> Builder:
-        """The TFDS builder once the data is stored. There are at least a train and a dev split."""
+        """The TFDS builder once the data is stored. It has at least train and dev splits."""
         builder = self._builder
         _download_and_prepare(builder)
         if not builder.info.splits:

@@ -69,7 +69,7 @@ class Tokenizer:
     def train(cls, lines: Iterable[str], vocab_size: int, unit: Unit = "subwords") -> "Tokenizer":
         """Train a vocabulary of at most `vocab_size` tokens. Short text yields fewer tokens.
 
-        With `unit` "words", the tokens are the most frequent words in the lines. All other words
+        If `unit` is "words", the tokens are the most frequent words in the lines. All other words
         are unknown.
 
         The same lines yield the same model bytes on any machine: training uses one thread, and the

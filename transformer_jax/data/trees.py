@@ -37,7 +37,7 @@ class Bracket(NamedTuple):
 class Tree(NamedTuple):
     """A tree as flat sequences of words and brackets, so that no code needs recursion.
 
-    Brackets are ordered by their opening parentheses. The outermost bracket comes first.
+    The brackets are in the order in which they open, so the outermost bracket comes first.
     """
 
     words: tuple[str, ...]
@@ -51,7 +51,7 @@ class _Node:
     """A bracket that is still open."""
 
     line: int
-    """The number of the line that contains its opening parenthesis."""
+    """The number of the line on which the bracket opens."""
     start: int
     label: str | None = None
     word: str | None = None
@@ -71,7 +71,7 @@ class _Builder:
     open: list[_Node] = field(default_factory=list)
 
     def add(self, symbol: str, line: int) -> None:
-        """Add a parenthesis or other text; raise ValueError if it is not valid here."""
+        """Add a parenthesis or other text; raise ValueError if it is invalid at this point."""
         if symbol == "(":
             self._open_bracket(line)
         elif not self.open:

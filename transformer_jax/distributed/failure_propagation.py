@@ -1,4 +1,4 @@
-"""When one process of a run fails, end all of them with the same message and exit code.
+"""When one of a run's processes fails, end all of them with the same message and exit code.
 
 While a process waits in a collective, its main thread does not run Python code. Each process
 therefore uses separate threads and dedicated connections to listen for failures.
@@ -50,7 +50,7 @@ class FailurePropagation:
         self._send(GOODBYE)
 
     def close(self) -> None:
-        """Ignore closed connections from now on. Call this method once all processes have left."""
+        """Ignore closed connections from now on. Call this after every process calls `leave`."""
         self._is_closed = True
 
     def end(self, error: BaseException) -> NoReturn:

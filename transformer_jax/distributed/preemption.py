@@ -48,7 +48,7 @@ class GracefulShutdown:
 
 
 class CheckpointTimer:
-    """A timer for recovery checkpoints, which come less and less often.
+    """A timer for recovery checkpoints, which become less and less frequent.
 
     The first checkpoint is due immediately. A run that is often killed early still makes progress,
     and a long run rarely pauses to save.

@@ -1,4 +1,4 @@
-"""Connect the processes of a run before JAX is initialized."""
+"""Connect a run's processes before JAX is initialized."""
 
 import contextlib
 import importlib.util

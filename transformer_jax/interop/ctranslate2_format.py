@@ -1,4 +1,4 @@
-"""Convert a model to CTranslate2's format by means of CTranslate2's model specification.
+"""Convert a model to CTranslate2's format, using CTranslate2's model specification.
 
 The folder contains `model.bin`, `config.json`, the vocabulary as JSON, and the SentencePiece models
 `source.spm` and `target.spm`.
@@ -29,8 +29,8 @@ Quantization = Literal["float32", "bfloat16", "int8"]
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH"}
 # The logit bias of a token that a CTranslate2 model must never predict.
 NEVER = -1e4
-# CTranslate2 raises an error for positions past the end of its table. By default, it ends a
-# translation after 256 tokens.
+# CTranslate2 raises an error for positions past the end of its position table. By default, it ends
+# a translation after 256 tokens.
 MIN_POSITIONS = 512
 
 

@@ -15,7 +15,7 @@ from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 LAYER_NORM_EPSILON = 1e-5
 # The names of activation functions in `config.json`, and their names in this package.
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
-# The required value of each field in config.json, and the value that a missing field has.
+# The required value of each field in config.json, and the value assumed if the field is missing.
 REQUIRED: dict[str, tuple[object, object]] = {
     "scale_embedding": (True, False),
     "static_position_embeddings": (True, True),

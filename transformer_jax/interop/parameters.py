@@ -50,7 +50,7 @@ def expected_shapes(model: EncoderDecoder) -> Shapes:
 
 
 class Found(NamedTuple):
-    """An array's shape and type, according to a file."""
+    """An array's shape and type, as recorded in a file."""
 
     shape: tuple[int, ...]
     type: str

@@ -55,7 +55,7 @@ def compare_searches(
     alpha: float = 1.0,
     scorer: System | None = None,
 ) -> SearchComparison:
-    """Translate lines that are not blank with a run and with its exported model.
+    """Translate non-blank lines with a run's model and with the exported model.
 
     Both programs use the same beam size, the same limit on the length of each translation, and the
     length penalty length^alpha. A score is a log-probability divided by length^alpha, where the

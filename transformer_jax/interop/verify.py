@@ -1,4 +1,4 @@
-"""Verify an exported model: compare its translations with its run's (section 6.1).
+"""Verify an exported model by comparing its translations with the run's (section 6.1).
 
 Both programs search greedily, because the rules that end their beam searches differ. The scores
 to compare are the two programs' log-probabilities for the same translations.
@@ -28,8 +28,9 @@ from transformer_jax.special_tokens import EOS, UNKNOWN
 NUM_SENTENCES = 20
 # The number of tokens in a random sentence, for runs whose text is not available.
 RANDOM_LENGTH = 8
-# A model that is exported in float32 may differ from its run by this much. Rounding and the epsilon
-# in Marian's layer normalization change scores by less, but they can reverse a near tie.
+# In float32, at least this fraction of an exported model's translations must match the run's, and
+# scores may differ by at most this much. Rounding and the epsilon in Marian's layer normalization
+# change scores by less, but they can reverse a near tie.
 MIN_EQUAL = 0.9
 MAX_SCORE_DIFFERENCE = 0.05
 
@@ -64,7 +65,7 @@ class Verification(NamedTuple):
 
     @property
     def is_close(self) -> bool:
-        """Whether the differences are as small as expected for a model in float32."""
+        """Whether the differences are as small as expected for a float32 model."""
         has_equal = self.equal >= MIN_EQUAL * self.sentences
         return has_equal and self.score_difference <= MAX_SCORE_DIFFERENCE
 
@@ -113,7 +114,7 @@ def sample_lines(run: Run, count: int = NUM_SENTENCES) -> list[str]:
 def dev_lines(run: Run, count: int) -> list[str]:
     """Return up to `count` source lines from the development set, without lines that are too long.
 
-    There are none if the development set is not available without a download.
+    The list is empty if the development set is not available without a download.
     """
     data = run.config.data
     # Reading a dataset from TensorFlow Datasets may start a download.
@@ -226,7 +227,7 @@ class MarianSystem:
     ) -> list[str]:
         """Return a translation of at most `max_tokens` tokens, without the end token."""
         source = self._tokenizer(line, return_tensors="pt")
-        # Two additional tokens mark the beginning and the end of the sentence.
+        # Two additional tokens mark the beginning and end of the sentence.
         options: dict[str, Any] = {"num_beams": beam_size, "max_length": max_tokens + 2}
         if beam_size > 1:
             options["length_penalty"] = alpha

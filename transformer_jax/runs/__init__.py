@@ -1,4 +1,4 @@
-"""The files of a run: its directory and its checkpoints."""
+"""A run's files: its directory and checkpoints."""
 
 # The format version of run.json and of checkpoints. Other versions are rejected, not converted.
 FORMAT = 3

@@ -1,4 +1,4 @@
-"""The components of a run: its text, model, batches, schedule, and sharding."""
+"""A run's components: its text, model, batches, schedule, and sharding."""
 
 import math
 from dataclasses import dataclass
