@@ -1,12 +1,12 @@
-"""Compare how a run and its exports translate the run's test set.
+"""Compare how a run's model and its exports translate the run's test set.
 
     python -m experiments.parity RUN
 
 This command exports the run to every format, and opens each export in the program for that format.
 All programs use the same beam size, length penalty length^0.6, and length limits. The programs end
-a beam search by different rules, so either one can find the better translation. To make the scores
+a beam search by different rules, so any of them can find the best translation. To make the scores
 comparable, the float32 model in CTranslate2 scores all translations. The table goes to standard
-output. Lines with different translations, with both scores, go to standard error.
+output. Lines whose translations differ go to standard error, with both scores.
 """
 
 import sys
@@ -33,7 +33,7 @@ BEAM_SIZES = (1, 4)
 PATIENCES = (1, 2)
 
 Compare = Callable[[int], SearchComparison]
-"""A function that compares the searches with a beam size."""
+"""A function that compares the searches for a given beam size."""
 
 
 def compare_exports(run: Run, lines: list[str], folder: Path) -> Iterator[tuple[str, Compare]]:

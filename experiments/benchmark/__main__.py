@@ -41,7 +41,7 @@ class MeasureCommand:
     out: Path = Path("benchmarks")
     """Folder for the results: a JSON file with all samples, and a table."""
     torch_python: str = sys.executable
-    """Python interpreter that has PyTorch, Hugging Face Transformers, and CTranslate2."""
+    """Python interpreter that can import torch, transformers, and ctranslate2."""
     rounds: int = 9
     """Number of rounds. Each worker runs once per round."""
     steps: int = 1
@@ -85,8 +85,8 @@ class Train(MeasureCommand):
 class Decode(MeasureCommand):
     """Compare greedy and beam search on 64 sentences of 20 tokens, translated into 40 tokens.
 
-    With --serve, translate 64 lines of the development set with our search on a
-    trained run, and with CTranslate2 on the run's exports in float32 and int8.
+    With --serve, translate 64 lines of the development set with a run's model, and
+    with its CTranslate2 exports in float32 and int8.
     """
 
     sizes: SizesName = "base"
@@ -95,7 +95,7 @@ class Decode(MeasureCommand):
     """Comma-separated list of workers: ours, ctranslate2, hf; with --serve:
     ours, ctranslate2, ctranslate2-int8."""
     serve: Path | None = None
-    """A run's folder. The run determines the sizes of the model."""
+    """A run's folder. The run determines the model's sizes."""
     beam: tuple[int, ...] = (1, 4)
     """Beam sizes; 1 is greedy search."""
     rounds: int = 5

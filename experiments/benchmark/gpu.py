@@ -24,7 +24,7 @@ from transformer_jax.errors import UsageError
 
 # Workers share one device, so each worker may use only part of its memory.
 SHARE = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}
-# The minimum time that a benchmark needs, in seconds.
+# Skip a benchmark if fewer seconds than this remain.
 LEAST = 45.0
 
 

@@ -16,7 +16,7 @@ class Measurement:
     first_seconds: float
     """The duration of the first call, including compilation."""
     facts: dict[str, Any]
-    """The library, device, number of parameters, and other facts."""
+    """The library, device, number of parameters, and other details."""
     samples: list[Sample]
     """The samples, one per round."""
     second_start_seconds: float | None = None

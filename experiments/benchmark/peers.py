@@ -37,7 +37,7 @@ def torch_and_device() -> tuple[Any, str]:
 
 
 def facts(torch: Any, device: str, library: str) -> dict[str, Any]:
-    """Return facts about a library and the device."""
+    """Return details about a library and the device."""
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     return {"library": library, "platform": device, "device": name}
 

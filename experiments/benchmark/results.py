@@ -126,7 +126,7 @@ def describe_machine() -> dict[str, Any]:
         processor = models[0] if models else processor
         memory = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30), 1)
     except (OSError, ValueError):
-        # On systems other than Linux, report the remaining facts.
+        # On systems other than Linux, report the remaining details.
         pass
     return {
         "system": f"{platform.system()} {platform.machine()}",

@@ -1,4 +1,4 @@
-"""Compare how fast a run and its CTranslate2 exports translate lines of the development set."""
+"""Compare how fast a run's model and its CTranslate2 exports translate development lines."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,15 +28,15 @@ def serve(
     only: str | None = None,
     usual: Sequence[str] = SERVERS,
 ) -> Benchmark:
-    """Compare the translation of development lines, including tokenization and detokenization.
+    """Compare the speed of translating development lines, from text to text.
 
     All workers use the length penalty length^alpha, with the run's alpha. Each program ends a
-    search by its own rule. CTranslate2 has one limit on length for all lines, so its worker fails
-    if a translation is longer than the limit of its line.
+    search by its own rule. CTranslate2 applies one length limit to all lines, so its worker fails
+    if a translation exceeds the limit for its line.
 
     Args:
         name: the name of the benchmark.
-        run_folder: the folder of a run that CTranslate2 can represent.
+        run_folder: a run's folder; CTranslate2 must be able to represent the model.
         settings: the measurement settings.
         beam_size: the beam size; 1 means greedy search.
         count: the number of lines.

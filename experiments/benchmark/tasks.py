@@ -28,7 +28,7 @@ from transformer_jax.training.throughput import Meter
 
 
 def describe_device(dtype: str, **more: Any) -> dict[str, Any]:
-    """Return facts about JAX and the device."""
+    """Return details about JAX and the device."""
     [first, *_] = jax.local_devices()
     return {
         "library": f"jax {jax.__version__}",
@@ -97,7 +97,7 @@ class NumberVocabulary:
         return [[*map(int, line.split()), EOS] for line in lines]
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Return one line per row of tokens, without padding and end tokens."""
+        """Return one line per row of tokens, without padding or end tokens."""
         return [" ".join(str(p) for p in row if p not in (PAD, EOS)) for row in rows]
 
 
@@ -129,7 +129,7 @@ def translate(task: Mapping[str, Any]) -> Workload:
 
 
 def serve(task: Mapping[str, Any]) -> Workload:
-    """Translate lines of text with a run, including tokenization and detokenization.
+    """Translate lines of text with a run's model, including tokenization and detokenization.
 
     Args:
         task: a mapping with the keys run (a path), lines, beam_size, alpha (the exponent of the

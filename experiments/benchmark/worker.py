@@ -39,7 +39,7 @@ class Workload:
     cycle: int = 1
     """The number of steps that cover every batch shape once. The first call runs these steps."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Facts to report along with the times. The worker reads them after the first call."""
+    """Details to report along with the times. The worker reads them after the first call."""
     peak_bytes: Callable[[], int] = lambda: resident_bytes()
     """A function that returns the peak memory so far."""
 

@@ -1,6 +1,7 @@
 """The attention weights for one sentence pair, for analysis and visualization (figures 3 to 5).
 
-Shapes: S source positions, T target positions. Both include the end token, and there is no padding.
+Shapes: S source positions, T target positions. Both counts include the end token. The arrays
+contain no padding.
 """
 
 import functools
@@ -113,7 +114,7 @@ class Attention:
         if check_suffix(path, ATTENTION_SUFFIXES) == ".html":
             write_file(path, self.show(**selection).html.encode())
         else:
-            # Import matplotlib only here, because the page does not need it.
+            # Import matplotlib only for figures, because the page does not need it.
             from transformer_jax.visualization.attention_figures import draw_attention
 
             draw_attention(self.maps, Selection(**selection)).save(path)

@@ -7,7 +7,7 @@ Its parameter files COLLINS.prm and new.prm define these rules:
    bracket around the whole tree.
 2. Function tags are ignored (NP-SBJ counts as NP), and the labels ADVP and PRT count as equal.
 3. Every remaining bracket counts, even if another bracket has the same label and words.
-4. A sentence has an error if the words of its two trees differ, and it is skipped if the second
+4. A sentence has an error if the words in its two trees differ, and it is skipped if the second
    tree has no words. The scores include neither kind of sentence.
 """
 
@@ -24,7 +24,7 @@ from transformer_jax.data.trees import (
     strip_function_tags,
 )
 
-# evalb's second table is for sentences of at most this many words, including punctuation.
+# evalb's second table covers sentences of at most this many words, including punctuation.
 CUTOFF_LENGTH = 40
 DELETED_TAGS = PUNCTUATION_TAGS | {EMPTY_ELEMENT}
 EQUIVALENT_LABELS = {"PRT": "ADVP"}
@@ -94,7 +94,7 @@ def score_brackets(
 
 
 def scored_brackets(tree: Tree) -> Counter[Bracket]:
-    """Count each bracket, with positions that skip deleted words."""
+    """Count each bracket, ignoring deleted words when numbering positions."""
     position = [0]
     for tag in tree.tags:
         position.append(position[-1] + (tag not in DELETED_TAGS))

@@ -17,10 +17,10 @@ def score_by_length(
     sentences: Sequence[SentenceScore],
     tokenizer: str,
 ) -> list[dict[str, Any]]:
-    """Return the BLEU and perplexity of sentences with 1 to 10 source tokens, 11 to 20, and so on.
+    """Return BLEU and perplexity for sentences with 1 to 10 source tokens, 11 to 20, and so on.
 
     The number of tokens includes the end token. The last bucket starts at 61 tokens, and its "last"
-    is None. Buckets without sentences are omitted.
+    value is None. Buckets without sentences are omitted.
     """
     members: dict[int, list[int]] = {}
     for index, sentence in enumerate(sentences):

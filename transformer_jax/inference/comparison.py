@@ -38,7 +38,7 @@ class Comparison:
     """Several runs, grouped by config, ignoring the seed."""
 
     groups: dict[str, tuple[RunDirectory, ...]]
-    """The runs of each group, keyed by the group's label. Runs in a group differ only in their
+    """The runs in each group, keyed by the group's label. Runs in a group differ only in their
     seed."""
     metrics: dict[Path, MetricsTable]
     """The metrics of each run, keyed by the run's path."""

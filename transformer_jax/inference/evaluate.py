@@ -31,7 +31,7 @@ class Text(NamedTuple):
 
     name: str
     """A split, or "on-FILE-DIGEST" for text in files. The evaluation's directory name starts with
-    it."""
+    this value."""
     title: str
     sources: list[str]
     references: list[str]

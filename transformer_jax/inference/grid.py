@@ -67,8 +67,8 @@ def evaluate_grid(
 ) -> list[Result]:
     """Return the results for every combination of a search and an average, sorted by setting.
 
-    The last averaged checkpoint is at `step`, which defaults to the latest. If the results cannot
-    be stored, the function calls `say` with a note.
+    The last averaged checkpoint is at `step`, which defaults to the latest step. If the results
+    cannot be stored, the function calls `say` with a note.
 
     Raises:
         UsageError: the run is a package, has too few checkpoints, or does not have the split.
@@ -108,7 +108,7 @@ def evaluate_grid(
 def _select_averages(
     checkpoints: CheckpointManager, grid: Grid, step: int | None
 ) -> tuple[list[int], list[int]]:
-    """Return the numbers of checkpoints to average, and the steps of the largest average."""
+    """Return the numbers of checkpoints to average, and the steps in the largest average."""
     if grid.averages is None and step is not None and step not in checkpoints.scores:
         # This checkpoint is not scheduled, so it cannot be averaged.
         return [1], select_steps(checkpoints, 1, step)

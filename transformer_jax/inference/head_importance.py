@@ -47,7 +47,7 @@ class HeadImportance:
     head."""
     pruned_losses: Float[np.ndarray, " P"]
     """The loss with the first 0, 1, 2, ... heads of `order` masked. The array ends with the first
-    loss above `loss` + `margin`, or with all heads masked."""
+    loss above `loss` + `margin`, or with the loss when all heads are masked."""
     margin: float
     """The acceptable increase in loss."""
 

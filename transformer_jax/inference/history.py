@@ -57,7 +57,7 @@ def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "
     Raises:
         UsageError: a name does not match any run's metrics, or there are no metrics.
     """
-    # Import matplotlib only here, because most users of this module need only the numbers.
+    # Import matplotlib only for plots, because most users of this module need only the numbers.
     from transformer_jax.visualization.curves import draw_curves
 
     tables = [table for tables in groups.values() for table in tables]

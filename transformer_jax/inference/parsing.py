@@ -39,7 +39,7 @@ def score_parses(
 
 
 def read_references(sources: Sequence[str], references: Sequence[str]) -> list[Tree]:
-    """Return the trees of the references.
+    """Parse the references and return their trees.
 
     Raises:
         DataError: a reference is not a linearized tree over the words of its source.

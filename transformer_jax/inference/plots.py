@@ -130,7 +130,7 @@ def loss_by_length(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> Cur
 
 
 def _group_lengths(lengths: Int[np.ndarray, " S"]) -> list[Int[np.ndarray, " group"]]:
-    """Return the indices of the sentences in each group; equally long ones share a group."""
+    """Return the sentence indices of each group; sentences of equal length share a group."""
     order = np.argsort(lengths, kind="stable")
     size = max(MIN_SENTENCES, math.ceil(len(lengths) / NUM_LENGTHS))
     groups: list[list[int]] = [[]]

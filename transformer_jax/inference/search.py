@@ -66,7 +66,7 @@ class EndRule(NamedTuple):
     num_kept: Callable[[int], int]
     """A function that maps J to the number of likeliest continuations that the search keeps."""
     may_end: Callable[[Continuations, int], Bool[Array, "B J"]]
-    """A function that maps (continuations, number kept) to True for each hypothesis that can
+    """A function of (continuations, number kept) that returns True for each hypothesis that can
     finish."""
 
 

@@ -20,7 +20,7 @@ from transformer_jax.inference.trained_run import Run
 from transformer_jax.runs.atomic_files import write_json
 
 SAMPLES = 1000
-# sacreBLEU's default seed. It is fixed, so that comparisons are reproducible in any environment.
+# sacreBLEU's default seed. A fixed seed makes comparisons reproducible in any environment.
 SEED = 12345
 
 

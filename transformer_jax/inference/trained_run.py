@@ -117,7 +117,7 @@ class Run:
     ) -> list[str]:
         """Return the best translation of each line, in order. A blank line translates to "".
 
-        `truncate` shortens a line that is too long instead of raising DataError. `decode` changes
+        `truncate` shortens a line that is too long instead of raising DataError. `decode` overrides
         fields of `DecodeConfig`, such as `beam_size=1`; an invalid value raises ConfigError.
         """
         best = self.translator(**decode).translate(self.params, lines, truncate=truncate)
@@ -129,7 +129,7 @@ class Run:
         """Return up to `num_best` translations of each line with their scores, best first.
 
         If the search finishes fewer hypotheses, the line has fewer translations, but at least one.
-        With `decode.beam_end` "tensor2tensor", this is common for a model that rarely predicts the
+        If `decode.beam_end` is "tensor2tensor", this is common for a model that rarely predicts the
         end of a sentence.
 
         Raises a UsageError if `num_best` is not between 1 and the beam size. Otherwise, raises the
@@ -150,9 +150,9 @@ class Run:
     ) -> Attention:
         """Return the attention weights for a sentence pair.
 
-        If `target` is None, the target is the best translation of the source. `decode` changes
-        fields of `DecodeConfig`, which determine this translation. `truncate` shortens a sentence
-        that is too long instead of raising DataError.
+        If `target` is None, the target is the best translation of the source. `decode` overrides
+        fields of `DecodeConfig` for this translation. `truncate` shortens a sentence that is too
+        long instead of raising DataError.
 
         Raises:
             DataError: a sentence is blank or too long for the model.
@@ -169,7 +169,7 @@ def load(
     The parameters are the mean of the last `average_checkpoints` scheduled checkpoints up to
     `step`, which defaults to the latest. A single checkpoint does not need to be scheduled. By
     default, `average_checkpoints` is the run's `decode.average_checkpoints`. If the run has fewer
-    than this default, `load` issues a warning and averages the existing checkpoints.
+    checkpoints than this default, `load` issues a warning and averages the existing ones.
 
     Raises:
         UsageError: the run or its checkpoint at this step does not exist, the run has too few

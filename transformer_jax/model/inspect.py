@@ -85,7 +85,8 @@ def position_table(
 ) -> Float[Array, "num_positions d_model"]:
     """Return the vector that the encoder adds to the embeddings at each position (section 3.5).
 
-    The table is zero if the model does not encode positions, or encodes them in self-attention.
+    The table is all zeros if the model does not encode positions, or encodes them in
+    self-attention.
     """
     zeros = jnp.zeros((1, num_positions, model.config.d_model))
 

@@ -103,7 +103,7 @@ def _log_ticks(low: float, high: float) -> Sequence[float]:
 
 
 def draw_ratios(results: Results) -> str:
-    """Plot each row's difference in log perplexity from the first row, here and in the paper."""
+    """Plot each row's difference in log perplexity from the first row, and the paper's."""
 
     def draw(axes: Axes) -> None:
         for y, name in enumerate(results.rows):
@@ -142,7 +142,7 @@ def _to_svg(draw: Callable[[Axes], None], height: float) -> str:
     axes.set_axisbelow(True)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        # Rows keep their order; the other entries follow them.
+        # The rows come first, in their original order, and the other entries follow.
         last = (HERE, PAPER, NOT_SIGNIFICANT, OTHER_ROWS)
         places = {label: place for place, label in enumerate(last, start=1)}
         pairs = zip(handles, labels, strict=True)

@@ -50,7 +50,7 @@ class RowResult:
     change: str
     """The fields that differ from the first row's, with their values."""
     config: Config
-    """The config of the trained runs. The vocabulary may be smaller than requested."""
+    """The config that the runs were trained with. The vocabulary may be smaller than requested."""
     paper: Paper
     parameters: int
     flops: tuple[float, float] | None

@@ -11,7 +11,7 @@ from transformer_jax.config import Config, Row
 from transformer_jax.config.architectures import uses
 
 Scale = Literal["full", "half", "small", "tiny"]
-# The divisors of the width and depth.
+# The numbers by which the width and depth are divided.
 DIVISORS: dict[Scale, tuple[int, int]] = {
     "full": (1, 1),
     "half": (2, 1),

@@ -30,7 +30,7 @@ def read_translations(status: RunStatus, split: Split) -> tuple[list[str], list[
 def compare_test_bleu(
     tokenizer: str, by_row: Mapping[str, Sequence[RunStatus]]
 ) -> tuple[dict[str, dict[int, BleuDifference]], str]:
-    """Compare each run with the first row's run for the same seed, if their references are equal.
+    """Compare each run with the first row's run for the same seed, if their references match.
 
     Return the differences, keyed by row and seed, and the sacreBLEU signature, or "" if there are
     no differences.

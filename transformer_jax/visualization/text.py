@@ -1,4 +1,4 @@
-"""Text from runs and models in a form that pages and pictures can display."""
+"""Text from runs and models in a form that pages and figures can display."""
 
 import re
 

@@ -52,7 +52,7 @@ def blockwise_attention(
 
 
 def block_size(length: int, max_size: int) -> int:
-    """Return the smallest block size that does not need more blocks than `max_size`."""
+    """Return the smallest block size that needs no more blocks than `max_size` would."""
     return -(-length // -(-length // max_size))
 
 

@@ -28,7 +28,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
     """Return ALiBi's slope for each head: 2^(-8/n), 2^(-16/n), ... 2^-8 for n heads.
 
     If n is not a power of two, return the slopes for the next lower power of two, followed by every
-    second slope for twice that power.
+    second slope for twice that number.
     """
     power = 1 << (num_heads.bit_length() - 1)
     slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
@@ -38,7 +38,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 class AlibiAttention(MultiHeadAttention):
     """Attention whose scores fall by a head's slope times the distance (ALiBi, Press et al. 2022).
 
-    The authors give no formula for the encoder; here, both directions use the same slope.
+    The authors give no formula for the encoder; this class uses the same slope in both directions.
     """
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
