@@ -14,7 +14,7 @@
 # - why the feed-forward network is the same as two convolutions with kernel size 1;
 # - which sentences a Transformer without positional encodings cannot distinguish.
 #
-# This notebook does not train anything. All parameters are random, so the pictures show the effect
+# This notebook does not train anything. All parameters are random, so the figures show the effect
 # of the *architecture*. Notebook 3 shows what training adds.
 
 # %%
@@ -46,7 +46,7 @@ rng = np.random.default_rng(0)
 
 
 def show(axes, matrix, title, *, rows=None, columns=None, numbers=None, **options):
-    """Draw a matrix as a heat map, with optional names and with numbers in its cells."""
+    """Draw a matrix as a heat map, with optional row and column names and numbers in its cells."""
     image = axes.imshow(matrix, **{"cmap": "Blues", "aspect": "auto", **options})
     axes.set_title(title, fontsize=10)
     axes.set_xticks(range(len(columns or [])), columns or [])
@@ -96,10 +96,10 @@ for part in ("embedding", "source_positions", "encoder_0", "decoder_0"):
 # The list shows the embeddings and the first layer of each stack. Most arrays are `(B, positions,
 # width)`. Inside attention, the arrays have one more axis for the heads, and the weights are `(B,
 # heads, queries, keys)`: in cross-attention, 5 target positions attend to 7 source positions. Every
-# sub-layer's output has the same shape as its input. For this reason, residual connections are
-# possible, and layers can be stacked.
+# sub-layer's output has the same shape as its input. Residual connections are therefore possible,
+# and layers can be stacked.
 #
-# The next picture is figure 1 of the paper, labeled with these shapes.
+# The next plot is figure 1 of the paper, labeled with these shapes.
 
 # %%
 ENCODER = [
@@ -151,13 +151,13 @@ axes.axis("off")
 plt.show()
 
 # %% [markdown]
-# Each sub-layer has a residual connection and a layer normalization:
+# Each sub-layer has a residual connection, followed by layer normalization:
 #
 # $$\mathrm{LayerNorm}(x + \mathrm{Sublayer}(x))$$
 #
 # Layer normalization acts on each position separately. It subtracts the mean of the 512 components
 # and divides by their standard deviation. It does not mix positions, and it does not depend on the
-# other sentences in the batch. The next picture shows this for five positions with very different
+# other sentences in the batch. The next figure shows this for five positions with very different
 # scales.
 
 # %%
@@ -328,10 +328,10 @@ figure.colorbar(image, ax=panels, label="weight")
 plt.show()
 
 # %% [markdown]
-# The picture shows the four heads of the first layer before training. Each row shows which words
-# one word attends to, and the weights in a row sum to 1. Random projections give each head a
-# different pattern. The rows for the two occurrences of "the" differ only because their positions
-# differ. Section 3.5 below removes the positions.
+# The figure shows the four heads of the first layer before training. Each row shows which words one
+# word attends to, and the weights in a row sum to 1. Random projections give each head a different
+# pattern. The rows for the two occurrences of "the" differ only because their positions differ.
+# Section 3.5 below removes the positions.
 #
 # "Concatenate, and then multiply by $W^O$" has a second interpretation. If we split $W^O$ into $h$
 # blocks of rows, the result is the *sum* of the heads, each with its own output matrix: $\sum_i

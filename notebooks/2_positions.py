@@ -2,7 +2,7 @@
 # # 2. Positions
 #
 # Attention and the feed-forward network treat the positions of a sentence as a set (notebook 1).
-# Section 3.5 of the paper therefore adds a vector to each embedding that depends on the position:
+# Section 3.5 of the paper therefore adds to each embedding a vector that depends on its position:
 #
 # $$PE(pos, 2i) = \sin(pos / 10000^{2i/d_{model}}), \qquad
 # PE(pos, 2i+1) = \cos(pos / 10000^{2i/d_{model}})$$
@@ -12,7 +12,7 @@
 # - how to read the well-known heat map of these sinusoids;
 # - why the dot product of two encodings depends only on their distance;
 # - why "for any fixed offset $k$, $PE_{pos+k}$ can be represented as a linear function of
-#   $PE_{pos}$", and how a head can use this to look $k$ positions back;
+#   $PE_{pos}$", and how a head can use this property to look $k$ positions back;
 # - how training changes a learned table, the alternative in row (E) of Table 3;
 # - what happens beyond the length of the training sentences.
 
@@ -61,7 +61,7 @@ plt.show()
 # %% [markdown]
 # On the left, the color changes from row to row: these columns have the shortest wavelength, $2\pi
 # \approx 6.3$ positions. The wavelengths grow in a geometric progression to $10000 \cdot 2\pi$ on
-# the right, where the columns are almost constant. Because sines and cosines alternate, the picture
+# the right, where the columns are almost constant. Because sines and cosines alternate, the plot
 # has fine stripes: at the right edge, the sines are near 0 and the cosines are near 1.
 #
 # The columns work like the hands of a clock or the digits of a number. The fast columns distinguish
@@ -146,13 +146,13 @@ for axes, title in zip(
     axes.set(title=title, xlabel="component")
 panels[0].set(ylabel="component", xticks=range(0, 16, 5), yticks=range(0, 16, 5))
 panels[1].set_ylabel("position")
-print(f"largest difference of the last two pictures: {np.abs(shifted - table[5:]).max():.0e}")
+print(f"largest difference between the last two panels: {np.abs(shifted - table[5:]).max():.0e}")
 plt.show()
 
 # %% [markdown]
-# The 2 x 2 blocks on the diagonal of the first picture are the rotations: the fast pairs at the top
+# The 2 x 2 blocks on the diagonal of the first panel are the rotations: the fast pairs at the top
 # left rotate by large angles, and the slow pairs at the bottom right hardly rotate. The second and
-# third pictures are equal up to float32 rounding.
+# third panels are equal up to float32 rounding.
 #
 # Is this a special property? To find out, we *fit* a matrix that maps each position's row to the
 # row $k$ positions later. We use least squares on positions 0 to 149 and test the matrix on
@@ -168,7 +168,7 @@ random_table = rng.normal(size=(232, 32)) * 0.5**0.5
 
 
 def residual(rows, k):
-    """Return the error of the best linear map over an offset of k, relative to the rows."""
+    """Return the relative error of the best linear map from rows to the rows k positions later."""
     fit, *_ = np.linalg.lstsq(rows[:150], rows[k : 150 + k], rcond=None)
     error = rows[150:200] @ fit - rows[150 + k : 200 + k]
     return np.linalg.norm(error) / np.linalg.norm(rows[150 + k : 200 + k])
@@ -292,15 +292,15 @@ figure.colorbar(image, ax=panels, label="cosine of the angle")
 plt.show()
 
 # %% [markdown]
-# Each picture compares all rows of one table with each other. The sinusoids have the diagonal
-# stripes shown above. Before training, a learned table has no structure: different rows are almost
+# Each panel compares all rows of one table with each other. The sinusoids have the diagonal stripes
+# shown above. Before training, a learned table has no structure: different rows are almost
 # orthogonal. Training creates structure that reflects the data. In this example, blocks appear:
 # positions that play the same role in many sentences, such as the thousands in the first and second
 # numbers, become similar. The blocks are a property of this text. Nothing forces the values on a
 # diagonal to be equal, so what the model learns at one position does not transfer to another.
 #
-# The lower-right part of the third picture still looks like the second picture. The next picture
-# shows why.
+# The lower-right part of the third panel still looks like the second panel. The next figure shows
+# why.
 
 # %%
 uses = (source.lengths[:, None] > np.arange(64)).mean(axis=0)
@@ -328,8 +328,8 @@ plt.show()
 # The authors chose sinusoids "because it may allow the model to extrapolate to sequence lengths
 # longer than the ones encountered during training". The paper does not test this claim, but the
 # positions study in this repository does. Its models train on lines of at most $L = 30$ tokens and
-# are scored on lines of up to 120. We plot the committed results, with three seeds for each scheme.
-# `docs/positions.md` describes the study and its statistics.
+# are scored on lines of up to 120. We plot the study's committed results, with three seeds for each
+# scheme. `docs/positions.md` describes the study and its statistics.
 
 # %%
 results = defaultdict(list)
@@ -363,19 +363,19 @@ plt.show()
 # three seeds. Compare different schemes at the same length, but do not compare different lengths
 # for the same scheme, because the sentences at each length are different.
 #
-# Up to $2L = 60$ tokens, sinusoids are better than the learned table, whose rows are random vectors
-# there. They are also better within $L$, so part of this advantage may be due to faster learning.
-# They do not extrapolate far, however: their perplexity grows quickly, and almost no line is right.
-# The formula has a vector for every position, but the *model* has never seen these vectors. Rotary
-# positions, a later scheme that makes attention depend on the offset, are better up to $1.5L$.
-# Beyond $2L$, the model without any positions has the lowest perplexity, because unfamiliar
-# positions cannot mislead it. Within $L$, it is the worst model.
+# Up to $2L = 60$ tokens, sinusoids are better than the learned table, whose rows beyond $L$ are
+# random vectors. They are also better within $L$, so part of this advantage may be due to faster
+# learning. They do not extrapolate far, however: their perplexity grows quickly, and almost no line
+# is translated correctly. The formula has a vector for every position, but the *model* has never
+# seen these vectors. Rotary positions, a later scheme that makes attention depend on the offset,
+# are better up to $1.5L$. Beyond $2L$, the model without any positions has the lowest perplexity,
+# because unfamiliar positions cannot mislead it. Within $L$, it is the worst model.
 #
 # ## Exercises
 #
 # 1. Replace 10000 with 100 in the sinusoids. Which positions become hard to distinguish?
-# 2. Put all sines before all cosines, as in the authors' code. Which pictures in this notebook
-#    change? (Use the position scheme `concatenated_sinusoidal`.)
+# 2. Put all sines before all cosines, as in the authors' code. Which figures in this notebook
+#    change? (Use the `concatenated_sinusoidal` position scheme.)
 # 3. Train the learned table with `learned_positions_init="sinusoids"`. Does training keep the
 #    diagonals?
 # 4. Train with `max_numbers_per_line=3`. Which rows of the table change now?

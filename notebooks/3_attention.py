@@ -54,7 +54,7 @@ os.chdir(tempfile.mkdtemp())  # store the text and the run in a temporary folder
 # First, we write parallel text: line $n$ of one file is the translation of line $n$ of the other.
 # All numbers have six digits. The last two digits form a number of at least 21 that is not a
 # multiple of ten, and so do the two digits before "thousand". All lines therefore have the same
-# structure, which makes the pictures easy to compare.
+# structure, which makes the figures easy to compare.
 
 
 # %%
@@ -156,7 +156,7 @@ attention.show(kind="encoder", layer=-1)
 
 # %% [markdown]
 # The paper's figure 3 follows one word, "making", in layer 5 of 6. We follow the token "thirty" in
-# the last layer of the encoder. The function `picture` creates the same static picture that
+# the last layer of the encoder. The `picture` function creates the same static figure that
 # `attention.save("x.svg")` writes.
 
 # %%
@@ -323,7 +323,7 @@ importance.plot()
 
 # %% [markdown]
 # *Top:* the increase in loss without each head. Removing a red head makes the model worse, whereas
-# other heads can take the place of a white head. *Bottom:* the loss as more and more heads are
+# other heads can compensate for a white head. *Bottom:* the loss as more and more heads are
 # removed. In the stored output, the cross-attention heads in the second layer and some of the
 # decoder's heads matter most, but the encoder's heads hardly matter: translating this text requires
 # almost no context in the source.
@@ -332,7 +332,7 @@ importance.plot()
 # large models: many heads can be removed *after* training. Table 3 of the paper, in contrast, shows
 # that *training* with one head gives worse results than training with eight.
 #
-# Compare this map with the pictures above. Some of the encoder's heads have clear patterns but
+# Compare this map with the figures above. Some of the encoder's heads have clear patterns but
 # hardly matter. A clear pattern does not mean that a head is important.
 #
 # ## What attention weights do not show

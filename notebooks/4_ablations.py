@@ -8,7 +8,7 @@
 #
 # - how to define a row of Table 3 by its differences from the base model;
 # - how to compare a sweep's report with the paper's numbers;
-# - how large a difference must be before random seeds cannot explain it;
+# - how large a difference must be to rule out chance variation between seeds;
 # - why a small sweep can contradict the paper without refuting it;
 # - how learned and sinusoidal positions, row (E), compare on three texts.
 
@@ -44,7 +44,7 @@ RESULTS = Path(REPOSITORY, "experiments/results").resolve()
 # %% [markdown]
 # ## A row is a difference
 #
-# The config `table3` contains all rows of Table 3, with the paper's results as data. Each row
+# The `table3` config contains all rows of Table 3, with the paper's results as data. Each row
 # specifies only the fields that it changes.
 
 # %%
@@ -60,7 +60,7 @@ for name, row in rows.items():
 # change the size of the model, rows (D) change the regularization, and row (E) changes the
 # positions. The last row is the big model.
 #
-# The command `transformer-jax sweep table3` trains these rows with several random seeds, and
+# `transformer-jax sweep table3` trains these rows with several random seeds, and
 # `transformer-jax report` writes the table. The full table needs many days on several GPUs. The
 # repository contains the report of a small version that ran on two CPU cores: the same rows at 1/8
 # of the width, trained for 150 steps on number words (`docs/ablations.md` has the commands). We
@@ -196,9 +196,9 @@ plt.show()
 # %% [markdown]
 # An interval that contains 0 is inconclusive. Within the training length, the sign depends on the
 # text: sinusoids are better on both number texts, and the learned table is better on the Multi30k
-# captions. No scheme is always better, which is consistent with the paper's "nearly identical".
-# Just beyond the training length, the learned table is not better on any of the three texts.
-# Notebook 2 shows the reason: the table's rows for those positions are untrained.
+# captions. Neither scheme is always better, which is consistent with the paper's "nearly
+# identical". Just beyond the training length, the learned table does not beat sinusoids on any of
+# the three texts. Notebook 2 shows the reason: the table's rows for those positions are untrained.
 #
 # ## Compare your own runs
 #

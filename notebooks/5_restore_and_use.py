@@ -175,8 +175,8 @@ for line in (lines[0], "two hundred and thirty-one thousand"):
 # ## Parameters
 #
 # `run.params` is a nested dictionary of arrays, named after figure 1.
-# `treescope.display(run.params)` shows it as a foldable tree with small pictures of the arrays.
-# Flax installs treescope.
+# `treescope.display(run.params)` shows it as a foldable tree with a small image of each array. Flax
+# installs treescope.
 
 # %%
 for path, array in jax.tree_util.tree_leaves_with_path(run.params):
@@ -185,7 +185,7 @@ for path, array in jax.tree_util.tree_leaves_with_path(run.params):
 
 # %% [markdown]
 # The embedding is a table of vectors. Tokens that the model treats alike have similar vectors. We
-# compare the English words for the digits with the German ones.
+# compare the English words for the digits with the German words.
 
 # %%
 english = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -223,7 +223,7 @@ attention = run.attention(lines[0])
 draw_attention(attention.maps, Selection(kind="cross", view="alignment"))
 
 # %% [markdown]
-# Notebook 3 explains this picture. `attention.show()` displays the interactive view.
+# Notebook 3 explains this figure. `attention.show()` displays the interactive view.
 #
 # ## Edit the positional encoding
 #
@@ -358,12 +358,13 @@ plt.show()
 # %% [markdown]
 # *Before the layer*, only the position of the last digit itself (the token before the end token)
 # contains this information. At all other positions, the probe's accuracy is at chance level. *After
-# the layer*, other positions also contain it, because attention has moved it there. In the stored
-# output, the probe predicts the last digit perfectly from both hyphens. A hyphen is the same token
-# in every line, so its vector has room for other information, such as the digit that German puts
-# before the tens. The decoder reads the digit there: in the alignment above, the row for the last
-# digit is dark at both hyphens, not only at the digit itself. (The labels below the axis are the
-# tokens of the first sentence. The other sentences have different digits at the same positions.)
+# the layer*, other positions also contain it, because attention has moved the digit to these
+# positions. In the stored output, the probe predicts the last digit perfectly from both hyphens. A
+# hyphen is the same token in every line, so its vector has room for other information, such as the
+# digit that German puts before the tens. The decoder reads the digit from these hyphens: in the
+# alignment above, the row for the last digit is dark at both hyphens, not only at the digit itself.
+# (The labels below the axis are the tokens of the first sentence. The other sentences have
+# different digits at the same positions.)
 #
 # A probe shows that information is *present*, not that the model uses it. To show that the model
 # uses it, change the information and measure the effect, as above.
@@ -374,4 +375,4 @@ plt.show()
 # 2. Edit the positions only in the encoder, not in the decoder. (Both use the same class for
 #    `add_positions`. Look at how `Transformer.setup` uses it.)
 # 3. Load the run with `average_checkpoints=4`. Is the loss on the test set lower?
-# 4. Copy the folder `runs/numbers` to another machine, and load it there.
+# 4. Copy the `runs/numbers` folder to another machine, and load it there.

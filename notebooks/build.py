@@ -4,7 +4,7 @@
     python notebooks/build.py 1_the_model
 
 The scripts are the source: edit them, not the notebooks. Arguments select scripts by name. The
-dependency group `notebooks` lists the required packages.
+`notebooks` dependency group lists the required packages.
 """
 
 import sys

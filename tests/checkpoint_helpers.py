@@ -42,7 +42,7 @@ def steps_on_disk(folder: Path) -> set[int]:
 
 
 def open_writable(folder: Path, messages: list[str]) -> CheckpointManager:
-    """Open checkpoints for writing, and append messages about damaged ones to a list."""
+    """Open checkpoints for writing, and append messages about damaged checkpoints to a list."""
     return CheckpointManager(folder, IDENTITY, keep=3, say=messages.append)
 
 

@@ -40,7 +40,7 @@ CALL = re.compile(r" (?:dot|custom-call|convolution)\((.*?)\), .*")
 
 
 def describe_step(parallelism: str, rows: int, devices: list[jax.Device]) -> dict[str, Any]:
-    """Compile the step in bfloat16, and return statistics of the program."""
+    """Compile the step in bfloat16, and return statistics about the program."""
     config = Config().change(model={**MODEL, "dtype": "bfloat16"})
     model = build_transformer(config.model, VOCAB)
     sharding = SHARDINGS[parallelism](devices)

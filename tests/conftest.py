@@ -22,9 +22,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 # Lowering is faster if programs do not record the Python frames of each operation.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
-# Most programs run only once in a test, so LLVM's optimizations cost more time than they save, and
-# the emitters that compile fastest are best. Each worker gets one thread, because the workers
-# together use all cores.
+# Most programs run only once in a test, so LLVM's optimizations cost more time than they save. For
+# the same reason, use the emitters that compile fastest. Each worker gets one thread, because the
+# workers together use all cores.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "

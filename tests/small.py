@@ -10,8 +10,8 @@ from transformer_jax.data.splits import SPLITS, Split
 
 FOLDER = Path(__file__).parent / "data"
 # Lines of the built-in corpus of number words: the first 200 training pairs, and the first 40 pairs
-# of each other split. The built-in corpus always has 500 development pairs, and scoring them takes
-# longer than the eight steps of training.
+# of each of the other splits. The built-in corpus always has 500 development pairs, and scoring
+# them takes longer than the eight steps of training.
 FILES = {split: tuple(str(FOLDER / f"{split}.{side}") for side in ("en", "de")) for split in SPLITS}
 # Changes to `SMALL.data` for tests that need more lines.
 NUMBER_WORDS = {"corpus": "number_words", **dict.fromkeys(SPLITS)}

@@ -87,7 +87,7 @@ def run(
         log: the file for standard error.
         output: the file for standard output; defaults to `log`.
         folder: the working directory of the command.
-        programs: the folder of the compilation cache; defaults to the tests' cache.
+        programs: the folder of the compilation cache; defaults to the test cache.
         num_devices: the number of simulated devices.
         die: the moment, one of `MOMENTS`, at which the process kills itself.
     """

@@ -29,7 +29,7 @@ BANNED = {
 
 @functools.cache
 def sentences() -> list[tuple[str, str]]:
-    """Return the place and the text of each sentence, with code replaced by a placeholder."""
+    """Return the place and text of each sentence, with code replaced with a placeholder."""
     return [
         (passage.place, CODE.sub("`code`", sentence))
         for passage in passages()

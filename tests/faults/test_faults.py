@@ -59,9 +59,7 @@ class Trainer:
         return self.start("train", str(self.folder / "config.py"), "--out", str(path), die=die)
 
     def wait(self, pid: int) -> int:
-        """Wait for a process; return its exit code, or the negated number of the signal that
-        killed it.
-        """
+        """Wait for a process; return its exit code, or the negated signal if it was killed."""
         return self.forks.wait(pid)
 
     def read_log(self) -> str:
@@ -134,7 +132,7 @@ def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
         path = trainer.folder / f"killed-{num_kills}-{num_runs}"
         for _ in range(min(5, num_kills - num_killed)):
             pid = trainer.train(path)
-            # The random delays range from process startup to the last training steps.
+            # The random delays cover the time from process startup to the last training steps.
             time.sleep(rng.uniform(0, 6))
             os.kill(pid, signal.SIGKILL)
             num_killed += trainer.wait(pid) == -signal.SIGKILL

@@ -94,7 +94,7 @@ def test_a_difference_within_the_spread_is_not_reported_as_a_change(
     ours: list[float], printed: str
 ) -> None:
     before = results([1.0, 1.1, 0.9], [1.0, 1.0, 1.0])
-    # The second result comes from a machine that is half as fast. This must not count as a change.
+    # The second machine is half as fast. Its lower speed must not count as a change.
     after = results([2 * x for x in ours], [2.0, 2.0, 2.0])
     line = next(x for x in compare(before, after).splitlines() if "speed relative to torch" in x)
     assert line.rstrip(" |").endswith(printed)
@@ -190,7 +190,8 @@ def test_a_mistake_is_reported_in_one_line(
 def test_a_worker_that_cannot_run_is_skipped_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # This Python interpreter cannot import PyTorch, because -S hides installed packages.
+    # This Python interpreter cannot import PyTorch, because the `-S` option hides installed
+    # packages.
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     bare.chmod(0o755)
@@ -410,7 +411,7 @@ def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
 def test_the_exports_of_a_run_are_served_next_to_our_search(tmp_path: Path) -> None:
     run = write_untrained_run(tmp_path / "run", steps=(4,), scale=3)
     settings = benchmarks.Settings(rounds=1)
-    # All translations reach the limit, which is the same for all lines if there is only one.
+    # Every translation reaches its length limit, and a single line has only one limit.
     found = serve("serve", run.path, settings, beam_size=2, count=1)
     assert found.skipped == {}
     assert list(found.measurements) == ["ours", "ctranslate2", "ctranslate2-int8"]

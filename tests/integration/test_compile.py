@@ -23,14 +23,14 @@ pytestmark = [
     ),
 ]
 PARALLELISM = ("data", "fsdp", "pmap")
-# Either the base model with fewer layers, or the demo model.
+# The demo model, and the base model with fewer layers.
 CONFIGS: dict[str, list[str]] = {
     "tiny": [],
     "base": ["--model.num-layers", "2", "--data.vocab-size", "8000"],
 }
 
 
-# Print the numbers of devices and hosts that libtpu reports for the given targets.
+# Print how many devices and hosts libtpu reports for each target.
 COUNT = """
 import json, sys
 from transformer_jax.compilation.environment import configure_environment

@@ -55,7 +55,7 @@ OTHER_FUNCTIONS: list[dict[str, Any]] = [
     {"layer_norm": "pre"},
     {"layer_norm_epsilon": 1e-5},
 ]
-# The fields that determine the function only with another value of a field above.
+# Fields that affect the function only if a field above has a different value.
 WITH_OTHERS = {
     *("architecture", "rnn_cell", "rnn_input_feeding", "conv_kernel_width"),
     *("max_relative_position", "position_buckets"),

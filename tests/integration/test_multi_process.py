@@ -59,7 +59,7 @@ def start_two(folder: Path, *command: str, code: str = "") -> list[subprocess.Po
 
 
 def wait_for_end(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """Return the exit code and the standard error of each process."""
+    """Return each process's exit code and standard error."""
     results = []
     for process in processes:
         _, stderr = process.communicate(timeout=600)

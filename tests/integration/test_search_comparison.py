@@ -1,4 +1,4 @@
-"""Compare searches with those of transformers and CTranslate2 on 100 sentences."""
+"""Compare the package's searches with transformers and CTranslate2 on 100 sentences."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -65,7 +65,7 @@ def test_100_sentences_are_translated_as_in_other_programs(
     system: System
     if program == "ctranslate2":
         export_ctranslate2(run, tmp_path / "ctranslate2")
-        # Both programs' probabilities then leave out padding.
+        # Exclude padding from the probabilities of both programs.
         run, system = without_padding(run), CTranslate2System(tmp_path / "ctranslate2")
     else:
         system = MarianSystem(model.folder)
@@ -75,6 +75,7 @@ def test_100_sentences_are_translated_as_in_other_programs(
     if beam_size == 1:
         # Rounding can reverse a near tie.
         assert found.equal >= 99
-    # Our beam search continues until no hypothesis can win, so it loses only through its pruning.
+    # Our beam search continues until no other hypothesis can win, so only pruning can lower its
+    # score.
     assert found.theirs_higher <= 3
     assert found.equal + found.ours_higher + found.theirs_higher == 100

@@ -27,7 +27,7 @@ from transformer_jax.sweeps.status import RunStatus, read_status, write_status
 
 TESTS = Path(__file__).parents[1]
 # The simulated `sbatch` copies each submitted script, and the simulated `squeue` prints the
-# contents of the file `queue`.
+# contents of the `queue` file.
 SBATCH = """#!/bin/sh
 if [ -e {folder}/refuses ]; then echo "sbatch: error: Invalid partition" >&2; exit 1; fi
 count=$(ls {folder} | grep -c submitted)
@@ -327,7 +327,7 @@ def test_a_finished_run_is_not_queued_again(run: SweepRun) -> None:
     assert read_status(run).status == "done"
 
 
-# If this `sitecustomize.py` is on the Python path, the trainers of one of the runs fail.
+# If this `sitecustomize.py` is on the Python path, the trainers of one run fail.
 FAULTS = """
     import os, sys
     if sys.argv[1:2] in (["train"], ["resume"]):

@@ -1,4 +1,4 @@
-"""Test that scores by source length are equal to separate scores for each group of sentences."""
+"""Test that scores by source length match separate scores for each group of sentences."""
 
 import sacrebleu
 from small import read_pairs

@@ -93,7 +93,7 @@ def test_each_way_of_translating_has_its_own_directory() -> None:
 
 def test_an_evaluation_with_the_rule_of_an_earlier_version_is_not_replaced(run: Run) -> None:
     old = evaluation_of(SOURCES)
-    # An earlier version supported only the rule "any" and did not store `beam_end`.
+    # An earlier version supported only the "any" rule and did not store `beam_end`.
     decode = {k: v for k, v in old.result["decode"].items() if k != "beam_end"}
     stored = {**old.result, "decode": decode}
     old_folder = save_evaluation(run, old)

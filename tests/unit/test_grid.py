@@ -1,4 +1,4 @@
-"""Test that a grid gives the same scores as separate evaluations, and does not repeat any."""
+"""Test that a grid gives the same scores as separate evaluations and repeats none of them."""
 
 import json
 import shutil

@@ -136,7 +136,7 @@ def test_the_newest_scores_are_those_of_the_search_in_the_config(
     results = {
         "test-step9-average1": {"decode": decode, "bleu": 30.0},
         "test-step9-average9": {"decode": decode, "average_checkpoints": 9, "bleu": 10.0},
-        # An earlier version, which supported only the rule "any", did not store `beam_end`.
+        # An earlier version, which supported only the "any" rule, did not store `beam_end`.
         "test-step9-old": {"decode": old, "bleu": 20.0},
     }
     for name, result in results.items():

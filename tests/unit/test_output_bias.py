@@ -1,4 +1,4 @@
-"""Test the bias of the logits, and the other options of Marian models."""
+"""Test the logit bias and the other options of Marian models."""
 
 import numpy as np
 import pytest

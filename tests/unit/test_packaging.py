@@ -51,7 +51,7 @@ def test_a_package_translates_as_its_run_does(run: Run, package: Path) -> None:
     loaded = load(package)
     assert_same_params(loaded, run)
     assert loaded.steps == run.steps == (4, 8)
-    # File names in packages have no folders.
+    # File names in packages have no directory part.
     files: dict[str, Any] = {
         split: tuple(Path(name).name for name in names) for split, names in FILES.items()
     }

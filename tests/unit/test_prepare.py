@@ -539,7 +539,7 @@ assert kilobytes < int(sys.argv[3])
 def test_text_of_any_size_needs_little_memory(
     kind: str, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The tests' cache may already contain the prepared text.
+    # The test cache may already contain the prepared text.
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "cache"))
     report = {"pairs": 100, "kept": 100}
     numbers = list(NumberWords(20_000).read("train"))

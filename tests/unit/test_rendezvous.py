@@ -1,4 +1,4 @@
-"""Test that the processes of a run find each other or report what is missing."""
+"""Test that a run's processes find each other or report what is missing."""
 
 import os
 import socket

@@ -181,7 +181,8 @@ def tensor2tensor_beam(
 
     Each step sorts the continuations of all hypotheses and keeps twice the beam size. Continuations
     that end with `EOS` become finished translations, and the likeliest of the others stay in the
-    beam. If no hypothesis of a sentence has finished by the limit, all of its hypotheses end there.
+    beam. If no hypothesis of a sentence has finished by the limit, all of its hypotheses end at
+    that point.
     """
     live: list[Scored] = [(0.0, ())]
     finished: list[Scored] = []

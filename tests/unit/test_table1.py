@@ -20,7 +20,7 @@ from transformer_jax.paper.table1 import (
     path_length,
 )
 
-# The bounds of the paper's Table 1.
+# The bounds in Table 1 of the paper.
 TABLE_1 = {
     "Self-Attention": ("O(n² d)", "O(1)", "O(1)"),
     "Recurrent": ("O(n d²)", "O(n)", "O(n)"),
@@ -31,7 +31,7 @@ TABLE_1 = {
 SECTION_4 = {"Separable Convolutional": ("O(k n d + n d²)", "O(1)", "O(log_k(n))")}
 
 # The exponents of n and d in the paper's complexity column, and of n in the other two columns. The
-# path of a stack of contiguous kernels is O(n/k) (section 4).
+# path through a stack of contiguous kernels has length O(n/k) (section 4).
 EXPECTED = {
     "Self-Attention": (2, 1, 0, 0),
     "Recurrent": (1, 2, 1, 1),

@@ -100,7 +100,8 @@ def test_utilization_leaves_out_the_steps_of_an_interrupted_process(
     clock.now += 2
     values = meter.read()
     assert (values["flops"], values["utilization"]) == (2 * FLOPS, FLOPS / 2 / 1e9)
-    # This ratio equals the time multiplied by the new process's peak FLOP/s. Sweep reports use it.
+    # Sweep reports use this ratio, which equals the time multiplied by the new process's peak
+    # FLOP/s.
     assert values["flops"] / values["utilization"] == pytest.approx(4 * 1e9)
     meter.add(STEPS[0], FLOPS)
     clock.now += 2

@@ -48,7 +48,7 @@ VARIANTS: list[dict[str, Any]] = [
     },
 ]
 
-# Together, these variants have most options. Other unit tests cover what distinguishes the rest.
+# Together, these variants cover most options. Other unit tests cover the remaining variants.
 FAST = [VARIANTS[i] for i in (2, 6, 7, 12, 14, 17, 18)]
 
 

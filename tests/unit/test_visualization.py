@@ -1,4 +1,4 @@
-"""Test that pictures show the correct numbers, and that the files are reproducible."""
+"""Test that figures show the correct numbers, and that their files are reproducible."""
 
 import math
 import re

@@ -46,7 +46,7 @@ def test_a_job_that_is_queued_again_takes_over_its_own_run_only(
 ) -> None:
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
-    # According to the status file, the run is still running on the previous node.
+    # The status file says that the run is still running on the previous node.
     write_status(run, "running", job=job, finished=["train", "dev", "test"])
     assert worker.run_worker(run, 60.0) == 0
     assert read_status(run).status == status
