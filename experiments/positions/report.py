@@ -37,8 +37,9 @@ def draw_figure(study: Study) -> Figure:
     """Plot perplexity and the other score by length, with one curve per scheme.
 
     Error bars show one standard deviation over seeds. Each point is near the middle of its bucket.
-    The number of sentences in each bucket is at the top. A bucket's gray band contains all means
-    that do not differ significantly from the first scheme's mean. The dashed vertical line marks L.
+    The number of sentences in each bucket appears at the top. A bucket's gray band contains all
+    means that do not differ significantly from the first scheme's mean. The dashed vertical line
+    marks L.
     """
     drawing = Figure(figsize=(11, 4.8), layout="constrained")
     names: tuple[Score, ...] = ("perplexity", study.metric)

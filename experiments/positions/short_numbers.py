@@ -1,11 +1,11 @@
-"""Number words of one to six digits: train on short lines with up to eight numbers.
+"""Spelled-out numbers of one to six digits: train on short lines with up to eight numbers.
 
     transformer-jax sweep experiments/positions/short_numbers.py --seeds 3
     python -m experiments.positions sweeps/short_numbers
 
 This sweep is like number_words, except that each number has one to six digits. Training therefore
 includes some lines of up to eight numbers that fit in L = 30 tokens. Most longer lines differ from
-the training lines in length, but not in the number of numbers.
+the training lines in length, but not in how many numbers they contain.
 """
 
 from experiments.positions.number_words import SWEEP as NUMBER_WORDS

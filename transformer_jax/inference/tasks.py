@@ -22,12 +22,12 @@ class Task(NamedTuple):
     check: Callable[[Sequence[str], Sequence[str]], object]
     """A function of (sources, references) that raises DataError if they cannot be scored."""
     score: Callable[[Sequence[str], Sequence[str], Sequence[str]], Values]
-    """A function that maps (sources, hypotheses, references) to scores."""
+    """A function of (sources, hypotheses, references) that returns the scores."""
     describe: Callable[[Values], list[str]]
     """A function that returns the lines that `evaluate` prints."""
 
 
-# The task for each value of `data.task`. Translation has only BLEU and chrF.
+# The task for each value of `data.task`. Translation uses only BLEU and chrF.
 TASKS: dict[str, Task] = {"parsing": Task("f1", read_references, score_parses, describe_parses)}
 
 

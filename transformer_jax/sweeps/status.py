@@ -38,8 +38,8 @@ class RunStatus:
     run: SweepRun
     status: Status = "queued"
     phase: str = ""
-    """The current or last phase: "train", or the split to score. For a submitted run, its Slurm
-    job."""
+    """The current or last phase: "train", or the split to score. For a submitted run, "job"
+    followed by the Slurm job's ID."""
     job: str = ""
     """The ID of the run's latest Slurm job, as `squeue` prints it."""
     slot: str = ""
@@ -223,7 +223,7 @@ def _seconds_left(train: list[JsonObject], steps: int) -> float | None:
 
 
 def _numbers(report: JsonObject) -> JsonObject:
-    """Return the values of a report that are numbers."""
+    """Return the numeric values in a report."""
     return {key: value for key, value in report.items() if is_number(value)}
 
 

@@ -34,7 +34,7 @@ class Column:
     repeated: range = range(0)
     """The indices of boxes that form a repeated layer."""
     times: str = ""
-    """The number of repetitions, such as "6 x"."""
+    """The label that shows the number of repetitions, such as "6 x"."""
 
 
 @dataclass(frozen=True)
