@@ -1,4 +1,4 @@
-"""Test that killed, interrupted, and damaged runs give the same bits as uninterrupted runs."""
+"""Test that killed, interrupted, and damaged runs end bit-identical to uninterrupted runs."""
 
 import dataclasses
 import os

@@ -72,10 +72,10 @@ def check_distances(distances: dict[str, Any]) -> None:
     assert {name.split()[0] for name, _, _ in cases} == {"data", "fsdp", "pmap"}
     for name, distance, dropout in cases:
         if dropout != "0" and name.startswith("pmap") and name != "pmap 1":
-            # With pmap, each device draws different dropout masks.
+            # With `pmap`, each device draws different dropout masks.
             assert max(distance["metrics"]) > 1e-3, name
             continue
-        # With data and fsdp, the dropout masks match those on one device.
+        # With `data` and `fsdp`, the dropout masks match those on one device.
         assert distance["params"] < 1e-9, name
         # Adam's updates do not depend on the scale of the gradient, so also compare the gradient
         # norm. The first of eight devices has most of the tokens and the last has none, so
