@@ -17,6 +17,7 @@ from transformer_jax.training.create_run import FREE_FIELDS, create_run
 from transformer_jax.training.loop import run_training
 
 
+@pytest.mark.slow
 def test_a_run_starts_with_the_parameters_of_another(whole_run: Path, tmp_path: Path) -> None:
     config = SMALL.change(train={"seed": 3, "steps": 1})
     folder = create_run(config, tmp_path / "next", QUIET, init_from=whole_run)

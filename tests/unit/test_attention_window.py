@@ -31,7 +31,10 @@ def is_near(window: int) -> Array:
     return (jnp.abs(positions[:, None] - positions[None]) <= window)[None, None]
 
 
-@pytest.mark.parametrize("window", [1, 3, 5, 20])
+@pytest.mark.parametrize(
+    "window",
+    [1, pytest.param(3, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow), 20],
+)
 @pytest.mark.parametrize("mask", [PADDING, causal_mask(LENGTH)], ids=["padding", "causal"])
 def test_a_window_computes_attention_with_a_mask_of_far_keys(window: int, mask: Array) -> None:
     attention = make_self_attention(replace(SMALL, attention_window=window))

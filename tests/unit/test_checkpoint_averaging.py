@@ -28,6 +28,7 @@ def test_an_average_is_the_mean_of_scheduled_checkpoints_only(tmp_path: Path) ->
     assert "pass --average-checkpoints 1" in caught.value.for_shell()
 
 
+@pytest.mark.slow
 def test_averages_of_one_pass_are_those_of_separate_passes(tmp_path: Path) -> None:
     write_steps(tmp_path / "c", dict.fromkeys((1, 3, 4, 7), 1.0), keep=4)
     target = target_like(params_of(0))["params"]

@@ -106,6 +106,7 @@ def test_fit_prints_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> Non
     assert out.splitlines()[-1].startswith("tiny fits v5e (data) up to data.batch_tokens 7")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("targets", "has_gpu_flags"), [(["v5e"], False), (["h100"], True), (["v5e", "h100"], True)]
 )

@@ -57,7 +57,7 @@ def forward(params: Params, source: list[int], read: list[int]) -> tuple[Floats,
     return x @ table.T, floats(all_weights)
 
 
-@pytest.mark.parametrize("width", [3, 4])
+@pytest.mark.parametrize("width", [pytest.param(3, marks=pytest.mark.slow), 4])
 def test_the_model_is_the_equations_of_convs2s_as_loops(width: int) -> None:
     config = replace(
         SMALL, architecture="conv", attention_score="dot_product", conv_kernel_width=width

@@ -396,6 +396,7 @@ def test_two_processes_that_prepare_the_same_text_share_the_work(
     assert read_files(cache) == complete
 
 
+@pytest.mark.slow
 def test_a_damaged_corpus_is_encoded_again(
     encoder: Encoder, complete: dict[str, bytes], cache: Path
 ) -> None:

@@ -105,7 +105,9 @@ def decode(
     return floats(logits), floats(all_weights)
 
 
-@pytest.mark.parametrize("name", ["dot_product", "general", "additive"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("dot_product", marks=pytest.mark.slow), "general", "additive"]
+)
 def test_the_model_is_the_papers_equations_as_loops(name: Any) -> None:
     model, params = make_model(attention_score=name, rnn_input_feeding=True)
     logits = apply(model, params, SOURCE, TARGET)
