@@ -1,4 +1,4 @@
-"""Test that killed, interrupted, and damaged runs end bit-identical to uninterrupted runs."""
+"""Test that killed, interrupted, and damaged runs reproduce uninterrupted runs bit for bit."""
 
 import dataclasses
 import os
