@@ -242,6 +242,7 @@ def test_if_several_processes_start_at_once_one_trains_and_the_others_report_it(
     assert_same(state_of(path), state_of(undisturbed))
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_costs_one_interval_and_one_line(
     undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

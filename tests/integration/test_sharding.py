@@ -40,7 +40,7 @@ def run_program(*arguments: str, **environment: str) -> Any:
 @pytest.fixture(
     scope="module",
     params=[
-        ("8", "10", "0:pmap", "0.3:data,fsdp"),
+        pytest.param(("8", "10", "0:pmap", "0.3:data,fsdp"), marks=pytest.mark.slow),
         pytest.param(
             ("1,2,8", "20", "0:data,fsdp,pmap", "0.3:data,fsdp,pmap"), marks=pytest.mark.exhaustive
         ),

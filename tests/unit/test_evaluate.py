@@ -214,6 +214,7 @@ def test_a_reference_beyond_the_learned_positions_is_rejected(run: Run, tmp_path
         read_files(learned, (source, target))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beam_end", ["any", "tensor2tensor"])
 def test_the_command_line_selects_which_hypotheses_may_end(
     run: Run, beam_end: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -234,6 +235,7 @@ def test_changed_text_is_rejected(run: Run) -> None:
         evaluate(dataclasses.replace(run, folder=other), "dev", {})
 
 
+@pytest.mark.slow
 def test_single_checkpoints_are_scored_next_to_their_mean(run: Run, evaluation: Evaluation) -> None:
     mean = load(run.folder.path, average_checkpoints=2)
     assert mean.steps == (4, 8)

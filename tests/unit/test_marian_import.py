@@ -36,7 +36,10 @@ torch: Any = pytest.importorskip("torch", reason="`pip install --group interop` 
 transformers: Any = pytest.importorskip(
     "transformers", reason="`pip install --group interop` installs transformers"
 )
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Recommended")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Recommended"),
+]
 
 LINES = [*SOURCES[:7], "forty-two q ½"]
 
@@ -201,7 +204,6 @@ def test_a_model_that_normalizes_first_equals_pegasus(imported: Imported, tmp_pa
         export_marian(run, tmp_path / "again")
 
 
-@pytest.mark.slow
 def test_greedy_translations_are_those_of_generate(imported: Imported) -> None:
     result = verify(imported.run, MarianSystem(imported.folder), LINES)
     assert (result.sentences, result.equal) == (len(LINES), len(LINES))

@@ -106,7 +106,12 @@ def decode(
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("dot_product", marks=pytest.mark.slow), "general", "additive"]
+    "name",
+    [
+        pytest.param("dot_product", marks=pytest.mark.slow),
+        pytest.param("general", marks=pytest.mark.slow),
+        "additive",
+    ],
 )
 def test_the_model_is_the_papers_equations_as_loops(name: Any) -> None:
     model, params = make_model(attention_score=name, rnn_input_feeding=True)

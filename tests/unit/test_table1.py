@@ -144,6 +144,7 @@ def test_an_existing_folder_is_an_error_before_any_measurement(
     assert captured.out == ""
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--lengths", "8", "16", "--widths", "8", "--out", str(tmp_path / "out")]
     assert main(["paper", "table1", *options]) == 0
