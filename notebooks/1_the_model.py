@@ -2,7 +2,7 @@
 # # 1. The model
 #
 # This notebook follows sections 3 to 5 of *Attention Is All You Need* (Vaswani et al., 2017) in
-# order. Keep the paper next to it. Each part names its section, states the equation, and calls the
+# order. Keep the paper at hand. Each part names its section, states the equation, and calls the
 # function in this package that computes the equation.
 #
 # **What you learn**
@@ -354,9 +354,10 @@ def attend_and_record(rng, x):
 
 result, variables = attend_and_record(jax.random.key(0), x)
 attention_params = {"params": variables["params"]}
-weight = variables["intermediates"]["weights"][0]  # (B, H, T, S)
-value = variables["intermediates"]["value"]["__call__"][0]  # (B, S, H, V)
-output_kernel = variables["params"]["output"]["kernel"]  # (H, V, D)
+# These arrays have the shapes (B, H, T, S), (B, S, H, V), and (H, V, D).
+weight = variables["intermediates"]["weights"][0]
+value = variables["intermediates"]["value"]["__call__"][0]
+output_kernel = variables["params"]["output"]["kernel"]
 heads = jnp.einsum("bhts,bshv->bhtv", weight, value)
 by_head = jnp.einsum("bhtv,hvd->bhtd", heads, output_kernel)
 print("one output per head:", by_head.shape, " their sum:", by_head.sum(axis=1).shape)
@@ -378,8 +379,8 @@ for h in (1, 8, 32):
 # ## 3.2.3 Masks
 #
 # Attention occurs in three places: in the encoder, in the decoder, and from the decoder to the
-# encoder. The three differ in the source of the queries and keys, and in the *mask*. Where the mask
-# is false, the score is set to $-\infty$ before the softmax, so the weight is 0.
+# encoder. The three uses differ in the source of the queries and keys, and in the *mask*. Where the
+# mask is false, the score is set to $-\infty$ before the softmax, so the weight is 0.
 
 # %%
 from transformer_jax.model.transformer import causal_mask, source_mask

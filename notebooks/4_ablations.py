@@ -86,8 +86,8 @@ plt.show()
 
 # %% [markdown]
 # Look at the dots before you look at the black lines, which are the means. The two runs of a row
-# are the *same* experiment with different random seeds. In some rows, they are far apart: their
-# difference is larger than the difference between many rows.
+# are the *same* experiment with different random seeds. In some rows, the two dots are far
+# apart: the two runs differ by more than many rows differ from each other.
 #
 # ## How large must a difference be?
 #

@@ -115,7 +115,7 @@ print(num_checkpoints, "checkpoints")
 # %% [markdown]
 # ## Restore on one device
 #
-# `load` verifies the checkpoint's checksums, checks its shapes, and then reads the arrays onto
+# `load` verifies the checkpoint's checksums, checks its shapes, and then loads the arrays onto
 # JAX's default device. The number and kind of devices that the run was trained on do not matter.
 # `load` also works with a read-only copy of a run.
 

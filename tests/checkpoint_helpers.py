@@ -29,7 +29,10 @@ def target_like(params: Any) -> dict[str, Any]:
 
 
 def write_steps(folder: Path, perplexities: dict[int, float | None], keep: int = 3) -> None:
-    """Write a checkpoint for each step. A checkpoint with a perplexity counts as scheduled."""
+    """Write a checkpoint for each step.
+
+    A checkpoint that has a recorded perplexity counts as scheduled.
+    """
     with CheckpointManager(folder, IDENTITY, keep=keep) as checkpoints:
         for step, perplexity in perplexities.items():
             checkpoints.prepare_save(step, with_optimizer(params_of(step)))

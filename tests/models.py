@@ -19,7 +19,7 @@ TARGET = jnp.asarray([[8, 3, 10, 5, EOS], [12, 4, EOS, PAD, PAD]])
 
 
 def make_model(**changes: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a variant of `SMALL`, by default with one layer per stack, and its parameters."""
+    """Return a variant of `SMALL` and its parameters; by default, each stack has one layer."""
     changes.setdefault("num_layers", 1)
     model = build_model(replace(SMALL, **changes), VOCABULARY)
     return model, drawn_params(model, SOURCE, TARGET)

@@ -1,4 +1,4 @@
-"""Create folders in the format of public opus-mt models, with transformers and SentencePiece.
+"""Use transformers and SentencePiece to create folders in the format of public opus-mt models.
 
 A folder contains two SentencePiece models and one vocab.json. Its special tokens do not have this
 package's IDs, some pieces are not in vocab.json, and the encoder and the decoder have different
@@ -40,7 +40,7 @@ def write_tokenizers(folder: Path) -> int:
         model = train_model(list(lines), 60)
         (folder / f"{side}.spm").write_bytes(model)
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        # Leave out one piece of each language, which therefore becomes the unknown token.
+        # Omit one piece of each language, so that it is encoded as the unknown token.
         known = [processor.id_to_piece(i) for i in range(3, len(processor) - 1)]
         pieces |= set(known)
     tokens = ["</s>", "<unk>", *sorted(pieces), ">>deu<<", "<pad>"]
@@ -104,7 +104,7 @@ def write_opus_mt(
         folder: the path of the new folder.
         is_torch: whether to write pytorch_model.bin instead of model.safetensors.
         end_bias: the logit bias of the end token. Translations are shorter with a higher bias.
-        changes: fields of config.json with different values.
+        changes: new values for fields of config.json.
     """
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
@@ -143,8 +143,7 @@ def draw_weights(model: Any, end: int, end_bias: float) -> None:
         else:
             drawn *= 0.1
         parameter.data = torch.tensor(drawn, dtype=torch.float32)
-    # The bias largely determines how likely the end token is, so that translations differ in
-    # length.
+    # Shrink the end token's weights, so that its bias largely determines how likely it is.
     model.lm_head.weight.data[end] *= 0.1
     bias = rng.standard_normal(model.final_logits_bias.shape)
     bias[0, end] = end_bias

@@ -61,7 +61,7 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 
 
 def with_architecture(architecture: str, **model: Any) -> Config:
-    """Return `SMALL` with another architecture. Fields that it does not use have their defaults."""
+    """Return `SMALL` with another architecture, and with defaults for the fields it ignores."""
     defaults = ModelConfig()
     unused = {k: getattr(defaults, k) for k, v in USED_BY.items() if architecture not in v}
     return SMALL.change(model={**unused, "architecture": architecture, **model})

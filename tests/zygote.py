@@ -1,10 +1,10 @@
 # ruff: noqa: T201
-"""Fork processes for tests to kill, from a process that has already imported the package.
+"""Run commands in forks of a process that has already imported the package.
 
 `python zygote.py` reads one JSON request per line from standard input. Given a command line, it
 forks a child and replies with the child's process ID. Given a process ID, it waits for that child
 and replies with its exit code. A forked process does not have to import anything, so a test can
-start and kill many processes quickly.
+quickly start and kill many processes.
 """
 
 import json

@@ -113,7 +113,7 @@ def test_a_cheap_command_works_in_a_fresh_clone(
 
 
 def remaining(page: Path) -> list[Command]:
-    """Return the commands of a page that no other test runs."""
+    """Return the commands on a page that no other test runs."""
     return [c for c in commands(page) if c.is_tested and c.text not in {*RECURSIVE, *CHEAP}]
 
 

@@ -59,7 +59,7 @@ class Trainer:
         return self.start("train", str(self.folder / "config.py"), "--out", str(path), die=die)
 
     def wait(self, pid: int) -> int:
-        """Wait for a process; return its exit code, or the negated signal if it was killed."""
+        """Wait for a process; return its exit code, or minus the signal number if it was killed."""
         return self.forks.wait(pid)
 
     def read_log(self) -> str:

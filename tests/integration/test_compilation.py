@@ -61,8 +61,8 @@ def test_a_step_is_compiled_once_for_each_shape_and_later_epochs_compile_nothing
     epochs = train_epochs(components)
     compiled = compiled_by(lambda: next(epochs), caplog)
     assert compiled.count("jit(train_step)") == num_shapes, compiled
-    # All shapes are compiled at this point, so nothing else may be compiled. The guard raises an
-    # error if data moves between host and device without an explicit transfer.
+    # All shapes have been compiled by this point, so nothing else may be compiled. The guard
+    # raises an error if data moves between host and device without an explicit transfer.
     with jax.transfer_guard("disallow"):
         assert compiled_by(lambda: next(epochs), caplog) == []
         # Check that the guard itself raises an error.
@@ -126,7 +126,7 @@ def test_whole_and_resumed_runs_of_all_seeds_share_their_programs(
     tmp_path: Path, cached_programs: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # In other tests, the runs in a process share their steps. In this test, each run builds its
-    # own.
+    # own steps.
     monkeypatch.setattr(loop, "make_train_step", make_train_step)
     # Four steps make up one epoch, so each run uses every shape.
     config = SMALL.change(train={"steps": 4})

@@ -56,7 +56,7 @@ OTHER_FUNCTIONS: list[dict[str, Any]] = [
     {"layer_norm": "pre"},
     {"layer_norm_epsilon": 1e-5},
 ]
-# Fields that affect the function only if a field above has a different value.
+# Fields that affect the model's function only if another field changes, too.
 WITH_OTHERS = {
     *("architecture", "rnn_cell", "rnn_input_feeding", "conv_kernel_width"),
     *("max_relative_position", "position_buckets"),

@@ -75,7 +75,7 @@ def mount(disk: Path, options: str) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """The path to a two-megabyte disk. Tests are skipped if they are not allowed to mount it."""
+    """The path to a two-megabyte disk. Tests are skipped if they are not allowed to mount disks."""
     path = tmp_path / "disk"
     path.mkdir()
     mount(path, "size=2m")

@@ -1,4 +1,4 @@
-"""Test that small models learn to translate number words, as in the demo, and to parse."""
+"""Test that small models learn to parse and to translate number words, as in the demo."""
 
 import json
 from pathlib import Path

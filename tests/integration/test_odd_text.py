@@ -2,7 +2,8 @@
 
 No matter what the files contain, `prepare` ends in one of two ways. Either it counts each pair as
 kept or dropped and exits with code 0, or it prints one message that names a faulty file and, if
-possible, the line, and exits with code 65. A traceback or a hang fails these tests.
+possible, the line, and exits with code 65. These tests fail if `prepare` prints a traceback
+or hangs.
 """
 
 import gzip

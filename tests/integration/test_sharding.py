@@ -137,7 +137,7 @@ def test_a_step_compiled_while_training_gives_the_same_bits() -> None:
 
 
 class FakeSharding(DataParallel):
-    """A sharding that compiles nothing. Sources of length 6 do not fit in memory."""
+    """A sharding that compiles nothing and runs out of memory for sources of length 6."""
 
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> Any:  # noqa: ARG002
         if batch.source.shape[1] == 6:

@@ -14,7 +14,7 @@ Lengths = list[tuple[int, int]]
 Pair = tuple[tuple[int, ...], tuple[int, ...]]
 
 SHORT, ANY = st.integers(2, 5), st.integers(2, 40)
-# In some of these corpora, one side is always short. In others, both sides can have any length.
+# In some of these corpora, one side is always short; in others, both sides can have any length.
 LENGTHS = st.sampled_from([(ANY, ANY), (SHORT, ANY), (ANY, SHORT)]).flatmap(
     lambda sides: st.lists(st.tuples(*sides), min_size=1, max_size=200)
 )

@@ -2,7 +2,7 @@
 
 evalb (https://nlp.cs.nyu.edu/evalb) contains sample.gld (references), sample.tst (trees to score),
 and sample.rsl (the scores). Its parameter file for the sample treats "This" and "this" as the same
-word, so this copy writes "this". It also accepts a sentence without a bracket around it. In this
+word, so this copy writes "this". evalb also accepts a sentence without a bracket around it. In this
 copy, that sentence is inside a TOP bracket, which does not count.
 """
 

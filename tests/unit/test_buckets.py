@@ -15,7 +15,7 @@ from transformer_jax.data.buckets import (
 )
 
 SHORT, ANY = st.integers(2, 5), st.integers(2, 40)
-# In some of these corpora, one side is always short. In others, both sides can have any length.
+# In some of these corpora, one side is always short; in others, both sides can have any length.
 LENGTHS = st.sampled_from([(ANY, ANY), (SHORT, ANY), (ANY, SHORT)]).flatmap(
     lambda sides: st.lists(st.tuples(*sides), min_size=1, max_size=200).map(np.asarray)
 )
@@ -32,7 +32,7 @@ def sentence_lengths(pairs: int) -> np.ndarray:
 
 
 def positions(lengths: np.ndarray, sizes: np.ndarray) -> int:
-    """Return the number of positions if each pair goes into the smallest bucket that fits it."""
+    """Return the total number of positions, with each pair in the smallest bucket that fits it."""
     fits = (lengths[:, None, :] <= sizes).all(axis=2)
     return int(np.where(fits, sizes.sum(axis=1), np.iinfo(int).max).min(axis=1).sum())
 

@@ -208,7 +208,7 @@ def test_the_previous_checkpoint_stays_until_the_next_one_is_complete(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """The path to a one-megabyte disk. Tests are skipped if they are not allowed to mount it."""
+    """The path to a one-megabyte disk. Tests are skipped if they are not allowed to mount disks."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]

@@ -101,8 +101,8 @@ def fourth_root(numerator: float, denominator: float) -> float:
     [
         # In "a b ##AT##-##AT## c d e", 5/6, 4/5, 3/4, and 2/3 of the n-grams match.
         ("none", "a b-c d e", "a b-c d f", fourth_root(1, 3)),
-        # The pattern consumes the letters on both sides, so only the first hyphen of "x-b-c" is
-        # split.
+        # The pattern consumes the letters on both sides, so "x-b-c" is split only at its first
+        # hyphen.
         ("none", "x-b-c d e f", "y-b-c d e f", fourth_root(1, 3)),
         # A hyphen surrounded by spaces is a word, so 5/6, 4/5, 3/4, and 2/3 of the n-grams match.
         ("none", "a - b c d e", "a - b c d f", fourth_root(1, 3)),
@@ -111,14 +111,14 @@ def fourth_root(numerator: float, denominator: float) -> float:
         ("none", "a b c d", "a b c d e", 100 * math.exp(-1 / 4)),
         # There is no smoothing, so without a matching 4-gram the score is zero.
         ("none", "a b c x d", "a b c y d", 0.0),
-        # Abbreviations and ordinals keep their periods. "Juni" is in 1 of 7 unigrams, 2 of 6
-        # bigrams, 2 of 5 trigrams, and 2 of 4 4-grams of "Sie kam z.B. am 3. Juni ."
+        # The abbreviation and the ordinal keep their periods, so there are 7 words. The word "Juni"
+        # is in 1 of 7 unigrams, 2 of 6 bigrams, 2 of 5 trigrams, and 2 of 4 four-grams.
         ("13a", "Sie kam z.B. am 3. Juni.", "Sie kam z.B. am 3. Mai.", fourth_root(72, 420)),
         # Quotation marks become separate words, as in `„ Ja “ , rief er .`. Only the first of these
         # 7 words differs in the reference.
         ("13a", "„Ja“, rief er.", "»Ja“, rief er.", fourth_root(6 * 5 * 4 * 3, 7 * 6 * 5 * 4)),
-        # Tokenization precedes splitting, so the result is "im Text ##AT##-##AT## Format , bitte
-        # !".
+        # Tokenization precedes splitting, so the result is
+        # "im Text ##AT##-##AT## Format , bitte !".
         ("13a", "im Text-Format, bitte!", "im Text-Format, bitte?", fourth_root(360, 840)),
     ],
 )

@@ -72,7 +72,7 @@ def cures_of(compiler: Formula, config: Config, bucket: Bucket = WIDE) -> list[d
 
 
 def test_every_option_that_is_enough_is_a_cure() -> None:
-    # The activations need 128 bytes, or 32 bytes with remat, or 64 bytes with two micro-batches.
+    # The activations need 128 bytes, but only 32 with remat or 64 with 2 micro-batches.
     assert cures_of(Formula(capacity=170), Config()) == [
         {"model.remat": True},
         {"train.gradient_accumulation_steps": 2},
@@ -101,15 +101,15 @@ def test_the_number_of_micro_batches_is_as_small_as_possible() -> None:
 
 @pytest.mark.parametrize("gradients", [100, 200])
 def test_micro_batches_are_a_cure_even_if_the_gradients_leave_little_memory(gradients: int) -> None:
-    # Only 15 bytes are free for activations. Instead of 800 bytes, they need 12 bytes with 64
-    # micro-batches, but 25 bytes with 32.
+    # The activations need 800 bytes, but only 25 with 32 micro-batches and only 12 with 64.
+    # Only 15 bytes are free.
     compiler = Formula(capacity=115 + gradients, gradients=gradients, num_devices=1)
     cures = cures_of(compiler, Config(), Bucket(80, 10, 10, 0))
     assert cures == [{"train.gradient_accumulation_steps": 64}]
 
 
 def test_options_that_are_not_enough_alone_are_combined() -> None:
-    # The activations need 32,768 bytes, or 512 bytes with 64 micro-batches, or 128 bytes if remat
+    # The activations need 32,768 bytes, but only 512 with 64 micro-batches, and only 128 if remat
     # is used as well.
     bucket = Bucket(2048, 64, 64, 0)
     [cure] = cures_of(Formula(capacity=300), Config(), bucket)

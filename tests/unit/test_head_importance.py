@@ -99,7 +99,7 @@ def test_the_losses_of_tokens_add_up_to_those_of_sentences(run: Run) -> None:
 
 
 def test_means_by_position_and_length_are_those_of_the_sentences() -> None:
-    # Use 20 sentences of one token each, and 20 of three tokens each.
+    # Use 20 sentences with 1 token each and 20 sentences with 3 tokens each.
     short, long = [np.array([1.0])] * 20, [np.array([3.0, 2.0, 4.0])] * 20
     by_position = loss_by_position("x", [*long, *short])
     assert (by_position.x.tolist(), by_position.y.tolist()) == ([1, 2, 3], [2.0, 2.0, 4.0])

@@ -179,7 +179,7 @@ def as_array(tensor: Any) -> Array:
 
 
 def torch_layer(torch: Any, kind: str, config: ModelConfig) -> Any:
-    """Return a PyTorch layer with random parameters. The biases are zero if the config has none."""
+    """Return a PyTorch layer with random parameters; omitted attention biases are zero."""
     layer = getattr(torch.nn, kind)(
         WIDTH,
         config.num_heads,

@@ -89,7 +89,7 @@ def test_tokens_are_those_of_the_marian_tokenizer(imported: Imported) -> None:
         assert order[tokens].tolist() == theirs(line)["input_ids"]
         assert tokens[-1] == EOS
     assert UNKNOWN in source.encode(["forty-two q"])[0]
-    # The text of a special token is ordinary text.
+    # In a line of text, the name of a special token is treated as ordinary text.
     assert source.encode(["</s><pad>"])[0].count(EOS) == 1
     assert PAD not in source.encode(["</s><pad>"])[0]
     every = [list(range(len(target)))[::step] for step in (1, -1, 7)]

@@ -1,4 +1,4 @@
-"""Test that the private JAX APIs exist. If one does not, the message explains what to do."""
+"""Test that the private JAX APIs exist. If one is missing, the error explains what to do."""
 
 import importlib
 import inspect

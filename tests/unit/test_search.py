@@ -40,7 +40,7 @@ KINDS = [("gnmt", 0.0), ("gnmt", 0.6), ("power", 1.0), ("power", 2.0)]
 
 
 def sizes_and_kinds(*sizes: tuple[int, int]) -> list[Any]:
-    """Return all combinations of four (beam size, number of results) pairs and a length penalty.
+    """Combine each of four (beam size, number of results) pairs with each length penalty.
 
     Fast tests cover each size with one penalty and each penalty with one size.
     """

@@ -14,7 +14,7 @@ from transformer_jax.data.splits import SPLITS
 from transformer_jax.data.text_files import MAX_LINE_BYTES, TextFiles, is_too_long
 from transformer_jax.errors import DataError, UsageError
 
-# `str.splitlines` would split most of these lines. The others contain invisible characters.
+# `str.splitlines` would split most of these lines. The other lines contain invisible characters.
 ODD = [
     "a\u2028b",
     "a\u0085b",

@@ -203,7 +203,7 @@ def test_pairs_can_be_read_repeatedly_from_any_start(folder: Path) -> None:
 def test_a_stored_dataset_needs_no_network(folder: Path) -> None:
     corpus = TranslationDataset(WMT14, folder=folder)
     assert len(list(corpus.read("train"))) == corpus.count("train")
-    # If a dataset's name includes its version, TFDS reads it only from its files.
+    # If a dataset's name includes its version, TFDS reads the dataset only from stored files.
     named = TranslationDataset(f"{WMT14}:1.0.0", folder=folder)
     assert named.identity == corpus.identity
     assert list(named.read("test")) == list(corpus.read("test"))

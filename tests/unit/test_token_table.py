@@ -23,7 +23,7 @@ def test_special_tokens_have_the_ids_of_this_package() -> None:
     assert TABLE.pieces[PAD] == "<pad>"
     assert TABLE.pieces[EOS] == "</s>"
     assert TABLE.pieces[UNKNOWN] == "<unk>"
-    # No token begins a sentence, so an ordinary token takes the place of BOS.
+    # The vocabulary has no token that begins a sentence, so an ordinary token replaces BOS.
     assert TABLE.pieces[BOS] == "a"
     with_begin = TABLE._replace(begin=3)
     assert with_begin.order == (6, 3, 0, 1, 2, 4, 5)
