@@ -10,8 +10,8 @@ two CPU cores.
 
 The paper states the number of layers, d_model, the vocabulary size, and the search settings. All
 other settings match the base model, except the dropout rates and the learning rate, which the
-authors chose on section 22 but do not report. For these, this config uses the values from
-Tensor2Tensor's transformer_parsing_base.
+authors chose on section 22 but do not report. The dropout rates and the learning rate in this
+config come from Tensor2Tensor's transformer_parsing_base.
 
 Differs from the paper: the vocabulary of 16,000 tokens contains only words. The trees have about
 100 symbols, which form a separate vocabulary, as in Tensor2Tensor.

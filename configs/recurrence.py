@@ -8,10 +8,11 @@
 The first two commands need Multi30k, like configs/table3_multi30k.py. The last command is a quick
 test on number words.
 
-All models have two layers in each stack. Their widths are chosen so that each model has 0.91 to
-0.92 million parameters. The `none` row is a recurrent model without attention (Sutskever et al.
-2014). The `additive` and `general` rows are named after their attention scores and use input
-feeding. Their decoder follows Luong et al. (2015). The `conv` row is ConvS2S (Gehring et al. 2017).
+All models have two layers in each stack. The widths are chosen so that each model has 0.91 to 0.92
+million parameters. The `none` row is a recurrent model without attention (Sutskever et al. 2014).
+The `additive` and `general` rows are named after their attention scores and use input feeding. The
+decoder in these two rows follows Luong et al. (2015). The `conv` row is ConvS2S (Gehring et al.
+2017).
 
 Differs from the paper: the same changes as in configs/table3_multi30k.py. The recurrent models clip
 the per-token gradient at 5, a looser limit than in the cited papers (Sutskever et al. and Luong et
@@ -26,7 +27,7 @@ PEAK = 0.003
 
 
 def with_architecture(architecture: str, d_model: int, **model: object) -> Config:
-    """Return the base config with another architecture and width but the same peak rate."""
+    """Return the base config with this architecture and width and the same peak learning rate."""
     defaults = ModelConfig()
     unused = {k: getattr(defaults, k) for k, v in USED_BY.items() if architecture not in v}
     return BASE.change(

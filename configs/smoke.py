@@ -1,4 +1,4 @@
-"""All rows of Table 3 on number words, at a small scale, in about 25 minutes.
+"""All rows of Table 3 on number words, at small scale, in about 25 minutes.
 
     transformer-jax sweep table3 --data-from smoke --train-from smoke --scale tiny --seeds 2
     transformer-jax report sweeps/table3

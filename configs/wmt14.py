@@ -14,7 +14,7 @@ config yet.
 from configs.base import CONFIG as BASE
 
 CONFIG = BASE.change(
-    # At the paper's 0.4 s per step, this saves a checkpoint every ten minutes.
+    # At the paper's 0.4 s per step, training saves a checkpoint every ten minutes.
     train={"checkpoint_every": 1500, "keep_checkpoints": 5},
     decode={"average_checkpoints": 5},
 )

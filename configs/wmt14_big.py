@@ -12,7 +12,7 @@ No model has been trained with this config yet.
 from configs.big import CONFIG as BIG
 
 CONFIG = BIG.change(
-    # At the paper's 1 s per step, this saves a checkpoint every ten minutes.
+    # At the paper's 1 s per step, training saves a checkpoint every ten minutes.
     train={"checkpoint_every": 600, "keep_checkpoints": 20},
     decode={"average_checkpoints": 20},
 )

@@ -23,7 +23,7 @@ from transformer_jax.model.transformer import EncoderDecoder, Params
 
 @dataclass(frozen=True)
 class Architecture:
-    """The functions that implement an architecture. See the functions below that call them."""
+    """The functions that implement an architecture; the functions below call them."""
 
     build: Callable[..., EncoderDecoder]
     init_decoding: Callable[..., Any]

@@ -2,7 +2,7 @@
 
 Each convolution has a gated linear unit and a residual connection, and sums are scaled by sqrt(1/2)
 to preserve their variance (sections 3.2 and 3.4). Differs from ConvS2S: there is no weight
-normalization or gradient scaling, the weights are initialized as Glorot uniform, and the config
+normalization or gradient scaling, the weights use Glorot uniform initialization, and the config
 sets the attention score and positional encodings.
 
 Shapes: B batch, S source positions, T positions, J hypotheses per sentence, D d_model, W kernel
@@ -30,7 +30,8 @@ HALF_VARIANCE = 0.5**0.5
 def windows(x: Float[Array, "B T D"], width: int, *, before: int) -> Float[Array, "B T W D"]:
     """Return the `width` positions that each output of a convolution reads.
 
-    `before` of them precede the output's position. Positions outside the sequence contain zeros.
+    `before` of these positions precede the output's own position. Positions outside the sequence
+    contain zeros.
     """
     length = x.shape[1]
     x = jnp.pad(x, ((0, 0), (before, width - 1 - before), (0, 0)))
@@ -38,7 +39,11 @@ def windows(x: Float[Array, "B T D"], width: int, *, before: int) -> Float[Array
 
 
 class GatedConvolution(nn.Module):
-    """A convolution to 2 D channels, split into A and B for a gated linear unit, A sigmoid(B)."""
+    """A convolution followed by a gated linear unit.
+
+    The convolution has 2 * D output channels, which are split into A and B. The unit returns
+    A * sigmoid(B).
+    """
 
     config: ModelConfig
 

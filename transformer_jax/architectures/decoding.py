@@ -1,7 +1,7 @@
 """Cached decoding for models whose memory of earlier tokens has a fixed size.
 
-A search keeps J hypotheses per sentence in J beam slots. Unlike keys and values, which stay in the
-slot that computed them, the carry of a hypothesis moves with it to another slot.
+A search keeps J hypotheses per sentence in J beam slots. When a hypothesis moves to another slot,
+its carry moves too, whereas keys and values stay in the slot that computed them.
 
 Shapes: B batch, S source positions, J hypotheses per sentence, L maximum length of a translation,
 N vocab_size.

@@ -1,9 +1,10 @@
 """Recurrent encoder-decoders, with and without attention.
 
 The decoder follows Luong et al. (2015): the cells read a token, their output attends to the source,
-and the two form the attentional vector, tanh(W [context; output]). The model in Bahdanau et al.
-(2015) attends before its cells read the token and does not use this vector. Without attention, the
-encoder's last states are all that the decoder knows about the source (Sutskever et al. 2014).
+and the context and the output form the attentional vector, tanh(W [context; output]). The model in
+Bahdanau et al. (2015) attends before its cells read the token and does not use this vector. Without
+attention, the encoder's last states are all that the decoder knows about the source (Sutskever et
+al. 2014).
 
 Shapes: B batch, S source positions, T target positions, J hypotheses per sentence, D d_model, N
 vocab_size.

@@ -31,7 +31,8 @@ class ConfigCommand(abc.ABC):
     """Base class for commands that load a config and accept every config field as an option."""
 
     data_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the data section from this config. A sweep's rows keep their own changes to it."""
+    """Take the data section from this config. A sweep's rows keep their own
+    changes to the section."""
     train_from: Annotated[str | None, arg(metavar="CONFIG")] = None
     """Take the train section from this config in the same way. The ratio of
     each row's steps to the first row's steps stays the same."""

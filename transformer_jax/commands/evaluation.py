@@ -52,8 +52,9 @@ class Evaluate(RunCommand):
     alphas: tuple[float, ...] = ()
     """With --grid: the length penalty's exponents to try. Default: 0 0.6 1."""
     averages: tuple[int, ...] = ()
-    """With --grid: the numbers of scheduled checkpoints to average. Default: 1,
-    5, and 20, up to the number of consecutive checkpoints that end at the step."""
+    """With --grid: the numbers of scheduled checkpoints to average. Default:
+    each of 1, 5, and 20 that does not exceed the number of consecutive
+    checkpoints up to the step."""
 
     def run(self) -> None:
         """Evaluate the run, print the scores, and store them in the run."""
@@ -126,7 +127,7 @@ class Evaluate(RunCommand):
         if not self.grid:
             if given := [name for name in settings if getattr(self, name)]:
                 raise UsageError(f"--{given[0].replace('_', '-')} needs --grid")
-        # An option set to 0 counts as given, although 0 == False.
+        # An option that is set to 0 was given, even though 0 == False.
         elif given := [
             name
             for name in others
@@ -156,7 +157,7 @@ class Evaluate(RunCommand):
         best = print_grid(results)
         options = f"--average-checkpoints {best['average_checkpoints']}"
         options += f" --beam-size {best['decode']['beam_size']}"
-        # `repr` does not round, so the command runs the same search. The step selects the same
-        # checkpoints even after training continues.
+        # `repr` does not round, so the command runs the same search. Because it states the
+        # step, it uses the same checkpoints even after training continues.
         options += f" --alpha {best['decode']['length_penalty_alpha']!r} --step {best['step']}"
         stdout.print(f"next: {shell_command('evaluate', folder.path)} {options}")

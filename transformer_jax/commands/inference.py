@@ -29,7 +29,7 @@ def load_run(path: Path, average_checkpoints: int | None, step: int | None) -> "
     from transformer_jax.inference.trained_run import load
 
     if run.package is None:
-        # If there are too few checkpoints, a command fails, whereas `load` in a notebook warns.
+        # If there are too few checkpoints, a command fails, whereas `load` only warns.
         average_checkpoints = average_checkpoints or run.config.decode.average_checkpoints
     return load(run.path, average_checkpoints=average_checkpoints, step=step)
 
@@ -130,7 +130,8 @@ class Translate(RunCommand):
 class Package(CheckpointCommand):
     """Write a trained model, its vocabulary, and a model card to a small folder for sharing.
 
-    The folder can be loaded like a run. It has no optimizer state, so training cannot resume.
+    The folder can be loaded like a run. It contains no optimizer state, so training cannot resume
+    from it.
     """
 
     out: Path | None = None

@@ -133,7 +133,7 @@ class Paper(PathCommand):
 
 
 def _print_items(items: Sequence[Item]) -> None:
-    """Print each item with its commands and its test, each on one line so that it can be copied."""
+    """Print each item with its commands and its test, one per line so that they can be copied."""
     for item in items:
         stdout.print(f"{item.name}: {item.title}")
         for label, command in item.commands.items():

@@ -39,7 +39,8 @@ class Attention(RunCommand):
     heads: tuple[int, ...] = ()
     """The heads to show, counted from 0. Default: all."""
     position: int | None = None
-    """Show only what the token at this position in the left column, counted from 0, attends to."""
+    """Show only what one token attends to: the token at this position in the
+    left column, counted from 0."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a sentence that is too long instead of raising an error."""
 

@@ -57,9 +57,9 @@ class Sweep(ConfigCommand):
     """Number of accelerators to use, each for one run at a time. On a CPU,
     the number of concurrent runs. Default: as many as possible."""
     step_timeout: float = 60.0
-    """Consider a run stuck and stop it if it sends no heartbeat for this many
-    seconds, or longer if its steps are slow. A run sends a heartbeat after
-    every three steps."""
+    """Consider a run stuck, and stop it, after this many seconds without a
+    heartbeat. The timeout is longer if the run's steps are slow. A run sends a
+    heartbeat after every three steps."""
     dry_run: FlagCreatePairsOff[bool] = False
     """Print the number of runs and the resources they need, without training."""
     target: Annotated[str | None, arg(metavar="TARGET")] = None

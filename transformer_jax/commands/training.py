@@ -59,13 +59,13 @@ class TrainingCommand(ConfigCommand):
     """Base class for commands that train in one or more processes, optionally supervised."""
 
     supervise: FlagCreatePairsOff[bool] = False
-    """Train in a child process and monitor it. If it hangs or is killed, exit
-    with a one-line message and code 75. In multi-process training, pass this
-    option to every process."""
+    """Train in a child process and monitor it. If the child hangs or is killed,
+    exit with a one-line message and code 75. In multi-process training, pass
+    this option to every process."""
     step_timeout: float = 30.0
     """With --supervise: how many seconds training can go without a heartbeat
-    before it is considered hung. It sends a heartbeat after every three steps.
-    If steps are slow, the timeout is at least the duration of 12 steps."""
+    before it is considered hung. Training sends a heartbeat after every three
+    steps. If steps are slow, the timeout is at least the duration of 12 steps."""
     phase_timeout: float = 1800.0
     """With --supervise: timeout in seconds for startup, compilation, evaluation, and saving."""
 
@@ -176,7 +176,7 @@ class Reproduce(PathCommand):
     """
 
     run_folder: RunArgument
-    """A run's folder. The command does not change it."""
+    """A run's folder. The command does not change the folder."""
     out: Path | None = None
     """The new run's folder. Default: RUN-reproduced."""
 

@@ -30,12 +30,12 @@ class Check:
     target: Target
     parallelism: str
     shapes: str
-    """The source of the batch shapes, in words."""
+    """A phrase that describes the source of the batch shapes."""
     programs: tuple[StepProgram, ...]
     """One program for each batch shape. With `find_batch`, only the program for the largest batch
     that fits, if any."""
     cures: tuple[Cure, ...] = ()
-    """If the step does not fit, the changes that make it fit."""
+    """Changes that make the step fit; empty if it already fits or if no change helps."""
     batch_tokens: int | None = None
     """The largest `data.batch_tokens` that fits, if `find_batch` was set."""
 

@@ -15,7 +15,8 @@ from transformer_jax.config.architectures import uses
 from transformer_jax.data.batches import ROW_MULTIPLE, Bucket
 from transformer_jax.errors import Setting
 
-# `find_largest_batch` stops when a batch that fits is at least this fraction of one that does not.
+# `find_largest_batch` stops when the size of a batch that fits is at least this fraction of the
+# size of a batch that does not fit.
 PRECISION = 0.95
 MAX_MICRO_BATCHES = 64
 MAX_BATCH_TOKENS = 1 << 26
@@ -66,8 +67,8 @@ def find_largest_batch(
 ) -> tuple[int, StepProgram] | None:
     """Find the largest `data.batch_tokens` for which full batches of this bucket fit, by bisection.
 
-    The result is too small by at most 5% or one row per device. Return it with the compiled
-    program, or return None if even one row per device does not fit.
+    The result is too small by at most 5% or one row per device. Return the result
+    and the compiled program, or None if even one row per device does not fit.
     """
     width = max(bucket.source, bucket.target)
     # The number of rows must be a multiple of this number.

@@ -21,7 +21,7 @@ class Shapes(NamedTuple):
 
 
 def assume_shapes(config: Config) -> Shapes:
-    """Return the shapes of full batches: 16, 32, ..., and data.max_length wide on both sides.
+    """Return the shapes of full batches of width 16, 32, ..., and data.max_length on both sides.
 
     The widest batch needs the most memory, so its memory use is an upper bound for any text.
     """

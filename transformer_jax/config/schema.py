@@ -162,7 +162,7 @@ class Row:
 
 
 def add_beam_end(decode: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored decode section; if it lacks only `beam_end`, add the field's former value.
+    """Return a stored decode section, with `beam_end` added if only that field is missing.
 
     A section without the field was stored before the field existed.
     """

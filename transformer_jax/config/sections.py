@@ -34,8 +34,8 @@ class ModelConfig(ConfigSection):
 
     architecture: Literal["transformer", "rnn", "conv"] = "transformer"
     """The type of encoder and decoder. `rnn` and `conv` differ from the paper.
-    They use what the Transformer replaced: recurrent layers (Bahdanau et al.,
-    Luong et al.) and gated convolutions (Gehring et al.)."""
+    They use layers that the Transformer replaced: recurrent layers (Bahdanau et
+    al., Luong et al.) and gated convolutions (Gehring et al.)."""
     num_layers: Annotated[int, between(1, 1000)] = 6
     """Number of layers in the encoder and in the decoder: the paper's N."""
     num_decoder_layers: Annotated[int | None, between(1, 1000)] = None
@@ -73,8 +73,8 @@ class ModelConfig(ConfigSection):
         "t5",
     ] = "sinusoidal"
     """How positions are encoded (section 3.5). `sinusoidal` is the paper's
-    choice, and `learned` is row E of Table 3. The others differ from the paper.
-    `concatenated_sinusoidal` puts all sines before all cosines, as in
+    choice, and `learned` is row E of Table 3. All other choices differ from the
+    paper. `concatenated_sinusoidal` puts all sines before all cosines, as in
     Tensor2Tensor. `none` does not encode positions. `alibi`, `rotary`,
     `relative` (Shaw et al.), and `t5` (Raffel et al.) work inside
     self-attention."""
@@ -116,8 +116,8 @@ class ModelConfig(ConfigSection):
     """Which embedding matrices are shared (section 3.4). With `all`, the source
     embedding (unless data.source_vocab_size is set), the target embedding, and
     the output projection share a matrix. With `target`, only the target
-    embedding and the output projection do. `target` and `none` differ from the
-    paper."""
+    embedding and the output projection share a matrix. `target` and `none`
+    differ from the paper."""
     max_positions: Annotated[int | None, between(1, 1_000_000)] = None
     """For `learned` positions: the number of positions in each table. Default:
     model.max_length in the encoder, and 50 more in the decoder."""
@@ -129,8 +129,9 @@ class ModelConfig(ConfigSection):
     learned_positions_init: Literal["normal", "sinusoidal_scale", "sinusoids"] = "normal"
     """For `learned` positions: the initial table, which the paper does not
     specify. `normal` draws vectors of norm 1 from N(0, 1/d_model).
-    `sinusoidal_scale` draws from N(0, 1/2), which gives the norm of a sinusoid,
-    sqrt(d_model / 2). `sinusoids` starts from the sinusoids themselves."""
+    `sinusoidal_scale` draws from N(0, 1/2), so vectors have about the norm of a
+    sinusoid, sqrt(d_model / 2). `sinusoids` starts from the sinusoids
+    themselves."""
     max_length: Annotated[int, between(1, 1_000_000)] = 256
     """Maximum source length in tokens, including the end-of-sentence token.
     Translation rejects or truncates a longer source."""
@@ -266,8 +267,8 @@ class DataConfig(ConfigSection):
     vocabulary. Differs from the paper when set: embeddings are not shared."""
     target_tokens: Literal["subwords", "words"] = "subwords"
     """The kind of token in a separate target vocabulary. With `words`, which
-    differs from the paper, each distinct word in the targets is a token. Use it
-    for targets that consist of symbols, such as linearized trees."""
+    differs from the paper, each distinct word in the targets is a token. Use
+    `words` for targets that consist of symbols, such as linearized trees."""
     bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
     """How sacreBLEU splits text into words. `none` is for text that is already
     tokenized. `auto` is `char` for `number_words`, where a target is often a
@@ -280,8 +281,8 @@ class DataConfig(ConfigSection):
     Training skips pairs with a higher ratio, because they are rarely
     translations."""
     batch_tokens: Annotated[int, POSITIVE] = 25_000
-    """Approximate number of source tokens, and of target tokens, in a batch
-    across all devices, including padding."""
+    """Approximate number of tokens, including padding, on each side (source and
+    target) of a batch across all devices."""
 
     name = "data"
 
@@ -328,9 +329,9 @@ class TrainConfig(ConfigSection):
     """Fraction of the target probability spread over the vocabulary (section 5.4)."""
     label_smoothing_over: Literal["vocabulary", "other_tokens"] = "vocabulary"
     """The tokens that share train.label_smoothing. With `vocabulary`, each of
-    the V tokens gets 1/V of it, including the true token. With `other_tokens`,
-    each token except the true one gets 1/(V-1), as in Tensor2Tensor. The paper
-    does not say which variant it uses."""
+    the V tokens gets a share of 1/V, including the true token. With
+    `other_tokens`, each token except the true one gets 1/(V-1), as in
+    Tensor2Tensor. The paper does not say which variant it uses."""
     gradient_accumulation_steps: Annotated[int, POSITIVE] = 1
     """Number of micro-batches that each batch is split into to save memory.
     Each micro-batch draws its own dropout masks."""
@@ -360,7 +361,8 @@ class TrainConfig(ConfigSection):
     log_every: Annotated[int, POSITIVE] = 100
     """Number of steps between reports of training metrics."""
     profile: Annotated[int, at_least(0)] = 0
-    """After the first report, trace this many steps to RUN/profile, for TensorBoard or Perfetto."""
+    """Number of steps to trace after the first report. The trace goes to
+    RUN/profile, for TensorBoard or Perfetto."""
 
     name = "train"
 

@@ -50,7 +50,7 @@ def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 class PaddingCost:
-    """The padding cost of a set of buckets, and searches for buckets with a lower cost.
+    """The padding cost of sets of buckets, with methods that find sets with a lower cost.
 
     The first bucket of a set must fit all pairs.
     """

@@ -52,8 +52,8 @@ def parse_linearized(line: str, num_words: int) -> Parse:
     1. A closing bracket also closes the brackets inside it. If no open bracket has the same label,
        the closing bracket is dropped.
     2. A bracket without words is dropped.
-    3. If there are more word symbols than words, the extra symbols are dropped. If there are fewer,
-       the remaining words are added at the end of the outermost bracket.
+    3. If there are more word symbols than words, the extra symbols are dropped. If there are fewer
+       word symbols, the remaining words are added at the end of the outermost bracket.
     4. At the end, all open brackets are closed.
     """
     tags, slots, open_slots = list[str](), list[Bracket | None](), list[_OpenBracket]()

@@ -58,7 +58,7 @@ class NumberWords:
         if self.max_digits is not None:
             num_lines = sum(map(self.count, SPLITS))
             return _draw_lines(num_lines, most, self.max_digits)[line]
-        # Each line reserves `most` numbers. A shorter line leaves the rest unused.
+        # Each line reserves `most` numbers, even if it uses fewer of them.
         return _shuffle_numbers()[line * most : line * most + line % most + 1]
 
 

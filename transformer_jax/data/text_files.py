@@ -164,7 +164,7 @@ def read_lines(path: Path) -> Iterator[str]:
     try:
         with _open(path) as file:
             # A truncated line may lose up to 6 bytes: a byte-order mark and an incomplete
-            # character. With 8 extra bytes, it still exceeds the limit.
+            # character. With 8 extra bytes, a truncated line still exceeds the limit.
             while line := file.readline(MAX_LINE_BYTES + 8):
                 number += 1
                 is_truncated = len(line) == MAX_LINE_BYTES + 8 and not line.endswith(b"\n")

@@ -20,7 +20,7 @@ from transformer_jax.config.validation import did_you_mean
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, Setting, StorageError, UsageError
 
-# TFDS has no type annotations. Its builders find, store, and open a dataset.
+# TFDS has no type annotations. A TFDS builder finds, stores, and opens a dataset.
 Builder = Any
 # The names of the splits in TFDS.
 SPLIT_NAMES: dict[Split, str] = {"train": "train", "dev": "validation", "test": "test"}
@@ -112,7 +112,7 @@ class TranslationDataset:
 
     @cached_property
     def _prepared(self) -> Builder:
-        """The TFDS builder once the data is stored. It has at least train and dev splits."""
+        """The builder of the stored dataset, which has at least train and dev splits."""
         builder = self._builder
         _download_and_prepare(builder)
         if not builder.info.splits:

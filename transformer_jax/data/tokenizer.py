@@ -210,7 +210,10 @@ class Vocabulary(NamedTuple):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The sizes as config fields. `data.source_vocab_size` is None for a shared vocabulary."""
+        """The vocabulary sizes as config fields.
+
+        `data.source_vocab_size` is None for a shared vocabulary.
+        """
         source_vocab_size = None if self.is_shared else len(self.source)
         return {"vocab_size": len(self.target), "source_vocab_size": source_vocab_size}
 

@@ -47,7 +47,7 @@ def exclusive(folder: Path, progress: Progress) -> Iterator[None]:
 def train_vocabulary(
     corpus: Corpus, identity: str, config: DataConfig, progress: Progress
 ) -> Vocabulary:
-    """Train a vocabulary for the text with this identity, or load it from the cache."""
+    """Train a vocabulary on a corpus, or load it from the cache; `identity` identifies the text."""
 
     def train(vocab_size: int, *sides: str, unit: Unit = "subwords") -> Tokenizer:
         # Leave out the default unit, so that cached vocabularies keep their names.

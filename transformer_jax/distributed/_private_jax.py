@@ -31,7 +31,7 @@ def key_value_store() -> KeyValueStore:
 
 
 def detect_cluster(timeout_seconds: int) -> tuple[str, int, int, list[int] | None] | None:
-    """Return a `ProcessSpec`'s fields on Slurm, Open MPI, Kubernetes, or Cloud TPU, otherwise None.
+    """Return a `ProcessSpec`'s fields on Slurm, Open MPI, Kubernetes, or Cloud TPU, or else None.
 
     `jax.distributed.initialize` detects clusters in the same way but aborts the process on failure.
     This function raises the error instead. The timeout limits the search for the coordinator's

@@ -54,7 +54,7 @@ class FailurePropagation:
         self._is_closed = True
 
     def end(self, error: BaseException) -> NoReturn:
-        """End all processes because of an error in this process."""
+        """End all processes after an error in this process."""
         message, is_lost = message_and_exit_code(error), is_lost_peer(error)
         if message is None or is_lost:
             # JAX may report a lost peer before this process knows why. Wait, because the peer

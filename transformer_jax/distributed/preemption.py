@@ -1,4 +1,4 @@
-"""Save and stop when a signal arrives, and save often enough to lose little work if killed."""
+"""Save and stop when a signal arrives, and save often, so that a killed run loses little work."""
 
 import signal
 import time

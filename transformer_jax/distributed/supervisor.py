@@ -47,7 +47,7 @@ class Heartbeats:
     do not matter."""
 
     def add_silence(self, seconds: float) -> None:
-        """Increase the silence, excluding any time during which the supervisor was suspended."""
+        """Add `seconds` to `silence`, except for time during which the supervisor was suspended."""
         self.silence += min(seconds, 2 * TICK)
 
     def receive(self, message: str) -> None:

@@ -29,8 +29,8 @@ Quantization = Literal["float32", "bfloat16", "int8"]
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH"}
 # The logit bias of a token that a CTranslate2 model must never predict.
 NEVER = -1e4
-# CTranslate2 raises an error for positions past the end of its position table. By default, it ends
-# a translation after 256 tokens.
+# CTranslate2 raises an error for positions past the end of its position table. By default,
+# CTranslate2 ends a translation after 256 tokens.
 MIN_POSITIONS = 512
 
 
@@ -91,7 +91,7 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Any:
 
 
 def without_padding(run: Run) -> Run:
-    """Return the run, but if its decoder begins with padding, keep it from predicting padding.
+    """Return the run; if its decoder reads padding first, prevent it from predicting padding.
 
     CTranslate2 has no other way to exclude a token, so its probabilities do not include padding.
     """

@@ -150,7 +150,7 @@ def _make_tokenizer(
         try:
             tokenizer = Tokenizer(model)
         except DataError:
-            # The model has different special tokens.
+            # The model's special tokens differ from this package's.
             pass
         else:
             if tokenizer.pieces == tokens:

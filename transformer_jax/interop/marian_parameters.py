@@ -41,7 +41,10 @@ Order = Int[np.ndarray, " N"]
 
 
 class Orders(NamedTuple):
-    """The orders of the source and target tokens. An order is None if the IDs are equal."""
+    """The orders of the source and target tokens.
+
+    An order is None if Marian and this package use the same IDs.
+    """
 
     source: Order | None = None
     target: Order | None = None

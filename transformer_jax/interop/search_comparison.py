@@ -1,7 +1,7 @@
 """Compare the greedy or beam searches of two programs on the same model (section 6.1).
 
-Each program ends a beam search by its own rule, so either one can find a better translation. The
-same formula scores the translations of both programs.
+Each program has its own rule for ending a beam search, so either one can find a better translation.
+The same formula scores the translations of both programs.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def compare_searches(
     Both programs use the same beam size, the same limit on the length of each translation, and the
     length penalty length^alpha. A score is a log-probability divided by length^alpha, where the
     length includes the end-of-sentence token. `scorer` computes the log-probabilities of both
-    programs' translations. By default, it is `system`.
+    programs' translations. By default, `system` computes them.
     """
     scorer = scorer or system
     ours = find_translations(run, lines, beam_size=beam_size, alpha=alpha)

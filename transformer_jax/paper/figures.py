@@ -101,7 +101,7 @@ def describe_attention() -> list[str]:
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
-    """Yield all equations in order, with nested functions' equations in place of their calls."""
+    """Yield all equations in order; replace each function call with the function's equations."""
     for equation in jaxpr.eqns:
         nested = [equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params]
         if nested:

@@ -23,7 +23,7 @@ class Item:
     test: str
     """The test for this item: FILE::FUNCTION."""
     small: str
-    """The command at a small scale."""
+    """The command at small scale."""
     full: str = ""
     """The command at the paper's scale. Empty if the result does not depend on the scale."""
 

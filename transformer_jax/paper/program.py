@@ -16,7 +16,7 @@ class Program(NamedTuple):
     """Properties of the products in a program that maps parameters and an input to an output."""
 
     sequential: int
-    """The length of the longest chain of products in which each needs the previous result."""
+    """The length of the longest chain in which each product needs the previous product's result."""
     flops: int
     """The FLOPs of all products. Each multiply-add counts as two."""
     data_flops: int
