@@ -3,10 +3,10 @@
     python -m experiments.parity RUN
 
 This command exports the run to every format, and opens each export in the program for that format.
-All programs use the same beam size, length penalty length^0.6, and length limits. The programs end
-a beam search by different rules, so any of them can find the best translation. To make the scores
-comparable, the float32 model in CTranslate2 scores all translations. The table goes to standard
-output. Lines whose translations differ go to standard error, with both scores.
+All programs use the same beam size, length penalty (length^0.6), and length limits. The programs
+have different rules for ending a beam search, so any of them can find the best translation. To make
+the scores comparable, the float32 model in CTranslate2 scores all translations. The table goes to
+standard output. Lines whose translations differ go to standard error, with both scores.
 """
 
 import sys
@@ -29,7 +29,8 @@ from transformer_jax.interop.verify import (
 
 ALPHA = 0.6
 BEAM_SIZES = (1, 4)
-# CTranslate2 ends a beam search after beam_size x patience finished hypotheses. Its default is 1.
+# CTranslate2 ends a beam search after beam_size x patience finished hypotheses. The default
+# patience is 1.
 PATIENCES = (1, 2)
 
 Compare = Callable[[int], SearchComparison]

@@ -107,8 +107,8 @@ def train(
         settings: the measurement settings.
         only: a comma-separated list of workers.
         usual: the workers to run if `only` is None.
-        references: candidates for the reference worker, in order of preference. The first one that
-            ran is used.
+        references: candidates for the reference worker, in order of preference. The first
+            candidate that ran becomes the reference.
         batches: real batches; each round uses `settings.steps` of them.
         again: whether to start this project's worker a second time at the end, to measure how much
             time the compilation cache saves.
@@ -180,8 +180,8 @@ def decode(
         length: the number of tokens per random sentence, without the end token.
         only: a comma-separated list of workers.
         usual: the workers to run if `only` is None.
-        references: candidates for the reference worker, in order of preference. The first one that
-            ran is used.
+        references: candidates for the reference worker, in order of preference. The first
+            candidate that ran becomes the reference.
     """
     sources = sources or random_sources(sizes, count, length)
     task = {

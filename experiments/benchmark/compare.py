@@ -30,8 +30,8 @@ def compare(before: Results, after: Results) -> str:
     """Return a table of the workers in both results, and notes about workers in only one of them.
 
     If both results have the same reference, the table compares speeds relative to this reference,
-    because ratios do not depend on other load on the machine. Otherwise, it compares absolute
-    speeds.
+    because ratios do not depend on other load on the machine. Otherwise, the table compares
+    absolute speeds.
 
     Raises:
         UsageError: the results have no worker in common.

@@ -24,7 +24,7 @@ from transformer_jax.errors import UsageError
 
 # Workers share one device, so each worker may use only part of its memory.
 SHARE = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}
-# Skip a benchmark if fewer seconds than this remain.
+# Skip a benchmark if fewer than this many seconds remain.
 LEAST = 45.0
 
 

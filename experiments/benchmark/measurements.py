@@ -119,8 +119,8 @@ def summarize(
         name: the name of the benchmark.
         unit: the unit of speed.
         work: the sizes and settings of the benchmark.
-        references: candidates for the reference worker, in order of preference. The first one that
-            ran is used.
+        references: candidates for the reference worker, in order of preference. The first
+            candidate that ran becomes the reference.
         flops: FLOPs per unit, from `training.flops`.
         notes: explanations to print below the table.
     """

@@ -312,7 +312,7 @@ def serve(task: Mapping[str, Any]) -> Workload:
     translator = library.Translator(
         task["folder"], device, compute_type=task["compute_type"], intra_threads=threads
     )
-    # With the end tokens of both sides, this is the limit of our search.
+    # Our search has the same limits, but counts the end tokens of both sides.
     limits = [len(tokens) + task["max_extra_length"] for tokens in source.encode(task["lines"])]
 
     def turn(steps: int) -> RunResult:

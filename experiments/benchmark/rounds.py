@@ -44,7 +44,7 @@ class WorkerSpec:
 
 
 class WorkerProcess:
-    """The parent's view of a worker process."""
+    """The parent process's handle to a worker process."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         """Start the process. It prepares its workload in the background."""
@@ -175,8 +175,8 @@ def run_rounds(
         steps: the number of steps per round.
         until: the deadline, as a `time.monotonic()` value. A round does not start if it would
             exceed the deadline. A worker that is not ready after two thirds of the time is skipped.
-        at_once: whether to start all workers at the same time, which is faster. Otherwise, they
-            compile one after another.
+        at_once: whether to start all workers at the same time, which is faster. Otherwise, the
+            workers compile one after another.
         say: a function that is called with one line per worker.
     """
     skipped: dict[str, str] = {}

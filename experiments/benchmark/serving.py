@@ -30,9 +30,9 @@ def serve(
 ) -> Benchmark:
     """Compare the speed of translating development lines, from text to text.
 
-    All workers use the length penalty length^alpha, with the run's alpha. Each program ends a
-    search by its own rule. CTranslate2 applies one length limit to all lines, so its worker fails
-    if a translation exceeds the limit for its line.
+    All workers use the length penalty length^alpha, with the run's alpha. Each program has
+    its own rule for ending a search. CTranslate2 applies one length limit to all lines, so its
+    worker fails if a translation exceeds the limit for its line.
 
     Args:
         name: the name of the benchmark.

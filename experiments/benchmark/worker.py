@@ -50,8 +50,8 @@ class Sample:
 
     seconds: float
     cpu_seconds: float
-    """The CPU time of all threads. It is less sensitive to other load on the machine than wall time
-    is."""
+    """The CPU time of all threads, which is less sensitive to other load on the machine than wall
+    time is."""
     units: float
     value: float
     peak_bytes: int
@@ -113,7 +113,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 
 def main() -> None:
     """Answer the requests of the parent process."""
-    # Redirect everything that libraries print to standard error.
+    # Standard output carries the answers, so redirect the output of libraries to standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     serve(sys.stdin, answers)

@@ -104,13 +104,13 @@ def analyze_bucket(study: Study, number: int, name: Score) -> Analysis:
 
 
 def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | None]:
-    """Return, for each bucket, the range of means that are compatible with the first scheme's mean.
+    """Return each bucket's range of means that are compatible with the first scheme's mean.
 
     A mean outside this range differs significantly from the first scheme's mean by Dunnett's
     method, so the probability of any false claim in a bucket is 5%. If runs are missing, the widths
     of the schemes' intervals differ, and the widest interval determines the range. The range is
-    None if there are fewer than two seeds, if scores do not vary, or if the first scheme is a wide
-    row.
+    None if there are fewer than two seeds, if scores do not vary, or if the first scheme's scores
+    vary much more over seeds than the other schemes' scores.
     """
     bands: list[tuple[float, float] | None] = []
     for number in range(len(study.buckets)):

@@ -1,9 +1,9 @@
 """Score the runs of a sweep by sentence length, within and beyond the training lengths.
 
 This module computes the scores from files that `evaluate` saved: `sentences.csv`, `hypothesis.txt`,
-and `reference.txt`. `read_scores` reads them from an earlier report's `table.csv` instead. L is the
-length of the longest training sentence in tokens, including EOS (data.max_length). Each row of the
-sweep is a position scheme.
+and `reference.txt`. `read_scores` reads the scores from an earlier report's `table.csv` instead. L
+is the length of the longest training sentence in tokens, including EOS (data.max_length). Each row
+of the sweep is a position scheme.
 """
 
 import csv

@@ -1,7 +1,7 @@
 """The attention weights for one sentence pair, for analysis and visualization (figures 3 to 5).
 
-Shapes: S source positions, T target positions. Both counts include the end token. The arrays
-contain no padding.
+Shapes: S source positions, T target positions. S and T include the end token. The arrays contain
+no padding.
 """
 
 import functools
@@ -130,7 +130,7 @@ def compute_attention(
 ) -> Attention:
     """Return the attention weights for a sentence pair.
 
-    If `target` is None, the target is the best translation of the source. It consists of exactly
+    If `target` is None, the target is the best translation of the source. This target has exactly
     the tokens that the search found, which may differ from the tokens of the re-encoded text.
     `truncate` shortens a sentence that is too long instead of raising DataError.
 

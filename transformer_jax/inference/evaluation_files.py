@@ -64,7 +64,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 def find_result(
     folder: RunDirectory, split: str, steps: Sequence[int], decode: DecodeConfig
 ) -> dict[str, Any] | None:
-    """Return the stored result for the mean of these checkpoints and this search, or None.
+    """Return the stored result for this search and the mean of these checkpoints, or None.
 
     A result is ignored if its BLEU signature differs from the current one (a resumed run may change
     `data.bleu_tokenizer`), or if another program wrote it in a different format.
@@ -101,7 +101,7 @@ def _move_other_search(folder: Path) -> None:
             directory_name({**scores, "decode": add_beam_end(scores["decode"])})
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        # Either there is no earlier evaluation, or another program wrote it.
+        # There is no earlier evaluation, or its file was written by another program.
         return
     # If the new name is taken, it belongs to a newer evaluation with the same settings.
     if not present.exists():
@@ -111,13 +111,13 @@ def _move_other_search(folder: Path) -> None:
 def directory_name(result: Mapping[str, Any]) -> str:
     """Return a directory name that is unique to the split, checkpoints, and decode config.
 
-    The name lists the fields that differ from the defaults. It ignores the run's config, because
-    the config may change when the run resumes.
+    The name lists the fields that differ from the defaults. The run's config does not affect the
+    name, because the config may change when the run resumes.
     """
     decode = dict(result["decode"])
     name = f"{result['split']}-step{result['step']}-average{result['average_checkpoints']}"
     alpha = decode.pop("length_penalty_alpha")
-    # `g` is shorter, but it rounds to six digits.
+    # The format `g` is shorter, but it rounds to six digits.
     digits = f"{alpha:g}" if float(f"{alpha:g}") == alpha else repr(alpha)
     name += f"-beam{decode.pop('beam_size')}-alpha{digits}"
     defaults = {**asdict(DecodeConfig()), "average_checkpoints": decode["average_checkpoints"]}

@@ -131,7 +131,7 @@ def _select_averages(
 def _evaluate_searches(
     run: Run, text: Text, searches: Sequence[DecodeConfig], title: str, progress: Progress
 ) -> Iterator[tuple[DecodeConfig, Evaluation]]:
-    """Evaluate one average with several searches. The perplexity is computed only once."""
+    """Evaluate one averaged model with several searches. The perplexity is computed only once."""
     sentences: list[SentenceScore] | None = None
     total = len(text.sources) * len(searches)
     for index, search in enumerate(searches):

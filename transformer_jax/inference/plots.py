@@ -25,7 +25,7 @@ from transformer_jax.visualization.style import Picture
 
 NUM_POSITIONS = 128
 MIN_POSITIONS = 4
-# The plots omit means over fewer sentences than this.
+# The minimum number of sentences in a mean that the plots show.
 MIN_SENTENCES = 10
 NUM_LENGTHS = 10
 # The quantile of the normal distribution for 95% intervals.

@@ -28,7 +28,8 @@ Step = Callable[
 ancestors[b, j, l] is the beam slot that read token l of the hypothesis now in slot j.
 """
 
-# This value is lower than any log-probability. It is finite because zero times infinity is NaN.
+# This value is lower than any log-probability. It must be finite, because zero times infinity
+# is NaN.
 NEG_INF = -1.0e9
 
 
@@ -151,11 +152,10 @@ def beam_search(
 
     `limit` is the maximum length of each translation, including `eos`, and at most `max_length`.
     `alpha` is at least 0, and `length_penalty` is a name in `PENALTIES`. The tokens in `never` do
-    not occur in a translation, but the probabilities of other tokens are not raised to make up for
-    them.
+    not occur in a translation, but the probabilities of other tokens are not raised to compensate.
 
     `beam_end` is a name in `END_RULES` and decides which live hypotheses can finish at each step.
-    "tensor2tensor": a hypothesis can finish if, extended by `eos`, it is among the sentence's 2 J
+    "tensor2tensor": a hypothesis can finish if its extension by `eos` is among the sentence's 2 J
     likeliest continuations, or if no hypothesis has finished by the limit. "any": every hypothesis
     can finish.
 
@@ -186,7 +186,7 @@ def beam_search(
 
 
 def _extend(search: _Search, beam: _Beam) -> _Beam:
-    """Finish the hypotheses that may end, and extend the likeliest hypotheses by one token."""
+    """Finish the hypotheses that can finish, and extend the likeliest hypotheses by one token."""
     sentences, beam_size = beam.newest.shape
     is_last = (beam.position + 1 >= search.limit)[:, None]
     ancestors = beam.ancestors.at[:, :, beam.position].set(jnp.arange(beam_size))
@@ -196,7 +196,7 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     offset = beam.log_probs - jax.nn.logsumexp(logits, axis=-1)
     length = (beam.position + 1).astype(jnp.float32)
 
-    # A sentence's likeliest continuations are among the likeliest ones of each hypothesis.
+    # A sentence's likeliest continuations are among the likeliest continuations of its hypotheses.
     num_kept = search.end_rule.num_kept(beam_size)
     allowed = _forbid(logits, (search.eos, *search.never))
     candidates, tokens = jax.lax.top_k(allowed, min(num_kept, logits.shape[-1]))

@@ -129,8 +129,8 @@ class Run:
         """Return up to `num_best` translations of each line with their scores, best first.
 
         If the search finishes fewer hypotheses, the line has fewer translations, but at least one.
-        If `decode.beam_end` is "tensor2tensor", this is common for a model that rarely predicts the
-        end of a sentence.
+        If `decode.beam_end` is "tensor2tensor", a model that rarely predicts the end of a sentence
+        often yields fewer translations.
 
         Raises a UsageError if `num_best` is not between 1 and the beam size. Otherwise, raises the
         same errors as `translate`.

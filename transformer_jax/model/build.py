@@ -17,7 +17,8 @@ from transformer_jax.model.variants.output_bias import BiasedTransformer
 from transformer_jax.model.variants.pre_norm import NormAndAdd
 
 POSITION_SCHEMES: dict[str, tuple[type[AddPositions], type[MultiHeadAttention] | None]] = {
-    # If the class is None, `model.attention_implementation` selects one that ignores positions.
+    # If the class is None, `model.attention_implementation` selects a class that ignores
+    # positions.
     "sinusoidal": (AddPositions, None),
     "concatenated_sinusoidal": (positional_encodings.AddConcatenatedSinusoids, None),
     "learned": (AddLearnedPositions, None),

@@ -33,8 +33,8 @@ class SharedEmbedding(nn.Module):
         return self.table[tokens].astype(dtype) * jnp.asarray(self.config.d_model**0.5, dtype)
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
-        """Return the dot products with all token vectors.
+        """Return the dot product of each vector in x with every token vector.
 
-        They are accumulated in float32 or higher precision.
+        The dot products are accumulated in float32 or higher precision.
         """
         return accumulate_in_float32(matmul, x, self.table.astype(x.dtype).T)

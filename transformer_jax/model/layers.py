@@ -74,7 +74,7 @@ class Components:
     add_positions: type[AddPositions]
     self_attention: type[MultiHeadAttention]
     causal_self_attention: type[MultiHeadAttention]
-    """The decoder's self-attention, in which keys never follow the query."""
+    """The decoder's self-attention, in which a query never attends to later keys."""
     cross_attention: type[MultiHeadAttention]
     score: MakeScore
     activation: Activation

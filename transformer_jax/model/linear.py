@@ -83,7 +83,7 @@ _round_cotangent.defvjp(_round_forward, _round_backward)
 
 
 def sum_dtype(x: Float[Array, "..."]) -> jax.typing.DTypeLike:
-    """Return the dtype for sums over x: float32 for bfloat16, in which sums lose digits."""
+    """Return the dtype for sums over x: float32 if x is bfloat16, whose sums lose digits."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
 

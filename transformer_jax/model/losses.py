@@ -16,7 +16,7 @@ from transformer_jax.special_tokens import PAD
 
 
 def smoothing_over_other_tokens(smoothing: float, vocab_size: int) -> float:
-    """Convert `smoothing` so that `cross_entropy` excludes the true token, as in Tensor2Tensor.
+    """Convert `smoothing` so that no part of it goes to the true token, as in Tensor2Tensor.
 
     The true token then has a target probability of 1 - `smoothing`, and each other token has
     `smoothing` / (N - 1).

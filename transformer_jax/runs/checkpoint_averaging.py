@@ -20,7 +20,7 @@ def select_steps(
     """Return the steps of the checkpoints to average, oldest first.
 
     The last of these steps is `step`, which defaults to the latest. If `average` is more than 1,
-    all of them are consecutive scheduled steps. With `allow_fewer`, the result may be shorter; if
+    all steps are scheduled and consecutive. With `allow_fewer`, the result may be shorter; if
     there is no scheduled checkpoint, it contains only the latest checkpoint.
 
     Raises:

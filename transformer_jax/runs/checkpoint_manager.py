@@ -1,4 +1,4 @@
-"""Manage a run's checkpoints. Each one is complete or absent, even while Orbax is writing.
+"""Manage a run's checkpoints. Each checkpoint is complete or absent, even during a write.
 
     checkpoints/120/           after step 120
         params/, optimizer/    Orbax arrays, which can be read separately (`array_store`)
@@ -166,7 +166,7 @@ class CheckpointManager:
         return self._pending is not None and not self._pending.done()
 
     def has_failed(self) -> bool:
-        """Return whether the last write failed. If so, the next call to `wait` raises its error."""
+        """Return whether the last write failed, in which case the next call to `wait` raises."""
         pending = self._pending
         return pending is not None and pending.done() and pending.exception() is not None
 

@@ -57,8 +57,8 @@ def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
     failure can cause the file to end with half a line or with zeros.
 
     Raises:
-        StorageError: the file cannot be accessed, or a line before the last report to keep is
-            invalid.
+        StorageError: the file cannot be accessed, or a line before the last report that should
+            be kept is invalid.
     """
     try:
         if not path.exists():

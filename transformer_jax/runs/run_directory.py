@@ -1,4 +1,4 @@
-"""A run's directory. It is self-contained, holds only data, and is never overwritten.
+"""A run's directory, which is self-contained, holds only data, and is never overwritten.
 
 The directory contains:
 
@@ -39,7 +39,7 @@ from transformer_jax.runs.versions import current_versions
 # Size limits in bytes, so that oversized malicious files are rejected before they are read.
 MAX_DESCRIPTION = 1 << 20
 # Fields that may change when a run resumes. A change to any other field would make the run a
-# different experiment. Gradient accumulation and parallelism may change only the dropout masks.
+# different experiment. Gradient accumulation and parallelism affect only the dropout masks.
 MUTABLE_ON_RESUME = {
     "model": {"remat"},
     # The text files may move, but their fingerprint must not change.

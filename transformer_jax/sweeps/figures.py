@@ -13,8 +13,8 @@ from transformer_jax.sweeps.results import Results, RowResult
 from transformer_jax.visualization.style import PALETTE, Picture, line_style
 from transformer_jax.visualization.text import printable_label
 
-# Larger perplexities and NaN are plotted at this value. It is higher than the perplexity of a
-# uniform prediction over any vocabulary.
+# Larger perplexities and NaN are plotted at this value. This limit is higher than the perplexity of
+# a uniform prediction over any vocabulary.
 MAX_PERPLEXITY = 1e6
 OTHER_ROWS = "other rows"
 PAPER, NOT_SIGNIFICANT = "in the paper", "not significant"
@@ -103,7 +103,7 @@ def _log_ticks(low: float, high: float) -> Sequence[float]:
 
 
 def draw_ratios(results: Results) -> str:
-    """Plot each row's difference in log perplexity from the first row, and the paper's."""
+    """Plot how each row's log perplexity differs from the first row's, here and in the paper."""
 
     def draw(axes: Axes) -> None:
         for y, name in enumerate(results.rows):

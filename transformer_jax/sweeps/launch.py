@@ -134,7 +134,7 @@ class _Pool:
     def remove_ended(self) -> list[tuple[SweepRun, int]]:
         """Free the slots of workers that have exited.
 
-        For each of these workers that this pool started, return its run and exit code.
+        For each exited worker that this pool started, return its run and exit code.
         """
         ended = []
         for run, (slot, process) in list(self.workers.items()):
@@ -179,7 +179,7 @@ def start_worker(
     arguments = [str(sweep.path), run.name, str(step_timeout)]
     worker = train_command(arguments, "transformer_jax.sweeps.worker")
     # When the time limit is near, Slurm sends SIGUSR2 to all processes. Workers ignore the signal,
-    # because the launcher handles it. The shell's `trap` makes them ignore it, because `preexec_fn`
+    # because the launcher handles it. Set this up with the shell's `trap`, because `preexec_fn`
     # would run Python code between fork and exec, which is unsafe in a process with other threads.
     command = ["/bin/sh", "-c", 'trap \'\' USR2; exec "$0" "$@"', *worker]
     environment = {**os.environ, **slot.environment, SLOT_VARIABLE: slot.name}
@@ -193,7 +193,7 @@ def start_worker(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # In its own session, the worker does not receive Ctrl-C. The launcher stops it.
+                # In its own session, a worker does not receive Ctrl-C; the launcher stops it.
                 start_new_session=True,
             )
     except OSError as error:

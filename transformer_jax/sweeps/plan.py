@@ -78,7 +78,7 @@ class Sweep:
     path: Path
     """The sweep's folder."""
     rows: Mapping[str, Row]
-    """The rows by name. Reports compare the first row with each of the others."""
+    """The rows, keyed by name. Reports compare the first row with each of the others."""
     runs: Sequence[SweepRun]
     origins: Sequence[Origin] = ()
     """The commands that planned the sweep."""

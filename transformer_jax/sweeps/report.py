@@ -36,7 +36,7 @@ CSS = (
     "th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}.wide{overflow-x:auto}"
     "figure{margin:1rem 0}svg{max-width:100%;height:auto}"
 )
-# The page that documents the analysis. It exists only in a clone of the repository.
+# The page that documents the analysis, which exists only in a clone of the repository.
 DOCUMENTATION = Path(__file__).parents[2] / STATISTICS
 Column = Callable[[Results, RowResult], str]
 

@@ -55,7 +55,7 @@ class RowResult:
     parameters: int
     flops: tuple[float, float] | None
     """The FLOPs of one training run: first our count, and then an estimate like the paper's
-    (training time multiplied by the devices' peak FLOP/s). None if no run has finished."""
+    (training time multiplied by the devices' peak FLOP/s); None if no run has finished."""
     statuses: Sequence[RunStatus]
     scores: Mapping[str, Mapping[int, float]]
     """The scores, keyed by name and seed. `perplexity` and `bleu` are for the development set.
@@ -69,8 +69,8 @@ class RowResult:
     test_differences: Mapping[int, BleuDifference] = field(default_factory=dict)
     """The differences in test BLEU from the first row, keyed by seed."""
     has_own_text: bool = False
-    """Whether the text or the vocabulary differs from the first row's. If so, the row's perplexity
-    per token cannot be compared."""
+    """Whether the text or the vocabulary differs from the first row's, so that the row's
+    perplexity per token cannot be compared."""
 
     @property
     def num_seeds(self) -> int:

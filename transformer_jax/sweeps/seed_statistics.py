@@ -70,17 +70,17 @@ class Comparison:
     difference: float | None
     """The estimate, at the center of `interval`; None if either row has no score."""
     interval: Interval | None
-    """The simultaneous interval. With 95% probability, the intervals of all rows contain the true
-    differences. None if this row or the first row has fewer than two seeds."""
+    """The simultaneous interval; None if this row or the first row has fewer than two seeds. With
+    95% probability, the intervals of all rows contain the true differences."""
     welch: Interval | None
     """Welch's 95% interval for these two rows alone, not corrected for multiple comparisons."""
     p: float | None = None
-    """Dunnett's p-value. None if `interval` is a Welch interval with Bonferroni correction."""
+    """Dunnett's p-value; None if `interval` is a Welch interval with Bonferroni correction."""
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """The comparisons of the first row with each of the others."""
+    """The comparisons of the first row with each of the other rows."""
 
     base: str
     comparisons: Mapping[str, Comparison]
@@ -89,7 +89,7 @@ class Analysis:
     """The rows that vary much more over seeds than the others do, each with the ratio of its
     standard deviation to the typical one. These rows are not pooled with the others."""
     deviation: float | None
-    """The residual standard deviation, pooled over rows. None if no row has a Dunnett interval."""
+    """The residual standard deviation, pooled over rows; None if no row has a Dunnett interval."""
     freedom: int
     """The residual degrees of freedom."""
 
@@ -178,7 +178,7 @@ def _compare_pooled(
 
     Args:
         scores: rows with at least two seeds and similar deviations.
-        base: the name of the first row, which `scores` may lack.
+        base: the name of the first row, which may be missing from `scores`.
         num_compared: the number of rows that share the error rate, including any not in `scores`.
 
     Returns:
@@ -238,7 +238,7 @@ def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
     """Compare a row's difference from the first row with the corresponding one in the paper.
 
     If the paper's difference is within the margin, the paper claims equivalence; otherwise, it
-    claims a sign.
+    claims a direction.
 
     Args:
         interval: the row's simultaneous interval.

@@ -67,9 +67,9 @@ class CompiledStep:
         """Compile the step for other buckets in a thread, one after another.
 
         The programs are identical to the output of `compile`. With multiple processes, this
-        method does nothing, because the processes must compile in the order in which they train. It
-        also does nothing on GPUs: XLA chooses kernels by their time on the device, and training
-        would disturb these measurements.
+        method does nothing, because the processes must compile in the order in which they train.
+        The method also does nothing on GPUs: XLA chooses kernels by their time on the device, and
+        training would disturb these measurements.
         """
         if jax.process_count() > 1 or self._sharding.platform == "gpu":
             return
@@ -90,7 +90,7 @@ class CompiledStep:
     def take_finished(self) -> Iterator[Compilation]:
         """Yield the compilations that `compile_ahead` has finished since the last call."""
         for shape, future in list(self._ahead.items()):
-            # A program that cannot be compiled raises its error when a batch needs it.
+            # If a program cannot be compiled, its error is raised when a batch needs the program.
             if future.done() and future.exception() is None:
                 yield self._ahead.pop(shape).result()
 

@@ -20,8 +20,8 @@ from transformer_jax.runs.run_directory import RunDirectory, check_available
 from transformer_jax.training.checkpointing import checkpoint_arrays, checkpoint_metadata
 from transformer_jax.training.step import init_state
 
-# The model fields that may differ between a run and the run that its parameters come from.
-# They affect only training, speed, rounding, or the maximum lengths.
+# The model fields that may differ between a new run and the run that provides its parameters.
+# These fields affect only training, speed, rounding, or the maximum lengths.
 FREE_FIELDS = {
     *("dropout", "attention_dropout", "activation_dropout", "learned_positions_init"),
     *("attention_implementation", "dtype", "remat"),

@@ -32,7 +32,7 @@ PEAK_FLOPS = {
     "TPU v6 lite": 918e12,
 }
 
-# Tokens in a typical sentence, for estimates made before any text is read.
+# The number of tokens in a typical sentence, for estimates made before any text is read.
 TYPICAL_LENGTH = 32
 
 
@@ -51,7 +51,7 @@ def flops_of_lengths(
     """Return the FLOPs of a training step on B pairs: three times the FLOPs of a forward pass.
 
     Only matrix products count. The sum in an additive score counts as much as the dot product that
-    it replaces. Operations repeated by `model.remat` count once.
+    it replaces. An operation counts once, even if `model.remat` repeats it.
     """
     source, target = source_lengths.astype(float), target_lengths.astype(float)
     layers = MULTIPLY_ADDS[config.architecture](config, source, target)

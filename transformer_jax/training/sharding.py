@@ -46,7 +46,7 @@ class DataParallel:
         """The rows of each batch that this process provides."""
 
     def sharding(self, _leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
-        """Return an array's sharding in the state. It depends only on the array's shape."""
+        """Return an array's sharding in the state, which depends only on the array's shape."""
         return self.replicated
 
     def abstract_state(self, tree: Tree) -> Tree:

@@ -30,7 +30,7 @@ class TrainState(NamedTuple):
     step: Int[Array, ""]
     """The number of batches that training has processed, including skipped steps."""
     seed: Int[Array, ""]
-    """The run's seed. It never changes, but it is an array so that all seeds share one program."""
+    """The run's seed, which never changes but is an array so that all seeds share one program."""
     params: Params
     optimizer: optax.OptState
     skipped: Int[Array, ""]
@@ -46,7 +46,7 @@ class StepMetrics(NamedTuple):
     gradient_norm: Float[Array, ""]
     """The global norm of the gradient, before clipping."""
     skipped: Int[Array, ""]
-    """The same count as in the new `TrainState`."""
+    """The number of skipped steps so far, as in the new `TrainState`."""
     skipped_in_a_row: Int[Array, ""]
 
 

@@ -11,7 +11,7 @@ from transformer_jax.training.step import StepMetrics
 
 Sums = list[list[float]]
 """For each step: smoothed loss, negative log-likelihood, and number of tokens, summed over the
-batch. All three are 0 if the step was skipped."""
+batch. All three values are 0 if the step was skipped."""
 
 
 class Meter:
@@ -21,7 +21,7 @@ class Meter:
         """Start the clock. `peak` is the peak FLOP/s of all devices.
 
         `earlier` contains an interrupted process's `pending_metrics`, which the next report
-        includes. `earlier_flops` is the number of FLOPs in those steps.
+        includes. `earlier_flops` is the number of FLOPs in these earlier steps.
         """
         self._peak = peak
         self._reset(earlier, earlier_flops)

@@ -11,7 +11,10 @@ class StepTracer:
     """A context manager that traces consecutive steps of a run."""
 
     def __init__(self, folder: Path, *, after: int, steps: int) -> None:
-        """Trace `steps` steps after step `after`. By then, most batch shapes have been compiled."""
+        """Trace `steps` steps, starting after step `after`.
+
+        By then, most batch shapes have been compiled.
+        """
         self._folder, self._first, self._last = folder, after, after + steps
         self._is_tracing = False
 

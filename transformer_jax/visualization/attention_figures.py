@@ -26,9 +26,10 @@ HEAD_COLORS = (
     *("#b07d00", "#2d9fe0", "#882255", "#6b6b6b"),
 )
 HEAT, SCALE = "Blues", Normalize(0.0, 1.0)
-# A line for a smaller weight would be invisible but would still enlarge the file.
+# The smallest weight that is drawn: a line for a smaller weight would be invisible but would still
+# enlarge the file.
 MIN_WEIGHT = 0.01
-# Tokens with more characters are truncated.
+# The maximum number of characters in a token; longer tokens are truncated.
 MAX_TOKEN = 24
 # Sizes in inches: the height of a token, the side of a heat map in the grid, and the width of a
 # character.

@@ -57,7 +57,7 @@ def render_page(
     """Return a page with all weights that initially shows the selection.
 
     Args:
-        maps: the weights of each kind. The page contains all of them.
+        maps: the weights of each kind, all of which are stored in the page.
         selection: what the page initially shows.
         source: the source sentence, for the title.
         target: its translation, for the title.

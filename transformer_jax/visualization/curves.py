@@ -26,7 +26,7 @@ from transformer_jax.visualization.text import printable_label
 MAX_COLUMNS = 3
 # The unit of a metric, keyed by the last part of its name. All other metrics have no unit.
 UNITS = {"loss": "nats per token", "tokens_per_second": "tokens per second", "time": "Unix seconds"}
-# A curve with fewer points than this has a marker at each point.
+# Curves with fewer points than this number have a marker at each point.
 MAX_MARKERS = 20
 
 

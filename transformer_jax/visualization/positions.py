@@ -34,11 +34,11 @@ def fit_linear_map(
 ) -> tuple[Float[np.ndarray, "D D"], float]:
     """Fit the least-squares matrix M that maps PE(pos) to PE(pos + offset).
 
-    M is fitted to every other position. The second result is the error at the remaining positions:
+    M is fitted to every second position. The second result is the error at the remaining positions:
     the root of the sum of squared errors, divided by the root of the sum of squared deviations of
-    PE(pos + offset) from its mean. It is 0 if PE(pos + offset) is a linear function of PE(pos), and
-    1 or more if M has no predictive power. At the fitted positions, the error would be 0 for any
-    table with fewer positions than dimensions.
+    PE(pos + offset) from its mean. This error is 0 if PE(pos + offset) is a linear function of
+    PE(pos), and 1 or more if M has no predictive power. At the fitted positions, the error would
+    be 0 for any table with fewer positions than dimensions.
     """
     before, after = (x.astype(float) for x in (table[: len(table) - offset], table[offset:]))
     transposed = np.linalg.lstsq(before[::2], after[::2], rcond=MIN_SINGULAR_VALUE)[0]

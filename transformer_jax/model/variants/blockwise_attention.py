@@ -6,8 +6,8 @@ the softmax ("online softmax": Milakov and Gimelshein 2018; Rabe and Staats 2021
 Dao et al. 2022). The backward pass recomputes the weights, so memory grows linearly, not
 quadratically, with the sequence length.
 
-On two CPU cores, a training step on 2,048 tokens takes 0.50 times as long as with full attention at
-length 2,048, and 0.89 times as long at length 1,024.
+On two CPU cores, a training step on 2,048 tokens takes 0.50 times as long as with full attention
+for sentences of 2,048 tokens, and 0.89 times as long for sentences of 1,024 tokens.
 
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v; n blocks of t queries, m blocks of s
 keys. The last block is padded. Masks are boolean arrays that are True where attention is allowed.
@@ -24,11 +24,11 @@ from transformer_jax.model.dropout import keep_mask
 
 Index = int | Int[Array, ""]
 
-# The maximum numbers of queries and keys in a block. On a CPU, other sizes between 256 and 1024
-# take 1.02 to 1.07 times as long.
+# The maximum numbers of queries and keys in a block. With other sizes between 256 and 1024,
+# attention takes 1.02 to 1.07 times as long on a CPU.
 MAX_QUERIES, MAX_KEYS = 256, 512
 
-# The score of a masked key. It is finite, so a fully masked query gets uniform weights.
+# The score of a masked key, which is finite so that a fully masked query gets uniform weights.
 MASKED = jnp.finfo(jnp.float32).min
 
 
@@ -107,7 +107,7 @@ def float32_einsum(equation: str, *arrays: Float[Array, "..."]) -> Float[Array, 
 
 
 class Blocks:
-    """The inputs split into blocks. Keys and values are stored as columns: [K, s] and [V, s]."""
+    """The inputs, split into blocks. Keys and values are stored as columns: [K, s] and [V, s]."""
 
     def __init__(
         self, inputs: Inputs, mask: Bool[Array, "..."], rng: Array | None, scale: float, rate: float
@@ -185,7 +185,7 @@ def forward(
             scores, _ = blocks.scores(queries, head, i, j)
             new_max = jnp.maximum(row_max, scores.max(-1, keepdims=True))
             weights = jnp.exp(scores - new_max)
-            # Rescale the sums so far to the new maximum.
+            # Rescale the accumulated sums to the new maximum.
             correction = jnp.exp(row_max - new_max)
             total = correction * total + weights.sum(-1, keepdims=True)
             weights = blocks.drop(weights, head, i, j).astype(dtype)
@@ -234,8 +234,8 @@ def backward(
             d_query, d_key, d_value = carry
             keys, values = (dynamic_index(x, head, j) for x in (blocks.key, blocks.value))
             scores, mask = blocks.scores(queries, head, i, j)
-            # Subtract the maximum and the logarithm separately. In a fully masked row, their
-            # float32 sum would round the logarithm away.
+            # Subtract the maximum and the logarithm separately. In a fully masked row, the
+            # maximum is so large in magnitude that adding the logarithm to it would have no effect.
             weights = jnp.exp(scores - block_max - block_log_sum)
             d_weights = blocks.drop(float32_einsum("btv,bvs->bts", d_output, values), head, i, j)
             d_scores = jnp.where(mask, weights * (d_weights - block_sums) * scale, 0).astype(dtype)

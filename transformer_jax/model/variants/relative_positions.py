@@ -155,7 +155,7 @@ class T5Attention(MultiHeadAttention):
 
 
 class CausalT5Attention(T5Attention):
-    """T5's attention with all buckets assigned to keys up to the query, as in T5's decoder."""
+    """T5's attention without buckets for keys after the query, as in T5's decoder."""
 
     is_causal: ClassVar[bool] = True
 
