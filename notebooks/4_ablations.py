@@ -93,7 +93,7 @@ plt.show()
 #
 # Differences between perplexities are best expressed as ratios, so we compare logarithms. Let $s$
 # be the standard deviation between seeds, pooled over all rows. The difference between two means of
-# $n$ seeds each has the standard deviation $s \sqrt{2/n}$. With 95% confidence, the choice of seeds
+# $n$ seeds each has standard deviation $s \sqrt{2/n}$. With 95% confidence, the choice of seeds
 # alone does not explain a difference that exceeds
 #
 # $$t_{0.975} \; s \sqrt{2 / n}$$

@@ -117,7 +117,7 @@ def directory_name(result: Mapping[str, Any]) -> str:
     decode = dict(result["decode"])
     name = f"{result['split']}-step{result['step']}-average{result['average_checkpoints']}"
     alpha = decode.pop("length_penalty_alpha")
-    # The format `g` is shorter, but it rounds to six digits.
+    # The `g` format is shorter, but it rounds to six significant digits.
     digits = f"{alpha:g}" if float(f"{alpha:g}") == alpha else repr(alpha)
     name += f"-beam{decode.pop('beam_size')}-alpha{digits}"
     defaults = {**asdict(DecodeConfig()), "average_checkpoints": decode["average_checkpoints"]}

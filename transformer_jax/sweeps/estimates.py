@@ -16,7 +16,7 @@ def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
     """Estimate how many seconds a run of each row takes if `num_parallel` runs train at once.
 
     The estimates are too high if batches contain a lot of padding or if the source and target
-    differ in length, because `train_flops` counts full batches. If the peak FLOP/s are measured,
+    differ in length, because `train_flops` counts full batches. If the peak FLOP/s is measured,
     the estimates are also too high while other programs are using the device.
     """
     # Each run has its own accelerator, but all runs on a CPU share it.
