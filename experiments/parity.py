@@ -6,7 +6,8 @@ This command exports the run to every format, and opens each export in the progr
 All programs use the same beam size, length penalty (length^0.6), and length limits. The programs
 have different rules for ending a beam search, so any of them can find the best translation. To make
 the scores comparable, the float32 model in CTranslate2 scores all translations. The table goes to
-standard output. Lines whose translations differ go to standard error, with both scores.
+standard output. Lines whose translations differ go to standard error, with both scores. For
+safetensors, each run scores its own translation, because both have the same parameters.
 """
 
 import sys
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from transformer_jax.console import run_and_report
 from transformer_jax.data.corpora import CORPORA
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.interop.ctranslate2_format import export_ctranslate2, without_padding
@@ -75,9 +77,16 @@ def compare_runs(run: Run, other: Run, lines: list[str], beam_size: int) -> Sear
     return SearchComparison(len(lines), differences)
 
 
-def main() -> None:
+def main() -> int:
+    """Compare the run on the command line with its exports, and return the exit code."""
+    if len(sys.argv) != 2:
+        print("usage: python -m experiments.parity RUN", file=sys.stderr)
+        return 2
+    return run_and_report(lambda: print_comparisons(load(sys.argv[1])))
+
+
+def print_comparisons(run: Run) -> None:
     """Print one row of a Markdown table for each export and beam size."""
-    run = load(sys.argv[1])
     data = run.config.data
     lines = [source for source, _ in CORPORA[data.corpus](data).read("test")]
     print("| exported as | beam size | equal | ours scores higher | theirs scores higher |")
@@ -96,4 +105,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Test that runs of every architecture train, resume, translate, and show their attention."""
+"""Test that recurrent and convolutional runs train, resume, translate, and show attention."""
 
 from pathlib import Path
 

@@ -136,6 +136,9 @@ def find_translations(
     """Translate non-blank lines with this package in float32, by default with greedy search.
 
     A beam search divides log-probabilities by length^alpha.
+
+    Raises:
+        DataError: a line is too long for the model.
     """
     config = replace(run.config.model, dtype="float32", attention_implementation="full")
     model = build_model(config, **run.vocabulary.sizes)
@@ -146,7 +149,7 @@ def find_translations(
         length_penalty_alpha=alpha,
     )
     translator = Translator(model, run.vocabulary, decode)
-    sources = translator.encode(lines, truncate=True)
+    sources = translator.encode(lines)
     source = np.zeros((len(lines), max(map(len, sources))), np.int32)
     for row, tokens in enumerate(sources):
         source[row, : len(tokens)] = tokens
