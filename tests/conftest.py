@@ -52,7 +52,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the slowest tests first, so that they overlap with the others."""
-    items.sort(key=lambda item: item.path.stem != "test_commands")
+    items.sort(key=lambda item: not item.name.startswith("test_the_commands_of_a_page"))
 
 
 @pytest.fixture(scope="session")
