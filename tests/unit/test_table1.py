@@ -119,6 +119,15 @@ def test_one_layer_of_self_attention_or_recurrence_connects_the_ends() -> None:
 
 
 @pytest.mark.slow
+def test_the_memory_of_self_attention_includes_all_of_its_weights() -> None:
+    n, num_heads, float32 = 1024, 8, 4
+    sizes = {m.layer: m.bytes or 0 for m in measure_layers([n], [8])}
+    assert sizes["Self-Attention"] > num_heads * n**2 * float32
+    others = [size for name, size in sizes.items() if name != "Self-Attention"]
+    assert max(others) < num_heads * n**2 * float32 / 4
+
+
+@pytest.mark.slow
 def test_a_repeated_length_or_width_is_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
     repeated = ["--lengths", "16", "16", "--widths", "8", "8", "--exact"]
     assert main(["paper", "table1", *repeated]) == 0

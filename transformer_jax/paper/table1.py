@@ -27,6 +27,9 @@ from transformer_jax.paper.program import analyze
 PROBE_LENGTH = 256
 PROBE_WIDTH = 16
 REPEATS = 5
+# By default, XLA for CPUs fuses attention over long sequences into one kernel and does not report
+# the kernel's memory, which grows with n^2. This option turns off such kernels.
+CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 
 @dataclass(frozen=True)
@@ -143,13 +146,24 @@ def _measure(name: str, n: int, d: int, reach: int | None, *, timed: bool) -> Me
     exact = Measurement(name, n, d, flops, program.flops, program.sequential, path)
     if not timed:
         return exact
-    compiled = jax.jit(apply).lower(params, x).compile()
+    compiled = _compile(jax.jit(apply).lower(params, x))
     memory: Any = compiled.memory_analysis()
     size = memory.temp_size_in_bytes + memory.output_size_in_bytes
     filled = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.01, leaf.dtype), (params, x))
     seconds = [_time(lambda: compiled(*filled)) for _ in range(REPEATS + 1)]
     # The first run includes one-time costs.
     return replace(exact, bytes=int(size), seconds=min(seconds[1:]))
+
+
+def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """Compile a program to operations whose memory the compiler reports."""
+    if jax.default_backend() != "cpu":
+        return lowered.compile()
+    try:
+        return lowered.compile(compiler_options=CPU_OPTIONS)
+    except jax.errors.JaxRuntimeError:
+        # This version of XLA does not have the option.
+        return lowered.compile()
 
 
 def _time(run: Any) -> float:

@@ -73,6 +73,7 @@ def list_notes(measurements: Sequence[Measurement]) -> list[str]:
     if measurements[0].seconds is not None:
         device = jax.devices()[0].device_kind
         notes.append(f"Time and memory are those of a forward pass on: {device}.")
+        notes.append("Memory: the intermediate results and the output.")
     return notes
 
 
