@@ -1,25 +1,24 @@
 """Score the runs of a sweep by sentence length, within and beyond the training lengths.
 
-This module computes the scores from files that `evaluate` saved: `sentences.csv`, `hypothesis.txt`,
-and `reference.txt`. `read_scores` reads the scores from an earlier report's `table.csv` instead. L
-is the length of the longest training sentence in tokens, including EOS (data.max_length). Each row
-of the sweep is a position scheme.
+This module computes the scores from the files that `evaluate` saved. `read_scores` reads them from
+an earlier report's `table.csv` instead. L is the length of the longest training sentence in tokens,
+including EOS (data.max_length). Each row of the sweep is a position scheme.
 """
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
-from transformer_jax.console import shell_command
+from experiments.sentences import Sentence, read_sentences
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.inference.scores import sacrebleu_metrics, score
-from transformer_jax.sweeps.plan import Sweep, SweepRun
+from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.seed_statistics import SeedStatistics
 from transformer_jax.sweeps.status import read_status
 
@@ -28,22 +27,6 @@ MIN_SENTENCES = 20
 # The upper ends of the buckets, in multiples of L.
 ENDS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
 Score = Literal["perplexity", "exact", "bleu"]
-
-
-class Sentence(NamedTuple):
-    """A sentence from the dev or test set, with one run's translation."""
-
-    source_tokens: int
-    target_tokens: int
-    nll: float
-    """The negative log-likelihood of the reference, in nats."""
-    hypothesis: str
-    reference: str
-
-    @property
-    def length(self) -> int:
-        """The number of tokens in the source or target, whichever is longer, including EOS."""
-        return max(self.source_tokens, self.target_tokens)
 
 
 @dataclass(frozen=True)
@@ -100,7 +83,7 @@ def score_by_length(sweep: Sweep) -> Study:
         status = read_status(run)
         if status.status == "done":
             splits = [name for name in status.finished if name != "train"]
-            sentences = [sentence for split in splits for sentence in _read_sentences(run, split)]
+            sentences = [sentence for split in splits for sentence in read_sentences(run, split)]
             runs_by_scheme[run.row].append(sentences)
             seeds[run.row].append(run.seed)
         else:
@@ -228,29 +211,3 @@ def _compute_scores(
 
 def _seed_statistics(runs: Sequence[Mapping[Score, float]]) -> dict[Score, SeedStatistics]:
     return {name: SeedStatistics(tuple(scores[name] for scores in runs)) for name in runs[0]}
-
-
-def _read_sentences(run: SweepRun, split: str) -> Iterator[Sentence]:
-    """Yield the sentences of a split from the latest evaluation of a run.
-
-    Raises:
-        StorageError: the run has not been evaluated on the split, or a file is missing or invalid.
-    """
-    advice = f"run `{shell_command('evaluate', run.path, '--split', split)}`"
-    folders = [path.parent for path in run.path.glob(f"evaluations/{split}-*/scores.json")]
-    if not folders:
-        raise StorageError(f"{run.path} has no scores of its {split} split: {advice}")
-    newest = max(folders, key=lambda folder: (folder / "scores.json").stat().st_mtime)
-    try:
-        with (newest / "sentences.csv").open(encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        texts = (_read_lines(newest / f"{kind}.txt") for kind in ("hypothesis", "reference"))
-        for row, hypothesis, reference in zip(rows, *texts, strict=True):
-            lengths = int(row["source_tokens"]), int(row["target_tokens"])
-            yield Sentence(*lengths, float(row["nll"]), hypothesis, reference)
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise StorageError(f"{newest} cannot be read: {error}; {advice}") from error
-
-
-def _read_lines(path: Path) -> list[str]:
-    return path.read_text("utf-8").split("\n")[:-1]

@@ -1,0 +1,248 @@
+"""Compare architectures by training time and by sentence length, given a finished sweep.
+
+    python -m experiments.recurrence sweeps/recurrence
+
+The command writes tables and a figure. They show how long each architecture needs to reach a BLEU
+score on the development set, and its BLEU on the test set for short and long sentences.
+"""
+
+import itertools
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from experiments.sentences import Sentence, read_sentences
+from transformer_jax.architectures.build import build_model
+from transformer_jax.console import run_and_report, stdout
+from transformer_jax.data.corpora import bleu_tokenizer
+from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.inference.by_length import score_by_length
+from transformer_jax.inference.history import metric_by_step, metrics_table
+from transformer_jax.inference.perplexity import SentenceScore
+from transformer_jax.inference.scores import score
+from transformer_jax.model.inspect import parameter_counts
+from transformer_jax.runs.atomic_files import write_text
+from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.sweeps.plan import Sweep, SweepRun
+from transformer_jax.sweeps.seed_statistics import SeedStatistics
+from transformer_jax.sweeps.status import read_status
+from transformer_jax.visualization.curves import Curve, average_runs, draw_curve
+from transformer_jax.visualization.style import GRID, Picture, add_legend
+
+Bucket = tuple[int, int | None]
+"""The first and last source length in a bucket, in tokens; None if there is no upper limit."""
+
+
+@dataclass(frozen=True)
+class RunScores:
+    """The scores of one finished run."""
+
+    seed: int
+    dev_bleu: Mapping[int, float]
+    """Greedy BLEU on the development set, keyed by step."""
+    dev_perplexity: Mapping[int, float]
+    """Perplexity on the development set, keyed by step."""
+    step_seconds: float
+    """The duration of a training step: the lower quartile over all intervals between reports. The
+    slower intervals can include evaluations, interruptions, and waiting for other programs."""
+    test_bleu: float
+    """BLEU on the test set, with the search settings in the config."""
+    by_length: Mapping[Bucket, tuple[int, float]]
+    """The number of sentences in each bucket of source lengths, and their test BLEU."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One architecture: a row of the sweep."""
+
+    name: str
+    parameters: int
+    runs: Sequence[RunScores]
+
+    @property
+    def step_seconds(self) -> float:
+        """The duration of a training step: the mean over seeds."""
+        return statistics.fmean(run.step_seconds for run in self.runs)
+
+    @property
+    def learning_curve(self) -> Curve:
+        """BLEU on the development set by training time in minutes, without evaluations."""
+        curve = average_runs(self.name, [run.dev_bleu for run in self.runs])
+        return curve._replace(x=curve.x * self.step_seconds / 60)
+
+    def steps_to(self, bleu: float) -> int | None:
+        """Return the first scored step at which the mean development BLEU reaches this value."""
+        curve = average_runs(self.name, [run.dev_bleu for run in self.runs])
+        return next((int(x) for x, y in zip(curve.x, curve.y, strict=True) if y >= bleu), None)
+
+
+def read_rows(sweep: Sweep) -> list[Row]:
+    """Read the scores of all finished runs. Rows without a finished run are omitted.
+
+    Raises:
+        UsageError: no run is finished.
+        StorageError: the files of a run cannot be read.
+    """
+    finished = [run for run in sweep.runs if read_status(run).status == "done"]
+    if not finished:
+        raise UsageError(f"no run of {sweep.path} is done: there is nothing to compare")
+    runs_by_row = {name: [run for run in finished if run.row == name] for name in sweep.rows}
+    return [
+        Row(name, _count_parameters(sweep, name), [read_scores(run) for run in runs])
+        for name, runs in runs_by_row.items()
+        if runs
+    ]
+
+
+def read_scores(run: SweepRun) -> RunScores:
+    """Read the scores of one run from its metrics and its evaluation of the test set.
+
+    Raises:
+        StorageError: a file cannot be read, or the run has no scores.
+    """
+    table = metrics_table(RunDirectory.open(run.path))
+    dev_bleu = metric_by_step(table, "dev/bleu")
+    times = metric_by_step(table, "train/time")
+    if not dev_bleu or len(times) < 3:
+        raise StorageError(f"{run.path} has too few reports: train it with a lower train.log_every")
+    intervals = [
+        (times[b] - times[a]) / (b - a) for a, b in itertools.pairwise(sorted(times)) if b > a
+    ]
+    sentences = list(read_sentences(run, "test"))
+    tokenizer = bleu_tokenizer(run.config.data)
+    return RunScores(
+        seed=run.seed,
+        dev_bleu=dev_bleu,
+        dev_perplexity=metric_by_step(table, "dev/perplexity"),
+        step_seconds=statistics.quantiles(intervals, n=4)[0],
+        test_bleu=score(*_texts(sentences), tokenizer=tokenizer).bleu,
+        by_length=_score_buckets(sentences, tokenizer),
+    )
+
+
+def _texts(sentences: Sequence[Sentence]) -> tuple[list[str], list[str]]:
+    return [x.hypothesis for x in sentences], [x.reference for x in sentences]
+
+
+def _score_buckets(
+    sentences: Sequence[Sentence], tokenizer: str
+) -> dict[Bucket, tuple[int, float]]:
+    losses = [SentenceScore(x.source_tokens, x.target_tokens, x.nll) for x in sentences]
+    buckets = score_by_length(*_texts(sentences), losses, tokenizer)
+    return {(b["first"], b["last"]): (b["sentences"], b["bleu"]) for b in buckets}
+
+
+def _count_parameters(sweep: Sweep, name: str) -> int:
+    config = sweep.rows[name].config
+    model = build_model(config.model, config.data.vocab_size, config.data.source_vocab_size)
+    return parameter_counts(model)["total"]
+
+
+def to_markdown(rows: Sequence[Row], bleu: float) -> str:
+    """Return a table of scores and times, a table of BLEU by length, and notes.
+
+    `bleu` is the score that defines the time column.
+    """
+    columns = ("row", "parameters", "dev perplexity", "test BLEU", "ms per step")
+    head = [*columns, f"steps to {bleu:g} BLEU", f"minutes to {bleu:g} BLEU"]
+    table = [head, ["---"] * len(head), *(_summary(row, bleu) for row in rows)]
+    buckets = rows[0].runs[0].by_length
+    by_length = [["row", *(_describe(bucket, count) for bucket, (count, _) in buckets.items())]]
+    by_length.append(["---"] * len(by_length[0]))
+    for row in rows:
+        scores = ([run.by_length[bucket][1] for run in row.runs] for bucket in buckets)
+        by_length.append([row.name, *(SeedStatistics(tuple(x)).format(1) for x in scores)])
+    seeds = sorted({run.seed for row in rows for run in row.runs})
+    notes = [
+        f"Random seeds: {', '.join(map(str, seeds))}; ± is the standard deviation over them.",
+        f"Steps to {bleu:g} BLEU: the first scored checkpoint whose BLEU on the development set, "
+        "with greedy search, reaches this value.",
+        "ms per step: the lower quartile over all intervals between reports. Minutes are steps "
+        "multiplied by this duration, so they include neither evaluations nor compilation.",
+        "The second table shows test BLEU by the number of source tokens, including EOS. Different "
+        "columns contain different sentences, so compare rows rather than columns.",
+    ]
+    tables = ("\n".join(f"| {' | '.join(cells)} |" for cells in t) for t in (table, by_length))
+    return "\n\n".join([*tables, "\n".join(f"- {note}" for note in notes)]) + "\n"
+
+
+def _summary(row: Row, bleu: float) -> list[str]:
+    perplexities = (run.dev_perplexity[max(run.dev_perplexity)] for run in row.runs)
+    steps = row.steps_to(bleu)
+    times = ["-", "-"] if steps is None else [f"{steps:,}", f"{steps * row.step_seconds / 60:.1f}"]
+    return [
+        row.name,
+        f"{row.parameters:,}",
+        SeedStatistics(tuple(perplexities)).format(2),
+        SeedStatistics(tuple(run.test_bleu for run in row.runs)).format(1),
+        f"{1000 * row.step_seconds:.0f}",
+        *times,
+    ]
+
+
+def _describe(bucket: Bucket, count: int) -> str:
+    first, last = bucket
+    lengths = f"over {first - 1}" if last is None else f"{first} to {last}"
+    return f"{lengths} tokens ({count})"
+
+
+def draw_figure(rows: Sequence[Row]) -> Picture:
+    """Plot development BLEU by training time, and test BLEU by source length."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    by_time, by_length = figure.subplots(1, 2)
+    buckets = rows[0].runs[0].by_length
+    lines: list[Line2D] = []
+    for number, row in enumerate(rows):
+        lines.append(draw_curve(by_time, row.learning_curve, number))
+        scores = [{i: run.by_length[b][1] for i, b in enumerate(buckets)} for run in row.runs]
+        draw_curve(by_length, average_runs(row.name, scores), number)
+    by_time.set(xlabel="minutes of training", ylabel="BLEU on the development set (greedy)")
+    by_length.set(xlabel="source tokens (number of sentences)", ylabel="BLEU on the test set")
+    labels = [f"{first}-{last or ''}\n({n})" for (first, last), (n, _) in buckets.items()]
+    by_length.set_xticks(range(len(buckets)), labels)
+    for axes in (by_time, by_length):
+        axes.grid(**GRID)
+        axes.set_ylim(bottom=0)
+    add_legend(by_time, lines)
+    return Picture(figure)
+
+
+def write_report(
+    sweep: tyro.conf.Positional[Path], out: Path | None = None, bleu: float = 25.0
+) -> None:
+    """Write tables and a figure that compare the architectures of a finished sweep.
+
+    Args:
+        sweep: the sweep's folder.
+        out: the folder for the files. Default: SWEEP/comparison.
+        bleu: the BLEU score on the development set for which to report the training time.
+    """
+    rows = read_rows(Sweep.open(sweep))
+    folder = out or sweep / "comparison"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "table.md", to_markdown(rows, bleu))
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
+    picture = draw_figure(rows)
+    for form in ("svg", "png"):
+        picture.save(folder / f"comparison.{form}")
+    stdout.print(to_markdown(rows, bleu))
+    stdout.print(f"saved in {folder}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code. Print any error as one line."""
+    return run_and_report(
+        lambda: tyro.cli(write_report, prog="python -m experiments.recurrence", args=arguments)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

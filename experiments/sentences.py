@@ -1,0 +1,52 @@
+"""Read a run's translations and losses from the files that `evaluate` saved."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from transformer_jax.console import shell_command
+from transformer_jax.errors import StorageError
+from transformer_jax.sweeps.plan import SweepRun
+
+
+class Sentence(NamedTuple):
+    """A sentence from the dev or test set, with one run's translation."""
+
+    source_tokens: int
+    target_tokens: int
+    nll: float
+    """The negative log-likelihood of the reference, in nats."""
+    hypothesis: str
+    reference: str
+
+    @property
+    def length(self) -> int:
+        """The number of tokens in the source or target, whichever is longer, including EOS."""
+        return max(self.source_tokens, self.target_tokens)
+
+
+def read_sentences(run: SweepRun, split: str) -> Iterator[Sentence]:
+    """Yield the sentences of a split from the latest evaluation of a run.
+
+    Raises:
+        StorageError: the run has not been evaluated on the split, or a file is missing or invalid.
+    """
+    advice = f"run `{shell_command('evaluate', run.path, '--split', split)}`"
+    folders = [path.parent for path in run.path.glob(f"evaluations/{split}-*/scores.json")]
+    if not folders:
+        raise StorageError(f"{run.path} has no scores of its {split} split: {advice}")
+    newest = max(folders, key=lambda folder: (folder / "scores.json").stat().st_mtime)
+    try:
+        with (newest / "sentences.csv").open(encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        texts = (_read_lines(newest / f"{kind}.txt") for kind in ("hypothesis", "reference"))
+        for row, hypothesis, reference in zip(rows, *texts, strict=True):
+            lengths = int(row["source_tokens"]), int(row["target_tokens"])
+            yield Sentence(*lengths, float(row["nll"]), hypothesis, reference)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise StorageError(f"{newest} cannot be read: {error}; {advice}") from error
+
+
+def _read_lines(path: Path) -> list[str]:
+    return path.read_text("utf-8").split("\n")[:-1]

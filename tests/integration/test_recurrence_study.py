@@ -1,0 +1,121 @@
+"""Test the comparison of architectures on the files of synthetic runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+from small import SMALL
+from untrained import write_untrained_run
+
+from experiments.recurrence import draw_figure, main, read_rows
+from transformer_jax.config import Row
+from transformer_jax.data.corpora import bleu_tokenizer
+from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
+
+STEP_SECONDS = {"fast": 0.5, "slow": 2.0}
+# BLEU on the development set after 10, 20, and 30 steps, by row and seed.
+DEV_BLEU = {
+    "fast": [[10.0, 20.0, 30.0], [20.0, 40.0, 50.0]],
+    "slow": [[10.0, 20.0, 24.0], [10.0, 20.0, 25.0]],
+}
+REPORTS = 24
+# The number of source tokens and the correct words of four, for each sentence of the test set.
+SENTENCES = [(8, 4), (9, 4), (12, 3), (20, 2), (61, 1), (75, 0)]
+REFERENCE = "one two three four"
+
+
+def finish(run: SweepRun) -> None:
+    """Write the files of a finished run."""
+    folder = write_untrained_run(run.path, run.config, steps=())
+    reports: list[dict[str, Any]] = []
+    now = 0.0
+    for number in range(REPORTS):
+        # Each fourth interval includes an interruption.
+        now += 5 * STEP_SECONDS[run.row] + (100 if number % 4 == 3 else 0)
+        reports.append({"step": 5 * (number + 1), "split": "train", "time": now})
+    for step, bleu in zip((10, 20, 30), DEV_BLEU[run.row][run.seed], strict=True):
+        reports.append({"step": step, "split": "dev", "bleu": bleu, "perplexity": 100 / step})
+    folder.metrics.write_text("".join(f"{json.dumps(report)}\n" for report in reports))
+    evaluation = run.path / "evaluations" / "test-step30-average1-beam4-alpha0.6"
+    evaluation.mkdir(parents=True)
+    rows = "".join(f"{length},5,2.5\n" for length, _ in SENTENCES)
+    (evaluation / "sentences.csv").write_text(f"source_tokens,target_tokens,nll\n{rows}")
+    (evaluation / "hypothesis.txt").write_text("".join(f"{translate(n)}\n" for _, n in SENTENCES))
+    (evaluation / "reference.txt").write_text(f"{REFERENCE}\n" * len(SENTENCES))
+    (evaluation / "scores.json").write_text(json.dumps({"split": "test"}))
+    run.status_file.write_text(json.dumps({"status": "done", "finished": ["train", "test"]}))
+
+
+def translate(correct: int) -> str:
+    """Return a translation whose first words are correct."""
+    words = REFERENCE.split()
+    return " ".join([*words[:correct], *("?" for _ in words[correct:])])
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """A finished sweep with two rows and two seeds."""
+    rows = {name: Row(SMALL) for name in STEP_SECONDS}
+    sweep = plan_sweep(tmp_path_factory.mktemp("sweeps") / "recurrence", rows, 2)
+    sweep.store()
+    for run in sweep.runs:
+        finish(run)
+    return sweep
+
+
+def test_the_duration_of_a_step_excludes_interruptions(sweep: Sweep) -> None:
+    assert {row.name: row.step_seconds for row in read_rows(sweep)} == STEP_SECONDS
+
+
+def test_a_score_is_reached_at_the_first_step_whose_mean_over_seeds_is_as_high(
+    sweep: Sweep,
+) -> None:
+    fast, slow = read_rows(sweep)
+    assert [fast.steps_to(bleu) for bleu in (15, 15.1, 40, 40.1)] == [10, 20, 30, None]
+    assert [slow.steps_to(bleu) for bleu in (20, 24.5, 24.6)] == [20, 30, None]
+    assert fast.learning_curve.x == pytest.approx([10 / 120, 20 / 120, 30 / 120])
+
+
+def test_bleu_by_length_is_that_of_the_sentences_in_the_bucket(sweep: Sweep) -> None:
+    [run, _] = read_rows(sweep)[0].runs
+    bleu = sacrebleu.BLEU(tokenize=bleu_tokenizer(SMALL.data), force=True)
+    expected = {(1, 10): SENTENCES[:2], (11, 20): SENTENCES[2:4], (61, None): SENTENCES[4:]}
+    assert run.by_length == {
+        bucket: (
+            2,
+            bleu.corpus_score([translate(n) for _, n in members], [[REFERENCE] * 2]).score,
+        )
+        for bucket, members in expected.items()
+    }
+
+
+def test_the_figure_has_a_curve_for_each_row_in_both_panels(sweep: Sweep) -> None:
+    by_time, by_length = draw_figure(read_rows(sweep)).figure.axes
+    labels = [[line.get_label() for line in axes.lines] for axes in (by_time, by_length)]
+    assert labels == [["fast", "slow"], ["fast", "slow"]]
+
+
+def test_the_command_writes_the_tables_and_the_figure(
+    sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(sweep.path), "--out", str(tmp_path / "out"), "--bleu", "30"]) == 0
+    files = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert files == ["comparison.png", "comparison.svg", "table.md"]
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert table in capsys.readouterr().out
+    fast, slow = (line.split(" | ") for line in table.splitlines()[2:4])
+    # The mean of 20 and 40 after 20 steps of half a second.
+    assert fast[-3:] == ["500", "20", "0.2 |"]
+    assert slow[-3:] == ["2000", "-", "- |"]
+
+
+def test_a_sweep_without_finished_runs_is_rejected_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan_sweep(tmp_path / "new", {"fast": Row(SMALL)}, 1).store()
+    assert main([str(tmp_path / "new")]) == 2
+    error = capsys.readouterr().err
+    assert error.endswith("new is done: there is nothing to compare\n")
+    assert error.count("\n") == 1
