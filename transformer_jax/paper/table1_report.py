@@ -35,7 +35,7 @@ def summarize(measurements: Sequence[Measurement]) -> list[list[str]]:
             ["", "maximum path length", claim.path, path, f"{value.path:,}"],
         ]
         if value.seconds is not None and value.bytes is not None:
-            seconds, size = f"{1e3 * value.seconds:.3g} ms", f"{value.bytes / 1e6:.3g} MB"
+            seconds, size = f"{_round(1e3 * value.seconds)} ms", f"{_round(value.bytes / 1e6)} MB"
             rows += [
                 ["", "time", "", _power(own, "n", "seconds"), seconds],
                 ["", "memory", "", _power(own, "n", "bytes"), size],
@@ -48,8 +48,8 @@ def list_details(measurements: Sequence[Measurement]) -> list[list[str]]:
     rows = [list(DETAILS)]
     for m in measurements:
         exact = (m.n, m.d, m.flops, m.all_flops, m.sequential, m.path)
-        milliseconds = "" if m.seconds is None else f"{1e3 * m.seconds:.3g}"
-        megabytes = "" if m.bytes is None else f"{m.bytes / 1e6:.3g}"
+        milliseconds = "" if m.seconds is None else _round(1e3 * m.seconds)
+        megabytes = "" if m.bytes is None else _round(m.bytes / 1e6)
         rows.append([m.layer, *(f"{value:,}" for value in exact), milliseconds, megabytes])
     return rows if any(row[-1] for row in rows[1:]) else [row[:-2] for row in rows]
 
@@ -109,6 +109,11 @@ def to_markdown(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a Markdown table whose first row contains the headings."""
     head, *body = (f"| {' | '.join(row)} |" for row in rows)
     return [head, f"|{'---|' * len(rows[0])}", *body]
+
+
+def _round(value: float) -> str:
+    """Return a number with three significant digits, such as "0.0164" or "1,090"."""
+    return f"{float(f'{value:.3g}'):,g}"
 
 
 def _power(measurements: Sequence[Measurement], variable: str, quantity: str) -> str:
