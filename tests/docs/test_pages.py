@@ -9,6 +9,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from pages import PAGES, ROOT, name
 
+from transformer_jax.commands import COMMANDS
+
 GITHUB = MarkdownIt("gfm-like", {"linkify": False})
 SLUG_DROPS = re.compile(r"[^\w\- ]")
 CELL_BORDER = re.compile(r"(?<!\\)\|")
@@ -86,3 +88,29 @@ def test_lines_and_tables_fit_on_a_screen(page: Path) -> None:
 
 def test_the_readme_has_at_most_200_lines() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 200
+
+
+def test_getting_started_lists_every_command_in_the_order_of_the_help() -> None:
+    text = (ROOT / "docs" / "getting-started.md").read_text("utf-8")
+    tables = text.split("## Commands\n")[1].split("## Config files\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", tables, re.MULTILINE) == list(COMMANDS)
+
+
+def test_the_attention_figure_in_the_readme_shows_what_the_text_says() -> None:
+    """All four heads attend mostly to *five* when the model predicts *fünf*."""
+    figure = (ROOT / "docs" / "figures" / "cross.svg").read_text("utf-8")
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", figure)
+    targets = words[words.index("predicted token") + 1 : words.index("source token")]
+    sources = words[words.index("source token") + 1 :]
+    heads = re.findall(r'<g id="LineCollection_\d+">(.*?)</g>', figure, re.DOTALL)
+    assert len(heads) == 4
+    line = re.compile(r'"M \S+ (\S+) \nL \S+ (\S+) .*?stroke-opacity: ([\d.]+)', re.DOTALL)
+    for head in heads:
+        lines = [tuple(map(float, numbers)) for numbers in line.findall(head)]
+        rows = sorted({start for start, _, _ in lines})
+        assert len(rows) == len(targets)
+        height, first = rows[1] - rows[0], rows[0]
+        of_row = [x for x in lines if x[0] == rows[targets.index("fünf")]]
+        _, end, weight = max(of_row, key=lambda x: x[2])
+        assert sources[round((end - first) / height)] == "▁five"
+        assert weight > 0.9
