@@ -10,6 +10,7 @@ standard output. Lines whose translations differ go to standard error, with both
 safetensors, each run scores its own translation, because both have the same parameters.
 """
 
+import functools
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from transformer_jax.interop.verify import (
     CTranslate2System,
     MarianSystem,
     System,
+    Translation,
     find_translations,
 )
 
@@ -37,6 +39,8 @@ PATIENCES = (1, 2)
 
 Compare = Callable[[int], SearchComparison]
 """A function that compares the searches for a given beam size."""
+Translate = Callable[[int], list[Translation]]
+"""A function that returns a run's translations for a given beam size."""
 
 
 def compare_exports(run: Run, lines: list[str], folder: Path) -> Iterator[tuple[str, Compare]]:
@@ -46,10 +50,13 @@ def compare_exports(run: Run, lines: list[str], folder: Path) -> Iterator[tuple[
     export_marian(run, folder / "marian")
     export_safetensors(run, folder / "safetensors")
     exact = CTranslate2System(folder / "float32")
+    ours = translate_once(run, lines)
+    other = without_padding(run)
+    unpadded = ours if other is run else translate_once(other, lines)
 
-    def compare(run: Run, system: System) -> Compare:
+    def compare(translate: Translate, system: System) -> Compare:
         return lambda beam_size: compare_searches(
-            run, system, lines, beam_size=beam_size, alpha=ALPHA, scorer=exact
+            system, lines, translate(beam_size), beam_size=beam_size, alpha=ALPHA, scorer=exact
         )
 
     for quantization in ("float32", "int8"):
@@ -57,18 +64,27 @@ def compare_exports(run: Run, lines: list[str], folder: Path) -> Iterator[tuple[
             system = CTranslate2System(folder / quantization, quantization, patience=patience)
             yield (
                 f"ctranslate2 {quantization}, patience {patience}",
-                compare(without_padding(run), system),
+                compare(unpadded, system),
             )
-    yield "marian, float32", compare(run, MarianSystem(folder / "marian"))
-    again = read_safetensors(folder / "safetensors")
-    yield "safetensors, float32", lambda beam_size: compare_runs(run, again, lines, beam_size)
-
-
-def compare_runs(run: Run, other: Run, lines: list[str], beam_size: int) -> SearchComparison:
-    """Compare the translations of two runs."""
-    ours, theirs = (
-        find_translations(x, lines, beam_size=beam_size, alpha=ALPHA) for x in (run, other)
+    yield "marian, float32", compare(ours, MarianSystem(folder / "marian"))
+    again = translate_once(read_safetensors(folder / "safetensors"), lines)
+    yield (
+        "safetensors, float32",
+        lambda beam_size: compare_translations(lines, ours(beam_size), again(beam_size)),
     )
+
+
+def translate_once(run: Run, lines: list[str]) -> Translate:
+    """Return a function that translates the lines, and stores the result for each beam size."""
+    return functools.cache(
+        lambda beam_size: find_translations(run, lines, beam_size=beam_size, alpha=ALPHA)
+    )
+
+
+def compare_translations(
+    lines: list[str], ours: list[Translation], theirs: list[Translation]
+) -> SearchComparison:
+    """Compare the translations of two runs."""
     differences = [
         Difference(line, one.tokens, two.tokens, one.score, two.score)
         for line, one, two in zip(lines, ours, theirs, strict=True)
@@ -88,7 +104,7 @@ def main() -> int:
 def print_comparisons(run: Run) -> None:
     """Print one row of a Markdown table for each export and beam size."""
     data = run.config.data
-    lines = [source for source, _ in CORPORA[data.corpus](data).read("test")]
+    lines = [line for line, _ in CORPORA[data.corpus](data).read("test") if line.strip()]
     print("| exported as | beam size | equal | ours scores higher | theirs scores higher |")
     print("|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:

@@ -45,7 +45,7 @@ def test_differences_are_counted_by_the_score_of_the_same_formula(tmp_path: Path
     }
     changed = {lines[1]: better, lines[2]: worse, lines[4]: tied}
     system = ScriptedSystem(ours, changed, scores)
-    found = compare_searches(run, system, lines, beam_size=2, alpha=0.5)
+    found = compare_searches(system, lines, list(ours.values()), beam_size=2, alpha=0.5)
     assert (found.lines, found.equal) == (5, 2)
     assert (found.ours_higher, found.theirs_higher) == (1, 1)
     assert [difference.line for difference in found.differences] == [lines[1], lines[2], lines[4]]

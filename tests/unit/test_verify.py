@@ -36,6 +36,14 @@ class WrongSystem:
         return self.ours[line].score + (self.shift if line == self.wrong else 0)
 
 
+def test_a_translation_does_not_depend_on_the_other_lines(run: Run) -> None:
+    # Forty lines need two batches, and a long line has a different width.
+    lines = [*(f"one {number}" for number in range(40)), " ".join(["one"] * 9)]
+    lengths = [len(tokens) for tokens in run.vocabulary.source.encode(lines)]
+    assert max(lengths[:-1]) <= 16 < lengths[-1]
+    assert find_translations(run, lines)[:40] == find_translations(run, lines[:40])
+
+
 def test_one_wrong_translation_is_found(run: Run) -> None:
     lines = sample_lines(run)
     assert len(set(lines)) == 20

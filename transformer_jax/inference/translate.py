@@ -6,7 +6,7 @@ is compiled once for each width.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -156,6 +156,11 @@ class Translator:
         """Return the padded length of a source."""
         return padded_length(length, self.longest_source)
 
+    def limit(self, length: int) -> int:
+        """Return the maximum length of a source's translation, including `eos`."""
+        limit = length + self.config.max_extra_length
+        return limit if self.longest_target is None else min(limit, self.longest_target)
+
     def translate(
         self,
         params: Params,
@@ -176,19 +181,34 @@ class Translator:
         """
         sources = self.encode(lines, truncate=truncate)
         translations = [[Hypothesis("", 0.0)] for _ in lines]
+        progress(sum(not source for source in sources))
+        for indices, best in self.search_batches(params, sources, num_best):
+            for index, tokens, scores in zip(indices, best.tokens, best.scores, strict=False):
+                translations[index] = self._decode(tokens[:num_best], scores[:num_best])
+            progress(len(indices))
+        return translations
+
+    def search_batches(
+        self, params: Params, sources: Sequence[list[int]], num_best: int
+    ) -> Iterator[tuple[list[int], Translations]]:
+        """Group sources of tokens by width; yield each batch's indices and its translations.
+
+        Blank sources are left out. The translations may have more rows than there are indices.
+
+        Raises:
+            OutOfMemoryError: the device does not have enough memory for a batch.
+        """
         by_width: dict[int, list[int]] = {}
         for index, source in enumerate(sources):
             if source:
                 by_width.setdefault(self.width(len(source)), []).append(index)
-        progress(sum(not source for source in sources))
         for width, indices in sorted(by_width.items()):
             for start in range(0, len(indices), ROWS):
                 batch = indices[start : start + ROWS]
-                best = self._translate_batch(params, [sources[i] for i in batch], width, num_best)
-                for index, hypotheses in zip(batch, best, strict=True):
-                    translations[index] = hypotheses
-                progress(len(batch))
-        return translations
+                yield (
+                    batch,
+                    self._search_batch(params, [sources[i] for i in batch], width, num_best),
+                )
 
     def find_tokens(self, params: Params, source: list[int]) -> list[int]:
         """Return the tokens of a source's best translation, ending in `eos`.
@@ -199,16 +219,6 @@ class Translator:
         tokens = self._search_batch(params, [source], width, 1).tokens[0, 0]
         return [int(token) for token in tokens if token != PAD]
 
-    def _translate_batch(
-        self, params: Params, sources: list[list[int]], width: int, num_best: int
-    ) -> list[list[Hypothesis]]:
-        """Return the best translations of at most `ROWS` sentences."""
-        best = self._search_batch(params, sources, width, num_best)
-        return [
-            self._decode(tokens[:num_best], scores[:num_best])
-            for tokens, scores in list(zip(best.tokens, best.scores, strict=True))[: len(sources)]
-        ]
-
     def _search_batch(
         self, params: Params, sources: list[list[int]], width: int, num_best: int
     ) -> Translations:
@@ -216,9 +226,7 @@ class Translator:
         source, limit = np.zeros((ROWS, width), np.int32), np.zeros(ROWS, np.int32)
         for row, tokens in enumerate(sources):
             source[row, : len(tokens)] = tokens
-            limit[row] = len(tokens) + self.config.max_extra_length
-        if self.longest_target is not None:
-            limit = np.minimum(limit, self.longest_target)
+            limit[row] = self.limit(len(tokens))
         try:
             return jax.device_get(search(self.model, self.config, num_best, params, source, limit))
         except jax.errors.JaxRuntimeError as error:

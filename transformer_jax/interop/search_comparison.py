@@ -7,8 +7,7 @@ The same formula scores the translations of both programs.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from transformer_jax.inference.trained_run import Run
-from transformer_jax.interop.verify import System, find_translations
+from transformer_jax.interop.verify import System, Translation
 
 
 class Difference(NamedTuple):
@@ -47,23 +46,23 @@ class SearchComparison(NamedTuple):
 
 
 def compare_searches(
-    run: Run,
     system: System,
     lines: Sequence[str],
+    ours: Sequence[Translation],
     *,
     beam_size: int = 1,
     alpha: float = 1.0,
     scorer: System | None = None,
 ) -> SearchComparison:
-    """Translate non-blank lines with a run's model and with the exported model.
+    """Translate lines with an exported model, and compare the translations with ours.
 
-    Both programs use the same beam size, the same limit on the length of each translation, and the
-    length penalty length^alpha. A score is a log-probability divided by length^alpha, where the
+    `ours` is the result of `find_translations` for the same lines, beam size, and alpha. Both
+    programs use the same limit on the length of each translation, and the length penalty
+    length^alpha. A score is a log-probability divided by length^alpha, where the
     length includes the end-of-sentence token. `scorer` computes the log-probabilities of both
     programs' translations. By default, `system` computes them.
     """
     scorer = scorer or system
-    ours = find_translations(run, lines, beam_size=beam_size, alpha=alpha)
     differences = []
     for line, our in zip(lines, ours, strict=True):
         theirs = system.translate(line, our.max_tokens, beam_size=beam_size, alpha=alpha)

@@ -2,8 +2,6 @@
 
 Both programs search greedily, because the rules that end their beam searches differ. The scores
 to compare are the two programs' log-probabilities for the same translations.
-
-Shapes: B sentences, S source positions, L tokens in the longest translation.
 """
 
 import itertools
@@ -21,7 +19,7 @@ from transformer_jax.architectures.build import build_model
 from transformer_jax.data.corpora import CORPORA
 from transformer_jax.errors import TransformerJaxError
 from transformer_jax.inference.trained_run import Run
-from transformer_jax.inference.translate import Translator, search
+from transformer_jax.inference.translate import Translator
 from transformer_jax.interop.optional import import_optional
 from transformer_jax.special_tokens import EOS, UNKNOWN
 
@@ -139,6 +137,7 @@ def find_translations(
 
     Raises:
         DataError: a line is too long for the model.
+        OutOfMemoryError: the device does not have enough memory for a batch.
     """
     config = replace(run.config.model, dtype="float32", attention_implementation="full")
     model = build_model(config, **run.vocabulary.sizes)
@@ -150,22 +149,17 @@ def find_translations(
     )
     translator = Translator(model, run.vocabulary, decode)
     sources = translator.encode(lines)
-    source = np.zeros((len(lines), max(map(len, sources))), np.int32)
-    for row, tokens in enumerate(sources):
-        source[row, : len(tokens)] = tokens
-    limit = np.array([len(tokens) + decode.max_extra_length for tokens in sources], np.int32)
-    limit = np.minimum(limit, translator.longest_target or limit)
+    pieces = run.vocabulary.target.pieces
+    translations: dict[int, Translation] = {}
     # By default, GPUs and TPUs round the inputs of float32 matrix products.
     with jax.default_matmul_precision("highest"):
-        best = jax.device_get(search(model, decode, 1, run.params, source, limit))
-    pieces = run.vocabulary.target.pieces
-    # A translation has at most `limit` tokens, including the end-of-sentence token.
-    return [
-        Translation(
-            [pieces[t] for t in tokens[: list(tokens).index(EOS)]], float(score), int(n - 1)
-        )
-        for tokens, score, n in zip(best.tokens[:, 0], best.scores[:, 0], limit, strict=True)
-    ]
+        for indices, best in translator.search_batches(run.params, sources, 1):
+            for index, tokens, scores in zip(indices, best.tokens, best.scores, strict=False):
+                text = [pieces[token] for token in tokens[0, : list(tokens[0]).index(EOS)]]
+                # The limit includes the end-of-sentence token.
+                max_tokens = translator.limit(len(sources[index])) - 1
+                translations[index] = Translation(text, float(scores[0]), max_tokens)
+    return [translations[index] for index in range(len(lines))]
 
 
 class CTranslate2System:
