@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from small import SMALL
 from training_runs import QUIET, assert_same, resume, state_of, train
+from untrained import write_untrained_run
 
 import transformer_jax
-from transformer_jax.config import ModelConfig
+from transformer_jax.config import Config, ModelConfig
 from transformer_jax.errors import UsageError
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.training.create_run import FREE_FIELDS, create_run
@@ -75,6 +76,32 @@ def test_a_run_rejects_parameters_of_another_function(
     with pytest.raises(UsageError, match=re.escape(message)):
         create_run(SMALL.change(model=change), tmp_path / "x", QUIET, init_from=whole_run)
     assert not (tmp_path / "x").exists()
+
+
+LEARNED = SMALL.change(model={"positions": "learned"}, decode={"max_extra_length": 0})
+FORTY = LEARNED.change(model={"max_positions": 40})
+
+
+@pytest.mark.parametrize(
+    ("trained", "new", "field", "value"),
+    [
+        (LEARNED, LEARNED.change(model={"max_length": 48}), "max_length", 64),
+        (LEARNED, FORTY, "max_positions", None),
+        (FORTY, LEARNED, "max_positions", 40),
+        (FORTY, FORTY.change(model={"max_length": 48}), None, None),
+    ],
+    ids=["other length", "new limit", "no limit", "same limit"],
+)
+def test_learned_positions_fix_the_lengths_that_determine_their_number(
+    trained: Config, new: Config, field: str | None, value: object, tmp_path: Path
+) -> None:
+    other = write_untrained_run(tmp_path / "other", trained, steps=(4,)).path
+    if field is None:
+        create_run(new, tmp_path / "new", QUIET, init_from=other)
+        return
+    message = f"were trained with model.{field} {value}, not .*: use model.{field}={value}$"
+    with pytest.raises(UsageError, match=message):
+        create_run(new, tmp_path / "new", QUIET, init_from=other)
 
 
 def test_every_field_of_the_model_is_free_or_determines_the_function() -> None:

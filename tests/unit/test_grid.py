@@ -121,7 +121,7 @@ def test_the_command_line_prints_a_grid_of_the_development_set(
         (["--grid", "--on", "a", "b"], "--grid does not combine with --on"),
         (["--grid", "--averages", "2", "3"], "2 consecutive checkpoints; pass --averages 2"),
         (["--grid", "--averages", "0"], "must be positive, got 0"),
-        (["--grid", "--beam-sizes", "0"], "decode.beam_size must be positive"),
+        (["--grid", "--beam-sizes", "0"], "decode.beam_size must be from 1 to 1000"),
         (["--grid", "--alphas", "-1"], "decode.length_penalty_alpha must be at least 0"),
     ],
     ids=str,

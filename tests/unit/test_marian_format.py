@@ -96,6 +96,12 @@ def write_scores(folder: Path) -> None:
     (folder / "evaluations" / "test" / "scores.json").write_text(json.dumps(scores))
 
 
+def test_every_file_has_the_permissions_of_an_ordinary_file(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "ordinary").touch()
+    mode = (tmp_path / "ordinary").stat().st_mode
+    assert {path.stat().st_mode for path in folder.iterdir()} == {mode}
+
+
 def test_scores_in_the_folder_do_not_reach_the_model_card(folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
     write_scores(copy)
@@ -186,6 +192,10 @@ def link_the_scores(folder: Path) -> None:
         (
             lambda x: (x / "generation_config.json").write_text('{"no_repeat_ngram_size": 3}'),
             "has no_repeat_ngram_size 3, but search here supports only 0",
+        ),
+        (
+            change_settings("generation_config.json", num_beams=10**9),
+            "generation_config.json has an invalid num_beams: decode.beam_size must be from 1 to",
         ),
         (change_settings(decoder_start_token_id=2), "has one ID for several special tokens"),
         (change_settings(vocab_size=65), "has the vocab_size 65, but vocab.json has 64 tokens"),

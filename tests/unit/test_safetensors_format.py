@@ -50,6 +50,12 @@ def test_import_after_export_is_the_identity(run: Run, folder: Path, tmp_path: P
     assert_same(load(tmp_path / "run"), run)
 
 
+def test_every_file_has_the_permissions_of_an_ordinary_file(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "ordinary").touch()
+    mode = (tmp_path / "ordinary").stat().st_mode
+    assert {path.stat().st_mode for path in folder.iterdir()} == {mode}
+
+
 def test_export_after_import_is_the_identity(folder: Path, tmp_path: Path) -> None:
     assert main(["import", str(folder), "--out", str(tmp_path / "run")]) == 0
     export_safetensors(load(tmp_path / "run"), tmp_path / "model")

@@ -179,7 +179,7 @@ def test_invalid_options_of_a_translation_are_errors(run: Run) -> None:
     assert caught.value.for_shell().endswith("pass --beam-size 5")
     with pytest.raises(UsageError, match="number of translations must be positive, got 0"):
         run.translate_best(["one"], 0)
-    with pytest.raises(ConfigError, match=r"decode.beam_size must be positive"):
+    with pytest.raises(ConfigError, match=r"decode.beam_size must be from 1 to 1000"):
         run.translate(["one"], beam_size=0)
     with pytest.raises(DataError, match=r"pass truncate=True$") as too_long:
         run.translate(["one", " ".join(["one"] * 200)])

@@ -371,7 +371,7 @@ class TrainConfig(ConfigSection):
 class DecodeConfig(ConfigSection):
     """How to search for translations (section 6.1)."""
 
-    beam_size: Annotated[int, POSITIVE] = 4
+    beam_size: Annotated[int, between(1, 1000)] = 4
     """Number of hypotheses in the beam. 1 is greedy search."""
     length_penalty: Literal["gnmt", "power"] = "gnmt"
     """The score of a translation is its log-probability divided by this

@@ -9,7 +9,8 @@ from transformer_jax.interop.expressible import check_marian
 from transformer_jax.interop.folders import new_folder, write_tokenizers
 from transformer_jax.interop.marian_parameters import Orders, to_marian
 from transformer_jax.interop.marian_settings import generation_settings, model_settings
-from transformer_jax.interop.optional import import_optional
+from transformer_jax.interop.optional import require_library
+from transformer_jax.interop.parameters import write_arrays
 
 MIN_POSITIONS = 512
 
@@ -25,7 +26,7 @@ def export_marian(run: Run, path: Path) -> None:
         StorageError: the folder cannot be written.
     """
     check_marian(run.config)
-    save_file = import_optional("safetensors.numpy").save_file
+    require_library("safetensors")
     config, vocabulary = run.config.model, run.vocabulary
     table = vocabulary.target.table
     num_positions = max(config.max_length + run.config.decode.max_extra_length, MIN_POSITIONS)
@@ -44,7 +45,7 @@ def export_marian(run: Run, path: Path) -> None:
         documents["target_vocab.json"] = _token_ids(vocabulary.target)
     with new_folder(path) as folder:
         arrays = to_marian(config, run.params, Orders.of(vocabulary))
-        save_file(arrays, folder / "model.safetensors", {"format": "pt"})
+        write_arrays(folder / "model.safetensors", arrays, {"format": "pt"})
         for name, content in documents.items():
             text = json.dumps(content, indent=2, ensure_ascii=False)
             (folder / name).write_text(f"{text}\n", "utf-8")

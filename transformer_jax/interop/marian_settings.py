@@ -152,6 +152,7 @@ def read_config(
                 f"{path / 'generation_config.json'} has {name} {str(generation[name])[:50]}, but "
                 f"search here supports only {neutral}"
             )
+    decode = _read_search(path / "generation_config.json", generation)
     max_length = settings.get("max_position_embeddings", 1024)
     try:
         d_model, num_heads = settings["d_model"], settings["encoder_attention_heads"]
@@ -186,14 +187,21 @@ def read_config(
         data = {"corpus": "text", **vocabulary.sizes}
         default = ModelConfig().max_length
         data["max_length"] = min(default, max_length) if isinstance(max_length, int) else default
-        decode = {
-            "beam_size": generation.get("num_beams", 1),
-            "length_penalty": "power",
-            "length_penalty_alpha": generation.get("length_penalty", 1.0),
-        }
         return Config().change(model=model, data=data, decode=decode)
     except (KeyError, ValueError, TypeError, ConfigError) as error:
         raise StorageError(f"{path / 'config.json'} is invalid: {error}") from error
+
+
+def _read_search(path: Path, generation: Mapping[str, Any]) -> dict[str, object]:
+    """Return the fields of `DecodeConfig` that generation_config.json determines."""
+    decode: dict[str, object] = {"length_penalty": "power"}
+    for name, field in (("num_beams", "beam_size"), ("length_penalty", "length_penalty_alpha")):
+        decode[field] = generation.get(name, 1)
+        try:
+            Config().change(decode=decode)
+        except ConfigError as error:
+            raise StorageError(f"{path} has an invalid {name}: {error}") from error
+    return decode
 
 
 def _check_expressible(path: Path, settings: Mapping[str, Any]) -> None:

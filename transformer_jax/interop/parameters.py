@@ -57,6 +57,20 @@ class Found(NamedTuple):
     """The type in safetensors notation, such as F32."""
 
 
+def write_arrays(path: Path, arrays: Arrays, metadata: Metadata) -> None:
+    """Write arrays to a safetensors file with the permissions of an ordinary new file.
+
+    Raises:
+        UsageError: safetensors is not installed.
+    """
+    save_file = import_optional("safetensors.numpy").save_file
+    path.touch()
+    mode = path.stat().st_mode
+    # This call replaces the file with a temporary file that only its owner can read.
+    save_file(arrays, path, dict(metadata))
+    path.chmod(mode)
+
+
 def read_arrays(
     path: Path,
     expected: Shapes,

@@ -16,12 +16,13 @@ from transformer_jax.architectures.build import build_model
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.inference.packaging import without_folders
 from transformer_jax.inference.trained_run import Run
-from transformer_jax.interop.optional import import_optional
+from transformer_jax.interop.optional import require_library
 from transformer_jax.interop.parameters import (
     expected_shapes,
     flatten_params,
     read_arrays,
     unflatten_params,
+    write_arrays,
 )
 from transformer_jax.model.inspect import digest_params
 from transformer_jax.runs.run_directory import Package, RunDirectory
@@ -36,11 +37,11 @@ def export_safetensors(run: Run, path: Path) -> None:
         UsageError: the folder exists, or safetensors is not installed.
         StorageError: the folder cannot be written.
     """
-    save_file = import_optional("safetensors.numpy").save_file
+    require_library("safetensors")
 
     def fill(folder: RunDirectory) -> None:
         metadata = {"sha256": digest_params(run.params)}
-        save_file(flatten_params(run.params), folder.path / WEIGHTS, metadata)
+        write_arrays(folder.path / WEIGHTS, flatten_params(run.params), metadata)
 
     RunDirectory.create(
         path,

@@ -21,7 +21,8 @@ from transformer_jax.training.checkpointing import checkpoint_arrays, checkpoint
 from transformer_jax.training.step import init_state
 
 # The model fields that may differ between a new run and the run that provides its parameters.
-# These fields affect only training, speed, rounding, or the maximum lengths.
+# These fields affect only training, speed, rounding, or the maximum lengths. A field that
+# determines the size of a learned table of positions may not differ.
 FREE_FIELDS = {
     *("dropout", "attention_dropout", "activation_dropout", "learned_positions_init"),
     *("attention_implementation", "dtype", "remat"),
@@ -115,6 +116,8 @@ def _function_fields(config: ModelConfig) -> dict[str, object]:
     """Return the fields that determine the model's function, given its parameters."""
     fields = {**asdict(config), "num_decoder_layers": config.layers_per_stack[1]}
     ignored = set(FREE_FIELDS)
+    if config.positions == "learned":
+        ignored -= {"max_positions"} if config.max_positions else {"max_positions", "max_length"}
     if config.positions != "relative":
         ignored.add("max_relative_position")
     if config.positions != "t5":
