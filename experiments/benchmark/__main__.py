@@ -85,8 +85,8 @@ class Train(MeasureCommand):
 class Decode(MeasureCommand):
     """Compare greedy and beam search on 64 sentences of 20 tokens, translated into 40 tokens.
 
-    With --serve, translate 64 lines of the development set with a run's model, and
-    with its CTranslate2 exports in float32 and int8.
+    With --serve, translate up to 64 lines of the development set with a run's model,
+    and with its CTranslate2 exports in float32 and int8.
     """
 
     sizes: SizesName = "base"

@@ -299,7 +299,8 @@ def serve(task: Mapping[str, Any]) -> Workload:
     """Translate lines of text with CTranslate2 and a run's export.
 
     Args:
-        task: the same as for `tasks.serve`, with folder and compute_type instead of run.
+        task: the same as for `tasks.serve`, with folder, compute_type, and limits (the maximum
+            length of each translation, without the end token) instead of run.
     """
     library: Any = importlib.import_module("ctranslate2")
     sentencepiece: Any = importlib.import_module("sentencepiece")
@@ -312,8 +313,7 @@ def serve(task: Mapping[str, Any]) -> Workload:
     translator = library.Translator(
         task["folder"], device, compute_type=task["compute_type"], intra_threads=threads
     )
-    # Our search has the same limits, but counts the end tokens of both sides.
-    limits = [len(tokens) + task["max_extra_length"] for tokens in source.encode(task["lines"])]
+    limits = task["limits"]
 
     def turn(steps: int) -> RunResult:
         found: list[str] = []

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import statistics
 import subprocess
@@ -25,10 +26,18 @@ from experiments.benchmark.worker import PACKAGE, Sample, Startup
 # The number of seconds that a run may continue past the deadline.
 GRACE = 20.0
 ROOT = Path(__file__).parents[2]
+# The folders of an absolute path.
+FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s/:'\"]+/)+")
 
 
 class WorkerFailedError(Exception):
-    """A worker cannot run or has failed. The message gives the reason."""
+    """A worker cannot run or has failed. The message gives the reason.
+
+    The message contains file names without folders, because results are published.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(FOLDERS.sub("", reason))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from experiments.benchmark.benchmarks import Settings, isolated_cache, select_na
 from experiments.benchmark.measurements import Benchmark, summarize
 from experiments.benchmark.rounds import WorkerSpec
 from transformer_jax.errors import UsageError
-from transformer_jax.inference.trained_run import load
+from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.interop.ctranslate2_format import Quantization, export_ctranslate2
 from transformer_jax.interop.verify import dev_lines
 
@@ -39,28 +39,19 @@ def serve(
         run_folder: a run's folder; CTranslate2 must be able to represent the model.
         settings: the measurement settings.
         beam_size: the beam size; 1 means greedy search.
-        count: the number of lines.
+        count: the maximum number of lines.
         only: a comma-separated list of workers.
         usual: the workers to run if `only` is None.
 
     Raises:
-        UsageError: the run's development set is not available, CTranslate2 cannot represent the
-            model, or a worker is unknown.
+        UsageError: the run's development set is not available or comes from TensorFlow Datasets,
+            CTranslate2 cannot represent the model, or a worker is unknown.
     """
     names = select_names(only, SERVERS, usual)
     run = load(run_folder)
-    lines = dev_lines(run, count)
-    if not lines:
-        raise UsageError(
-            f"the development set of {run_folder} is not available: use a run whose text is here"
-        )
-    decode = run.config.decode
-    task = {
-        "lines": lines,
-        "beam_size": beam_size,
-        "alpha": decode.length_penalty_alpha,
-        "max_extra_length": decode.max_extra_length,
-    }
+    lines = read_lines(run, count)
+    alpha = run.config.decode.length_penalty_alpha
+    task = {"lines": lines, "beam_size": beam_size, "alpha": alpha}
     own = {"maker": "tasks.serve", "run": str(run_folder.resolve()), **task}
     with isolated_cache(settings) as (inside, folder):
         specs = {"ours": WorkerSpec("ours", own, environment=inside.environment)}
@@ -72,6 +63,7 @@ def serve(
                     "maker": "peers.serve",
                     "folder": str(folder / key),
                     "compute_type": QUANTIZATIONS[key],
+                    "limits": length_limits(run, lines),
                     **task,
                 },
                 python=settings.torch_python,
@@ -79,3 +71,29 @@ def serve(
         rounds = inside.run([specs[key] for key in names])
     work = {"run": run_folder.name, "beam_size": beam_size, "sentences": len(lines)}
     return summarize(rounds, name, unit="sentences", work=work, references=("ctranslate2",))
+
+
+def read_lines(run: Run, count: int) -> list[str]:
+    """Return up to `count` source lines from the development set.
+
+    Raises:
+        UsageError: the development set is not available, or comes from TensorFlow Datasets.
+    """
+    path = run.folder.path
+    if run.config.data.corpus == "tfds":
+        raise UsageError(
+            f"the text of {path} comes from TensorFlow Datasets, which this benchmark does not "
+            "read: use a run with a different corpus"
+        )
+    lines = dev_lines(run, count)
+    if not lines:
+        raise UsageError(
+            f"the development set of {path} is not available: use a run whose text is here"
+        )
+    return lines
+
+
+def length_limits(run: Run, lines: Sequence[str]) -> list[int]:
+    """Return the maximum length of each line's translation, without the end-of-sentence token."""
+    translator = run.translator()
+    return [translator.limit(len(tokens)) - 1 for tokens in translator.encode(lines)]

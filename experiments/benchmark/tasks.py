@@ -132,15 +132,14 @@ def serve(task: Mapping[str, Any]) -> Workload:
     """Translate lines of text with a run's model, including tokenization and detokenization.
 
     Args:
-        task: a mapping with the keys run (a path), lines, beam_size, alpha (the exponent of the
-            length penalty), and max_extra_length.
+        task: a mapping with the keys run (a path), lines, beam_size, and alpha (the exponent of the
+            length penalty).
     """
     run = load(task["run"])
     decoding = {
         "beam_size": task["beam_size"],
         "length_penalty": "power",
         "length_penalty_alpha": task["alpha"],
-        "max_extra_length": task["max_extra_length"],
     }
 
     def turn(steps: int) -> RunResult:
