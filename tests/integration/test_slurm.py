@@ -284,7 +284,7 @@ def test_a_killed_worker_is_recorded_as_stopped(
     assert run_task("os.kill(os.getpid(), 9)") == 75
     assert (read_status(run).status, read_status(run).note) == (
         "stopped",
-        "its worker ended with exit code -9",
+        "its worker exited with code -9",
     )
 
 

@@ -177,7 +177,7 @@ def test_an_interrupted_sweep_saves_its_runs(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=400)
     assert process.returncode == 75, err
-    assert "the same command resumes the sweep" in err
+    assert "run the same command to resume the sweep" in err
     status = statuses_in(tmp_path)["base/seed-0"]
     assert status.status == "stopped"
     assert 0 < status.step < 4000

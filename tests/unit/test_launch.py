@@ -82,7 +82,7 @@ def test_a_failed_run_does_not_affect_the_others(tmp_path: Path) -> None:
         # Slurm sends SIGUSR2 to every process, and a worker must survive this signal.
         "ignores": "done",
     }
-    assert "its worker ended with exit code -9: see " in statuses["dies"].note
+    assert "its worker exited with code -9: see " in statuses["dies"].note
     assert statuses["works"].run.log_file.read_text() == "output of works/seed-0\n"
     assert any(line.startswith("works/seed-0: on cpu ") for line in lines)
     assert "fails/seed-0: failed, : diverged" in lines
@@ -129,7 +129,7 @@ def test_a_signal_stops_all_workers_after_they_save(tmp_path: Path) -> None:
     thread = threading.Thread(target=interrupt)
     thread.start()
     handler = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(RunInterrupted, match="SIGTERM: all runs are saved; the same command"):
+    with pytest.raises(RunInterrupted, match="SIGTERM: all runs are saved; run the same command"):
         launch(sweep, SLOTS[:1], lambda _: None)
     thread.join()
     assert signal.getsignal(signal.SIGTERM) == handler
@@ -150,7 +150,7 @@ def test_a_worker_of_a_killed_launcher_keeps_its_slot_until_it_ends(tmp_path: Pa
     launch(sweep, SLOTS[:1], events.append)
     reaper.join()
     assert events[:3] == [
-        "waits/seed-0: waiting, because it is being trained by another process",
+        "waits/seed-0: waiting, because it is already being trained by another process",
         "orphan ends",
         "works/seed-0: on cpu 0",
     ]
@@ -176,7 +176,7 @@ def test_a_run_is_not_resumed_while_its_old_trainer_still_saves(tmp_path: Path) 
 
         launch(sweep, SLOTS[:1], report)
     holder = f"being trained by process {os.getpid()} on {socket.gethostname()}, for 0 min"
-    assert events[0].startswith(f"saves/seed-0: waiting, because it is {holder}")
+    assert events[0].startswith(f"saves/seed-0: waiting, because it is already {holder}")
     assert [line.split(", pe")[0] for line in events[1:]] == [
         *("works/seed-0: on cpu 0", "works/seed-0: done", "trainer ends"),
         *("saves/seed-0: on cpu 0", "saves/seed-0: done"),

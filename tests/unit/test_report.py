@@ -161,8 +161,9 @@ def test_a_report_in_the_repository_links_to_its_analysis(
 def test_footnotes_compare_sign_agreement_with_chance_and_name_missing_runs(folder: Path) -> None:
     text = (folder / "table.md").read_text()
     assert (
-        "In this report (s), the difference in perplexity has the paper's sign in 2 of 3 rows. "
-        "Random signs would match in at least as many rows with probability 0.500." in text
+        "In this report (s), the difference in perplexity has the same sign as in the paper in "
+        "2 of 3 rows. Random signs would match in at least as many rows with probability 0.500."
+        in text
     )
     assert text.count("Missing: ") == 1
     assert "Missing: other/seed-2: failed, train:" in text

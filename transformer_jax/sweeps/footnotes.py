@@ -80,8 +80,9 @@ def _explain_columns(results: Results) -> list[str]:
     ]
     if any(results.verdict(name, score) for name in results.rows for score in MARGINS):
         notes.append(
-            "verdict: as in the paper, if the whole interval has the paper's sign; differs, if the "
-            "interval excludes all differences of the paper's sign above a margin; otherwise "
+            "verdict: as in the paper, if the whole interval has the same sign as in the paper; "
+            "differs, if the interval excludes all differences that exceed a margin and have the "
+            "same sign as in the paper; otherwise "
             f"inconclusive. The margin is {MARGINS['perplexity']} ln perplexity or "
             f"{MARGINS['bleu']} BLEU. If the paper's difference is within the margin, the verdict "
             "is as in the paper if the whole interval is too, and differs if none of it is."
@@ -111,9 +112,9 @@ def _describe_agreement(results: Results) -> list[str]:
         same, rows, p = results.sign_agreement(score)
         if rows:
             notes.append(
-                f"In this report ({name}), the difference in {label} has the paper's sign in "
-                f"{same} of {rows} rows. Random signs would match in at least as many rows with "
-                f"probability {format_p(p)}."
+                f"In this report ({name}), the difference in {label} has the same sign as in the "
+                f"paper in {same} of {rows} rows. Random signs would match in at least as many "
+                f"rows with probability {format_p(p)}."
             )
     return notes
 

@@ -1,4 +1,4 @@
-"""Run a sweep on this machine, with one worker process per accelerator or per share of the CPU.
+"""Run a sweep on this machine, with one worker process per accelerator or set of CPU cores.
 
 A failed run does not affect the others. This module does not import JAX, which would reserve device
 memory that the workers need.
@@ -40,9 +40,9 @@ def launch(
 ) -> list[RunStatus]:
     """Train and score the unfinished runs of a stored sweep; return the status of every run.
 
-    If another process on this machine is still training a run, wait for that process to exit, and
-    then train the run if it is unfinished. This function calls `report` with one line whenever a
-    run waits, starts, or ends.
+    If another process on this machine is still training a run, this function waits for that process
+    to exit, and then trains the run if it is unfinished. Whenever a run waits, starts, or ends, it
+    calls `report` with one line.
 
     Raises:
         RunInterrupted: a signal stopped the sweep. The runs in progress have been saved.
@@ -65,7 +65,9 @@ def launch(
             pool.stop()
     if signals:
         name = signal.Signals(signals[0]).name
-        raise RunInterrupted(f"{name}: all runs are saved; the same command resumes the sweep")
+        raise RunInterrupted(
+            f"{name}: all runs are saved; run the same command to resume the sweep"
+        )
     return [read_status(run) for run in sweep.runs]
 
 
@@ -97,7 +99,7 @@ class _Queue:
                 self._report_wait(run, holder)
                 continue
             self._pending.remove(run)
-            # Another launcher may have started the run in the meantime.
+            # In the meantime, another launcher may have started the run.
             if self._is_pending(read_status(run)):
                 return run
         return None
@@ -110,7 +112,7 @@ class _Queue:
         if run not in self._reported:
             self._reported.add(run)
             holder = holder or "by another process"
-            self._report(f"{run.name}: waiting, because it is being trained {holder}")
+            self._report(f"{run.name}: waiting, because it is already being trained {holder}")
 
 
 class _Pool:
@@ -167,7 +169,7 @@ def _settle_status(run: SweepRun, code: int, *, is_stopping: bool) -> RunStatus:
     is_final = status.status in ("done", "failed") or is_stopping or code == 0
     if is_final or (status.status == "stopped" and status.note != PROCESS_GONE):
         return status
-    note = f"its worker ended with exit code {code}: see {run.log_file}"
+    note = f"its worker exited with code {code}: see {run.log_file}"
     write_status(run, "failed", code=code, note=note)
     return read_status(run)
 
@@ -178,9 +180,9 @@ def start_worker(
     """Start a worker process that runs the remaining phases of a run."""
     arguments = [str(sweep.path), run.name, str(step_timeout)]
     worker = train_command(arguments, "transformer_jax.sweeps.worker")
-    # When the time limit is near, Slurm sends SIGUSR2 to all processes. Workers ignore the signal,
-    # because the launcher handles it. Set this up with the shell's `trap`, because `preexec_fn`
-    # would run Python code between fork and exec, which is unsafe in a process with other threads.
+    # Shortly before the time limit, Slurm sends SIGUSR2 to all processes. Workers ignore the
+    # signal, because the launcher handles it. The shell's `trap` sets this up: `preexec_fn` would
+    # run Python code between fork and exec, which is unsafe in a process with other threads.
     command = ["/bin/sh", "-c", 'trap \'\' USR2; exec "$0" "$@"', *worker]
     environment = {**os.environ, **slot.environment, SLOT_VARIABLE: slot.name}
     if slot.cores is not None:
@@ -193,7 +195,7 @@ def start_worker(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # In its own session, a worker does not receive Ctrl-C; the launcher stops it.
+                # A worker in its own session does not receive Ctrl-C, so the launcher stops it.
                 start_new_session=True,
             )
     except OSError as error:

@@ -56,7 +56,7 @@ class SweepRun:
 
     @property
     def status_file(self) -> Path:
-        """The status that workers and launchers write, as JSON."""
+        """The JSON file in which workers and launchers record the run's status."""
         return self.path.with_name(f"{self.path.name}.state")
 
 
@@ -96,11 +96,11 @@ class Sweep:
         raise UsageError(f"{self.path} has no run {name!r}")
 
     def store(self) -> None:
-        """Write the plan, or merge it into the plan that is already in the folder.
+        """Write the plan to the folder, merging it into any existing plan.
 
         Raises:
-            UsageError: a row is already stored with a different config, or the folder exists but is
-                not a sweep.
+            UsageError: the existing plan has a different config for a row, or the folder exists but
+                is not a sweep.
             StorageError: the folder cannot be read or written.
         """
         rows, seeds, origins = self.rows, self.seeds, self.origins
@@ -156,7 +156,7 @@ class Sweep:
 
 
 def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
-    """Return `path`, or `path` plus a number if it contains a sweep with different configs."""
+    """Return `path`, or `path` plus a number if `path` contains a sweep with other configs."""
     for candidate in (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 1000))):
         if not candidate.exists():
             return candidate
@@ -164,13 +164,15 @@ def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
         is_same_base = next(iter(stored)) == next(iter(rows))
         if is_same_base and all(stored[x].config == rows[x].config for x in stored.keys() & rows):
             return candidate
-    raise UsageError(f"{path} and 998 more folders contain sweeps with different configs")
+    raise UsageError(
+        f"{path} and 998 numbered folders contain sweeps with different configs: delete some"
+    )
 
 
 def plan_sweep(
     path: Path, rows: Mapping[str, Row], seeds: int, *, only: Sequence[str] | None = None
 ) -> Sweep:
-    """Plan a sweep of the first row and the rows in `only` (None for all), without writing files.
+    """Plan a sweep without writing files. It has the first row and those in `only` (None for all).
 
     The seeds are consecutive, starting with the first row's seed.
 
@@ -194,8 +196,8 @@ def plan_sweep(
 
 
 def _plan_runs(path: Path, rows: Mapping[str, Row], seeds: Iterable[int]) -> list[SweepRun]:
-    # Train all rows with one seed before the next seed, so that even an unfinished sweep has
-    # results for every row.
+    # Train every row with one seed before moving on to the next seed, so that even an unfinished
+    # sweep has results for every row.
     return [
         SweepRun(path / run, run, name, seed, row.config.change(train={"seed": seed}))
         for seed in seeds

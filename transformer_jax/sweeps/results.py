@@ -54,8 +54,8 @@ class RowResult:
     paper: Paper
     parameters: int
     flops: tuple[float, float] | None
-    """The FLOPs of one training run: first our count, and then an estimate like the paper's
-    (training time multiplied by the devices' peak FLOP/s); None if no run has finished."""
+    """The FLOPs of one training run: our count, and an estimate by the paper's method
+    (training time multiplied by the devices' peak FLOP/s). None if no run has finished."""
     statuses: Sequence[RunStatus]
     scores: Mapping[str, Mapping[int, float]]
     """The scores, keyed by name and seed. `perplexity` and `bleu` are for the development set.
@@ -69,8 +69,8 @@ class RowResult:
     test_differences: Mapping[int, BleuDifference] = field(default_factory=dict)
     """The differences in test BLEU from the first row, keyed by seed."""
     has_own_text: bool = False
-    """Whether the text or the vocabulary differs from the first row's, so that the row's
-    perplexity per token cannot be compared."""
+    """Whether the text or the vocabulary differs from the first row's. If so, the two rows'
+    perplexities per token are not comparable."""
 
     @property
     def num_seeds(self) -> int:
@@ -84,7 +84,7 @@ class RowResult:
 
     @property
     def missing(self) -> list[str]:
-        """One line for each run without scores, with the run's name and the reason."""
+        """For each run without scores, one line with the run's name and the reason."""
         return [
             f"{s.run.name}: {'has no scores' if s.status == 'done' else s.summary}"
             for s in self.statuses
@@ -157,9 +157,9 @@ class Results:
 
 
 def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> Results:
-    """Collect the results of all runs so far; raise UsageError if no run is done."""
+    """Collect the results of all runs so far; raise UsageError if no run has finished."""
     if not any(status.status == "done" for status in statuses):
-        raise UsageError(f"no run of {sweep.path} is done: there is nothing to report")
+        raise UsageError(f"no run of {sweep.path} has finished, so there is nothing to report")
     base_name, base = next(iter(sweep.rows.items()))
     by_row = {name: [s for s in statuses if s.run.row == name] for name in sweep.rows}
     base_texts = _fingerprints(by_row[base_name])
@@ -244,7 +244,7 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]
             "perplexity": dev.get("perplexity"),
             "bleu": dev.get("bleu"),
             "test_bleu": test.get("bleu"),
-            # Character-level BLEU has no compound-split variant, because there are no words.
+            # Compound splitting requires words, so character-level BLEU has no such variant.
             "compound_bleu": test.get("compound_bleu"),
             "test_task": _main_score(test.get("task")),
         }
@@ -262,7 +262,7 @@ def _main_score(task: object) -> Any:
 
 
 def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
-    """Return a training run's mean FLOPs: our count, and an estimate like the paper's."""
+    """Return the mean FLOPs of a training run: our count, and an estimate by the paper's method."""
     all_reports = [read_metrics(status.run.path / "metrics.jsonl") for status in statuses]
     runs = [xs for reports in all_reports if (xs := [x for x in reports if x.get("flops")])]
     if not runs:

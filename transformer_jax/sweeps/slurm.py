@@ -74,7 +74,7 @@ class Task:
         status = read_status(run)
         # A worker that was killed has not written a status, but a worker that saved may have.
         if status.status in ("submitted", "stopped"):
-            note = status.note or f"its worker ended with exit code {code}"
+            note = status.note or f"its worker exited with code {code}"
             if self._is_ending:
                 note = f"Slurm ended job {current_slurm_job()}, and may queue it again"
             write_status(run, "stopped", code=code, note=note)

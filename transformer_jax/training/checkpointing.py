@@ -26,14 +26,14 @@ def checkpoint_arrays(state: TrainState) -> dict[str, object]:
 
 
 def checkpoint_metadata(state: TrainState, pending_metrics: Sums) -> dict[str, object]:
-    """Return the JSON metadata that a checkpoint stores next to the arrays."""
+    """Return the JSON metadata that a checkpoint stores alongside its arrays."""
     counts = {name: int(getattr(state, name)) for name in COUNTS}
     environment = {"versions": installed_versions(), "devices": describe_devices()}
     return {**environment, "pending_metrics": pending_metrics, **counts}
 
 
 def describe_devices() -> str:
-    """Return the number of devices and their kind, which is the model name for a known CPU."""
+    """Return the number of devices and their model, such as "8 x NVIDIA H100 80GB HBM3"."""
     devices = jax.devices()
     kind = devices[0].device_kind
     if devices[0].platform == "cpu":
@@ -44,7 +44,7 @@ def describe_devices() -> str:
 
 
 class Checkpointer:
-    """A manager that saves and restores a run's state and decides when to save for recovery.
+    """A manager that saves and restores a run's state and knows when a recovery save is due.
 
     All processes must call `restore`, `save`, and `wait` at the same steps.
     """
@@ -71,7 +71,7 @@ class Checkpointer:
         """The step of the latest checkpoint; 0 if there is none."""
 
     def restore(self) -> tuple[TrainState, Sums]:
-        """Return the latest or initial state and the metrics that have not been reported yet.
+        """Return the latest state, or the initial one if there is none, and the unreported metrics.
 
         Raises:
             StorageError: the checkpoint is damaged.
@@ -99,14 +99,14 @@ class Checkpointer:
         """Return whether a recovery checkpoint is due; False in all but the primary process."""
         if not self._run.group.is_primary:
             return False
-        # If a save has failed, the next save raises the error, so request a save.
+        # After a save fails, the next call to `save` raises its error, so request that call now.
         is_idle = not self._manager.is_writing()
         return self._manager.has_failed() or (is_idle and self._timer.is_due())
 
     def save(
         self, step: int, state: TrainState, pending_metrics: Sums, perplexity: float | None
     ) -> None:
-        """Start writing a checkpoint. After this method returns, the caller may donate the state.
+        """Start writing a checkpoint. Once this method returns, the caller may donate the state.
 
         `perplexity` is None unless the checkpoint is scheduled.
 
@@ -124,7 +124,7 @@ class Checkpointer:
         """Wait until all processes have written their checkpoints to disk.
 
         Raises:
-            StorageError: this process could not write its share of a checkpoint.
+            StorageError: this process could not write its part of a checkpoint.
         """
         self._manager.wait()
         self._run.group.barrier()
