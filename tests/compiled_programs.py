@@ -53,6 +53,7 @@ def describe_step(parallelism: str, rows: int, devices: list[jax.Device]) -> dic
     instructions = [x for name in executed for x in computations[name]]
     copies = [x.shape for x in instructions if x.operation == "copy"]
     return {
+        "num_params": sum(x.size for x in jax.tree.leaves(state.params)),
         "operations": Counter(x.operation for x in instructions),
         "copied_bytes": sum(size for shape in copies for _, size in array_sizes(shape)),
         "products": read_products(text),

@@ -41,8 +41,8 @@ def tpu_step() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def fsdp_steps() -> dict[str, Any]:
-    return compile_steps("v5e:2x4", "fsdp:128", "fsdp:256")
+def slice_steps() -> dict[str, Any]:
+    return compile_steps("v5e:2x4", "data:128", "fsdp:128", "fsdp:256")
 
 
 def test_a_gpu_copies_no_state(gpu_step: dict[str, Any]) -> None:
@@ -68,8 +68,17 @@ def test_a_tpu_copies_no_arrays_to_flatten_them(tpu_step: dict[str, Any]) -> Non
     assert tpu_step["operations"]["copy"] < 40
 
 
-def test_collectives_of_fsdp_do_not_grow_with_the_batch(fsdp_steps: dict[str, Any]) -> None:
-    small, large = fsdp_steps.values()
+def test_data_parallelism_adds_each_gradient_once_in_float32(slice_steps: dict[str, Any]) -> None:
+    step = slice_steps["data:128"]
+    # The operation also adds the three sums in the loss.
+    size = 4 * (step["num_params"] + 3)
+    assert step["collectives"] == [
+        {"kind": "all-reduce", "dtype": "f32", "count": 1, "bytes": size}
+    ]
+
+
+def test_collectives_of_fsdp_do_not_grow_with_the_batch(slice_steps: dict[str, Any]) -> None:
+    small, large = slice_steps["fsdp:128"], slice_steps["fsdp:256"]
     assert small["collectives"] == large["collectives"]
     kinds = {collective["kind"] for collective in small["collectives"]}
     assert (

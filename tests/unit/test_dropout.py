@@ -9,6 +9,7 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,13 @@ from jaxtyping import Array
 from numpy.typing import ArrayLike
 from oracles import Floats, floats, normal
 
-from transformer_jax.model.dropout import Dropout, dropout, linear_indices, random_bits
+from transformer_jax.model.dropout import (
+    Dropout,
+    drawing_for_shard,
+    dropout,
+    linear_indices,
+    random_bits,
+)
 
 SHAPES = [(60_000,), (1, 300, 200), (7, 3, 50, 61)]
 RATES = [0.1, 0.3, 0.5, 0.9]
@@ -182,6 +189,16 @@ def test_a_mask_is_the_same_on_one_device_and_on_eight(tmp_path: Path) -> None:
     expected = dropout(x, 0.3, jax.random.key(4))
     for output in np.load(path):
         np.testing.assert_array_equal(output, expected)
+
+
+def test_shards_drop_the_same_elements_as_the_whole_array() -> None:
+    x, rngs = normal(0, 6, 5, 4), {"dropout": jax.random.key(4)}
+    shards: list[Any] = []
+    for index, rows in enumerate(jnp.split(x, 3)):
+        with drawing_for_shard(jnp.int32(index)):
+            shards.append(Dropout(0.3).apply({}, rows, train=True, rngs=rngs))
+    expected = Dropout(0.3).apply({}, x, train=True, rngs=rngs)
+    np.testing.assert_array_equal(np.concatenate(shards), expected)
 
 
 def test_dropout_needs_no_key_and_changes_nothing_in_inference_or_at_rate_zero() -> None:

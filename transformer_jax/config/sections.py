@@ -340,6 +340,10 @@ class TrainConfig(ConfigSection):
     parameters and processes part of the batch. With `fsdp`, parameters and
     Adam's moments are also sharded, to save memory. `pmap` is like `data`, but
     it uses jax.pmap, and each device draws its own dropout masks."""
+    reduction_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format in which devices add their gradients. bfloat16 halves the
+    communication of `data` and `pmap`, but it rounds each device's gradient.
+    With `fsdp`, XLA chooses the format."""
     seed: Annotated[int, between(0, 2**31 - 1)] = 0
     """Random seed for the initial parameters, the dropout masks, and the order of the data."""
     checkpoint_every: Annotated[int, POSITIVE] = 1000

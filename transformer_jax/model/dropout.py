@@ -2,14 +2,42 @@
 
 A mask is a hash of the random key and each element's index in the array, so it is the same on any
 number of devices. XLA fuses the hash into the operation that uses it and does not store the bits.
+A device that computes only its own rows draws their bits with `drawing_for_shard`.
 """
 
 import functools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+_SHARD_INDEX = ContextVar[Int[Array, ""] | None]("shard_index", default=None)
+
+
+@contextmanager
+def drawing_for_shard(index: Int[Array, ""]) -> Iterator[None]:
+    """Make every `Dropout` treat its array as shard `index` of a larger array.
+
+    The shards are equal numbers of consecutive rows, in order, so dropping each of them is the same
+    as dropping the whole array.
+    """
+    token = _SHARD_INDEX.set(index)
+    try:
+        yield
+    finally:
+        _SHARD_INDEX.reset(token)
+
+
+def skip_bits(rng: Array, count: Int[Array, ""]) -> Array:
+    """Return the key whose `random_bits` start with those that `rng` gives to index `count`."""
+    first, second = jax.random.key_data(rng)
+    data = jnp.stack([first + count.astype(first.dtype), second])
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(rng))
 
 
 def linear_indices(shape: tuple[int, ...]) -> UInt32[Array, "..."]:
@@ -57,11 +85,14 @@ class Dropout(nn.Module):
 
     rate: float
 
-    def draw_key(self, *, train: bool) -> Array | None:
-        """Return this module's random key, or None if dropout is off."""
-        return self.make_rng("dropout") if train and self.rate > 0 else None
+    def draw_key(self, shape: tuple[int, ...], *, train: bool) -> Array | None:
+        """Return the random key for an array of this shape, or None if dropout is off."""
+        if not train or self.rate == 0:
+            return None
+        rng, shard_index = self.make_rng("dropout"), _SHARD_INDEX.get()
+        return rng if shard_index is None else skip_bits(rng, shard_index * math.prod(shape))
 
     def __call__(self, x: Float[Array, "*shape"], *, train: bool) -> Float[Array, "*shape"]:
         """Apply dropout to x if `train` is true and the rate is positive."""
-        rng = self.draw_key(train=train)
+        rng = self.draw_key(x.shape, train=train)
         return x if rng is None else dropout(x, self.rate, rng)

@@ -4,13 +4,14 @@
     fsdp    like data, but parameters and optimizer state are also split over the devices
     pmap    like data, but with `jax.pmap`: each device sums over its rows, and `psum` adds the sums
 
-With `data` and `fsdp`, the step is one program over global arrays: XLA inserts the communication,
-and the dropout masks are the same on any number of devices. With `pmap`, each device draws
-different masks. All three keep the state in the same global arrays, so a run can resume with any of
-them.
+With `data`, each device sums gradients over its rows, and then the devices add their sums. With
+`fsdp`, the step is one program over global arrays, and XLA inserts the communication. With both,
+the dropout masks are the same on any number of devices. With `pmap`, each device draws different
+masks. All three keep the state in the same global arrays, so a run can resume with any of them.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeVar
 
 import jax
@@ -19,6 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax.data.batches import Batch, Bucket, Shard
+from transformer_jax.model.dropout import drawing_for_shard
 from transformer_jax.model.target_platform import tracing_for
 from transformer_jax.training.step import GradientSum, StepMetrics, TrainState, TrainStep
 
@@ -102,8 +104,24 @@ class DataParallel:
         return None
 
     def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
-        """Compute the sums over the global batch in a step that is being compiled."""
-        return step.compute_gradients(state, batch, jnp.int32(0))
+        """Compute the sums over the global batch in a step that is being compiled.
+
+        If left to itself, XLA adds the embedding's gradients twice, once for the lookups and once
+        for the logits, and adds most gradients of a bfloat16 model in bfloat16.
+        """
+        rows, devices = len(batch.source), self.mesh.size
+        # If the devices' rows do not divide into micro-batches, a micro-batch would move rows
+        # between devices.
+        if devices == 1 or rows % (devices * step.num_micro_batches):
+            return step.compute_gradients(state, batch, jnp.int32(0))
+        return jax.shard_map(
+            partial(sum_over_devices, step, axis=self.axis),
+            mesh=self.mesh,
+            in_specs=(PartitionSpec(), PartitionSpec(self.axis)),
+            out_specs=PartitionSpec(),
+            # With this check, JAX would add a gradient wherever the model uses a parameter.
+            check_vma=False,
+        )(state, batch)
 
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
         """Compile the step, which donates the state, for the shapes of this state and batch."""
@@ -158,7 +176,7 @@ class FSDP(DataParallel):
         """
         constrain = jax.lax.with_sharding_constraint
         gathered = state._replace(params=constrain(state.params, self.replicated))
-        gradients, loss = super().compute_gradients(step, gathered, batch)
+        gradients, loss = step.compute_gradients(gathered, batch, jnp.int32(0))
         return constrain(gradients, jax.tree.map(self.sharding, gradients)), loss
 
 
@@ -183,7 +201,7 @@ class PmapDataParallel(DataParallel):
             # weight tokens unequally, and a second `psum` would scale the gradient by the number of
             # devices.
             sums = step.compute_gradients(state, batch, jax.lax.axis_index(self.axis))
-            return step.apply_gradients(state, jax.lax.psum(sums, self.axis))
+            return step.apply_gradients(state, add_sums(step, sums, self.axis))
 
         axes = {"axis_name": self.axis, "in_axes": (None, 0), "out_axes": None}
         mapped = jax.pmap(train_step, **axes, donate_argnums=0, devices=self.devices)
@@ -191,6 +209,24 @@ class PmapDataParallel(DataParallel):
         is_alone = jax.process_count() == 1
         with tracing_for(self.platform):
             return mapped.lower(self.abstract_state(state) if is_alone else state, batch).compile()
+
+
+def sum_over_devices(step: TrainStep, state: TrainState, rows: Batch, *, axis: str) -> GradientSum:
+    """Compute the sums over one device's rows, and add the sums of all devices on `axis`.
+
+    The dropout masks are the ones that a single device would draw for the whole batch.
+    """
+    with drawing_for_shard(jax.lax.axis_index(axis)):
+        return add_sums(step, step.compute_gradients(state, rows, jnp.int32(0)), axis)
+
+
+def add_sums(step: TrainStep, sums: GradientSum, axis: str) -> GradientSum:
+    """Add the devices' sums, with gradients in the step's `reduction_dtype`."""
+    gradients, loss = sums
+    if step.reduction_dtype == "bfloat16":
+        gradients = jax.tree.map(lambda g: g.astype(jnp.bfloat16), gradients)
+    gradients, loss = jax.lax.psum((gradients, loss), axis)
+    return jax.tree.map(lambda g, x: x.astype(g.dtype), sums[0], gradients), loss
 
 
 SHARDINGS = {"data": DataParallel, "fsdp": FSDP, "pmap": PmapDataParallel}

@@ -63,6 +63,10 @@ class TrainStep:
     shard's index, gives each shard different dropout masks."""
     apply_gradients: Callable[[TrainState, GradientSum], tuple[TrainState, StepMetrics]]
     """A function that updates the state with the sums over the whole batch."""
+    num_micro_batches: int = 1
+    """The number of parts that `compute_gradients` splits its rows into."""
+    reduction_dtype: str = "float32"
+    """The dtype in which devices add their gradients."""
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Update the state with a whole batch."""
@@ -72,7 +76,12 @@ class TrainStep:
 def make_train_step(model: EncoderDecoder, config: TrainConfig) -> TrainStep:
     """Return the step: the gradient of the mean loss per token, then Adam (sections 5.3, 5.4)."""
     optimizer = make_optimizer(config, model.config.d_model)
-    return TrainStep(partial(compute_gradients, model, config), partial(apply_gradients, optimizer))
+    return TrainStep(
+        partial(compute_gradients, model, config),
+        partial(apply_gradients, optimizer),
+        config.gradient_accumulation_steps,
+        config.reduction_dtype,
+    )
 
 
 def init_state(model: EncoderDecoder, config: TrainConfig) -> TrainState:

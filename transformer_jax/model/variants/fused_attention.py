@@ -25,7 +25,8 @@ class BlockwiseAttention(MultiHeadAttention):
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
         """Return Attention(Q, K, V) for each head, up to rounding."""
         query, key, value, mask, _ = heads
-        rng, scale = self.dropout.draw_key(train=train), score_scale(self.config)
+        shape = (len(query), query.shape[2], query.shape[1], key.shape[1])
+        rng, scale = self.dropout.draw_key(shape, train=train), score_scale(self.config)
         return blockwise_attention(Inputs(query, key, value), mask, rng, scale, self.dropout.rate)
 
 
