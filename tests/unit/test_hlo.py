@@ -109,6 +109,15 @@ def test_a_collective_in_several_fusions_of_a_tpu_counts_once() -> None:
         """) == [Collectives("all-gather", "bf16", 1, 16)]
 
 
+def test_collectives_of_one_computation_that_share_a_channel_all_count() -> None:
+    assert collectives_of("""\
+        ENTRY %main (p: f32[8]) -> f32[4] {
+          %all-reduce.1 = f32[8]{0} all-reduce(%p), channel_id=1, to_apply=%add
+          ROOT %all-reduce.2 = f32[4]{0} all-reduce(%q), channel_id=1, to_apply=%add
+        }
+        """) == [Collectives("all-reduce", "f32", 2, 48)]
+
+
 def test_a_fused_all_reduce_and_slice_of_a_tpu_is_a_reduce_scatter() -> None:
     assert collectives_of("""\
         %all-reduce-scatter.7 (input: f32[8,4]) -> f32[2,4] {

@@ -1,9 +1,15 @@
 """Test the batch shapes that `compile` uses without reading any text."""
 
-import pytest
-from small import SMALL
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import pytest
+from small import SMALL, with_architecture
+
+from transformer_jax.architectures.build import build_model
 from transformer_jax.compilation.shapes import (
+    LAYER_ACTIVATIONS,
     assume_shapes,
     assumed_buckets,
     full_bucket,
@@ -11,7 +17,8 @@ from transformer_jax.compilation.shapes import (
     prepare_shapes,
 )
 from transformer_jax.config import Config
-from transformer_jax.data.batches import Bucket
+from transformer_jax.data.batches import Batch, Bucket
+from transformer_jax.model.transformer import Params, init_params, make_rng
 
 
 def test_assumed_batches_are_full_and_double_in_width_up_to_the_maximum() -> None:
@@ -35,6 +42,45 @@ def test_the_largest_batch_is_the_one_with_the_most_activations() -> None:
     # A few long sentences need less memory than a full batch of short sentences.
     few, many = Bucket(8, 256, 256, 1), Bucket(776, 32, 32, 1)
     assert largest_bucket(config, [few, many]) == many
+
+
+@pytest.mark.parametrize("architecture", ["rnn", "conv"])
+def test_only_a_transformer_needs_much_more_memory_for_the_same_tokens_in_longer_sentences(
+    architecture: str,
+) -> None:
+    long, short = Bucket(8, 256, 256, 1), Bucket(72, 32, 32, 1)
+    assert largest_bucket(Config(), [long, short]) == long
+    config = Config().change(model={"architecture": architecture})
+    assert largest_bucket(config, [long, short]) == short
+
+
+@pytest.mark.parametrize("architecture", ["transformer", "rnn", "conv"])
+def test_the_estimate_agrees_with_the_arrays_that_the_backward_pass_reads(
+    architecture: str,
+) -> None:
+    config = with_architecture(architecture)
+    model = build_model(config.model, 100)
+    params = jax.eval_shape(lambda: init_params(model, make_rng(0)))
+
+    def count_residuals(source: int, target: int) -> int:
+        batch = Batch(*(jax.ShapeDtypeStruct((8, n), jnp.int32) for n in (source, target)))
+
+        def backward(params: Params, batch: Batch) -> Any:
+            def loss(params: Params) -> Any:
+                rngs = {"dropout": make_rng(0)}
+                logits: Any = model.apply({"params": params}, *batch, train=True, rngs=rngs)
+                return jnp.sum(logits)
+
+            return jax.vjp(loss, params)[1]
+
+        arrays = jax.tree.leaves(jax.eval_shape(backward, params, batch))
+        return sum(x.size for x in arrays if jnp.issubdtype(x.dtype, jnp.floating))
+
+    # The difference between two lengths excludes the parameters.
+    for short, long in (((8, 8), (24, 8)), ((8, 8), (8, 24))):
+        residuals = (count_residuals(*long) - count_residuals(*short)) / 8
+        layers = [LAYER_ACTIVATIONS[architecture](config.model, *x) for x in (long, short)]
+        assert 0.5 < (layers[0] - layers[1]) / residuals < 2
 
 
 def test_prepared_text_has_the_batches_and_the_vocabulary_of_its_training() -> None:

@@ -64,19 +64,18 @@ class Instruction:
 def read_collectives(text: str) -> list[Collectives]:
     """Return the collectives in HLO text, sorted by kind and data type."""
     counts, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    channels = set[str]()
     computations, entry = read_computations(text)
+    homes: dict[str, str] = {}
     for name, times in count_executions(computations, entry).items():
         for instruction in computations[name]:
             kind = instruction.operation.removesuffix("-start")
             if kind not in KINDS:
                 continue
             # On a TPU, every fusion that overlaps with a collective contains a copy of that
-            # collective.
-            if (channel := CHANNEL.search(instruction.rest)) is not None:
-                if channel[1] in channels:
-                    continue
-                channels.add(channel[1])
+            # collective. In one computation, different collectives can share a channel.
+            channel = CHANNEL.search(instruction.rest)
+            if channel is not None and homes.setdefault(channel[1], name) != name:
+                continue
             shape = _result_shape(instruction)
             if name.startswith(TPU_REDUCE_SCATTER):
                 kind = "reduce-scatter"

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from transformer_jax.config import Config, DataConfig
+from transformer_jax.config import Config, DataConfig, ModelConfig
 from transformer_jax.data.batches import Bucket, max_rows
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.prepare import prepare
@@ -62,9 +62,15 @@ def full_bucket(bucket: Bucket, batch_tokens: int) -> Bucket:
     return bucket._replace(rows=max_rows(batch_tokens, max(bucket.source, bucket.target)))
 
 
-def _count_activations(config: Config, bucket: Bucket) -> int:
+def _count_activations(config: Config, bucket: Bucket) -> float:
     """Estimate how many numbers a step stores for its backward pass, without `model.remat`."""
     model, (rows, source, target, _) = config.model, bucket
+    layers = LAYER_ACTIVATIONS[model.architecture](model, source, target)
+    return rows * (layers + target * config.data.vocab_size)
+
+
+def transformer_activations(model: ModelConfig, source: int, target: int) -> float:
+    """Estimate the numbers that the layers of a Transformer store for one pair of sentences."""
     # Each sub-layer stores a few arrays of width d_model; the decoder has one more sub-layer.
     per_token = 8 * model.d_model + 2 * model.d_ff
     # Count the scores and the weights of an attention sub-layer.
@@ -73,5 +79,29 @@ def _count_activations(config: Config, bucket: Bucket) -> int:
     decoder = (per_token + 4 * model.d_model) * target
     decoder += per_pair * (target**2 + source * target)
     encoder_depth, decoder_depth = model.layers_per_stack
-    layers = encoder_depth * encoder + decoder_depth * decoder
-    return rows * (layers + target * config.data.vocab_size)
+    return encoder_depth * encoder + decoder_depth * decoder
+
+
+def recurrent_activations(model: ModelConfig, source: int, target: int) -> float:
+    """Estimate the numbers that recurrent layers store for one pair of sentences."""
+    # Each cell stores its gates, its states, and the derivatives of its nonlinear functions.
+    cells = model.num_layers * 15 * model.d_model * (source + target)
+    # All decoder layers share one attention sub-layer with a single head.
+    attention = 0 if model.attention_score == "none" else 2 * source * target
+    return cells + attention
+
+
+def convolutional_activations(model: ModelConfig, source: int, target: int) -> float:
+    """Estimate the numbers that convolutional layers store for one pair of sentences."""
+    # Each layer stores the inputs of its convolution side by side, its gates, and its output.
+    per_token = (model.conv_kernel_width + 6) * model.d_model
+    # Each decoder layer attends to the source with a single head.
+    decoder = (per_token + 4 * model.d_model) * target + 2 * source * target
+    return model.num_layers * (per_token * source + decoder)
+
+
+LAYER_ACTIVATIONS = {
+    "transformer": transformer_activations,
+    "rnn": recurrent_activations,
+    "conv": convolutional_activations,
+}
