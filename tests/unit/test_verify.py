@@ -1,12 +1,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from small import SMALL
 from untrained import write_untrained_run
 
 from transformer_jax.inference.trained_run import Run, load
+from transformer_jax.inference.translate import search_on_device
 from transformer_jax.interop.verify import Verification, find_translations, sample_lines, verify
 
 
@@ -36,12 +38,17 @@ class WrongSystem:
         return self.ours[line].score + (self.shift if line == self.wrong else 0)
 
 
-def test_a_translation_does_not_depend_on_the_other_lines(run: Run) -> None:
+def test_lines_are_translated_in_batches_of_a_fixed_size(run: Run) -> None:
     # Forty lines need two batches, and a long line has a different width.
-    lines = [*(f"one {number}" for number in range(40)), " ".join(["one"] * 9)]
+    lines = [" ".join(["one"] * 9), *(f"one {number}" for number in range(40))]
     lengths = [len(tokens) for tokens in run.vocabulary.source.encode(lines)]
-    assert max(lengths[:-1]) <= 16 < lengths[-1]
-    assert find_translations(run, lines)[:40] == find_translations(run, lines[:40])
+    assert lengths[0] > 16 >= max(lengths[1:])
+    few = find_translations(run, lines[:2])
+    count_programs = cast(Any, search_on_device)._cache_size
+    programs = count_programs()
+    many = find_translations(run, lines)
+    assert many[:2] == few
+    assert count_programs() == programs
 
 
 def test_one_wrong_translation_is_found(run: Run) -> None:
