@@ -1,11 +1,10 @@
 """Trained runs that several test modules compare or copy but do not modify."""
 
-import fcntl
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from once import make_once
 from shared_steps import share_compiled_steps
 from small import SMALL
 from training_runs import PRIVATE, train
@@ -15,18 +14,14 @@ from transformer_jax.config import Config
 
 def train_once(config: Config, name: str, factory: pytest.TempPathFactory) -> Path:
     """Train a run, or wait until another worker in this test session has trained it."""
-    folder = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    path = folder / name
-    with (folder / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("EXAMPLE_API_KEY", PRIVATE)
-                patch.setenv("https_proxy", f"http://user:{PRIVATE}@localhost:1")
-                train(config, folder / f"{name}-unfinished").rename(path)
-    return path
+
+    def train_with_secret(path: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("EXAMPLE_API_KEY", PRIVATE)
+            patch.setenv("https_proxy", f"http://user:{PRIVATE}@localhost:1")
+            train(config, path)
+
+    return make_once(name, factory, train_with_secret)
 
 
 @pytest.fixture(scope="session", autouse=True)
