@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
+# Python compiles each module once, even if this variable is set: importing them would take longer.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all check notebooks docs clean
 
 demo: $(VENV)/installed  ## Train the tiny model on number words, translate, and score.

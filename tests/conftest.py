@@ -44,10 +44,11 @@ install_import_hook([f"transformer_jax.{wing}" for wing in WINGS], "shape_checks
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Use one more worker than there are cores, because some tests wait for other processes."""
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Use a worker for each core, and one more for slow tests, which wait for other processes."""
     is_linux = hasattr(os, "sched_getaffinity")
-    return (len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1) + 1
+    cores = len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1
+    return cores + ("not slow" not in config.option.markexpr)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
