@@ -24,6 +24,9 @@ playwright_api = pytest.importorskip(
     "playwright.sync_api", reason="needs playwright: pip install --group browser"
 )
 
+# Chromium takes seconds to start. Fast tests of the page are in `test_attention_html`.
+pytestmark = pytest.mark.slow
+
 MAPS = make_maps(layers=3, heads=2)
 HOSTILE_MAPS = make_maps(layers=6, heads=8, queries=60, keys=60, hostile=True)
 # A stored weight can be off by half a step of 1/255, and the page shows four digits.

@@ -28,6 +28,8 @@ TARGET = np.array([[8, 3, 10, 5, 2], [12, 4, 2, PAD, PAD]])
 DECODER_INPUT = np.array([[BOS, 8, 3, 10, 5], [BOS, 12, 4, 2, PAD]])
 SMOOTHING = 0.1
 TRAIN = TrainConfig(warmup_steps=400)
+# The import of PyTorch takes seconds. Fast tests compare with the same equations, written as loops.
+pytestmark = pytest.mark.slow
 # The largest accepted difference, relative to the largest value of each array.
 TOLERANCES = {"float32": 2e-5, "float64": 1e-12}
 GRADIENT_TOLERANCES = {"float32": 5e-4, "float64": 1e-11}
@@ -45,7 +47,7 @@ class Pair(NamedTuple):
     torch: Any
 
 
-@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "float64"])
+@pytest.fixture(scope="module", params=["float32", "float64"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """A model whose random weights are large enough to produce peaked distributions."""
     # These imports take seconds, so only the process that runs these tests imports the packages.

@@ -206,6 +206,7 @@ def disallowed(torch: Any, allowed: ArrayLike) -> Any:
     return torch.from_numpy(~np.array(allowed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [SMALL, BIASED])
 def test_the_encoder_layer_agrees_with_pytorch(config: ModelConfig) -> None:
     torch = pytest.importorskip("torch")
@@ -225,6 +226,7 @@ def test_the_encoder_layer_agrees_with_pytorch(config: ModelConfig) -> None:
     np.testing.assert_allclose(output, as_array(expected), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [SMALL, BIASED])
 def test_the_decoder_layer_agrees_with_pytorch(config: ModelConfig) -> None:
     torch = pytest.importorskip("torch")

@@ -32,16 +32,24 @@ from transformer_jax.interop.verify import (
 from transformer_jax.model.build import build_transformer
 from transformer_jax.special_tokens import EOS, PAD, UNKNOWN
 
-torch: Any = pytest.importorskip("torch", reason="`pip install --group interop` installs PyTorch")
-transformers: Any = pytest.importorskip(
-    "transformers", reason="`pip install --group interop` installs transformers"
-)
+torch: Any = None
+transformers: Any = None
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Recommended"),
 ]
 
 LINES = [*SOURCES[:7], "forty-two q ½"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _packages() -> None:
+    """Import these packages only in a process that runs these tests, because it takes seconds."""
+    global torch, transformers
+    torch, transformers = (
+        pytest.importorskip(name, reason=f"`pip install --group interop` installs {name}")
+        for name in ("torch", "transformers")
+    )
 
 
 class Imported(NamedTuple):

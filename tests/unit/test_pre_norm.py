@@ -66,6 +66,7 @@ def test_the_decoder_layer_adds_each_sub_layer_of_the_normalized_x_to_x() -> Non
     np.testing.assert_allclose(apply(layer, params, *arrays), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Encoder", "Decoder"])
 def test_layers_agree_with_pytorch_layers_that_normalize_first(kind: str) -> None:
     torch = pytest.importorskip("torch")

@@ -116,7 +116,7 @@ def decode(
 def test_the_model_is_the_papers_equations_as_loops(name: Any) -> None:
     model, params = make_model(attention_score=name, rnn_input_feeding=True)
     logits = apply(model, params, SOURCE, TARGET)
-    weights = attention_weights(model, params, SOURCE, TARGET)
+    weights = jax.jit(attention_weights, static_argnums=0)(model, params, SOURCE, TARGET)
     assert set(weights) == {"cross"}
     for row, (source, read) in enumerate(zip(SOURCE, shift_right(TARGET), strict=True)):
         tokens = [int(token) for token in source if token != PAD]
@@ -130,6 +130,7 @@ def test_the_model_is_the_papers_equations_as_loops(name: Any) -> None:
 TORCH_GATES = {"lstm": "ifgo", "gru": "rzn"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", TORCH_GATES)
 def test_the_encoder_is_the_bidirectional_layer_of_torch(cell: Any) -> None:
     torch = pytest.importorskip("torch")
