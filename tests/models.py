@@ -1,8 +1,10 @@
 """Small models for the tests of `transformer_jax.model`, and two sentence pairs as their input."""
 
+import functools
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from oracles import SMALL, drawn_params
 
@@ -21,7 +23,15 @@ TARGET = jnp.asarray([[8, 3, 10, 5, EOS], [12, 4, EOS, PAD, PAD]])
 def make_model(**changes: Any) -> tuple[Any, dict[str, Any]]:
     """Return a variant of `SMALL` and its parameters; by default, each stack has one layer."""
     changes.setdefault("num_layers", 1)
-    model = build_model(replace(SMALL, **changes), VOCABULARY)
+    model, params = _draw(replace(SMALL, **changes))
+    # A test that adds or replaces an array of this tree does not affect other tests.
+    return model, jax.tree.map(lambda array: array, params)
+
+
+@functools.cache
+def _draw(config: ModelConfig) -> tuple[Any, dict[str, Any]]:
+    """Return a model and its parameters, which take longer to trace than to draw."""
+    model = build_model(config, VOCABULARY)
     return model, drawn_params(model, SOURCE, TARGET)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import transformer_jax
+from transformer_jax.architectures.build import build_model
 from transformer_jax.config import Config
 from transformer_jax.distributed import heartbeat
 from transformer_jax.runs.array_store import on_device
@@ -41,12 +41,15 @@ def resume(path: Path, **sections: dict[str, Any]) -> Path:
 
 def state_of(path: Path) -> tuple[int, Any]:
     """Return the step of the latest checkpoint, along with its parameters and optimizer state."""
-    run = transformer_jax.load(path, average_checkpoints=1)
+    folder = RunDirectory.open(path)
+    model = build_model(folder.config.model, **folder.vocabulary.sizes)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = jax.eval_shape(INIT_STATE, run.model, run.config.train)
+    shapes = jax.eval_shape(INIT_STATE, model, folder.config.train)
     arrays = on_device({"params": shapes.params, "optimizer": shapes.optimizer}, device)
-    with CheckpointManager(path / "checkpoints", run.folder.identity) as checkpoints:
-        return run.step, checkpoints.restore(run.step, arrays)
+    with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
+        step = checkpoints.latest_valid()
+        assert step is not None
+        return step, checkpoints.restore(step, arrays)
 
 
 def scores_of(path: Path) -> dict[int, float]:

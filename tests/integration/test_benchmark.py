@@ -386,6 +386,7 @@ def test_the_gpu_command_lists_benchmarks_without_time() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_gpu_command_without_a_gpu_prints_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpu"]) == UsageError.exit_code
     assert "no GPU found: JAX finds only a CPU" in capsys.readouterr().err
@@ -425,6 +426,7 @@ def test_the_exports_of_a_run_are_served_next_to_our_search(tmp_path: Path) -> N
         serve("serve", run.path, settings, beam_size=2, count=4, only="hf")
 
 
+@pytest.mark.slow
 def test_serve_refuses_sizes_and_runs_without_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

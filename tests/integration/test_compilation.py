@@ -53,6 +53,7 @@ def compiled_by(action: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> 
     return [match[1] for match in matches if match]
 
 
+@pytest.mark.slow
 def test_a_step_is_compiled_once_for_each_shape_and_later_epochs_compile_nothing(
     components: RunComponents, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -110,6 +110,7 @@ def test_every_field_of_the_model_is_free_or_determines_the_function() -> None:
     assert determining | FREE_FIELDS == {field.name for field in fields(ModelConfig)}
 
 
+@pytest.mark.slow
 def test_free_fields_and_unused_fields_may_differ(whole_run: Path, tmp_path: Path) -> None:
     config = SMALL.change(
         model={

@@ -128,6 +128,7 @@ def test_a_disk_that_fills_during_a_report_ends_the_run_and_it_resumes_to_the_sa
     assert metrics_of(tmp_path / "run") == metrics_of(whole_run)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_read_only_disk_translates_but_training_ends_with_74(
     half_run: Path, disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import io
 import json
+import math
 import shlex
 import shutil
 import signal
@@ -79,6 +80,7 @@ def run_of_five(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(SMALL.change(train={"steps": 5}), tmp_path_factory.mktemp("five") / "run")
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_off_schedule_and_is_extended_equals_one_long_run(
     whole_run: Path, run_of_five: Path, tmp_path: Path
 ) -> None:
@@ -96,6 +98,7 @@ def read_reports(run: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["split"] == "train"]
 
 
+@pytest.mark.slow
 def test_flops_count_each_step_once_even_if_the_report_interval_changes(
     whole_run: Path, run_of_five: Path, tmp_path: Path
 ) -> None:
@@ -185,11 +188,12 @@ def make_gradients_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "make_train_step", make_nan_step)
 
 
+@pytest.mark.slow
 def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
     whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_gradients_nan(monkeypatch)
-    path = train(SMALL, tmp_path / "run")
+    path = train(SMALL.change(train={"bleu_every": 100}), tmp_path / "run")
     reports, usual = read_reports(path), read_reports(whole_run)
     assert [report.get("skipped") for report in reports] == [None, 1, 1, 2]
     # Until the first skipped step, the runs differ only in rounding, because their programs differ.
@@ -232,6 +236,16 @@ def test_ten_skipped_steps_in_a_row_end_the_run_and_their_pairs_are_listed(
         resume(path)
 
 
+def test_a_run_without_a_finite_perplexity_ends_before_the_checkpoint_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "perplexity", lambda _: math.nan)
+    with pytest.raises(DivergedError, match=r"development set is nan at step 4;"):
+        train(SMALL, tmp_path / "run")
+    assert not scores_of(tmp_path / "run")
+
+
+@pytest.mark.slow
 def test_a_state_with_an_infinite_perplexity_is_not_saved(tmp_path: Path) -> None:
     diverging = {
         "learning_rate_scale": 1e30,

@@ -1,5 +1,6 @@
 """Test that every sharding gives the same results on 1 to 8 simulated devices."""
 
+import functools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small import SMALL
@@ -101,11 +103,29 @@ def test_fsdp_divides_the_state_almost_equally(comparison: dict[str, Any]) -> No
         assert share <= 1.15 / int(devices)
 
 
+MODEL = build_transformer(SMALL.model, 20)
+
+
+@functools.cache
+def make_step() -> TrainStep:
+    """Return a step whose functions JAX traces only once for each shape."""
+    step = make_train_step(MODEL, SMALL.train)
+    return TrainStep(jax.jit(step.compute_gradients), jax.jit(step.apply_gradients))
+
+
+@functools.cache
+def make_state() -> TrainState:
+    return init_state(MODEL, SMALL.train)
+
+
+def placed_state(sharding: DataParallel) -> TrainState:
+    """Return a copy of the initial state, because a step donates the state's arrays."""
+    return sharding.place_state(jax.tree.map(jnp.copy, make_state()))
+
+
 def test_a_step_is_compiled_on_request_and_describes_its_shape() -> None:
-    transformer = build_transformer(SMALL.model, 20)
     sharding = DataParallel(jax.devices()[:1])
-    step = CompiledStep(make_train_step(transformer, SMALL.train), sharding)
-    state = sharding.place_state(init_state(transformer, SMALL.train))
+    step, state = CompiledStep(make_step(), sharding), placed_state(sharding)
     batch = Batch(np.full((8, 5), 4, np.int32), np.full((8, 6), 4, np.int32))
     assert not step.is_compiled_for(batch)
     compilation = step.compile(state, batch)
@@ -119,19 +139,15 @@ def test_a_step_is_compiled_on_request_and_describes_its_shape() -> None:
 
 
 def test_a_step_compiled_while_training_gives_the_same_bits() -> None:
-    transformer = build_transformer(SMALL.model, 20)
     sharding = DataParallel(jax.devices()[:1])
     batch = Batch(np.full((8, 5), 4, np.int32), np.full((8, 6), 4, np.int32))
-
-    def initial_state() -> TrainState:
-        return sharding.place_state(init_state(transformer, SMALL.train))
-
-    now = CompiledStep(make_train_step(transformer, SMALL.train), sharding)
-    with CompiledStep(make_train_step(transformer, SMALL.train), sharding) as ahead:
-        ahead.compile_ahead(initial_state(), [Bucket(8, 5, 6, 1)])
-        compilation = ahead.compile(initial_state(), batch)
+    now = CompiledStep(make_step(), sharding)
+    with CompiledStep(make_step(), sharding) as ahead:
+        state = placed_state(sharding)
+        ahead.compile_ahead(state, [Bucket(8, 5, 6, 1)])
+        compilation = ahead.compile(state, batch)
         assert str(compilation).endswith(" s while training")
-        results = [step(initial_state(), batch) for step in (ahead, now)]
+        results = [step(placed_state(sharding), batch) for step in (ahead, now)]
         assert not list(ahead.take_finished())
     jax.tree.map(np.testing.assert_array_equal, *results)
 
@@ -146,10 +162,8 @@ class FakeSharding(DataParallel):
 
 
 def test_an_error_while_training_is_raised_only_when_a_batch_needs_the_program() -> None:
-    sharding = FakeSharding(jax.devices()[:1])
-    transformer = build_transformer(SMALL.model, 20)
-    state = jax.eval_shape(lambda: init_state(transformer, SMALL.train))
-    with CompiledStep(make_train_step(transformer, SMALL.train), sharding) as step:
+    sharding, state = FakeSharding(jax.devices()[:1]), make_state()
+    with CompiledStep(make_step(), sharding) as step:
         step.compile_ahead(state, [Bucket(8, n, 6, 1) for n in (6, 5)])
         fitting, other = (np.full((8, n), 4, np.int32) for n in (5, 6))
         assert step.compile(state, Batch(fitting, other))[:3] == (8, 5, 6)
@@ -162,8 +176,7 @@ def test_an_error_while_training_is_raised_only_when_a_batch_needs_the_program()
 
 def test_gpus_compile_a_step_only_when_a_batch_needs_it() -> None:
     sharding = FakeSharding(jax.devices()[:1])
-    state = jax.eval_shape(lambda: init_state(build_transformer(SMALL.model, 20), SMALL.train))
-    step = CompiledStep(make_train_step(build_transformer(SMALL.model, 20), SMALL.train), sharding)
+    step, state = CompiledStep(make_step(), sharding), make_state()
     threads = set(threading.enumerate())
     sharding.platform = "gpu"
     with step:
@@ -186,10 +199,8 @@ class WaitingSharding(FakeSharding):
 
 def test_a_step_reports_whether_it_is_still_compiling_ahead() -> None:
     may_end = threading.Event()
-    transformer = build_transformer(SMALL.model, 20)
-    state = jax.eval_shape(lambda: init_state(transformer, SMALL.train))
-    sharding = WaitingSharding(may_end)
-    with CompiledStep(make_train_step(transformer, SMALL.train), sharding) as step:
+    sharding, state = WaitingSharding(may_end), make_state()
+    with CompiledStep(make_step(), sharding) as step:
         step.compile_ahead(state, [Bucket(8, 5, 6, 1)])
         assert step.is_compiling_ahead()
         may_end.set()

@@ -98,6 +98,8 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
         time.sleep(0.1)
 
 
+# Fast tests of the launcher, the worker, and reports replace the training with small programs.
+@pytest.mark.slow
 def test_a_sweep_trains_scores_and_reports_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -285,15 +287,15 @@ def test_a_mistake_is_reported_in_one_line_and_creates_nothing(
 def test_a_dry_run_prints_what_a_sweep_needs_and_creates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "mine.py").write_text(textwrap.dedent(CONFIG))
     monkeypatch.chdir(tmp_path)
-    arguments = ["--scale", "tiny", "--data-from", "tiny", "--rows", "A1", "--dry-run"]
-    assert main(["sweep", "table3", *arguments]) == 0
+    assert main(["sweep", "mine.py", "--rows", "B", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "2 rows x 3 seeds = 6 runs" in out
-    assert re.search(r"^  A1 +up to .+ and about 0\.\d\d GB per run$", out, re.MULTILINE), out
+    assert re.search(r"^  B +up to .+ and about 0\.\d\d GB per run$", out, re.MULTILINE), out
     assert re.search(r"^up to about .* of training in total, if it reaches 30%", out, re.MULTILINE)
     assert re.search(r"^about \d+\.\d GB on disk \(free: \d+\)$", out, re.MULTILINE)
-    assert not any(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 
 
 @pytest.fixture

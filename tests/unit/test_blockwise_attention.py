@@ -224,6 +224,7 @@ def test_multi_head_attention_is_the_same_in_every_implementation(score: Any) ->
     assert not np.allclose(still, dropped, atol=0.01)
 
 
+@pytest.mark.slow
 def test_a_blockwise_model_records_no_weights_and_stays_blockwise_when_asked_for_them() -> None:
     model, params = make_model(attention_implementation="blockwise")
     _, variables = apply(model, params, SOURCE, TARGET, mutable=("intermediates",))

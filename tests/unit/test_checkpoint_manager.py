@@ -110,10 +110,10 @@ def replace_by_step_1(_rng: random.Random, files: list[Path]) -> None:
     shutil.copytree(folder.with_name("1"), folder)
 
 
-DAMAGES = [flip, flip, flip, truncate, delete, zero, swap, add, replace_by_step_1]
+DAMAGES = [flip, truncate, delete, zero, swap, add, replace_by_step_1]
 
 
-@pytest.mark.parametrize("count", [15, pytest.param(100, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [len(DAMAGES), pytest.param(100, marks=pytest.mark.exhaustive)])
 def test_any_damage_is_detected_and_the_previous_checkpoint_is_used(
     tmp_path: Path, count: int
 ) -> None:
@@ -123,7 +123,7 @@ def test_any_damage_is_detected_and_the_previous_checkpoint_is_used(
         copy = tmp_path / "copy"
         shutil.copytree(tmp_path / "intact", copy)
         files = sorted(path for path in (copy / "2").rglob("*") if path.is_file())
-        rng.choice(DAMAGES)(rng, files)
+        DAMAGES[number % len(DAMAGES)](rng, files)
         messages: list[str] = []
         with open_writable(copy, messages) as checkpoints:
             assert checkpoints.latest_valid() == 1, f"damage {number}"

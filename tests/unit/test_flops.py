@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small import SMALL
+from test_variants import cases
 
 from transformer_jax.architectures.build import build_model
 from transformer_jax.config import Config
@@ -21,22 +22,26 @@ from transformer_jax.training.flops import (
     train_flops,
 )
 
+FAST: list[dict[str, Any]] = [
+    {},
+    {"attention_score": "additive"},
+    {"positions": "relative", "max_relative_position": 3, "num_decoder_layers": 1},
+    {"architecture": "rnn", "rnn_input_feeding": True},
+    {"architecture": "conv"},
+]
+VARIANTS = [
+    *FAST,
+    {"attention_score": "general"},
+    {"positions": "relative", "max_relative_position": 3},
+    {"positions": "rotary", "layer_norm": "pre", "tie_embeddings": "none"},
+    {"architecture": "rnn", "rnn_cell": "gru", "attention_score": "general"},
+    {"architecture": "rnn", "attention_score": "none"},
+]
+
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"attention_score": "general"},
-        {"attention_score": "additive"},
-        {"positions": "relative", "max_relative_position": 3},
-        {"positions": "rotary", "layer_norm": "pre", "tie_embeddings": "none"},
-        {"architecture": "rnn", "rnn_input_feeding": True},
-        {"architecture": "rnn", "rnn_cell": "gru", "attention_score": "general"},
-        {"architecture": "rnn", "attention_score": "none"},
-        {"architecture": "conv"},
-        {"positions": "relative", "max_relative_position": 3, "num_decoder_layers": 1},
-    ],
-    ids=str,
+    cases(VARIANTS, FAST),
 )
 def test_flops_of_a_step_are_three_times_those_of_the_forward_matrix_products(
     changes: dict[str, Any],

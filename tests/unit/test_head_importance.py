@@ -167,7 +167,9 @@ def test_the_command_says_why_a_run_has_no_such_picture(
     assert not Path(out).exists()
 
 
-@pytest.mark.parametrize("kind", ["positions", "loss", "heads"])
+@pytest.mark.parametrize(
+    "kind", ["positions", *(pytest.param(x, marks=pytest.mark.slow) for x in ("loss", "heads"))]
+)
 def test_the_command_draws_what_needs_parameters(
     run: Run, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -128,6 +128,7 @@ def test_the_corpus_has_as_many_pairs_as_the_config_allows(most: int) -> None:
     assert len(source.split("; ")) == last % most + 1
 
 
+@pytest.mark.slow
 def test_another_process_reads_the_same_lines(tmp_path: Path) -> None:
     code = (
         "import hashlib, json\n"

@@ -180,6 +180,7 @@ def test_a_clamped_table_returns_its_last_row_past_its_end() -> None:
     np.testing.assert_allclose(apply(model, params, x, positions), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_clamping_changes_nothing_within_the_table() -> None:
     tokens = jnp.asarray([[3, 4, 5, 6, 2]])
     strict = build_transformer(replace(SMALL, positions="learned", max_positions=5), 11)
@@ -211,7 +212,13 @@ def test_a_split_with_sentences_past_the_tables_is_rejected_before_training(tmp_
     assert create_run(clamped, tmp_path / "run", Console(quiet=True)).config.model == clamped.model
 
 
-@pytest.mark.parametrize("scheme", sorted(set(POSITION_SCHEMES) - {"learned"}))
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        pytest.param(scheme, marks=[] if scheme == "sinusoidal" else [pytest.mark.slow])
+        for scheme in sorted(set(POSITION_SCHEMES) - {"learned"})
+    ],
+)
 def test_only_learned_positions_have_tables(scheme: Any) -> None:
     params = abstract_params(build_transformer(replace(SMALL, positions=scheme), 11))
     assert not {"source_positions", "target_positions"} & set(params)

@@ -244,7 +244,14 @@ def complete(encoder: Encoder, cache: Path) -> dict[str, bytes]:
     return files
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError(), OSError(28, "full")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyboardInterrupt(),
+        pytest.param(RuntimeError(), marks=pytest.mark.slow),
+        pytest.param(OSError(28, "full"), marks=pytest.mark.slow),
+    ],
+)
 def test_an_interrupted_preparation_resumes_and_gives_the_same_files(
     error: BaseException, encoder: Encoder, complete: dict[str, bytes], cache: Path
 ) -> None:

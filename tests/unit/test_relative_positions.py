@@ -134,7 +134,9 @@ def attend(
     return result
 
 
-@pytest.mark.parametrize("score", ["scaled_dot_product", "dot_product"])
+@pytest.mark.parametrize(
+    "score", ["scaled_dot_product", pytest.param("dot_product", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("positions", FORMULAS)
 def test_self_attention_equals_its_formula(positions: str, score: str) -> None:
     config = config_of(positions, attention_score=score)
@@ -150,7 +152,13 @@ def test_the_relative_schemes_have_their_own_self_attention() -> None:
     assert relative == set(FORMULAS)
 
 
-@pytest.mark.parametrize("positions", FORMULAS)
+@pytest.mark.parametrize(
+    "positions",
+    [
+        pytest.param(positions, marks=[] if positions == "relative" else [pytest.mark.slow])
+        for positions in FORMULAS
+    ],
+)
 def test_attention_to_the_source_ignores_positions(positions: Any) -> None:
     """As in the paper, the output does not depend on the order of the memory."""
     config = config_of(positions)

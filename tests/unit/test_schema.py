@@ -168,7 +168,7 @@ def configs(draw: st.DrawFn) -> Config:
 
 
 @given(configs())
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=30)
 def test_a_config_is_unchanged_by_a_round_trip_through_json(config: Config) -> None:
     restored = Config.from_dict(json.loads(json.dumps(config.to_dict())))
     assert restored == config

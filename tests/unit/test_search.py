@@ -211,7 +211,9 @@ def assert_best(actual: Translations, sentence: int, expected: list[Scored]) -> 
         assert float(actual.scores[sentence, j]) == pytest.approx(score, rel=1e-4, abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind[1] > 1 else [pytest.mark.slow]) for kind in KINDS]
+)
 @given(seed=SEED, limits=LIMITS)
 @examples(12)
 def test_a_large_enough_beam_finds_all_sequences_best_first(

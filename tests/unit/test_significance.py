@@ -63,6 +63,7 @@ def test_only_a_large_enough_difference_is_significant() -> None:
     assert all(c.p < 0.01 for c in compare(good, bad, "char"))
 
 
+@pytest.mark.slow
 def test_a_comparison_is_repeatable_in_any_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     better, worse = with_errors(9), with_errors(7)
     expected = compare(better, worse, "char")

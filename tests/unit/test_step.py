@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from lowering import lower_for
+from oracles import apply
 from small import SMALL
 
 from transformer_jax.config import Config
@@ -98,14 +99,14 @@ def test_label_smoothing_can_exclude_the_true_token() -> None:
     state = initial_state(config)
     _, loss = compile_step(config).compute_gradients(state, BATCH, jnp.int32(0))
     transformer = build_transformer(config.model, VOCAB)
-    logits: Any = transformer.apply({"params": state.params}, *BATCH)
+    logits = apply(transformer, state.params, *BATCH)
     expected = cross_entropy(logits, BATCH.target, 0.1 * VOCAB / (VOCAB - 1))
     assert float(loss.smoothed) == pytest.approx(float(expected.smoothed), rel=1e-6)
     assert float(loss.smoothed) != float(cross_entropy(logits, BATCH.target, 0.1).smoothed)
 
 
 # The 10 rows are not divisible by 3, and the micro-batches have different numbers of tokens.
-@pytest.mark.parametrize("num_micro_batches", [2, 3])
+@pytest.mark.parametrize("num_micro_batches", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_gradient_accumulation_does_not_change_the_update(num_micro_batches: int) -> None:
     accumulating = NO_DROPOUT.change(train={"gradient_accumulation_steps": num_micro_batches})
     assert_close(first_moment(accumulating), first_moment(NO_DROPOUT))
@@ -152,6 +153,7 @@ def test_clipping_bounds_the_gradient_that_adam_receives() -> None:
     np.testing.assert_allclose(global_norm(moment), 0.1 * 1e-3, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_repeated_steps_on_one_batch_learn_it() -> None:
     config = NO_DROPOUT.change(train={"warmup_steps": 50, "label_smoothing": 0.0})
     step = jax.jit(make_train_step(build_transformer(config.model, VOCAB), config.train))
@@ -162,9 +164,15 @@ def test_repeated_steps_on_one_batch_learn_it() -> None:
     assert losses[-1] < 0.1 * losses[0]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("location", ["gradient", "loss"])
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize(
+    ("value", "location", "platform"),
+    [
+        (np.nan, "gradient", "cpu"),
+        (np.inf, "loss", "cpu"),
+        (np.inf, "gradient", "tpu"),
+        (np.nan, "loss", "tpu"),
+    ],
+)
 def test_a_step_without_finite_values_changes_only_the_counts(
     value: float, location: str, platform: str
 ) -> None:
@@ -197,6 +205,7 @@ def test_only_a_cpu_updates_in_a_branch() -> None:
         assert "stablehlo.case" not in lower_for(platform, step.apply_gradients, state, sums)
 
 
+@pytest.mark.slow
 def test_only_a_gpu_rounds_gradients_to_multiply_them_in_bfloat16() -> None:
     config = NO_DROPOUT.change(model={"dtype": "bfloat16"})
     step = make_train_step(build_transformer(config.model, VOCAB), config.train)

@@ -129,6 +129,7 @@ def test_training_is_deterministic() -> None:
     assert Tokenizer.train(TRAINING[1:], 256).model != TOKENIZER.model
 
 
+@pytest.mark.slow
 def test_the_model_does_not_depend_on_the_user_or_the_folder(tmp_path: Path) -> None:
     code = (
         "import sys\n"

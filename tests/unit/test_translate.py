@@ -93,6 +93,7 @@ def test_the_best_translations_come_first_and_do_not_depend_on_their_number(
     assert [hypotheses[0].text for hypotheses in best] == run.translate(lines[:10])
 
 
+@pytest.mark.slow
 def test_a_wider_beam_finds_better_scores(run: Run, lines: list[str]) -> None:
     narrow = [best[0].score for best in run.translate_best(lines, 1, beam_size=4)]
     wide = [best[0].score for best in run.translate_best(lines, 1, beam_size=12)]
