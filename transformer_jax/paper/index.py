@@ -154,6 +154,13 @@ TABLES = (
 )
 
 SECTIONS = (
+    Item(
+        "Section 1",
+        "Attention instead of recurrence, in models of equal size (docs/recurrence.md)",
+        "tests/unit/test_architecture_build.py::"
+        "test_the_rows_of_the_recurrence_sweep_have_equal_sizes",
+        "transformer-jax sweep recurrence --seeds 3",
+    ),
     _tested(
         "Section 3.1",
         "Encoder and decoder layers, with post-normalization",
