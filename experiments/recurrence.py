@@ -35,6 +35,8 @@ from transformer_jax.sweeps.status import read_status
 from transformer_jax.visualization.curves import Curve, average_runs, draw_curve
 from transformer_jax.visualization.style import GRID, Picture, add_legend
 
+# Multi30k has few captions with more source tokens than this. They form one bucket.
+LONG = 30
 Bucket = tuple[int, int | None]
 """The first and last source length in a bucket, in tokens; None if there is no upper limit."""
 
@@ -134,7 +136,7 @@ def _score_buckets(
     sentences: Sequence[Sentence], tokenizer: str
 ) -> dict[Bucket, tuple[int, float]]:
     losses = [SentenceScore(x.source_tokens, x.target_tokens, x.nll) for x in sentences]
-    buckets = score_by_length(*_texts(sentences), losses, tokenizer)
+    buckets = score_by_length(*_texts(sentences), losses, tokenizer, last_bucket=LONG)
     return {(b["first"], b["last"]): (b["sentences"], b["bleu"]) for b in buckets}
 
 

@@ -16,21 +16,23 @@ def score_by_length(
     references: Sequence[str],
     sentences: Sequence[SentenceScore],
     tokenizer: str,
+    *,
+    last_bucket: int = LAST_BUCKET,
 ) -> list[dict[str, Any]]:
     """Return BLEU and perplexity for sentences with 1 to 10 source tokens, 11 to 20, and so on.
 
-    The number of tokens includes the end token. The last bucket starts at 61 tokens, and its "last"
-    value is None. Buckets without sentences are omitted.
+    The number of tokens includes the end token. The last bucket starts after `last_bucket` tokens,
+    and its "last" value is None. Buckets without sentences are omitted.
     """
     members: dict[int, list[int]] = {}
     for index, sentence in enumerate(sentences):
-        start = min((sentence.source_tokens - 1) // BUCKET_WIDTH * BUCKET_WIDTH, LAST_BUCKET)
+        start = min((sentence.source_tokens - 1) // BUCKET_WIDTH * BUCKET_WIDTH, last_bucket)
         members.setdefault(start, []).append(index)
     bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
     return [
         {
             "first": start + 1,
-            "last": start + BUCKET_WIDTH if start < LAST_BUCKET else None,
+            "last": start + BUCKET_WIDTH if start < last_bucket else None,
             "sentences": len(indices),
             "bleu": bleu.corpus_score(
                 [hypotheses[i] for i in indices], [[references[i] for i in indices]]
