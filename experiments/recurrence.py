@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 
 from experiments.sentences import Sentence, read_sentences
 from transformer_jax.architectures.build import build_model
+from transformer_jax.config import ModelConfig
 from transformer_jax.console import run_and_report, stdout
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError, UsageError
@@ -63,7 +64,8 @@ class RunScores:
 class Row:
     """One architecture: a row of the sweep."""
 
-    name: str
+    model: str
+    """The model's description, such as "RNN, no attention"."""
     parameters: int
     runs: Sequence[RunScores]
 
@@ -75,12 +77,12 @@ class Row:
     @property
     def learning_curve(self) -> Curve:
         """BLEU on the development set by training time in minutes, without evaluations."""
-        curve = average_runs(self.name, [run.dev_bleu for run in self.runs])
+        curve = average_runs(self.model, [run.dev_bleu for run in self.runs])
         return curve._replace(x=curve.x * self.step_seconds / 60)
 
     def steps_to(self, bleu: float) -> int | None:
         """Return the first scored step at which the mean development BLEU reaches this value."""
-        curve = average_runs(self.name, [run.dev_bleu for run in self.runs])
+        curve = average_runs(self.model, [run.dev_bleu for run in self.runs])
         return next((int(x) for x, y in zip(curve.x, curve.y, strict=True) if y >= bleu), None)
 
 
@@ -96,10 +98,21 @@ def read_rows(sweep: Sweep) -> list[Row]:
         raise UsageError(f"no run of {sweep.path} is done: there is nothing to compare")
     runs_by_row = {name: [run for run in finished if run.row == name] for name in sweep.rows}
     return [
-        Row(name, _count_parameters(sweep, name), [read_scores(run) for run in runs])
+        Row(
+            describe(sweep.rows[name].config.model),
+            _count_parameters(sweep, name),
+            [read_scores(run) for run in runs],
+        )
         for name, runs in runs_by_row.items()
         if runs
     ]
+
+
+def describe(model: ModelConfig) -> str:
+    """Return the name of an architecture and its attention, as in tables and figures."""
+    if model.architecture == "rnn":
+        return f"RNN, {model.attention_score.replace('none', 'no')} attention"
+    return {"transformer": "Transformer", "conv": "ConvS2S"}[model.architecture]
 
 
 def read_scores(run: SweepRun) -> RunScores:
@@ -151,15 +164,15 @@ def to_markdown(rows: Sequence[Row], bleu: float) -> str:
 
     `bleu` is the score that defines the time column.
     """
-    columns = ("row", "parameters", "dev perplexity", "test BLEU", "ms per step")
+    columns = ("model", "parameters", "dev perplexity", "test BLEU", "ms per step")
     head = [*columns, f"steps to {bleu:g} BLEU", f"minutes to {bleu:g} BLEU"]
     table = [head, ["---"] * len(head), *(_summary(row, bleu) for row in rows)]
     buckets = rows[0].runs[0].by_length
-    by_length = [["row", *(_describe(bucket, count) for bucket, (count, _) in buckets.items())]]
+    by_length = [["model", *(_describe(bucket, count) for bucket, (count, _) in buckets.items())]]
     by_length.append(["---"] * len(by_length[0]))
     for row in rows:
         scores = ([run.by_length[bucket][1] for run in row.runs] for bucket in buckets)
-        by_length.append([row.name, *(SeedStatistics(tuple(x)).format(1) for x in scores)])
+        by_length.append([row.model, *(SeedStatistics(tuple(x)).format(1) for x in scores)])
     seeds = sorted({run.seed for row in rows for run in row.runs})
     notes = [
         f"Random seeds: {', '.join(map(str, seeds))}; ± is the standard deviation over them.",
@@ -179,7 +192,7 @@ def _summary(row: Row, bleu: float) -> list[str]:
     steps = row.steps_to(bleu)
     times = ["-", "-"] if steps is None else [f"{steps:,}", f"{steps * row.step_seconds / 60:.1f}"]
     return [
-        row.name,
+        row.model,
         f"{row.parameters:,}",
         SeedStatistics(tuple(perplexities)).format(2),
         SeedStatistics(tuple(run.test_bleu for run in row.runs)).format(1),
@@ -203,10 +216,13 @@ def draw_figure(rows: Sequence[Row]) -> Picture:
     for number, row in enumerate(rows):
         lines.append(draw_curve(by_time, row.learning_curve, number))
         scores = [{i: run.by_length[b][1] for i, b in enumerate(buckets)} for run in row.runs]
-        draw_curve(by_length, average_runs(row.name, scores), number)
+        draw_curve(by_length, average_runs(row.model, scores), number)
     by_time.set(xlabel="minutes of training", ylabel="BLEU on the development set (greedy)")
     by_length.set(xlabel="source tokens (number of sentences)", ylabel="BLEU on the test set")
-    labels = [f"{first}-{last or ''}\n({n})" for (first, last), (n, _) in buckets.items()]
+    labels = [
+        f"{first}+\n({n})" if last is None else f"{first}-{last}\n({n})"
+        for (first, last), (n, _) in buckets.items()
+    ]
     by_length.set_xticks(range(len(buckets)), labels)
     for axes in (by_time, by_length):
         axes.grid(**GRID)
