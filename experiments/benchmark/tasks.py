@@ -160,7 +160,9 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     config = Config.from_dict(task["config"])
     prepared = prepare(config.data)
     sizes = prepared.vocabulary.sizes
-    batches = prepared.batches(config.data.batch_tokens, config.train.seed)
+    batches = prepared.batches(
+        config.data.batch_tokens, config.train.seed, config.data.max_batch_shapes
+    )
     # Measure the peak FLOP/s only once, because the measurement takes time.
     about = describe_device(
         config.model.dtype, shapes=len(batches.buckets), density=batches.density

@@ -119,6 +119,7 @@ def test_the_number_of_buckets_is_bounded() -> None:
     for distinct in (99, MAX_BUCKETS, MAX_BUCKETS - 1):
         sizes = choose_bucket_sizes(diagonal[:distinct], target_density=1.0)
         assert len(sizes) == min(distinct, MAX_BUCKETS)
+    assert len(choose_bucket_sizes(diagonal, target_density=1.0, max_buckets=4)) == 4
     assert len(choose_bucket_sizes(sentence_lengths(2000), target_density=1.0)) == MAX_BUCKETS
 
 

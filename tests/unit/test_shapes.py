@@ -87,6 +87,9 @@ def test_prepared_text_has_the_batches_and_the_vocabulary_of_its_training() -> N
     shapes = prepare_shapes(SMALL)
     assert shapes.source.startswith("shapes of train.en + train.de")
     assert shapes.config.data.vocab_size <= SMALL.data.vocab_size
+    assert len(shapes.buckets) == 2
+    one = prepare_shapes(SMALL.change(data={"max_batch_shapes": 1}))
+    assert len(one.buckets) == 1
     limit = assume_shapes(SMALL).buckets[-1]
     assert all(bucket.source <= limit.source for bucket in shapes.buckets)
     for bucket in shapes.buckets:

@@ -281,7 +281,8 @@ def _prepare_data(sweep: "plan.Sweep") -> None:
     with progress_bar() as progress:
         configs = [row.config for row in sweep.rows.values()]
         for data in {config.data: None for config in configs}:
-            batches = prepare(data, progress=progress).batches(data.batch_tokens, seed=0)
+            prepared = prepare(data, progress=progress)
+            batches = prepared.batches(data.batch_tokens, 0, data.max_batch_shapes)
             most_steps = max(config.train.steps for config in configs if config.data == data)
             if warning := batches.describe_repetition(most_steps):
                 stderr.print(warning)

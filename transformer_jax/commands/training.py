@@ -47,7 +47,9 @@ class Prepare(FileCommand):
             line = f"{counts.pop('pairs'):,} pairs, {counts.pop('kept'):,} kept"
             dropped = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
             stdout.print(f"{split:11} {line}" + (f"; dropped: {dropped}" if dropped else ""))
-        batches = prepared.batches(config.data.batch_tokens, config.train.seed)
+        batches = prepared.batches(
+            config.data.batch_tokens, config.train.seed, config.data.max_batch_shapes
+        )
         stdout.print(f"batches     {batches.summary}")
         if warning := batches.describe_repetition(config.train.steps):
             stderr.print(warning)

@@ -47,7 +47,8 @@ def prepare_shapes(config: Config, *, progress: Progress = ignore_progress) -> S
         StorageError: the text cannot be downloaded, or the cache cannot be written.
     """
     prepared = prepare(config.data, progress=progress)
-    buckets = prepared.batches(config.data.batch_tokens, seed=0).buckets
+    data = config.data
+    buckets = prepared.batches(data.batch_tokens, 0, data.max_batch_shapes).buckets
     config = config.change(data=prepared.vocabulary.sizes)
     return Shapes(config, buckets, f"shapes of {prepared.report['corpus']}")
 

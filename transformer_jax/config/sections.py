@@ -283,6 +283,9 @@ class DataConfig(ConfigSection):
     batch_tokens: Annotated[int, POSITIVE] = 25_000
     """Approximate number of tokens, including padding, on each side (source and
     target) of a batch across all devices."""
+    max_batch_shapes: Annotated[int, between(1, 12)] = 12
+    """Maximum number of batch shapes. XLA compiles a training step for each
+    shape. Fewer shapes take less time to compile but need more padding."""
 
     name = "data"
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from transformer_jax.data.buckets import assign_buckets, choose_bucket_sizes
+from transformer_jax.data.buckets import MAX_BUCKETS, assign_buckets, choose_bucket_sizes
 
 # The number of rows in a batch is a multiple of this number, so rows usually divide evenly among
 # devices.
@@ -82,7 +82,15 @@ class Bucket(NamedTuple):
 class Batches:
     """All of a run's batches, in order: `batches[step]`. Each epoch contains each pair once."""
 
-    def __init__(self, source: Ragged, target: Ragged, *, batch_tokens: int, seed: int) -> None:
+    def __init__(
+        self,
+        source: Ragged,
+        target: Ragged,
+        *,
+        batch_tokens: int,
+        seed: int,
+        max_shapes: int = MAX_BUCKETS,
+    ) -> None:
         """Plan batches with at most `batch_tokens` positions on each side, including padding.
 
         A batch has at least `ROW_MULTIPLE` rows, so batches with very long sentences exceed this
@@ -90,7 +98,7 @@ class Batches:
         """
         self._source, self._target, self._seed = source, target, seed
         lengths = np.stack([source.lengths, target.lengths], axis=1)
-        sizes = choose_bucket_sizes(lengths)
+        sizes = choose_bucket_sizes(lengths, max_buckets=max_shapes)
         bucket = assign_buckets(lengths, sizes)
         self._members = [np.flatnonzero(bucket == i) for i in range(len(sizes))]
         self._tokens = int(lengths.sum())

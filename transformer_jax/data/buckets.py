@@ -13,6 +13,7 @@ import math
 
 import numpy as np
 
+# The default, and the maximum value, of `data.max_batch_shapes`.
 MAX_BUCKETS = 12
 RESTARTS = 15
 
@@ -20,7 +21,9 @@ RESTARTS = 15
 Size = tuple[int, int]
 
 
-def choose_bucket_sizes(lengths: np.ndarray, *, target_density: float = 0.92) -> np.ndarray:
+def choose_bucket_sizes(
+    lengths: np.ndarray, *, target_density: float = 0.92, max_buckets: int = MAX_BUCKETS
+) -> np.ndarray:
     """Return the source and target widths of the buckets, int[buckets, 2], smallest first.
 
     `lengths` is int[pairs, 2]. The greedy search stops as soon as the fraction of positions that
@@ -28,7 +31,7 @@ def choose_bucket_sizes(lengths: np.ndarray, *, target_density: float = 0.92) ->
     save little padding.
     """
     padding = PaddingCost(lengths)
-    sizes = padding.greedy_search(target_density)
+    sizes = padding.greedy_search(target_density, max_buckets)
     if len(sizes) == 1:
         return np.asarray(sizes)
     rng = np.random.Generator(np.random.Philox(key=[0, 0]))
@@ -95,10 +98,10 @@ class PaddingCost:
             saved += fitting * np.maximum(positions - self.positions, 0)
         return self._size(*divmod(int(saved.argmax()), saved.shape[1]))
 
-    def greedy_search(self, target_density: float) -> list[Size]:
+    def greedy_search(self, target_density: float, max_buckets: int = MAX_BUCKETS) -> list[Size]:
         """Start with one bucket for all pairs; add buckets until `target_density` is reached."""
         sizes = [self._size(-1, -1)]
-        most = min(MAX_BUCKETS, np.count_nonzero(self.counts))
+        most = min(max_buckets, np.count_nonzero(self.counts))
         while len(sizes) < most and self.tokens < target_density * self.cost(sizes):
             sizes.append(self._find_best_addition(sizes))
         return sizes

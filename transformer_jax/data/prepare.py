@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
 from transformer_jax.data.batches import Batches, Ragged
+from transformer_jax.data.buckets import MAX_BUCKETS
 from transformer_jax.data.corpora import CORPORA, Corpus
 from transformer_jax.data.encode import SIDES, Progress, SplitWriter, ignore_progress, read_tokens
 from transformer_jax.data.splits import Split
@@ -56,9 +57,11 @@ class Prepared(NamedTuple):
         source, target = (path.read_bytes().decode().split("\n")[:-1] for path in paths)
         return source, target
 
-    def batches(self, batch_tokens: int, seed: int) -> Batches:
+    def batches(self, batch_tokens: int, seed: int, max_shapes: int = MAX_BUCKETS) -> Batches:
         """Plan the batches of the training split."""
-        return Batches(*self.tokens("train"), batch_tokens=batch_tokens, seed=seed)
+        return Batches(
+            *self.tokens("train"), batch_tokens=batch_tokens, seed=seed, max_shapes=max_shapes
+        )
 
     def _check_has(self, split: Split) -> None:
         if split not in self.report:

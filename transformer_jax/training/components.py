@@ -65,7 +65,9 @@ def build_run_components(
     config = folder.config
     progress = heartbeat.with_heartbeat(ignore_progress)
     prepared = find_prepared(config.data, folder.vocabulary, folder.fingerprint, progress=progress)
-    batches = prepared.batches(config.data.batch_tokens, config.train.seed)
+    batches = prepared.batches(
+        config.data.batch_tokens, config.train.seed, config.data.max_batch_shapes
+    )
     model = build_model(config.model, **prepared.vocabulary.sizes)
     schedule = Schedule.from_config(config.train, batches.per_epoch)
     sharding = SHARDINGS[config.train.parallelism]()
