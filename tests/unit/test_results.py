@@ -199,5 +199,5 @@ def test_a_finished_run_without_scores_is_missing(dev_sweep: Sweep) -> None:
 
 
 def test_a_sweep_without_a_finished_run_has_no_results(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no run of .* is done"):
+    with pytest.raises(UsageError, match=r"no run of .* has finished"):
         collect(plan_sweep(tmp_path / "s", {"base": Row(SMALL)}, 1))
