@@ -65,7 +65,7 @@ class Row:
     """One architecture: a row of the sweep."""
 
     model: str
-    """The model's description, such as "RNN, no attention"."""
+    """The model's description, such as "LSTM, no attention"."""
     parameters: int
     runs: Sequence[RunScores]
 
@@ -90,14 +90,14 @@ def read_rows(sweep: Sweep) -> list[Row]:
     """Read the scores of all finished runs. Rows without a finished run are omitted.
 
     Raises:
-        UsageError: no run is finished.
+        UsageError: no run is finished, or the runs were scored on different sentences.
         StorageError: the files of a run cannot be read.
     """
     finished = [run for run in sweep.runs if read_status(run).status == "done"]
     if not finished:
         raise UsageError(f"no run of {sweep.path} is done: there is nothing to compare")
     runs_by_row = {name: [run for run in finished if run.row == name] for name in sweep.rows}
-    return [
+    rows = [
         Row(
             describe(sweep.rows[name].config.model),
             _count_parameters(sweep, name),
@@ -106,12 +106,16 @@ def read_rows(sweep: Sweep) -> list[Row]:
         for name, runs in runs_by_row.items()
         if runs
     ]
+    if len({tuple(run.by_length) for row in rows for run in row.runs}) > 1:
+        raise UsageError(f"the runs of {sweep.path} were scored on different sentences")
+    return rows
 
 
 def describe(model: ModelConfig) -> str:
     """Return the name of an architecture and its attention, as in tables and figures."""
     if model.architecture == "rnn":
-        return f"RNN, {model.attention_score.replace('none', 'no')} attention"
+        score = model.attention_score.replace("none", "no")
+        return f"{model.rnn_cell.upper()}, {score} attention"
     return {"transformer": "Transformer", "conv": "ConvS2S"}[model.architecture]
 
 
@@ -124,7 +128,9 @@ def read_scores(run: SweepRun) -> RunScores:
     table = metrics_table(RunDirectory.open(run.path))
     dev_bleu = metric_by_step(table, "dev/bleu")
     times = metric_by_step(table, "train/time")
-    if not dev_bleu or len(times) < 3:
+    if not dev_bleu:
+        raise StorageError(f"{run.path} has no BLEU scores: train it with train.bleu_every")
+    if len(times) < 3:
         raise StorageError(f"{run.path} has too few reports: train it with a lower train.log_every")
     intervals = [
         (times[b] - times[a]) / (b - a) for a, b in itertools.pairwise(sorted(times)) if b > a
@@ -162,7 +168,7 @@ def _count_parameters(sweep: Sweep, name: str) -> int:
 def to_markdown(rows: Sequence[Row], bleu: float) -> str:
     """Return a table of scores and times, a table of BLEU by length, and notes.
 
-    `bleu` is the score that defines the time column.
+    `bleu` is the score to which two columns refer.
     """
     columns = ("model", "parameters", "dev perplexity", "test BLEU", "ms per step")
     head = [*columns, f"steps to {bleu:g} BLEU", f"minutes to {bleu:g} BLEU"]
@@ -207,6 +213,18 @@ def _describe(bucket: Bucket, count: int) -> str:
     return f"{lengths} tokens ({count})"
 
 
+def to_csv(rows: Sequence[Row]) -> str:
+    """Return the learning curves as CSV, with one line for each scored checkpoint."""
+    lines = ["model,seed,step,dev_perplexity,dev_bleu"]
+    for row in rows:
+        for run in row.runs:
+            lines += [
+                f'"{row.model}",{run.seed},{step},{run.dev_perplexity[step]:.6g},{bleu:.6g}'
+                for step, bleu in run.dev_bleu.items()
+            ]
+    return "\n".join([*lines, ""])
+
+
 def draw_figure(rows: Sequence[Row]) -> Picture:
     """Plot development BLEU by training time, and test BLEU by source length."""
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -246,6 +264,7 @@ def write_report(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "table.md", to_markdown(rows, bleu))
+        write_text(folder / "curves.csv", to_csv(rows))
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
     picture = draw_figure(rows)

@@ -9,16 +9,16 @@ import sacrebleu
 from small import SMALL
 from untrained import write_untrained_run
 
-from experiments.recurrence import draw_figure, main, read_rows
+from experiments.recurrence import describe, draw_figure, main, read_rows
 from transformer_jax.config import Row
-from transformer_jax.config.loading import load_row
+from transformer_jax.config.loading import load_row, load_rows
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
 
 SMALL_RNN = load_row("recurrence:additive").config.change(
     model={"d_model": SMALL.model.d_model}, data=SMALL.to_dict()["data"]
 )
-NAMES = {"fast": "Transformer", "slow": "RNN, additive attention"}
+NAMES = {"fast": "Transformer", "slow": "LSTM, additive attention"}
 STEP_SECONDS = {"fast": 0.5, "slow": 2.0}
 # BLEU on the development set after 10, 20, and 30 steps, by row and seed.
 DEV_BLEU = {
@@ -108,10 +108,12 @@ def test_the_command_writes_the_tables_and_the_figure(
 ) -> None:
     assert main([str(sweep.path), "--out", str(tmp_path / "out"), "--bleu", "30"]) == 0
     files = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert files == ["comparison.png", "comparison.svg", "table.md"]
+    assert files == ["comparison.png", "comparison.svg", "curves.csv", "table.md"]
     table = (tmp_path / "out" / "table.md").read_text()
     assert table in capsys.readouterr().out
     fast, slow = (line.split(" | ") for line in table.splitlines()[2:4])
+    curves = (tmp_path / "out" / "curves.csv").read_text().splitlines()
+    assert curves[1:4] == [f'"Transformer",0,{n},{100 / n:.6g},{n}' for n in (10, 20, 30)]
     # The mean of 20 and 40 after 20 steps of half a second.
     assert fast[-3:] == ["500", "20", "0.2 |"]
     assert slow[-3:] == ["2000", "-", "- |"]
@@ -125,3 +127,26 @@ def test_a_sweep_without_finished_runs_is_rejected_in_one_line(
     error = capsys.readouterr().err
     assert error.endswith("new is done: there is nothing to compare\n")
     assert error.count("\n") == 1
+
+
+def test_a_row_is_described_by_its_architecture_and_attention() -> None:
+    described = {name: describe(row.config.model) for name, row in load_rows("recurrence").items()}
+    assert described == {
+        "transformer": "Transformer",
+        "none": "LSTM, no attention",
+        "additive": "LSTM, additive attention",
+        "general": "LSTM, general attention",
+        "conv": "ConvS2S",
+    }
+
+
+def test_runs_without_bleu_scores_are_rejected_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = plan_sweep(tmp_path / "no-bleu", {"fast": Row(SMALL)}, 1)
+    sweep.store()
+    finish(sweep.runs[0])
+    metrics = sweep.runs[0].path / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace("bleu", "other"))
+    assert main([str(sweep.path)]) == 74
+    assert capsys.readouterr().err.endswith("has no BLEU scores: train it with train.bleu_every\n")
