@@ -11,15 +11,13 @@ Differs from the paper: the architecture, and gradient clipping.
 """
 
 from configs.parsing_small import CONFIG as SMALL
-from transformer_jax.config import ModelConfig
-from transformer_jax.config.architectures import USED_BY
+from transformer_jax.config.architectures import unused_defaults
 
 D_MODEL = 150
-DEFAULTS = ModelConfig()
 
 CONFIG = SMALL.change(
     model={
-        **{k: getattr(DEFAULTS, k) for k, v in USED_BY.items() if "rnn" not in v},
+        **unused_defaults("rnn"),
         "architecture": "rnn",
         "attention_score": "additive",
         "rnn_input_feeding": True,
@@ -28,6 +26,7 @@ CONFIG = SMALL.change(
     train={
         "clip_norm": 5.0,
         # The peak learning rate is the same as that of `parsing_small`.
-        "learning_rate_scale": 0.6 * (D_MODEL / SMALL.model.d_model) ** 0.5,
+        "learning_rate_scale": SMALL.train.learning_rate_scale
+        * (D_MODEL / SMALL.model.d_model) ** 0.5,
     },
 )

@@ -20,8 +20,8 @@ al.).
 """
 
 from configs.table3_multi30k import BASE, WARMUP_STEPS
-from transformer_jax.config import Config, ModelConfig
-from transformer_jax.config.architectures import USED_BY
+from transformer_jax.config import Config
+from transformer_jax.config.architectures import unused_defaults
 
 PEAK = 0.003
 
@@ -31,8 +31,7 @@ START = BASE.change(train={"bleu_every": 1})
 
 def with_architecture(architecture: str, d_model: int, **model: object) -> Config:
     """Return the base config with this architecture and width and the same peak learning rate."""
-    defaults = ModelConfig()
-    unused = {k: getattr(defaults, k) for k, v in USED_BY.items() if architecture not in v}
+    unused = unused_defaults(architecture)
     return START.change(
         model={**unused, "architecture": architecture, "d_model": d_model, **model},
         train={"learning_rate_scale": PEAK * (d_model * WARMUP_STEPS) ** 0.5},

@@ -132,9 +132,7 @@ def read_scores(run: SweepRun) -> RunScores:
         raise StorageError(f"{run.path} has no BLEU scores: train it with train.bleu_every")
     if len(times) < 3:
         raise StorageError(f"{run.path} has too few reports: train it with a lower train.log_every")
-    intervals = [
-        (times[b] - times[a]) / (b - a) for a, b in itertools.pairwise(sorted(times)) if b > a
-    ]
+    intervals = [(times[b] - times[a]) / (b - a) for a, b in itertools.pairwise(sorted(times))]
     sentences = list(read_sentences(run, "test"))
     tokenizer = bleu_tokenizer(run.config.data)
     return RunScores(

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformer_jax.config import Config, ModelConfig
-from transformer_jax.config.architectures import USED_BY
+from transformer_jax.config import Config
+from transformer_jax.config.architectures import unused_defaults
 from transformer_jax.data.splits import SPLITS, Split
 
 FOLDER = Path(__file__).parent / "data"
@@ -62,6 +62,5 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 
 def with_architecture(architecture: str, **model: Any) -> Config:
     """Return `SMALL` with another architecture, and with defaults for the fields it ignores."""
-    defaults = ModelConfig()
-    unused = {k: getattr(defaults, k) for k, v in USED_BY.items() if architecture not in v}
+    unused = unused_defaults(architecture)
     return SMALL.change(model={**unused, "architecture": architecture, **model})

@@ -41,6 +41,15 @@ def uses(model: ModelConfig, field: str) -> bool:
     return model.architecture in USED_BY.get(field, (model.architecture,))
 
 
+def unused_defaults(architecture: str) -> dict[str, object]:
+    """Return the fields that an architecture does not use, with the defaults that they must have.
+
+    A config that changes the architecture of another config needs these values.
+    """
+    defaults = ModelConfig()
+    return {k: getattr(defaults, k) for k, users in USED_BY.items() if architecture not in users}
+
+
 def check_architecture(model: ModelConfig) -> None:
     """Check that the model sets only fields that its architecture uses.
 
