@@ -31,7 +31,7 @@ os.environ.setdefault(
     "--xla_cpu_use_fusion_emitters=false --xla_cpu_multi_thread_eigen=false",
 )
 
-WINGS = (
+SUBPACKAGES = (
     "architectures",
     "model",
     "training",
@@ -40,7 +40,7 @@ WINGS = (
     "distributed",
     "visualization",
 )
-install_import_hook([f"transformer_jax.{wing}" for wing in WINGS], "shape_checks.check")
+install_import_hook([f"transformer_jax.{name}" for name in SUBPACKAGES], "shape_checks.check")
 
 
 @pytest.hookimpl(optionalhook=True)

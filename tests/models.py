@@ -38,7 +38,7 @@ def _draw(config: ModelConfig) -> tuple[Any, dict[str, Any]]:
 def make_self_attention(config: ModelConfig) -> MultiHeadAttention:
     """Return a self-attention module for the given config."""
     components = choose_components(config)
-    return components.self_attention(config, components.score)
+    return components.self_attention(config, components.make_score)
 
 
 def make_encoder_layer(config: ModelConfig) -> EncoderLayer:

@@ -79,7 +79,7 @@ def divide_state() -> dict[int, float]:
         model={"num_layers": 2, "d_model": 64, "d_ff": 256, "num_heads": 8, "d_k": 8, "d_v": 8}
     )
     state = jax.eval_shape(lambda: init_state(build_model(config.model, 4001), config.train))
-    leaves = jax.tree.leaves((state.params, state.optimizer))
+    leaves = jax.tree.leaves((state.params, state.opt_state))
     shares: dict[int, float] = {}
     for devices in (1, 2, 4, 8):
         sharding = FSDP(jax.devices()[:devices]).sharding

@@ -45,7 +45,7 @@ def state_of(path: Path) -> tuple[int, Any]:
     model = build_model(folder.config.model, **folder.vocabulary.sizes)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.eval_shape(INIT_STATE, model, folder.config.train)
-    arrays = on_device({"params": shapes.params, "optimizer": shapes.optimizer}, device)
+    arrays = on_device({"params": shapes.params, "optimizer": shapes.opt_state}, device)
     with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
         step = checkpoints.latest_valid()
         assert step is not None

@@ -189,6 +189,7 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     def turn(steps: int) -> RunResult:
         for batch in itertools.islice(at_hand, steps):
             meter.add(trainer.step(batch), step_flops(config.model, sizes["vocab_size"], batch))
+            meter.wait_for_earlier_step()
         loss = mean_loss(meter.last)
         tokens = sum(count for *_, count in meter.pending_metrics())
         meter.read()

@@ -20,7 +20,7 @@ from transformer_jax.model.inspect import attention_weights
 from transformer_jax.model.losses import cross_entropy
 from transformer_jax.model.transformer import Params, Transformer, init_params
 from transformer_jax.special_tokens import BOS, PAD
-from transformer_jax.training.optimizer import make_optimizer, make_schedule
+from transformer_jax.training.optimizer import learning_rate_schedule, make_optimizer
 
 VOCABULARY = 13
 SOURCE = np.array([[5, 9, 3, 12, 7, 2], [4, 11, 6, 2, PAD, PAD]])
@@ -145,7 +145,7 @@ def test_outputs_and_attention_weights_equal_those_of_marian(pair: Pair) -> None
 def test_loss_gradients_and_ten_adam_steps_equal_those_of_marian(pair: Pair) -> None:
     config, model, params, marian, torch = pair
     optimizer = make_optimizer(TRAIN, config.d_model)
-    schedule = make_schedule(TRAIN, config.d_model)
+    schedule = learning_rate_schedule(TRAIN, config.d_model)
     state = optimizer.init(params)
 
     @jax.jit

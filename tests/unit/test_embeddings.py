@@ -13,14 +13,14 @@ from models import VOCABULARY
 from oracles import SMALL, apply, drawn_params, floats, initial_params, normal
 
 from transformer_jax.model.build import build_transformer
-from transformer_jax.model.embeddings import SharedEmbedding
+from transformer_jax.model.embeddings import Embedding
 from transformer_jax.model.inspect import abstract_params
 
 TOKENS = jnp.asarray([[5, 1, 12], [0, 5, 5]])
 
 
-def make_embedding() -> tuple[SharedEmbedding, dict[str, Any]]:
-    model = SharedEmbedding(SMALL, VOCABULARY)
+def make_embedding() -> tuple[Embedding, dict[str, Any]]:
+    model = Embedding(SMALL, VOCABULARY)
     return model, {"table": normal(0, VOCABULARY, SMALL.d_model)}
 
 
@@ -38,7 +38,7 @@ def test_logits_are_products_with_the_unscaled_rows() -> None:
 
 
 def test_embeddings_have_the_config_dtype_and_logits_are_float32() -> None:
-    model = SharedEmbedding(replace(SMALL, dtype="bfloat16"), VOCABULARY)
+    model = Embedding(replace(SMALL, dtype="bfloat16"), VOCABULARY)
     _, params = make_embedding()
     x = apply(model, params, TOKENS, method="embed")
     assert x.dtype == jnp.bfloat16
@@ -46,7 +46,7 @@ def test_embeddings_have_the_config_dtype_and_logits_are_float32() -> None:
 
 
 def test_embedding_rows_start_with_variance_one_over_d_model() -> None:
-    model = SharedEmbedding(replace(SMALL, d_model=64), 2000)
+    model = Embedding(replace(SMALL, d_model=64), 2000)
     params = initial_params(model, TOKENS, method="embed")
     assert params["table"].shape == (2000, 64)
     assert float(params["table"].mean()) == pytest.approx(0, abs=0.002)

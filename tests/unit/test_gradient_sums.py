@@ -86,7 +86,7 @@ def test_devices_draw_the_dropout_masks_of_one_device(
     step, _ = make_step(config)
     state = init_state(build_transformer(config.model, VOCAB), config.train)
     tokens = np.random.default_rng(0).integers(4, VOCAB, (2, 8, 9)).astype(np.int32)
-    expected = jax.jit(step.compute_gradients)(state, Batch(*tokens), jnp.int32(0))
+    expected = jax.jit(step.compute_gradients)(state, Batch(*tokens))
     # Each of two simulated devices has four rows.
     sum_shards = partial(sum_over_devices, step, axis="data")
     axes = {"in_axes": (None, 0), "out_axes": None, "axis_name": "data"}

@@ -43,8 +43,8 @@ def test_masking_equals_setting_the_output_of_a_head_to_zero(kind: str) -> None:
     stack, module = MODULES[kind]
     params = mask_heads(PARAMS, mask)[f"{stack}_0"][module]
     config = MODEL.config
-    attention = MultiHeadAttention(config, MODEL.components.score)
-    silenced = SilencedAttention(config, MODEL.components.score)
+    attention = MultiHeadAttention(config, MODEL.components.make_score)
+    silenced = SilencedAttention(config, MODEL.components.make_score)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 4, config.d_model), np.float32))
     allowed = jnp.ones((1, 1, 4, 4), bool)
     original = PARAMS[f"{stack}_0"][module]

@@ -13,7 +13,7 @@ from jaxtyping import Array
 from lowering import lower_for
 from oracles import SMALL, apply, drawn_params, initial_params, normal
 
-from transformer_jax.model.embeddings import SharedEmbedding
+from transformer_jax.model.embeddings import Embedding
 from transformer_jax.model.linear import Dense, accumulate_in_float32, matmul
 from transformer_jax.model.target_platform import tracing_for
 
@@ -133,7 +133,7 @@ def test_the_gradient_of_the_matrix_needs_no_transposed_copy(case: str) -> None:
 
 @on_cpu
 def test_the_gradient_of_the_shared_matrix_needs_no_transposed_copy() -> None:
-    embedding = SharedEmbedding(SMALL, 300)
+    embedding = Embedding(SMALL, 300)
     x, cotangent = (jax.ShapeDtypeStruct((8, 16, n), jnp.float32) for n in (SMALL.d_model, 300))
     params = {"params": {"table": jax.ShapeDtypeStruct((300, SMALL.d_model), jnp.float32)}}
 

@@ -86,7 +86,7 @@ def step(newest: Array, position: Array, ancestors: Array, state: State) -> tupl
     return logits, state._replace(cache=cache)
 
 
-STATIC = ("beam_size", "kind", "num_best", "beam_end", "never")
+STATIC = ("beam_size", "kind", "num_best", "beam_end", "suppress_tokens")
 
 
 @functools.partial(jax.jit, static_argnames=STATIC)
@@ -98,7 +98,7 @@ def beam(
     kind: tuple[str, float],
     num_best: int,
     beam_end: str = "any",
-    never: tuple[int, ...] = (),
+    suppress_tokens: tuple[int, ...] = (),
 ) -> Translations:
     return beam_search(
         step,
@@ -112,14 +112,16 @@ def beam(
         alpha=kind[1],
         beam_end=beam_end,
         num_best=num_best,
-        never=never,
+        suppress_tokens=suppress_tokens,
     )
 
 
-@functools.partial(jax.jit, static_argnames="never")
-def greedy(table: Array, limits: Array, never: tuple[int, ...] = ()) -> Translations:
+@functools.partial(jax.jit, static_argnames="suppress_tokens")
+def greedy(table: Array, limits: Array, suppress_tokens: tuple[int, ...] = ()) -> Translations:
     state = State(jnp.zeros((len(table), 1, LONGEST), jnp.int32), table)
-    return greedy_search(step, state, limits, max_length=LONGEST, bos=BOS, eos=EOS, never=never)
+    return greedy_search(
+        step, state, limits, max_length=LONGEST, bos=BOS, eos=EOS, suppress_tokens=suppress_tokens
+    )
 
 
 def log_probs_after(table: Floats, tokens: tuple[int, ...]) -> Floats:
@@ -339,7 +341,10 @@ def test_a_token_that_never_occurs_does_not_change_the_probabilities_of_others()
     table, kind = random_table(7, 4).at[..., 0].add(3.0), ("gnmt", 0.0)
     limits = jnp.full(SENTENCES, LONGEST)
     options: dict[str, Any] = {"beam_size": 31, "kind": kind, "num_best": 31}
-    actual, likeliest = beam(table, limits, never=(0,), **options), greedy(table, limits, (0,))
+    actual, likeliest = (
+        beam(table, limits, suppress_tokens=(0,), **options),
+        greedy(table, limits, (0,)),
+    )
     for sentence in range(SENTENCES):
         scores = floats(table[sentence])
         every = all_translations(scores, LONGEST, kind)

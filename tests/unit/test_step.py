@@ -64,7 +64,7 @@ def initial_state(config: Config) -> TrainState:
 def first_moment(config: Config, batch: Batch = BATCH) -> Any:
     """Return Adam's first moment after one step, which is (1 - beta1) times the gradient."""
     state, _ = compile_step(config)(initial_state(config), batch)
-    optimizer: Any = state.optimizer
+    optimizer: Any = state.opt_state
     return (optimizer if config.train.clip_norm is None else optimizer[1])[0].mu
 
 
@@ -97,7 +97,7 @@ def test_the_gradient_is_that_of_the_mean_loss_per_token() -> None:
 def test_label_smoothing_can_exclude_the_true_token() -> None:
     config = NO_DROPOUT.change(train={"label_smoothing_over": "other_tokens"})
     state = initial_state(config)
-    _, loss = compile_step(config).compute_gradients(state, BATCH, jnp.int32(0))
+    _, loss = compile_step(config).compute_gradients(state, BATCH)
     transformer = build_transformer(config.model, VOCAB)
     logits = apply(transformer, state.params, *BATCH)
     expected = cross_entropy(logits, BATCH.target, 0.1 * VOCAB / (VOCAB - 1))
@@ -125,16 +125,16 @@ def test_empty_rows_do_not_change_the_update() -> None:
     assert_close(first_moment(NO_DROPOUT, padded), first_moment(NO_DROPOUT))
 
 
-def test_dropout_is_a_function_of_seed_step_and_shard() -> None:
+def test_dropout_is_a_function_of_seed_and_step() -> None:
     state = initial_state(DROPOUT)
 
-    def loss(*, seed: int = 0, step: int = 0, shard: int = 0) -> float:
+    def loss(*, seed: int = 0, step: int = 0) -> float:
         changed = state._replace(seed=jnp.int32(seed), step=jnp.int32(step))
-        _, loss = compile_step(DROPOUT).compute_gradients(changed, BATCH, jnp.int32(shard))
+        _, loss = compile_step(DROPOUT).compute_gradients(changed, BATCH)
         return float(loss.nll)
 
     assert loss() == loss()
-    assert len({loss(), loss(seed=1), loss(step=1), loss(shard=1), loss(shard=2)}) == 5
+    assert len({loss(), loss(seed=1), loss(step=1)}) == 3
 
 
 def test_initial_parameters_are_a_function_of_the_seed() -> None:
@@ -178,7 +178,7 @@ def test_a_step_without_finite_values_changes_only_the_counts(
 ) -> None:
     step = compile_step(NO_DROPOUT, platform)
     state, _ = step(initial_state(NO_DROPOUT), BATCH)
-    gradients, loss = step.compute_gradients(state, BATCH, jnp.int32(0))
+    gradients, loss = step.compute_gradients(state, BATCH)
     if location == "gradient":
         table = gradients["embedding"]["table"]
         gradients["embedding"]["table"] = table.at[5, 3].set(value)
@@ -186,7 +186,7 @@ def test_a_step_without_finite_values_changes_only_the_counts(
         loss = loss._replace(smoothed=loss.smoothed + value)
     skipped, metrics = step.apply_gradients(state, (gradients, loss))
     jax.tree.map(np.testing.assert_array_equal, skipped.params, state.params)
-    jax.tree.map(np.testing.assert_array_equal, skipped.optimizer, state.optimizer)
+    jax.tree.map(np.testing.assert_array_equal, skipped.opt_state, state.opt_state)
     assert (int(skipped.step), int(skipped.skipped), int(skipped.skipped_in_a_row)) == (2, 1, 1)
     assert [float(x) for x in metrics.loss] == [0.0, 0.0, 0.0]
     again, _ = step.apply_gradients(skipped, (gradients, loss))
@@ -209,7 +209,7 @@ def test_only_a_cpu_updates_in_a_branch() -> None:
 def test_only_a_gpu_rounds_gradients_to_multiply_them_in_bfloat16() -> None:
     config = NO_DROPOUT.change(model={"dtype": "bfloat16"})
     step = make_train_step(build_transformer(config.model, VOCAB), config.train)
-    arrays = initial_state(config), BATCH, jnp.int32(0)
+    arrays = initial_state(config), BATCH
     pattern = r"stablehlo.dot_general .* : \(tensor<[^>]*x(\w+)>, tensor<[^>]*x(\w+)>\)"
     gpu, tpu = (
         re.findall(pattern, lower_for(platform, step.compute_gradients, *arrays))

@@ -35,13 +35,13 @@ class RecordingArray:
         return np.asarray(10 * self._step)
 
 
-def test_adding_a_step_waits_only_for_the_step_two_steps_earlier() -> None:
+def test_the_meter_waits_only_for_the_step_two_steps_earlier() -> None:
     meter, reads = Meter(1e9, []), list[int]()
     for step in range(1, 6):
         array: Any = RecordingArray(step, reads)
-        skipped = meter.add(StepMetrics(array, array, array, array), FLOPS)
+        meter.add(StepMetrics(array, array, array, array), FLOPS)
         # At step n, the meter returns the number of steps skipped up to step n - 2.
-        assert skipped == (10 * (step - 2) if step > 2 else 0)
+        assert meter.wait_for_earlier_step() == (10 * (step - 2) if step > 2 else 0)
         assert reads == list(range(1, step - 1))
 
 

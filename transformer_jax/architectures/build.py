@@ -91,7 +91,7 @@ def decode_step(
 ) -> tuple[Float[Array, "B J N"], Any]:
     """Return the logits that `decode` would return at `position`, and the new state.
 
-    This is a step function for `inference.search`.
+    With `model` and `params` bound, this is a step function for `inference.search`.
     """
     step = ARCHITECTURES[model.config.architecture].decode_step
     return step(model, params, tokens, position, ancestors, state)

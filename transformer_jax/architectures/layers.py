@@ -34,7 +34,7 @@ class SelfAttention(nn.Module):
             attention_window=self.window,
         )
         components = choose_components(config)
-        attention = components.self_attention(config, components.score)
+        attention = components.self_attention(config, components.make_score)
         return attention(x, x, jnp.ones((1, 1, 1, x.shape[1]), bool))
 
 

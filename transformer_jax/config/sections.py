@@ -342,7 +342,7 @@ class TrainConfig(ConfigSection):
     """How multiple devices share the work. With `data`, each device holds all
     parameters and processes part of the batch. With `fsdp`, parameters and
     Adam's moments are also sharded, to save memory. `pmap` is like `data`, but
-    it uses jax.pmap, and each device draws its own dropout masks."""
+    it uses jax.pmap."""
     reduction_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format in which devices add their gradients. bfloat16 halves the
     communication of `data` and `pmap`, but it rounds each device's gradient.

@@ -5,7 +5,7 @@ The search space is all sequences of at most `limit` tokens that end in `eos`: a
 only `eos` is allowed.
 
 Shapes: B sentences, J hypotheses (the beam), N tokens in the vocabulary, L tokens in the longest
-translation.
+translation, C candidates (J times the number kept per hypothesis).
 """
 
 import functools
@@ -28,8 +28,9 @@ Step = Callable[
 ancestors[b, j, l] is the beam slot that read token l of the hypothesis now in slot j.
 """
 
-# This value is lower than any log-probability. It must be finite, because zero times infinity
-# is NaN.
+# The log-probability and the score of an empty slot. It is lower than those of any hypothesis, and
+# it is finite, so that sums and differences are not NaN. Because sums change it slightly,
+# comparisons use NEG_INF / 2.
 NEG_INF = -1.0e9
 
 
@@ -85,7 +86,7 @@ def _is_among_likeliest(continuations: Continuations, num_kept: int) -> Bool[Arr
 
 
 # The paper does not say which hypotheses can finish (section 6.1). The first rule is the one in
-# the authors' code. The second rule differs from the paper.
+# the authors' code. The second rule is not.
 END_RULES = {
     "tensor2tensor": EndRule(lambda beam_size: 2 * beam_size, _is_among_likeliest),
     "any": EndRule(lambda beam_size: beam_size, lambda continuations, _: continuations.is_live),
@@ -106,7 +107,7 @@ class _Search(NamedTuple):
     step: Step
     limit: Int[Array, " B"]
     eos: int
-    never: tuple[int, ...]
+    suppress_tokens: tuple[int, ...]
     penalty: Callable[[Float[Array, "..."]], Float[Array, "..."]]
     num_best: int
     end_rule: EndRule
@@ -114,19 +115,19 @@ class _Search(NamedTuple):
 
 class _Beam(NamedTuple):
     position: Int[Array, ""]
-    newest: Int[Array, "B J"]
-    live: Int[Array, "B J L"]
+    last_tokens: Int[Array, "B J"]
+    live_tokens: Int[Array, "B J L"]
     ancestors: Int[Array, "B J L"]
-    log_probs: Float[Array, "B J"]
-    finished: Int[Array, "B J L"]
-    scores: Float[Array, "B J"]
+    live_log_probs: Float[Array, "B J"]
+    finished_tokens: Int[Array, "B J L"]
+    finished_scores: Float[Array, "B J"]
     is_done: Bool[Array, " B"]
     state: State
 
 
 class _Greedy(NamedTuple):
     position: Int[Array, ""]
-    newest: Int[Array, " B"]
+    last_tokens: Int[Array, " B"]
     tokens: Int[Array, "B L"]
     log_probs: Float[Array, " B"]
     is_done: Bool[Array, " B"]
@@ -142,7 +143,7 @@ def beam_search(
     max_length: int,
     bos: int,
     eos: int,
-    never: tuple[int, ...] = (),
+    suppress_tokens: tuple[int, ...] = (),
     alpha: float = 0.6,
     length_penalty: str = "gnmt",
     beam_end: str = "tensor2tensor",
@@ -150,9 +151,10 @@ def beam_search(
 ) -> Translations:
     """Keep the `beam_size` likeliest prefixes at each step, and the best finished hypotheses.
 
-    `limit` is the maximum length of each translation, including `eos`, and at most `max_length`.
-    `alpha` is at least 0, and `length_penalty` is a name in `PENALTIES`. The tokens in `never` do
-    not occur in a translation, but the probabilities of other tokens are not raised to compensate.
+    `limit` is the maximum length of each translation, including `eos`, and at most `max_length`. A
+    sentence with a limit of 0 gets no hypothesis. `alpha` is at least 0, and `length_penalty` is a
+    name in `PENALTIES`. No translation contains any of the `suppress_tokens`, but the probabilities
+    of other tokens are not raised to compensate.
 
     `beam_end` is a name in `END_RULES` and decides which live hypotheses can finish at each step.
     "tensor2tensor": a hypothesis can finish if its extension by `eos` is among the sentence's 2 J
@@ -165,72 +167,73 @@ def beam_search(
     hypotheses have separate slots and never displace live ones.
     """
     penalty = functools.partial(PENALTIES[length_penalty], alpha=alpha)
-    search = _Search(step, limit, eos, never, penalty, num_best, END_RULES[beam_end])
+    search = _Search(step, limit, eos, suppress_tokens, penalty, num_best, END_RULES[beam_end])
     shape = (len(limit), beam_size)
     empty = jnp.zeros((*shape, max_length), jnp.int32)
     # All hypotheses would start out identical, so only the first one is live.
     first = jnp.where(jnp.arange(beam_size) == 0, 0.0, NEG_INF)
     beam = _Beam(
         position=jnp.zeros((), jnp.int32),
-        newest=jnp.full(shape, bos, jnp.int32),
-        live=empty,
+        last_tokens=jnp.full(shape, bos, jnp.int32),
+        live_tokens=empty,
         ancestors=empty,
-        log_probs=jnp.broadcast_to(first, shape),
-        finished=empty,
-        scores=jnp.full(shape, NEG_INF),
+        live_log_probs=jnp.broadcast_to(first, shape),
+        finished_tokens=empty,
+        finished_scores=jnp.full(shape, NEG_INF),
         is_done=limit <= 0,
         state=state,
     )
     last = jax.lax.while_loop(lambda b: ~jnp.all(b.is_done), lambda b: _extend(search, b), beam)
-    return Translations(last.finished, last.scores)
+    return Translations(last.finished_tokens, last.finished_scores)
 
 
 def _extend(search: _Search, beam: _Beam) -> _Beam:
     """Finish the hypotheses that can finish, and extend the likeliest hypotheses by one token."""
-    sentences, beam_size = beam.newest.shape
+    sentences, beam_size = beam.last_tokens.shape
     is_last = (beam.position + 1 >= search.limit)[:, None]
     ancestors = beam.ancestors.at[:, :, beam.position].set(jnp.arange(beam_size))
-    logits, state = search.step(beam.newest, beam.position, ancestors, beam.state)
+    logits, state = search.step(beam.last_tokens, beam.position, ancestors, beam.state)
     logits = logits.astype(jnp.float32)
     # Normalize only the selected logits, not the whole vocabulary.
-    offset = beam.log_probs - jax.nn.logsumexp(logits, axis=-1)
+    offset = beam.live_log_probs - jax.nn.logsumexp(logits, axis=-1)
     length = (beam.position + 1).astype(jnp.float32)
 
-    # A sentence's likeliest continuations are among the likeliest continuations of its hypotheses.
+    # Select each hypothesis's likeliest continuations, and then the sentence's among those. For a
+    # single top-k over J x N continuations, XLA sorts the whole array, which is far slower.
     num_kept = search.end_rule.num_kept(beam_size)
-    allowed = _forbid(logits, (search.eos, *search.never))
+    allowed = _forbid(logits, (search.eos, *search.suppress_tokens))
     candidates, tokens = jax.lax.top_k(allowed, min(num_kept, logits.shape[-1]))
     candidates = jnp.maximum(offset[..., None] + candidates, NEG_INF).reshape(sentences, -1)
 
     ending = offset + logits[..., search.eos]
-    is_live = beam.log_probs > NEG_INF / 2
-    continuations = Continuations(is_live, ending, candidates, is_last, beam.scores)
+    is_live = beam.live_log_probs > NEG_INF / 2
+    continuations = Continuations(is_live, ending, candidates, is_last, beam.finished_scores)
     may_end = search.end_rule.may_end(continuations, num_kept)
     ending = jnp.where(may_end, ending / search.penalty(length), NEG_INF)
-    ending_tokens = beam.live.at[:, :, beam.position].set(search.eos)
-    scores, best = jax.lax.top_k(jnp.concatenate([beam.scores, ending], axis=1), beam_size)
-    finished = _select(jnp.concatenate([beam.finished, ending_tokens], axis=1), best)
+    ending_tokens = beam.live_tokens.at[:, :, beam.position].set(search.eos)
+    scores, best = jax.lax.top_k(jnp.concatenate([beam.finished_scores, ending], axis=1), beam_size)
+    finished = _select(jnp.concatenate([beam.finished_tokens, ending_tokens], axis=1), best)
 
     # Except at the last position, every live hypothesis may also continue.
     log_probs, best = jax.lax.top_k(jnp.where(is_last, NEG_INF, candidates), beam_size)
     parent = best // tokens.shape[-1]
-    newest = jnp.take_along_axis(tokens.reshape(sentences, -1), best, axis=1)
+    last_tokens = jnp.take_along_axis(tokens.reshape(sentences, -1), best, axis=1)
 
     # Once a sentence is done, its results no longer change.
     is_done = beam.is_done[:, None]
-    scores = jnp.where(is_done, beam.scores, scores)
-    finished = jnp.where(is_done[..., None], beam.finished, finished)
+    scores = jnp.where(is_done, beam.finished_scores, scores)
+    finished = jnp.where(is_done[..., None], beam.finished_tokens, finished)
     max_penalty = search.penalty(search.limit.astype(jnp.float32))
     can_improve = log_probs[:, 0] / max_penalty > scores[:, search.num_best - 1]
     can_improve &= beam.position + 1 < search.limit
     return _Beam(
         position=beam.position + 1,
-        newest=newest,
-        live=_select(beam.live, parent).at[:, :, beam.position].set(newest),
+        last_tokens=last_tokens,
+        live_tokens=_select(beam.live_tokens, parent).at[:, :, beam.position].set(last_tokens),
         ancestors=_select(ancestors, parent),
-        log_probs=log_probs,
-        finished=finished,
-        scores=scores,
+        live_log_probs=log_probs,
+        finished_tokens=finished,
+        finished_scores=scores,
         is_done=beam.is_done | ~can_improve,
         state=state,
     )
@@ -244,28 +247,29 @@ def greedy_search(
     max_length: int,
     bos: int,
     eos: int,
-    never: tuple[int, ...] = (),
+    suppress_tokens: tuple[int, ...] = (),
 ) -> Translations:
     """Take the likeliest token at each step, up to `eos`; the score is the log-probability.
 
-    The tokens in `never` do not occur in a translation, as in `beam_search`.
+    As in `beam_search`, no translation contains any of the `suppress_tokens`.
     """
 
     def extend(greedy: _Greedy) -> _Greedy:
-        logits, state = step(greedy.newest[:, None], greedy.position, ancestors, greedy.state)
+        logits, state = step(greedy.last_tokens[:, None], greedy.position, ancestors, greedy.state)
         logits = logits[:, 0].astype(jnp.float32)
         is_last = greedy.position + 1 >= limit
-        likeliest = jax.lax.top_k(_forbid(logits, never), 1)[1][:, 0]
-        newest = jnp.where(is_last, eos, likeliest)
-        log_prob = jnp.take_along_axis(logits, newest[:, None], axis=-1)[:, 0]
+        # On a CPU, `argmax` over the vocabulary is slower than `top_k` of one.
+        likeliest = jax.lax.top_k(_forbid(logits, suppress_tokens), 1)[1][:, 0]
+        last_tokens = jnp.where(is_last, eos, likeliest)
+        log_prob = jnp.take_along_axis(logits, last_tokens[:, None], axis=-1)[:, 0]
         log_prob -= jax.nn.logsumexp(logits, axis=-1)
         is_done = greedy.is_done
         return _Greedy(
             position=greedy.position + 1,
-            newest=newest,
-            tokens=greedy.tokens.at[:, greedy.position].set(jnp.where(is_done, 0, newest)),
+            last_tokens=last_tokens,
+            tokens=greedy.tokens.at[:, greedy.position].set(jnp.where(is_done, 0, last_tokens)),
             log_probs=jnp.where(is_done, greedy.log_probs, greedy.log_probs + log_prob),
-            is_done=is_done | (newest == eos),
+            is_done=is_done | (last_tokens == eos),
             state=state,
         )
 
@@ -273,7 +277,7 @@ def greedy_search(
     ancestors = jnp.zeros((sentences, 1, max_length), jnp.int32)
     greedy = _Greedy(
         position=jnp.zeros((), jnp.int32),
-        newest=jnp.full(sentences, bos, jnp.int32),
+        last_tokens=jnp.full(sentences, bos, jnp.int32),
         tokens=jnp.zeros((sentences, max_length), jnp.int32),
         log_probs=jnp.where(limit > 0, 0.0, NEG_INF),
         is_done=limit <= 0,

@@ -21,8 +21,9 @@ from transformer_jax.inference.search import NEG_INF, Translations, beam_search,
 from transformer_jax.model.transformer import EncoderDecoder, Params
 from transformer_jax.special_tokens import EOS, PAD
 
-# The number of sentences in a batch.
+# The number of sentences in a batch. It is fixed, so each width needs only one program.
 ROWS = 32
+# Shorter sources are padded to this width, so that they share one program.
 MIN_WIDTH = 16
 
 
@@ -36,7 +37,7 @@ class Hypothesis(NamedTuple):
 
 
 def padded_length(length: int, longest: int | None) -> int:
-    """Return the padded length of a sentence: a power of two, capped at `longest`."""
+    """Return the padded length: a power of two, at least MIN_WIDTH and at most `longest`."""
     padded = max(MIN_WIDTH, 1 << (length - 1).bit_length())
     return padded if longest is None else min(padded, longest)
 
@@ -87,8 +88,12 @@ def search_on_device(
     )
     step = functools.partial(decode_step, model, params)
     begin = model.config.decoder_start_id
-    never = (PAD,) if begin == PAD else ()
-    shared: dict[str, Any] = {"max_length": max_length, "bos": begin, "eos": EOS, "never": never}
+    shared: dict[str, Any] = {
+        "max_length": max_length,
+        "bos": begin,
+        "eos": EOS,
+        "suppress_tokens": (PAD,) if begin == PAD else (),
+    }
     if num_hypotheses == 1:
         return greedy_search(step, state, limit, **shared)
     return beam_search(

@@ -18,7 +18,7 @@ from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.linear import Dense, accumulate_in_float32, sum_dtype
 
 Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array, "B H T S"]]
-"""A function that scores how well each query matches each key, in float32."""
+"""A function that scores how well each query matches each key, in float32 or higher precision."""
 
 MakeScore = Callable[[ModelConfig], Score]
 """A function that returns the score function for a config. A score function with parameters is a
@@ -66,7 +66,7 @@ def masked_softmax(
 ) -> Float[Array, "B H T S"]:
     """Turn scores into weights that sum to one over S (the softmax of equation 1).
 
-    A fully masked query gets uniform weights, so padded positions stay finite.
+    A query whose keys are all masked, such as in an empty row, gets uniform weights instead of NaN.
     """
     # Use float32 or higher precision, because sums in bfloat16 lose small weights.
     scores = scores.astype(sum_dtype(scores))
@@ -127,7 +127,7 @@ class MultiHeadAttention(nn.Module):
         *,
         train: bool = False,
     ) -> Float[Array, "B T D"]:
-        """Attend from x to projected keys and values, as in cached decoding.
+        """Attend from x to projected keys and values, for `__call__` and for cached decoding.
 
         By default, query and key positions count up from 0.
         """

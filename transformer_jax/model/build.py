@@ -4,8 +4,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.attention import MultiHeadAttention, dot_product, scaled_dot_product
-from transformer_jax.model.layers import Activation, AddAndNorm, Components, MakeScore
+from transformer_jax.model.attention import (
+    MakeScore,
+    MultiHeadAttention,
+    dot_product,
+    scaled_dot_product,
+)
+from transformer_jax.model.layers import Activation, AddAndNorm, Components
 from transformer_jax.model.positions import AddLearnedPositions, AddPositions
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.model.variants import positional_encodings, relative_positions
@@ -65,7 +70,7 @@ def choose_components(config: ModelConfig) -> Components:
         self_attention=self_attention,
         causal_self_attention=CAUSAL_SELF_ATTENTION.get(config.positions, self_attention),
         cross_attention=attention,
-        score=ATTENTION_SCORES[config.attention_score],
+        make_score=ATTENTION_SCORES[config.attention_score],
         activation=ACTIVATIONS[config.activation],
         residual=LAYER_NORM_PLACEMENTS[config.layer_norm],
     )

@@ -20,7 +20,7 @@ from transformer_jax.model.transformer import Params, Transformer, source_mask
 
 
 class KeyValueCache(NamedTuple):
-    """Keys and values in a layout that lets a decoding step read them as matrices."""
+    """Keys and values in the layout that a decoding step reads fastest: as one matrix per head."""
 
     keys: Float[Array, "B H K _"]
     values: Float[Array, "B H _ V"]

@@ -23,8 +23,8 @@ _SHARD_INDEX = ContextVar[Int[Array, ""] | None]("shard_index", default=None)
 def drawing_for_shard(index: Int[Array, ""]) -> Iterator[None]:
     """Make every `Dropout` treat its array as shard `index` of a larger array.
 
-    The shards are equal numbers of consecutive rows, in order, so dropping each of them is the same
-    as dropping the whole array.
+    The shards are consecutive, equal numbers of rows. Applying dropout to each shard gives the same
+    result as applying it to the whole array.
     """
     token = _SHARD_INDEX.set(index)
     try:
@@ -33,8 +33,8 @@ def drawing_for_shard(index: Int[Array, ""]) -> Iterator[None]:
         _SHARD_INDEX.reset(token)
 
 
-def skip_bits(rng: Array, count: Int[Array, ""]) -> Array:
-    """Return the key whose `random_bits` start with those that `rng` gives to index `count`."""
+def skip_bits(rng: Array, count: UInt32[Array, ""]) -> Array:
+    """Return a key that gives index i the bits that `rng` gives index i + `count`."""
     first, second = jax.random.key_data(rng)
     data = jnp.stack([first + count.astype(first.dtype), second])
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(rng))
@@ -51,9 +51,10 @@ def linear_indices(shape: tuple[int, ...]) -> UInt32[Array, "..."]:
 def random_bits(rng: Array, index: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     """Return 32 random bits for each element of an array: a hash of the index and the key.
 
-    The key must be a "threefry2x32" key, which is JAX's default. Two rounds of mixing
-    follow the addition of the key's second half. With fewer rounds, similar keys would give
-    mutually exclusive masks.
+    The key must be a "threefry2x32" key, which is JAX's default. The shifts and the first two
+    multipliers are those of lowbias32 (Chris Wellons, hash-prospector). The third multiplier, 2^32
+    divided by the golden ratio, adds a round. Without this round, the masks of similar keys would
+    exclude one another.
     """
     first, second = jax.random.key_data(rng).astype(jnp.uint32)
     bits = index + first
@@ -90,7 +91,10 @@ class Dropout(nn.Module):
         if not train or self.rate == 0:
             return None
         rng, shard_index = self.make_rng("dropout"), _SHARD_INDEX.get()
-        return rng if shard_index is None else skip_bits(rng, shard_index * math.prod(shape))
+        if shard_index is None:
+            return rng
+        # Indices wrap around at 2^32. The whole array may be larger than that.
+        return skip_bits(rng, shard_index.astype(jnp.uint32) * jnp.uint32(math.prod(shape) % 2**32))
 
     def __call__(self, x: Float[Array, "*shape"], *, train: bool) -> Float[Array, "*shape"]:
         """Apply dropout to x if `train` is true and the rate is positive."""

@@ -11,8 +11,8 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.model.linear import accumulate_in_float32, matmul
 
 
-class SharedEmbedding(nn.Module):
-    """One matrix for source tokens, target tokens, and the linear layer before the softmax.
+class Embedding(nn.Module):
+    """A matrix that embeds tokens and that also maps the decoder's output to logits if it is tied.
 
     The paper does not specify the initializer. With N(0, 1/d_model), embeddings times sqrt(d_model)
     are on the same scale as the sinusoids, and logits have variance one.

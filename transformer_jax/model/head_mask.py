@@ -35,8 +35,9 @@ def mask_heads(params: Params, mask: Bool[Array, "3 L H"] | Bool[np.ndarray, "3 
     """
     if "self_attention" not in params.get("encoder_0", {}):
         raise UsageError("this model has no heads to mask: only a Transformer has them")
+    names = [name.split("_") for name in params]
     num_layers, num_decoder_layers = (
-        sum(name.rpartition("_")[0] == stack and name[8:].isdigit() for name in params)
+        sum(name[0] == stack and name[-1].isdigit() for name in names)
         for stack in ("encoder", "decoder")
     )
     if num_layers != num_decoder_layers:

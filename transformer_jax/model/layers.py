@@ -22,7 +22,8 @@ Activation = Callable[[Array], Array]
 class FeedForward(nn.Module):
     """FFN(x) = max(0, x W1 + b1) W2 + b2, the same at each position (equation 2).
 
-    Variants replace the ReLU, max(0, x).
+    The parameters `inner` are W1 and b1; `outer` are W2 and b2. Variants replace the ReLU,
+    max(0, x).
     """
 
     config: ModelConfig
@@ -44,7 +45,8 @@ def layer_norm(config: ModelConfig, *, name: str | None = None) -> nn.LayerNorm:
 class AddAndNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), the residual connection in section 3.1 and figure 1.
 
-    A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. Variants override all methods.
+    A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. Tensor2Tensor's names for these
+    methods are `layer_preprocess` and `layer_postprocess`. Variants override all methods.
     """
 
     config: ModelConfig
@@ -76,7 +78,7 @@ class Components:
     causal_self_attention: type[MultiHeadAttention]
     """The decoder's self-attention, in which a query never attends to later keys."""
     cross_attention: type[MultiHeadAttention]
-    score: MakeScore
+    make_score: MakeScore
     activation: Activation
     residual: type[AddAndNorm]
 
@@ -90,19 +92,19 @@ class EncoderLayer(nn.Module):
     def setup(self) -> None:
         """Create the sub-layers and their residual connections."""
         c, components = self.config, self.components
-        self.self_attention = components.self_attention(c, components.score)
+        self.self_attention = components.self_attention(c, components.make_score)
         self.feed_forward = FeedForward(c, components.activation)
         # Parameter names follow figure 1, where "Add & Norm" comes after each sub-layer.
-        self.attention_residual = components.residual(c, name="after_self_attention")
+        self.self_attention_residual = components.residual(c, name="after_self_attention")
         self.feed_forward_residual = components.residual(c, name="after_feed_forward")
 
     def __call__(
         self, x: Float[Array, "B S D"], mask: Bool[Array, "#B 1 1 S"], train: bool = False
     ) -> Float[Array, "B S D"]:
         """Return the layer's output; `mask` is True where attention is allowed."""
-        h = self.attention_residual.enter(x)
+        h = self.self_attention_residual.enter(x)
         attended = self.self_attention(h, h, mask, train=train)
-        x = self.attention_residual.leave(x, attended, train=train)
+        x = self.self_attention_residual.leave(x, attended, train=train)
         h = self.feed_forward_residual.enter(x)
         return self.feed_forward_residual.leave(x, self.feed_forward(h, train=train), train=train)
 
@@ -116,8 +118,8 @@ class DecoderLayer(nn.Module):
     def setup(self) -> None:
         """Create the sub-layers and their residual connections."""
         c, components = self.config, self.components
-        self.self_attention = components.causal_self_attention(c, components.score)
-        self.cross_attention = components.cross_attention(c, components.score)
+        self.self_attention = components.causal_self_attention(c, components.make_score)
+        self.cross_attention = components.cross_attention(c, components.make_score)
         self.feed_forward = FeedForward(c, components.activation)
         self.self_attention_residual = components.residual(c, name="after_self_attention")
         self.cross_attention_residual = components.residual(c, name="after_cross_attention")

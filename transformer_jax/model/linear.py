@@ -25,12 +25,10 @@ def matmul(
     num_input_axes: int = 1,
     preferred_element_type: jax.typing.DTypeLike | None = None,
 ) -> Float[Array, "..."]:
-    """Multiply x, [B, T, in] or [B, in], by a matrix [in, out].
-
-    The gradient of `jax.lax.dot_general` with respect to the matrix sums over two axes, batch and
-    positions. For these sums, XLA's CPU backend copies transposed operands; flattening to a single
-    2-D product avoids the copies. On a TPU, flattening itself causes copies.
-    """
+    """Multiply x, [B, T, in] or [B, in], by a matrix [in, out]."""
+    # On a CPU, flatten x. The gradient with respect to `matrix` sums over batch and positions, and
+    # XLA's CPU backend copies transposed operands for sums over two axes. On a TPU, flattening
+    # itself causes copies.
     if target_platform() != "cpu":
         inputs = tuple(range(num_input_axes))
         contracted = tuple(range(x.ndim - num_input_axes, x.ndim)), inputs
@@ -49,9 +47,9 @@ def accumulate_in_float32(
 ) -> Float[Array, "..."]:
     """Return the product of x and y, accumulated in float32 or higher precision.
 
-    See `sum_dtype`. The product's gradient is also in float32. On a GPU, the backward pass rounds
-    this gradient to the dtype of x, because a product of float32 and bfloat16 arrays would run in
-    float32, at a fraction of the speed.
+    See `sum_dtype`. The cotangent of the result is then in float32, too. On a GPU, the backward
+    pass rounds this cotangent to the dtype of x, because multiplying float32 by bfloat16 arrays
+    would run in float32, at a fraction of the speed.
     """
     if target_platform() == "gpu":
         return _round_cotangent(product, x, y)
@@ -83,7 +81,7 @@ _round_cotangent.defvjp(_round_forward, _round_backward)
 
 
 def sum_dtype(x: Float[Array, "..."]) -> jax.typing.DTypeLike:
-    """Return the dtype for sums over x: float32 if x is bfloat16, whose sums lose digits."""
+    """Return the dtype for sums over x: at least float32, because bfloat16 sums lose digits."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
@@ -106,11 +104,11 @@ class Dense(nn.Module):
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return x [B, T, in] times the kernel [in, out], plus the bias [out]: [B, T, out]."""
         shape = (*x.shape[-self.num_input_axes :], *self.features)
-        kernel = jnp.asarray(self.param("kernel", _glorot_uniform, shape, self.num_input_axes))
+        kernel = self.param("kernel", _glorot_uniform, shape, self.num_input_axes)
         x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
         y = matmul(x, kernel, num_input_axes=self.num_input_axes)
         if self.use_bias:
-            bias = jnp.asarray(self.param("bias", nn.initializers.zeros, self.features))
+            bias = self.param("bias", nn.initializers.zeros, self.features)
             y += bias.astype(self.dtype).reshape(*(1,) * (y.ndim - bias.ndim), *self.features)
         return y
 

@@ -52,7 +52,7 @@ class AddLearnedPositions(AddPositions):
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
         """Return the rows of the table at these positions."""
         shape = self.max_positions, self.config.d_model
-        table = jnp.asarray(self.param("positions", self.init_table, shape))
+        table = self.param("positions", self.init_table, shape)
         return table[self.to_rows(positions)]
 
     def init_table(self, rng: Array, shape: tuple[int, int]) -> Float[Array, "P D"]:

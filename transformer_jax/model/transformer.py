@@ -12,7 +12,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.embeddings import SharedEmbedding
+from transformer_jax.model.embeddings import Embedding
 from transformer_jax.model.layers import Components, DecoderLayer, EncoderLayer
 from transformer_jax.special_tokens import BOS, PAD
 
@@ -53,12 +53,13 @@ class EncoderDecoder(nn.Module):
     def setup(self) -> None:
         """Create the embeddings (section 3.4)."""
         c = self.config
-        self.embedding = SharedEmbedding(c, self.vocab_size)
+        self.embedding = Embedding(c, self.vocab_size)
+        # By default, the three names refer to one module, so they share its matrix.
         self.source_embedding = self.output_embedding = self.embedding
         if c.tie_embeddings != "all" or self.source_vocab_size is not None:
-            self.source_embedding = SharedEmbedding(c, self.source_vocab_size or self.vocab_size)
+            self.source_embedding = Embedding(c, self.source_vocab_size or self.vocab_size)
         if c.tie_embeddings == "none":
-            self.output_embedding = SharedEmbedding(c, self.vocab_size)
+            self.output_embedding = Embedding(c, self.vocab_size)
 
     def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> Any:
         """Return the memory, which can have any type."""

@@ -22,7 +22,7 @@ COUNTS = ("skipped", "skipped_in_a_row")
 
 def checkpoint_arrays(state: TrainState) -> dict[str, object]:
     """Return the arrays to store in a checkpoint, keyed by name."""
-    return {"params": state.params, "optimizer": state.optimizer}
+    return {"params": state.params, "optimizer": state.opt_state}
 
 
 def checkpoint_metadata(state: TrainState, pending_metrics: Sums) -> dict[str, object]:
@@ -87,7 +87,8 @@ class Checkpointer:
             counts = {name: jnp.int32(metadata[name]) for name in COUNTS}
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StorageError(f"checkpoint {step} has invalid metadata: {error!r}") from error
-        state = TrainState(jnp.int32(step), jnp.int32(config.seed), **arrays, **counts)
+        counters = {"step": jnp.int32(step), "seed": jnp.int32(config.seed), **counts}
+        state = TrainState(params=arrays["params"], opt_state=arrays["optimizer"], **counters)
         return sharding.place_state(state), pending
 
     @property

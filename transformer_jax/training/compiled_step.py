@@ -55,7 +55,7 @@ class CompiledStep:
         return _shape(batch) in self._compiled
 
     def compile(self, state: TrainState, batch: Batch) -> Compilation:
-        """Compile the step for this process's rows of a batch, without donating the arguments.
+        """Compile the step for this process's rows of a batch, without running it.
 
         If `compile_ahead` already has this shape, wait for its program.
         """

@@ -14,8 +14,8 @@ from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
 from transformer_jax.model.inspect import abstract_params
 from transformer_jax.model.transformer import EncoderDecoder
 from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.training.actions import ActionSchedule
 from transformer_jax.training.flops import flops_of_lengths
-from transformer_jax.training.schedule import Schedule
 from transformer_jax.training.sharding import SHARDINGS, DataParallel
 
 
@@ -28,7 +28,7 @@ class RunComponents:
     prepared: Prepared
     model: EncoderDecoder
     batches: Batches
-    schedule: Schedule
+    schedule: ActionSchedule
     sharding: DataParallel
 
     def step_flops(self, step: int) -> float:
@@ -69,7 +69,7 @@ def build_run_components(
         config.data.batch_tokens, config.train.seed, config.data.max_batch_shapes
     )
     model = build_model(config.model, **prepared.vocabulary.sizes)
-    schedule = Schedule.from_config(config.train, batches.per_epoch)
+    schedule = ActionSchedule.from_config(config.train, batches.per_epoch)
     sharding = SHARDINGS[config.train.parallelism]()
     group.barrier()
     return RunComponents(folder, group, prepared, model, batches, schedule, sharding)

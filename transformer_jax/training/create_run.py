@@ -3,7 +3,6 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from jax.tree_util import keystr, tree_leaves_with_path
 from rich.console import Console
 
 from transformer_jax.architectures.build import build_model
@@ -13,8 +12,7 @@ from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import DataError, Setting, UsageError
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.model.inspect import abstract_params
-from transformer_jax.model.transformer import Params
+from transformer_jax.model.inspect import check_params
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory, check_available
 from transformer_jax.training.checkpointing import checkpoint_arrays, checkpoint_metadata
@@ -69,7 +67,11 @@ def create_run(
     _check_lengths(config.model, prepared)
     model = build_model(config.model, **sizes)
     if other is not None:
-        _check_same_shapes(abstract_params(model), other)
+        try:
+            check_params(model, other.params)
+        except UsageError as error:
+            message = f"the parameters of {other.folder.path} do not fit this model: {error}"
+            raise UsageError(message) from error
 
     def save_initial_params(folder: RunDirectory) -> None:
         if other is None:
@@ -123,16 +125,3 @@ def _function_fields(config: ModelConfig) -> dict[str, object]:
     if config.positions != "t5":
         ignored.add("position_buckets")
     return {field: value for field, value in fields.items() if field not in ignored}
-
-
-def _check_same_shapes(params: Params, other: Run) -> None:
-    """Raise `UsageError` if the other run's parameters have different names or shapes."""
-    ours, theirs = (
-        {(keystr(path), leaf.shape) for path, leaf in tree_leaves_with_path(tree)}
-        for tree in (params, abstract_params(other.model))
-    )
-    if differences := ours ^ theirs:
-        raise UsageError(
-            f"the parameters of {other.folder.path} do not fit this model: "
-            f"they differ at {min(differences)[0]}"
-        )

@@ -30,7 +30,7 @@ from transformer_jax.training.components import RunComponents, build_run_compone
 from transformer_jax.training.evaluation import DIVERGENCE_ADVICE, DevEvaluator
 from transformer_jax.training.flops import peak_flops
 from transformer_jax.training.metric_writer import MetricWriter, NullWriter
-from transformer_jax.training.optimizer import make_schedule
+from transformer_jax.training.optimizer import learning_rate_schedule
 from transformer_jax.training.step import TrainState, make_train_step
 from transformer_jax.training.throughput import Meter
 from transformer_jax.training.tracing import StepTracer
@@ -103,7 +103,7 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
             truncate_metrics(run.folder.metrics, first, {x for x in splits if splits[x]})
         run.group.barrier()
         # FLOPs can be recomputed from the steps, so checkpoints do not store them.
-        pending_flops = sum(run.step_flops(first - n) for n in reversed(range(len(pending))))
+        pending_flops = sum(map(run.step_flops, range(first - len(pending) + 1, first + 1)))
         peak = run.group.count * peak_flops(config.model.dtype)
         meter = Meter(peak, pending, pending_flops)
         writer_type = MetricWriter if run.group.is_primary else NullWriter
@@ -123,7 +123,7 @@ def _run_steps(
 ) -> None:
     """Train from the latest checkpoint until the schedule or a signal ends the run."""
     config, schedule, first = run.folder.config, run.schedule, checkpointer.last_step
-    schedule_rate = make_schedule(config.train, config.model.d_model)
+    learning_rate = learning_rate_schedule(config.train, config.model.d_model)
     evaluator = DevEvaluator(run, writer)
     consensus = StepConsensus(run.group)
     # All processes run the same program, so tracing one of them is enough.
@@ -143,9 +143,8 @@ def _run_steps(
             for compilation in train_step.take_finished():
                 writer.say(str(compilation))
             state, metrics = train_step(state, batch)
-            # `Meter.add` waits for step n - 2 and returns the number of consecutive skipped steps
-            # up to n - 2.
-            _check_divergence(run, step - 2, meter.add(metrics, run.step_flops(step)))
+            meter.add(metrics, run.step_flops(step))
+            _check_divergence(run, step - 2, meter.wait_for_earlier_step())
             heartbeat.beat(step)
             writer.advance(step)
             # Read the signal once. The next step handles a signal that arrives after this line.
@@ -157,7 +156,7 @@ def _run_steps(
             if due.report:
                 # Skipped steps do not count as updates.
                 num_updates = max(step - int(meter.last.skipped), 1)
-                rate = {"learning_rate": float(schedule_rate(num_updates))}
+                rate = {"learning_rate": float(learning_rate(num_updates))}
                 writer.report(step, "train", meter.read() | rate)
             if due.save:
                 with meter.paused():

@@ -23,14 +23,19 @@ def learning_rate(
     return scale * d_model**-0.5 * jnp.minimum(step**-0.5, step * warmup_steps**-1.5)
 
 
-def make_schedule(config: TrainConfig, d_model: int) -> Callable[[ArrayLike], Float[Array, ""]]:
+def learning_rate_schedule(
+    config: TrainConfig, d_model: int
+) -> Callable[[ArrayLike], Float[Array, ""]]:
     """Return the learning rate as a function of the step, with the config's warmup and scale."""
     scale = config.learning_rate_scale
     return partial(learning_rate, d_model=d_model, warmup_steps=config.warmup_steps, scale=scale)
 
 
 def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
-    """Return a variant of `optax.clip_by_global_norm` that takes the norm as an argument."""
+    """Return a variant of `optax.clip_by_global_norm` that takes the norm as an argument.
+
+    The step has already computed the norm. Otherwise, it would square all gradients twice.
+    """
 
     def update(
         updates: optax.Updates,
@@ -46,7 +51,7 @@ def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs
 
 def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransformationExtraArgs:
     """Return Adam with the paper's learning rate; if configured, clip gradients first."""
-    rate = make_schedule(config, d_model)
+    rate = learning_rate_schedule(config, d_model)
     adam = optax.adam(
         # Optax counts updates from 0, but the paper counts steps from 1.
         lambda count: rate(jnp.asarray(count) + 1),

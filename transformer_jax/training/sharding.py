@@ -2,12 +2,13 @@
 
     data    every device holds all parameters and an equal share of each batch's rows
     fsdp    like data, but parameters and optimizer state are also split over the devices
-    pmap    like data, but with `jax.pmap`: each device sums over its rows, and `psum` adds the sums
+    pmap    like data, but compiled with `jax.pmap`
 
-With `data`, each device sums gradients over its rows, and then the devices add their sums. With
-`fsdp`, the step is one program over global arrays, and XLA inserts the communication. With both,
-the dropout masks are the same on any number of devices. With `pmap`, each device draws different
-masks. All three keep the state in the same global arrays, so a run can resume with any of them.
+With `data` and `pmap`, each device sums gradients over its rows, and then the devices add their
+sums. With `fsdp`, the step is one program over global arrays, and XLA inserts the communication.
+The dropout masks are the same on any number of devices, if each device's rows divide evenly into
+micro-batches. All three keep the state in the same global arrays, so a run can resume with any of
+them.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ class DataParallel:
         process = jax.process_index()
         local = [i for i, d in enumerate(self.devices) if d.process_index == process]
         self.shard = Shard(local[0], local[-1] + 1, len(self.devices))
-        """The rows of each batch that this process provides."""
+        """The shards of each batch that this process provides."""
 
     def sharding(self, _leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
         """Return an array's sharding in the state, which depends only on the array's shape."""
@@ -106,20 +107,20 @@ class DataParallel:
     def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
         """Compute the sums over the global batch in a step that is being compiled.
 
-        If left to itself, XLA adds the embedding's gradients twice, once for the lookups and once
-        for the logits, and adds most gradients of a bfloat16 model in bfloat16.
+        Without `shard_map`, XLA all-reduces the embedding's gradient twice, once for the lookups
+        and once for the logits, and all-reduces most gradients of a bfloat16 model in bfloat16.
         """
         rows, devices = len(batch.source), self.mesh.size
         # If the devices' rows do not divide into micro-batches, a micro-batch would move rows
         # between devices.
         if devices == 1 or rows % (devices * step.num_micro_batches):
-            return step.compute_gradients(state, batch, jnp.int32(0))
+            return step.compute_gradients(state, batch)
         return jax.shard_map(
             partial(sum_over_devices, step, axis=self.axis),
             mesh=self.mesh,
             in_specs=(PartitionSpec(), PartitionSpec(self.axis)),
             out_specs=PartitionSpec(),
-            # With this check, JAX would add a gradient wherever the model uses a parameter.
+            # With the check, JAX would insert a `psum` of the gradient at each use of a parameter.
             check_vma=False,
         )(state, batch)
 
@@ -176,12 +177,12 @@ class FSDP(DataParallel):
         """
         constrain = jax.lax.with_sharding_constraint
         gathered = state._replace(params=constrain(state.params, self.replicated))
-        gradients, loss = step.compute_gradients(gathered, batch, jnp.int32(0))
+        gradients, loss = step.compute_gradients(gathered, batch)
         return constrain(gradients, jax.tree.map(self.sharding, gradients)), loss
 
 
 class PmapDataParallel(DataParallel):
-    """Data parallelism with `jax.pmap`: each device sums over its rows; `psum` adds the sums."""
+    """Data parallelism, compiled with `jax.pmap`."""
 
     def place_batch(self, batch: Batch) -> Batch:
         """Return the global batch with shape [devices, rows per device, length]."""
@@ -200,8 +201,8 @@ class PmapDataParallel(DataParallel):
             # Add the devices' sums and counts exactly once. A mean of the devices' means would
             # weight tokens unequally, and a second `psum` would scale the gradient by the number of
             # devices.
-            sums = step.compute_gradients(state, batch, jax.lax.axis_index(self.axis))
-            return step.apply_gradients(state, add_sums(step, sums, self.axis))
+            sums = sum_over_devices(step, state, batch, axis=self.axis)
+            return step.apply_gradients(state, sums)
 
         axes = {"axis_name": self.axis, "in_axes": (None, 0), "out_axes": None}
         mapped = jax.pmap(train_step, **axes, donate_argnums=0, devices=self.devices)
@@ -217,7 +218,7 @@ def sum_over_devices(step: TrainStep, state: TrainState, rows: Batch, *, axis: s
     The dropout masks are the ones that a single device would draw for the whole batch.
     """
     with drawing_for_shard(jax.lax.axis_index(axis)):
-        return add_sums(step, step.compute_gradients(state, rows, jnp.int32(0)), axis)
+        return add_sums(step, step.compute_gradients(state, rows), axis)
 
 
 def add_sums(step: TrainStep, sums: GradientSum, axis: str) -> GradientSum:

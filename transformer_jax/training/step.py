@@ -32,7 +32,7 @@ class TrainState(NamedTuple):
     seed: Int[Array, ""]
     """The run's seed, which never changes but is an array so that all seeds share one program."""
     params: Params
-    optimizer: optax.OptState
+    opt_state: optax.OptState
     skipped: Int[Array, ""]
     """The number of steps that were skipped because the gradient or loss was not finite."""
     skipped_in_a_row: Int[Array, ""]
@@ -58,9 +58,8 @@ GradientSum = tuple[Params, Loss]
 class TrainStep:
     """One update, split into two pure functions so that devices can add their sums in between."""
 
-    compute_gradients: Callable[[TrainState, Batch, Array], GradientSum]
-    """A function that computes the sums over a batch or a shard of a batch. The last argument, the
-    shard's index, gives each shard different dropout masks."""
+    compute_gradients: Callable[[TrainState, Batch], GradientSum]
+    """A function that computes the sums over a batch or one device's rows of a batch."""
     apply_gradients: Callable[[TrainState, GradientSum], tuple[TrainState, StepMetrics]]
     """A function that updates the state with the sums over the whole batch."""
     num_micro_batches: int = 1
@@ -70,7 +69,7 @@ class TrainStep:
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Update the state with a whole batch."""
-        return self.apply_gradients(state, self.compute_gradients(state, batch, jnp.int32(0)))
+        return self.apply_gradients(state, self.compute_gradients(state, batch))
 
 
 def make_train_step(model: EncoderDecoder, config: TrainConfig) -> TrainStep:
@@ -88,18 +87,19 @@ def init_state(model: EncoderDecoder, config: TrainConfig) -> TrainState:
     """Return the state before the first step, which depends on the seed."""
     seed = jnp.int32(config.seed)
     params = init_params(model, make_rng(seed))
-    optimizer = make_optimizer(config, model.config.d_model).init(params)
+    opt_state = make_optimizer(config, model.config.d_model).init(params)
     # Use three separate arrays, because a step donates the memory of each.
     step, skipped, skipped_in_a_row = jnp.zeros(3, jnp.int32)
-    return TrainState(step, seed, params, optimizer, skipped, skipped_in_a_row)
+    return TrainState(step, seed, params, opt_state, skipped, skipped_in_a_row)
 
 
 def compute_gradients(
-    model: EncoderDecoder, config: TrainConfig, state: TrainState, batch: Batch, shard_index: Array
+    model: EncoderDecoder, config: TrainConfig, state: TrainState, batch: Batch
 ) -> GradientSum:
     """Sum gradients and losses over a batch in `gradient_accumulation_steps` micro-batches."""
     # Derive dropout masks from the seed and the step, so that a resumed run draws the same masks.
-    rng = jax.random.fold_in(jax.random.fold_in(make_rng(state.seed), state.step), shard_index)
+    # The 0 keeps the masks of earlier versions.
+    rng = jax.random.fold_in(jax.random.fold_in(make_rng(state.seed), state.step), 0)
     num_micro_batches = config.gradient_accumulation_steps
     smoothing = config.label_smoothing
     if config.label_smoothing_over == "other_tokens":
@@ -145,7 +145,7 @@ def update_if(condition: Bool[Array, ""], update: Callable[[], Any], old: Tree) 
 
     On a CPU, `jnp.where` would copy Adam's moments, because computing the new parameters would read
     the old moments after the new moments overwrite them. On a GPU, `cond` would copy the state. On
-    a TPU, it would keep XLA from fusing the update with the gradients.
+    a TPU, `cond` would keep XLA from fusing the update with the gradients.
     """
     if target_platform() == "cpu":
         return jax.lax.cond(condition, update, lambda: old)
@@ -165,12 +165,12 @@ def apply_gradients(
     is_finite = jnp.isfinite(norm) & jnp.isfinite(loss.smoothed)
 
     def update() -> tuple[optax.Params, optax.OptState]:
-        updates, adam = optimizer.update(gradients, state.optimizer, state.params, norm=norm)
-        return optax.apply_updates(state.params, updates), adam
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, norm=norm)
+        return optax.apply_updates(state.params, updates), opt_state
 
-    params, adam = update_if(is_finite, update, (state.params, state.optimizer))
+    params, opt_state = update_if(is_finite, update, (state.params, state.opt_state))
     skipped = state.skipped + ~is_finite
     skipped_in_a_row = jnp.where(is_finite, 0, state.skipped_in_a_row + 1)
-    new_state = TrainState(state.step + 1, state.seed, params, adam, skipped, skipped_in_a_row)
+    new_state = TrainState(state.step + 1, state.seed, params, opt_state, skipped, skipped_in_a_row)
     loss = jax.tree.map(lambda x: jnp.where(is_finite, x, 0), loss)
     return new_state, StepMetrics(loss, norm, skipped, skipped_in_a_row)

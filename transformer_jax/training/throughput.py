@@ -32,15 +32,18 @@ class Meter:
         self._flops, self._paused_seconds = earlier_flops, 0.0
         self._start = time.perf_counter()
 
-    def add(self, metrics: StepMetrics, flops: float) -> int:
-        """Record step n and wait until the devices have finished step n - 2.
+    def add(self, metrics: StepMetrics, flops: float) -> None:
+        """Record the latest step without waiting for it."""
+        self._metrics.append(metrics)
+        self._flops += flops
 
-        The wait limits how far the host runs ahead of the devices and lets `heartbeat.beat` report
+    def wait_for_earlier_step(self) -> int:
+        """Wait until the devices have finished step n - 2, where n is the latest step.
+
+        The wait limits how far the host runs ahead of the devices, so that `heartbeat.beat` reports
         progress. For the first two steps after a report, this method returns 0 without waiting. For
         later steps, it returns the number of consecutive skipped steps, up to step n - 2.
         """
-        self._metrics.append(metrics)
-        self._flops += flops
         if len(self._metrics) < 3:
             return 0
         return int(jax.device_get(self._metrics[-3].skipped_in_a_row))

@@ -55,8 +55,8 @@ def rotate(x: Float[Array, "B T H K"], positions: Int[Array, " T"]) -> Float[Arr
     The angles are the same as in the paper's sinusoids. `d_k` must be even.
     """
     d_k = x.shape[-1]
-    wavelength = 10000.0 ** (jnp.arange(0, d_k, 2, dtype=jnp.float32) / d_k)
-    angles = positions[None, :, None, None].astype(jnp.float32) / wavelength[None, None, None]
+    timescale = 10000.0 ** (jnp.arange(0, d_k, 2, dtype=jnp.float32) / d_k)
+    angles = positions[None, :, None, None].astype(jnp.float32) / timescale[None, None, None]
     sine, cosine = jnp.sin(angles), jnp.cos(angles)
     even, odd = x[..., ::2], x[..., 1::2]
     rotated = jnp.stack([even * cosine - odd * sine, even * sine + odd * cosine], axis=-1)
