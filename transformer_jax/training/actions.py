@@ -1,0 +1,86 @@
+"""Decide what is due after each training step, as a pure function of the step and a vote.
+
+Steps are counted from 1. A scheduled checkpoint is saved at a fixed step and has a score, the
+perplexity on the development set. All other checkpoints (for recovery, after a signal, or at an
+unscheduled last step) have no score, so timing and signals do not affect which checkpoints are
+averaged.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from transformer_jax.config import TrainConfig
+from transformer_jax.distributed.processes import Vote
+
+
+class DueActions(NamedTuple):
+    """What to do after a step: report, then evaluate, then save, and then stop."""
+
+    report: bool
+    evaluate: bool
+    translate: bool
+    """Whether the evaluation also translates the development set to compute BLEU."""
+    save: bool
+    is_scheduled: bool
+    """Whether the checkpoint is scheduled and therefore has a score."""
+    keep_pending_metrics: bool
+    """Whether the checkpoint contains the metrics since the last scheduled report.
+
+    The report after the last step may be unscheduled. If the run is extended later, it reports the
+    same metrics again at the scheduled step, as if it had never stopped.
+    """
+    interrupt: bool
+    """Whether a signal ends training once the checkpoint is on disk."""
+
+    @property
+    def waits_for_step(self) -> bool:
+        """Whether an action waits for the step's result, which can then be checked at no cost."""
+        return self.report or self.evaluate or self.interrupt
+
+
+@dataclass(frozen=True)
+class ActionSchedule:
+    """The steps at which a run reports, evaluates, saves, and ends."""
+
+    steps: int
+    log_every: int
+    checkpoint_every: int
+    bleu_every: int = 1
+    patience: int | None = None
+
+    @classmethod
+    def from_config(cls, config: TrainConfig, steps_per_epoch: int) -> "ActionSchedule":
+        """Return a config's schedule, with epochs converted to steps."""
+        unit = steps_per_epoch if config.checkpoint_unit == "epoch" else 1
+        checkpoint_every = config.checkpoint_every * unit
+        return cls(
+            config.steps, config.log_every, checkpoint_every, config.bleu_every, config.patience
+        )
+
+    def after(self, step: int, vote: Vote, last_saved: int) -> DueActions:
+        """Return what is due after a step; `last_saved` is the step of the latest checkpoint."""
+        # A vote may be a few steps old. Ignore its request if a checkpoint has been saved since
+        # then.
+        needs_recovery = vote.is_due and vote.step > last_saved
+        is_last = step == self.steps
+        is_report_scheduled = step % self.log_every == 0
+        is_scheduled = step % self.checkpoint_every == 0
+        evaluate = is_scheduled or is_last
+        save = evaluate or vote.signal != 0 or needs_recovery
+        return DueActions(
+            report=is_report_scheduled or is_last,
+            evaluate=evaluate,
+            translate=is_last or step % (self.checkpoint_every * self.bleu_every) == 0,
+            save=save,
+            is_scheduled=is_scheduled,
+            keep_pending_metrics=save and not is_report_scheduled,
+            interrupt=vote.signal != 0 and not is_last,
+        )
+
+    def is_out_of_patience(self, step: int, scores: Mapping[int, float]) -> bool:
+        """Return whether none of the last `patience` perplexities improved on the earlier best."""
+        if self.patience is None or step % self.checkpoint_every:
+            return False
+        best = min(scores, key=lambda step: scores[step], default=step)
+        return step - best >= self.patience * self.checkpoint_every
