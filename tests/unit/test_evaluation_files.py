@@ -91,23 +91,6 @@ def test_each_way_of_translating_has_its_own_directory() -> None:
     assert "dev-step8-average1-beam1-alpha0.6-length-penalty-power" in names
 
 
-def test_an_evaluation_with_the_rule_of_an_earlier_version_is_not_replaced(run: Run) -> None:
-    old = evaluation_of(SOURCES)
-    # An earlier version supported only the "any" rule and did not store `beam_end`.
-    decode = {k: v for k, v in old.result["decode"].items() if k != "beam_end"}
-    stored = {**old.result, "decode": decode}
-    old_folder = save_evaluation(run, old)
-    (old_folder / "scores.json").write_text(json.dumps(stored))
-    (old_folder / "baseline-other.json").touch()
-    for _ in range(2):
-        assert save_evaluation(run, evaluation_of(REFERENCES)) == old_folder
-    moved = old_folder.with_name(f"{old_folder.name}-beam-end-any")
-    assert json.loads((moved / "scores.json").read_text()) == stored
-    assert (moved / "hypothesis.txt").read_text("utf-8").split("\n")[:-1] == SOURCES
-    assert (moved / "baseline-other.json").exists()
-    assert not (old_folder / "baseline-other.json").exists()
-
-
 def test_scores_are_never_stored_next_to_other_translations(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,11 +36,11 @@ INVALID: list[Any] = [
     [1],
     7,
 ]
-SCORES = {
+SCORES: dict[str, Any] = {
     "split": "test",
     "step": 8,
     "average_checkpoints": 1,
-    "decode": {"beam_size": 4, "length_penalty_alpha": 0.6},
+    "decode": {"beam_size": 4, "beam_end": "any", "length_penalty_alpha": 0.6},
     "perplexity": 7.0,
     "bleu": 20.25,
     "chrf": 40.5,
@@ -66,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     write_scores(folder, "1", SCORES | {"step": 4, "bleu": 10.0})
     write_scores(folder, "2", SCORES)
     write_scores(folder, "3", SCORES | {"split": HOSTILE, "bleu": "much", "chrf": 10**400})
-    decode = {"beam_size": 4, "length_penalty_alpha": 10**400}
+    decode = SCORES["decode"] | {"length_penalty_alpha": 10**400}
     steps = [SCORES | {"step": step} for step in ("x", math.nan, math.inf, 10**400)]
     for number, invalid in enumerate((None, 7, *steps, SCORES | {"decode": decode}), start=4):
         write_scores(folder, str(number), invalid)
@@ -132,12 +132,10 @@ def test_the_newest_scores_are_those_of_the_search_in_the_config(
 ) -> None:
     folder = copy_run(run, tmp_path / "run", REPORTS, decode={"average_checkpoints": 1})
     decode = folder.config.to_dict()["decode"]
-    old = {key: value for key, value in decode.items() if key != "beam_end"}
     results = {
         "test-step9-average1": {"decode": decode, "bleu": 30.0},
         "test-step9-average9": {"decode": decode, "average_checkpoints": 9, "bleu": 10.0},
-        # An earlier version, which supported only the "any" rule, did not store `beam_end`.
-        "test-step9-old": {"decode": old, "bleu": 20.0},
+        "test-step9-beam-end-any": {"decode": decode | {"beam_end": "any"}, "bleu": 20.0},
     }
     for name, result in results.items():
         write_scores(folder, name, SCORES | {"step": 9} | result)

@@ -87,7 +87,7 @@ def write_scores(folder: Path) -> None:
         "sentences": 1000,
         "bleu": 99.0,
         "chrf": 99.0,
-        "decode": {"beam_size": 4, "length_penalty_alpha": 0.6},
+        "decode": {"beam_size": 4, "beam_end": "any", "length_penalty_alpha": 0.6},
         "perplexity": 1.0,
         "bleu_signature": "nrefs:1",
         "chrf_signature": "nrefs:1",

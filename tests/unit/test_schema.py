@@ -185,14 +185,6 @@ def test_the_json_of_the_default_config_has_every_field() -> None:
     }
 
 
-def test_a_config_from_before_the_choice_of_an_end_rule_keeps_its_search() -> None:
-    stored = Config().to_dict()
-    assert stored["decode"].pop("beam_end") == "tensor2tensor"
-    assert Config.from_dict(stored).decode == DecodeConfig(beam_end="any")
-    partial = Config.from_dict({"decode": {"beam_size": 8}})
-    assert partial.decode == DecodeConfig(beam_size=8, beam_end="tensor2tensor")
-
-
 def test_missing_fields_have_their_defaults() -> None:
     assert Config.from_dict({}) == Config()
     changed = Config.from_dict({"model": {"num_heads": 4}})

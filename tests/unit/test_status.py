@@ -25,17 +25,14 @@ def run(tmp_path: Path) -> SweepRun:
     return sweep.runs[0]
 
 
-def test_scores_from_before_the_choice_of_an_end_rule_are_those_of_the_old_search(
-    run: SweepRun,
-) -> None:
-    decode = run.config.to_dict()["decode"]
-    del decode["beam_end"]
+def test_scores_belong_to_the_search_that_they_were_stored_with(run: SweepRun) -> None:
+    decode = run.config.to_dict()["decode"] | {"beam_end": "any"}
     folder = run.path / "evaluations" / "test-step8-average1-beam4-alpha0.6"
     folder.mkdir(parents=True)
     scores = {"step": 8, "average_checkpoints": decode["average_checkpoints"], "decode": decode}
     (folder / "scores.json").write_text(json.dumps(scores))
-    old = dataclasses.replace(run, config=run.config.change(decode={"beam_end": "any"}))
-    assert newest_evaluation(old, "test") == folder
+    other = dataclasses.replace(run, config=run.config.change(decode={"beam_end": "any"}))
+    assert newest_evaluation(other, "test") == folder
     assert newest_evaluation(run, "test") is None
     assert newest_evaluation(run, "test", any_search=True) == folder
 

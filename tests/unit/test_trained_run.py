@@ -104,15 +104,6 @@ def test_by_default_a_run_without_scheduled_checkpoints_loads_its_newest(copy: P
         assert load(copy).steps == (8,)
 
 
-def test_a_run_from_before_the_choice_of_an_end_rule_keeps_its_search(copy: Path) -> None:
-    description = json.loads((copy / "run.json").read_text())
-    assert description["config"]["decode"].pop("beam_end") == "tensor2tensor"
-    (copy / "run.json").write_text(json.dumps(description))
-    old = load(copy)
-    assert old.config.decode.beam_end == "any"
-    assert old.translator(beam_end="tensor2tensor").config.beam_end == "tensor2tensor"
-
-
 def test_a_run_can_be_loaded_at_an_earlier_step(run: Run) -> None:
     earlier = load(run.folder.path, step=4)
     assert earlier.steps == (4,)

@@ -91,9 +91,6 @@ class Config:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Convert the output of `to_dict` back into a config; missing fields get their defaults.
 
-        If the decode section lacks only `beam_end`, an earlier version of this package stored the
-        config. In that case, the field gets the value of `DecodeConfig.beam_end_before`.
-
         Raises:
             ConfigError: `data` is not a mapping of sections, or `change` rejects it.
         """
@@ -102,7 +99,7 @@ class Config:
         # Check here, because a section named "self" cannot be passed to `change` as a keyword.
         for name in data:
             check_field_name(name, field_names(cls), "config")
-        return cls().change(**{**data, "decode": add_beam_end(data.get("decode", {}))})
+        return cls().change(**data)
 
     def differences(self, other: Self) -> dict[tuple[str, str], tuple[Any, Any]]:
         """Return the fields that differ, as {(section, field): (own value, other's value)}."""
@@ -161,21 +158,10 @@ class Row:
     paper: Paper = Paper()
 
 
-def add_beam_end(decode: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored decode section, with `beam_end` added if only that field is missing.
-
-    A section without the field was stored before the field existed.
-    """
-    is_old = {*field_names(DecodeConfig)} - decode.keys() == {"beam_end"}
-    return {**decode, **({"beam_end": DecodeConfig.beam_end_before} if is_old else {})}
-
-
 def is_own_search(result: Mapping[str, Any], decode: DecodeConfig) -> bool:
     """Return whether a stored evaluation used this decode config and its number of checkpoints.
 
     `result` is the content of a scores.json file, so its values may be of any type.
     """
-    stored = result.get("decode")
-    if not isinstance(stored, Mapping) or add_beam_end(stored) != dataclasses.asdict(decode):
-        return False
-    return result.get("average_checkpoints") == decode.average_checkpoints
+    stored = result.get("decode"), result.get("average_checkpoints")
+    return stored == (dataclasses.asdict(decode), decode.average_checkpoints)

@@ -399,5 +399,3 @@ class DecodeConfig(ConfigSection):
     model. In Table 3, it does not average checkpoints."""
 
     name = "decode"
-    beam_end_before = "any"
-    """The value of `beam_end` for runs and evaluations stored before the field existed."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.config.schema import add_beam_end
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError
 from transformer_jax.inference.evaluate import Evaluation
@@ -44,7 +43,6 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     names = ("source.txt", "hypothesis.txt", "reference.txt")
     texts = {folder / name: encode_lines(x) for name, x in zip(names, evaluation[1:4], strict=True)}
     try:
-        _move_other_search(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.exists() and path.read_bytes() != text for path, text in texts.items()):
             # The existing scores belong to different translations, so delete them before replacing
@@ -87,25 +85,6 @@ def find_result(
         return result if is_same and is_complete else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def _move_other_search(folder: Path) -> None:
-    """Rename an older evaluation's directory if its name now describes a different search.
-
-    An earlier version supported only the rule `DecodeConfig.beam_end_before`, so its directory
-    names omit the rule. A name without a rule now means the default rule.
-    """
-    try:
-        scores = json.loads((folder / "scores.json").read_bytes())
-        present = folder.with_name(
-            directory_name({**scores, "decode": add_beam_end(scores["decode"])})
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        # There is no earlier evaluation, or its file was written by another program.
-        return
-    # If the new name is taken, it belongs to a newer evaluation with the same settings.
-    if not present.exists():
-        folder.rename(present)
 
 
 def directory_name(result: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from transformer_jax.config import DecodeConfig
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
@@ -110,7 +109,7 @@ def _to_row(result: Mapping[str, Any]) -> dict[str, Any]:
         "step": result["step"],
         "average_checkpoints": result["average_checkpoints"],
         "beam_size": decode["beam_size"],
-        "beam_end": str(decode.get("beam_end", DecodeConfig.beam_end_before)),
+        "beam_end": str(decode["beam_end"]),
         "alpha": decode["length_penalty_alpha"],
     }
     counts = (row["step"], row["average_checkpoints"], row["beam_size"])

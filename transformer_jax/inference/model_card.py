@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from transformer_jax.config import Config, DataConfig, DecodeConfig
+from transformer_jax.config import Config, DataConfig
 from transformer_jax.console import shell_command
 from transformer_jax.runs.run_directory import MAX_DESCRIPTION, Dtype
 
@@ -76,8 +76,8 @@ def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
             if result["steps"] != list(steps):
                 continue
             decode, bleu, chrf = result["decode"], result["bleu"], result["chrf"]
-            end = decode.get("beam_end", DecodeConfig.beam_end_before)
-            split, end = (_code(str(x).replace("|", "")) for x in (result["split"], end))
+            names = (result["split"], decode["beam_end"])
+            split, end = (_code(str(name).replace("|", "")) for name in names)
             row = (
                 f"| {split} | {result['sentences']:,} | {decode['beam_size']:d} | {end} "
                 f"| {decode['length_penalty_alpha']:g} | {bleu:.2f} | {chrf:.2f} "
