@@ -91,8 +91,6 @@ class Plot(PathCommand):
         stdout.print(f"written to {picture.save(out)}")
 
     def _open_runs(self) -> Sequence[RunDirectory]:
-        if not self.folders:
-            raise UsageError("plot begins with a run: transformer-jax plot RUN... [OPTIONS]")
         if len(self.folders) > 1 and self.kind != "curves":
             raise UsageError(
                 f"--kind {self.kind} plots one run, got {len(self.folders)}; only --kind curves "

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from transformer_jax.data.tokenizer import NAMES, Tokenizer, check_model, read_model
+from transformer_jax.data.tokenizer import NAMES, Tokenizer, read_model
 from transformer_jax.errors import DataError
 from transformer_jax.special_tokens import BOS, EOS, UNKNOWN
 
@@ -103,12 +103,6 @@ class TableTokenizer(Tokenizer):
         self._pieces, self._names = table.pieces, table.names
         # Ordinary text must not become special tokens.
         self._ids = {p: i for i, p in enumerate(self._pieces) if i not in self._names}
-
-    @classmethod
-    def load_untrusted_table(cls, model: bytes, table: TokenTable, name: str) -> "TableTokenizer":
-        """Load a model in a separate process first, as `load_untrusted` does."""
-        check_model(model, name)
-        return cls(model, table, name)
 
     @property
     def digest(self) -> str:

@@ -1,13 +1,10 @@
 """Evaluate a model by perplexity, BLEU, and chrF (sections 6.1 and 6.2)."""
 
 import hashlib
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from transformer_jax.data.batches import Ragged
 from transformer_jax.data.corpora import bleu_tokenizer
@@ -96,13 +93,8 @@ def read_files(run: Run, files: Files) -> Text:
     digest = hashlib.sha256("\n".join([*sources, *references]).encode()).hexdigest()[:8]
     names = [path.name.encode(errors="backslashreplace").decode() for path in files]
     name, title = f"on-{names[0][:60]}-{digest}", " and ".join(names)
-    source_tokens, target_tokens = map(_ragged, encoded)
+    source_tokens, target_tokens = map(Ragged.from_lists, encoded)
     return Text(name, title, sources, references, (source_tokens, target_tokens))
-
-
-def _ragged(sequences: Sequence[Sequence[int]]) -> Ragged:
-    offsets = np.cumsum([0, *map(len, sequences)])
-    return Ragged(np.fromiter(itertools.chain.from_iterable(sequences), np.int32), offsets)
 
 
 def read_text(run: Run, text: Split | Files, progress: Progress = ignore_progress) -> Text:

@@ -65,9 +65,8 @@ class Module(NamedTuple):
     """Its name in this package, such as `encoder_0.self_attention.query`."""
     marian_name: str
     reads_channels: bool
-    """Whether the last axis of Marian's weight is d_model."""
-    writes_channels: bool
-    """Whether the first axis of Marian's weight, and the only axis of its bias, is d_model."""
+    """Whether the last axis of Marian's weight is d_model. If not, d_model is the first axis of the
+    weight and the only axis of the bias."""
 
 
 def to_marian(config: ModelConfig, params: Params, orders: Orders = SAME_IDS) -> Arrays:
@@ -99,7 +98,7 @@ def to_marian(config: ModelConfig, params: Params, orders: Orders = SAME_IDS) ->
         bias = params.get(f"{module.name}.bias", np.zeros(len(weight), weight.dtype)).reshape(-1)
         if module.reads_channels:
             weight = weight[:, channels]
-        if module.writes_channels:
+        else:
             weight, bias = weight[channels], bias[channels]
         arrays[f"{module.marian_name}.weight"] = np.ascontiguousarray(weight)
         arrays[f"{module.marian_name}.bias"] = bias
@@ -146,10 +145,10 @@ def from_marian(config: ModelConfig, arrays: Arrays, orders: Orders = SAME_IDS) 
             continue
         if module.reads_channels:
             weight = weight[:, channels]
-        if module.writes_channels:
+        else:
             weight, bias = weight[channels], bias[channels]
         kernel, is_attention = np.ascontiguousarray(weight.T), "_attention" in module.name
-        if is_attention and module.writes_channels:
+        if is_attention and not module.reads_channels:
             kernel = kernel.reshape(config.num_heads, config.d_v, -1)
         elif is_attention:
             kernel = kernel.reshape(len(kernel), config.num_heads, -1)
@@ -192,19 +191,16 @@ def _modules(config: ModelConfig) -> Iterator[Module]:
         for index in range(depth):
             yield from _layer_modules(stack, f"{stack}_{index}", f"model.{stack}.layers.{index}")
         if config.layer_norm == "pre":
-            yield Module(f"{stack}_norm", f"model.{stack}.layer_norm", False, True)
+            yield Module(f"{stack}_norm", f"model.{stack}.layer_norm", False)
 
 
 def _layer_modules(stack: str, layer: str, marian_layer: str) -> Iterator[Module]:
     for name, marian_name in NORMS.items():
         if stack == "decoder" or name != "after_cross_attention":
-            yield Module(f"{layer}.{name}.norm", f"{marian_layer}.{marian_name}", False, True)
+            yield Module(f"{layer}.{name}.norm", f"{marian_layer}.{marian_name}", False)
     for name, marian_name in FEED_FORWARD.items():
         yield Module(
-            f"{layer}.feed_forward.{name}",
-            f"{marian_layer}.{marian_name}",
-            name == "inner",
-            name == "outer",
+            f"{layer}.feed_forward.{name}", f"{marian_layer}.{marian_name}", name == "inner"
         )
     for attention, marian_attention in ATTENTIONS.items():
         if stack == "encoder" and attention == "cross_attention":
@@ -214,5 +210,4 @@ def _layer_modules(stack: str, layer: str, marian_layer: str) -> Iterator[Module
                 f"{layer}.{attention}.{name}",
                 f"{marian_layer}.{marian_attention}.{marian_name}",
                 name != "output",
-                name == "output",
             )

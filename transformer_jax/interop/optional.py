@@ -9,10 +9,10 @@ from transformer_jax.errors import UsageError
 INTEROP = "'.[interop]'"
 
 
-def require_library(library: str, install: str = INTEROP) -> None:
+def require_library(library: str) -> None:
     """Raise the same error as `import_optional` if a library is missing, without importing it."""
     if find_spec(library) is None:
-        raise _missing(library, install)
+        raise _missing(library, INTEROP)
 
 
 def import_optional(name: str, install: str = INTEROP) -> ModuleType:

@@ -9,9 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float
 
 from transformer_jax.errors import StorageError
@@ -36,7 +35,7 @@ class Linear(NamedTuple):
 
 def flatten_params(params: Params) -> Arrays:
     """Return all parameters, keyed by flat name."""
-    return {name: np.asarray(x) for name, x in _leaves_by_name(params).items()}
+    return {name: np.asarray(x) for name, x in flatten_dict(params, sep=".").items()}
 
 
 def unflatten_params(arrays: Mapping[str, np.ndarray]) -> Params:
@@ -46,7 +45,8 @@ def unflatten_params(arrays: Mapping[str, np.ndarray]) -> Params:
 
 def expected_shapes(model: EncoderDecoder) -> Shapes:
     """Return the shapes of a model's parameters, keyed by flat name."""
-    return {name: x.shape for name, x in _leaves_by_name(abstract_params(model)).items()}
+    leaves: Mapping[str, Any] = flatten_dict(abstract_params(model), sep=".")
+    return {name: leaf.shape for name, leaf in leaves.items()}
 
 
 class Found(NamedTuple):
@@ -133,8 +133,3 @@ def to_linear(dense: Mapping[str, Any], num_input_axes: int = 1) -> Linear:
     inputs = int(np.prod(kernel.shape[:num_input_axes]))
     weight = np.ascontiguousarray(kernel.reshape(inputs, -1).T)
     return Linear(weight, np.asarray(dense["bias"]).reshape(-1) if "bias" in dense else None)
-
-
-def _leaves_by_name(params: Params) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {".".join(entry.key for entry in path): leaf for path, leaf in leaves}

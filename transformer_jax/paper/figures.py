@@ -76,13 +76,13 @@ def describe_architecture(config: ModelConfig) -> tuple[list[Column], list[Link]
     return columns, [Link(0, (1, 2 + decoder.index("cross_attention")))]
 
 
-def draw_figure_2(num_heads: int = 8) -> Picture:
+def draw_figure_2() -> Picture:
     """Draw scaled dot-product attention as the program computes it, and multi-head attention."""
     multi_head = ["Linear (V, K, Q)", "Scaled Dot-Product Attention", "Concat", "Linear"]
     return draw_columns(
         [
             Column("Q, K, V", describe_attention()),
-            Column("V, K, Q", multi_head, "", range(1, 2), f"{num_heads} x"),
+            Column("V, K, Q", multi_head, "", range(1, 2), f"{ModelConfig().num_heads} x"),
         ]
     )
 

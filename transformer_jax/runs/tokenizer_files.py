@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_jax.data.token_table import TableTokenizer, TokenTable, digest_files
-from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
+from transformer_jax.data.tokenizer import Tokenizer, Vocabulary, check_model
 from transformer_jax.errors import StorageError
 
 # The size limit in bytes, so that oversized malicious files are rejected before they are read.
@@ -63,4 +63,5 @@ def _read_tokenizer(path: Path, digest: object) -> Tokenizer:
     if not table:
         return Tokenizer.load_untrusted(model, str(path))
     parsed = TokenTable.from_json(table, str(table_path))
-    return TableTokenizer.load_untrusted_table(model, parsed, str(path))
+    check_model(model, str(path))
+    return TableTokenizer(model, parsed, str(path))
