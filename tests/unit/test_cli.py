@@ -100,6 +100,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
     (
         *("compile", "tiny", "--target", "v5e", "--parallelism", "fspd"),
     ): "--parallelism must be one of data, fsdp, pmap, got 'fspd'; did you mean 'fsdp'?",
+    ("paper", "table1", "--lengths", "64", "x"): "--lengths must be an integer, got 'x'",
     ("sweep", "tiny", "--target", "v5e"): "--target needs --dry-run",
     ("sweep", "tiny", "--dry-run", "--target", "v5e:8"): "a v5e slice has 2 dimensions",
     ("train", "tiny", "--model.d-model", "129"): "model.d_model must be even",

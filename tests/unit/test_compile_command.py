@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import pytest
@@ -31,13 +31,20 @@ def compile_by_formula(
     return StepProgram(bucket.rows, *lengths, *sizes, 5e12, 6e12, collectives, 70.2)
 
 
+def set_compiler(
+    monkeypatch: pytest.MonkeyPatch, compiler: Callable[..., StepProgram] | None
+) -> None:
+    for module in (check, fit):
+        monkeypatch.setattr(module, "compile_step", compiler)
+
+
 @pytest.fixture(autouse=True)
 def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "transformer_jax.commands.compilation.configure_environment", lambda **_: None
     )
     monkeypatch.setattr("transformer_jax.commands.sweeps.configure_environment", lambda **_: None)
-    monkeypatch.setattr(fit, "compile_step", compile_by_formula)
+    set_compiler(monkeypatch, compile_by_formula)
     devices = [None] * 64
     for module in ("transformer_jax.sweeps.device_counts", topologies.__name__):
         monkeypatch.setattr(f"{module}.make_devices", lambda target: devices[: target.num_devices])
@@ -160,7 +167,7 @@ CUDNN += ("--model.attention-dropout", "0")
 def test_cudnn_is_rejected_for_tpus_before_anything_is_compiled(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "compile_step", None)
+    set_compiler(monkeypatch, None)
     _, line = run(capsys, "tiny", "--target", "h100", "v5e", *CUDNN, code=2)
     assert line == (
         "transformer-jax: model.attention_implementation cudnn needs NVIDIA GPUs, not v5e: use "
@@ -180,7 +187,7 @@ def test_cudnn_is_accepted_for_gpus(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_missing_cudnn_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "compile_step", programs.compile_step)
+    set_compiler(monkeypatch, programs.compile_step)
     monkeypatch.setattr(
         "transformer_jax.compilation.topologies.make_devices", lambda _: jax.devices()[:1]
     )

@@ -34,5 +34,7 @@ def test_a_row_with_cudnn_is_rejected_for_tpus_before_any_row_is_compiled(tmp_pa
     sweep = Sweep(tmp_path, {"base": Row(Config()), "cudnn": Row(cudnn)}, ())
     reports: list[str] = []
     with pytest.raises(UsageError, match=r"cudnn needs NVIDIA GPUs, not v5e:2x2: use model\.att"):
-        count_devices_of_rows(sweep, parse_target("v5e:2x2"), report=reports.append)
+        count_devices_of_rows(
+            sweep, parse_target("v5e:2x2"), progress=lambda task, *_: reports.append(task)
+        )
     assert reports == []

@@ -134,7 +134,12 @@ def _did_you_mean_option(name: str, options: Iterable[str]) -> str:
 def _check_value(option: str, alternatives: Alternatives, words: Sequence[str]) -> None:
     if not alternatives and words:
         raise UsageError(f"{option} takes no value, got {words[0]!r}")
-    if not alternatives or _max_words(alternatives) == math.inf:
+    if not alternatives:
+        return
+    if _max_words(alternatives) == math.inf:
+        [kind] = alternatives
+        for word in words:
+            _check_value(option, typing.get_args(kind)[:1], [word])
         return
     if not words:
         raise UsageError(f"{option} needs a value")

@@ -1,10 +1,9 @@
 """The `compile` command, which checks whether a config fits devices that this machine lacks."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
@@ -12,15 +11,12 @@ from transformer_jax.commands.base import FileCommand
 from transformer_jax.compilation.environment import configure_environment
 from transformer_jax.compilation.targets import GIB, KINDS, Target, parse_target
 from transformer_jax.config import Config, Row, loading
-from transformer_jax.config.validation import did_you_mean
 from transformer_jax.console import progress_bar, stdout
 from transformer_jax.errors import OutOfMemoryError, Setting, UsageError
 
 if TYPE_CHECKING:
     from transformer_jax.compilation.check import Check
     from transformer_jax.compilation.programs import StepProgram
-
-PARALLELISM = ("data", "fsdp", "pmap")
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,9 @@ class Compile(FileCommand):
     target: Annotated[tuple[str, ...], arg(metavar="TARGET...")] = ()
     """The devices (required): v5e:2x4 is a TPU slice, h100:8 is eight GPUs,
     and h200 is one GPU."""
-    parallelism: Annotated[tuple[str, ...], arg(metavar="{data,fsdp,pmap}...")] = ()
+    parallelism: Annotated[
+        tuple[Literal["data", "fsdp", "pmap"], ...], arg(metavar="{data,fsdp,pmap}...")
+    ] = ()
     """Compile for each of these values instead of train.parallelism."""
     largest: FlagCreatePairsOff[bool] = False
     """Compile only the batch shape that needs the most memory."""
@@ -60,11 +58,6 @@ class Compile(FileCommand):
             raise UsageError(
                 f"compile needs --target, such as --target v5e:2x4 (there are {', '.join(KINDS)})"
             )
-        for value in self.parallelism:
-            if value not in PARALLELISM:
-                hint = did_you_mean(value, PARALLELISM)
-                allowed = ", ".join(PARALLELISM)
-                raise UsageError(f"--parallelism must be one of {allowed}, got {value!r}{hint}")
         if self.fit and self.largest:
             raise UsageError("--fit compiles only the largest batches: leave out --largest")
         configure_environment(for_gpus=not all(target.is_tpu for target in targets))
@@ -101,11 +94,12 @@ class Compile(FileCommand):
                 changed = shapes.config.change(train={"parallelism": value})
                 arguments = (shapes._replace(config=changed), target, devices[target])
                 with progress_bar() as progress:
-                    report = partial(_report, progress)
                     if self.fit:
-                        check = find_batch(*arguments, report=report)
+                        check = find_batch(*arguments, progress=progress)
                     else:
-                        check = check_shapes(*arguments, only_largest=self.largest, report=report)
+                        check = check_shapes(
+                            *arguments, only_largest=self.largest, progress=progress
+                        )
                 yield check
 
 
@@ -172,10 +166,6 @@ def describe_failure(name: str, check: "Check") -> list[str | Setting]:
             Setting("fit", value=True),
         ]
     return parts
-
-
-def _report(progress: Callable[[str, int, int], None], task: str) -> None:
-    progress(task, 0, 0)
 
 
 def _format_bytes(size: float | None) -> str:

@@ -251,7 +251,7 @@ def _print_device_counts(sweep: "plan.Sweep", target: Target) -> None:
     from transformer_jax.sweeps.device_counts import count_devices_of_rows, describe_counts
 
     with progress_bar() as progress:
-        counts = count_devices_of_rows(sweep, target, report=lambda task: progress(task, 0, 0))
+        counts = count_devices_of_rows(sweep, target, progress=progress)
     stdout.print(describe_counts(counts, target))
     _print_disk_space(sweep)
 

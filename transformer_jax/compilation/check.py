@@ -1,26 +1,18 @@
 """Compile a config's step, check whether it fits in a target's memory, and suggest changes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from transformer_jax.compilation.fit import (
-    Compiler,
-    Cure,
-    find_cures,
-    find_largest_batch,
-    make_compiler,
-)
-from transformer_jax.compilation.programs import StepProgram
+from transformer_jax.compilation.fit import Compiler, Cure, find_cures, find_largest_batch
+from transformer_jax.compilation.programs import StepProgram, compile_step
 from transformer_jax.compilation.shapes import Shapes, largest_bucket
 from transformer_jax.compilation.targets import Target
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Bucket
-
-Report = Callable[[str], object]
-"""A function that receives a description of each program before the program is compiled."""
+from transformer_jax.data.encode import Progress, ignore_progress
 
 
 @dataclass(frozen=True)
@@ -37,7 +29,7 @@ class Check:
     cures: tuple[Cure, ...] = ()
     """Changes that make the step fit; empty if it already fits or if no change helps."""
     batch_tokens: int | None = None
-    """The largest `data.batch_tokens` that fits, if `find_batch` was set."""
+    """The largest `data.batch_tokens` that fits; None unless `find_batch` made this check."""
 
     @property
     def fits(self) -> bool:
@@ -76,12 +68,12 @@ def check_shapes(
     devices: Sequence[jax.Device],
     *,
     only_largest: bool = False,
-    report: Report = lambda _: None,
+    progress: Progress = ignore_progress,
 ) -> Check:
     """Compile the step for all batch shapes, or only for the one that needs the most memory."""
     config, buckets = shapes.config, shapes.buckets
     largest = largest_bucket(config, buckets)
-    compile_and_report = _reporting(target, devices, report)
+    compile_and_report = _reporting(target, devices, progress)
     programs = {
         bucket: compile_and_report(config, bucket)
         for bucket in ([largest] if only_largest else buckets)
@@ -100,21 +92,20 @@ def find_batch(
     target: Target,
     devices: Sequence[jax.Device],
     *,
-    report: Report = lambda _: None,
+    progress: Progress = ignore_progress,
 ) -> Check:
     """Find the largest `data.batch_tokens` that fits the target with the largest batch shape."""
     config = shapes.config
     bucket = largest_bucket(config, shapes.buckets)
-    compile_and_report = _reporting(target, devices, report)
+    compile_and_report = _reporting(target, devices, progress)
     found = find_largest_batch(config, bucket, compile_and_report, len(devices))
     tokens, programs = (None, ()) if found is None else (found[0], (found[1],))
     parallelism, source = config.train.parallelism, shapes.source
     return Check(target, parallelism, source, programs, batch_tokens=tokens)
 
 
-def _reporting(target: Target, devices: Sequence[jax.Device], report: Report) -> Compiler:
-    """Return a compiler that reports each program before compiling it."""
-    compiler = make_compiler(target, devices)
+def _reporting(target: Target, devices: Sequence[jax.Device], progress: Progress) -> Compiler:
+    """Return a compiler for these devices that reports each program before compiling it."""
 
     def compile_and_report(config: Config, bucket: Bucket) -> StepProgram:
         shape = f"{bucket.rows} x ({bucket.source} + {bucket.target})"
@@ -122,7 +113,7 @@ def _reporting(target: Target, devices: Sequence[jax.Device], report: Report) ->
         options += ["remat"] if config.model.remat else []
         if (count := config.train.gradient_accumulation_steps) > 1:
             options.append(f"{count} micro-batches")
-        report(f"compiling for {target}, {', '.join(options)}, {shape} tokens")
-        return compiler(config, bucket)
+        progress(f"compiling for {target}, {', '.join(options)}, {shape} tokens", 0, 0)
+        return compile_step(config, target, devices, bucket)
 
     return compile_and_report

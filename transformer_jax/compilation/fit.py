@@ -33,11 +33,6 @@ class Cure:
     program: StepProgram
 
 
-def make_compiler(target: Target, devices: Sequence[jax.Device]) -> Compiler:
-    """Return a version of `compile_step` for these devices."""
-    return lambda config, bucket: compile_step(config, target, devices, bucket)
-
-
 def find_cures(
     config: Config, bucket: Bucket, program: StepProgram, compiler: Compiler, num_devices: int
 ) -> list[Cure]:

@@ -1,6 +1,6 @@
 """Compile training steps to find how many of a target's devices each row of a sweep needs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import groupby
 
 from transformer_jax.compilation.fit import count_devices
@@ -8,6 +8,7 @@ from transformer_jax.compilation.programs import check_attention
 from transformer_jax.compilation.shapes import assume_shapes, largest_bucket
 from transformer_jax.compilation.targets import Target
 from transformer_jax.compilation.topologies import make_devices
+from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.sweeps.plan import Sweep
 
 # The number of devices, or None if even all of the target's devices are not enough.
@@ -15,7 +16,7 @@ Counts = Mapping[str, int | None]
 
 
 def count_devices_of_rows(
-    sweep: Sweep, target: Target, *, report: Callable[[str], object] = lambda _: None
+    sweep: Sweep, target: Target, *, progress: Progress = ignore_progress
 ) -> Counts:
     """Return how many devices each row needs: 1, 2, 4, ..., or all; None if no number is enough.
 
@@ -30,7 +31,7 @@ def count_devices_of_rows(
     devices = make_devices(target)
     counts: dict[str, int | None] = {}
     for name, row in sweep.rows.items():
-        report(f"compiling {name} for {target}")
+        progress(f"compiling {name} for {target}", 0, 0)
         bucket = largest_bucket(row.config, assume_shapes(row.config).buckets)
         counts[name] = count_devices(row.config, bucket, target, devices)
     return counts
