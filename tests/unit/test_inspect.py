@@ -165,6 +165,12 @@ def test_the_table_of_positions_is_what_the_encoder_adds(positions: str) -> None
     np.testing.assert_allclose(position_table(model, params, 5), expected[positions], atol=1e-6)
 
 
+def test_the_decoder_has_a_table_of_its_own_positions() -> None:
+    model, params = make_model(positions="learned")
+    table = position_table(model, params, 5, "decoder")
+    np.testing.assert_array_equal(table, floats(params["target_positions"]["positions"])[:5])
+
+
 def test_the_initial_table_is_that_of_a_run_with_the_same_seed() -> None:
     model, _ = make_model(positions="learned")
     initial = init_state(model, TrainConfig(seed=3)).params["source_positions"]["positions"]

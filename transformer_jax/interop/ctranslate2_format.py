@@ -19,9 +19,11 @@ from jaxtyping import Float
 from transformer_jax.config import ModelConfig
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.interop.expressible import check_ctranslate2
-from transformer_jax.interop.folders import new_folder, write_tokenizers
+from transformer_jax.interop.marian_settings import write_tokenizers
 from transformer_jax.interop.optional import import_optional
 from transformer_jax.interop.parameters import to_linear
+from transformer_jax.model import inspect
+from transformer_jax.runs.run_directory import new_folder
 from transformer_jax.special_tokens import PAD
 
 Quantization = Literal["float32", "bfloat16", "int8"]
@@ -107,10 +109,7 @@ def position_table(run: Run, stack: str) -> Float[np.ndarray, "P D"]:
     longest = config.max_lengths[stack == "decoder"]
     if longest is None:
         longest = max(config.max_length + run.config.decode.max_extra_length, MIN_POSITIONS)
-    model = run.model.bind({"params": run.params})
-    add_positions = model.source_positions if stack == "encoder" else model.target_positions
-    zeros = jnp.zeros((1, longest, config.d_model))
-    return np.array(add_positions(zeros, jnp.arange(longest))[0])
+    return np.array(inspect.position_table(run.model, run.params, longest, stack))
 
 
 def _set_layer(layer: Any, params: Mapping[str, Any], config: ModelConfig) -> None:

@@ -6,11 +6,15 @@ from pathlib import Path
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.interop.expressible import check_marian
-from transformer_jax.interop.folders import new_folder, write_tokenizers
 from transformer_jax.interop.marian_parameters import Orders, to_marian
-from transformer_jax.interop.marian_settings import generation_settings, model_settings
+from transformer_jax.interop.marian_settings import (
+    generation_settings,
+    model_settings,
+    write_tokenizers,
+)
 from transformer_jax.interop.optional import require_library
 from transformer_jax.interop.parameters import write_arrays
+from transformer_jax.runs.run_directory import new_folder
 
 MIN_POSITIONS = 512
 

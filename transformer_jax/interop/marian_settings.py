@@ -87,6 +87,12 @@ def special_tokens(table: TokenTable | None) -> dict[str, int]:
     return tokens if begin == padding else {**tokens, "bos_token_id": begin}
 
 
+def write_tokenizers(folder: Path, vocabulary: Vocabulary) -> None:
+    """Write the SentencePiece models under Marian's file names."""
+    (folder / "source.spm").write_bytes(vocabulary.source.model)
+    (folder / "target.spm").write_bytes(vocabulary.target.model)
+
+
 # Settings of `generate` that this package's search does not support, with the values that turn them
 # off.
 NEUTRAL_GENERATION = {

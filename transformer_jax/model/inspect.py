@@ -81,17 +81,18 @@ def digest_params(params: Params) -> str:
 
 
 def position_table(
-    model: EncoderDecoder, params: Params, num_positions: int
+    model: EncoderDecoder, params: Params, num_positions: int, stack: str = "encoder"
 ) -> Float[Array, "num_positions d_model"]:
-    """Return the vector that the encoder adds to the embeddings at each position (section 3.5).
+    """Return the vector that a stack adds to the embeddings at each position (section 3.5).
 
-    The table is all zeros if the model does not encode positions, or encodes them in
-    self-attention.
+    `stack` is "encoder" or "decoder". The table is all zeros if the model does not encode
+    positions, or encodes them in self-attention.
     """
     zeros = jnp.zeros((1, num_positions, model.config.d_model))
 
     def add(module: Any) -> Float[Array, "1 num_positions d_model"]:
-        return module.source_positions(zeros, jnp.arange(num_positions))
+        positions = module.source_positions if stack == "encoder" else module.target_positions
+        return positions(zeros, jnp.arange(num_positions))
 
     return jnp.asarray(model.apply({"params": params}, method=add))[0]
 

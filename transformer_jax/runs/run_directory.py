@@ -21,7 +21,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, get_args
@@ -110,23 +110,11 @@ class RunDirectory:
             UsageError: the path already exists; it is left unchanged.
             StorageError: the directory cannot be written.
         """
-        check_available(path, is_package=package is not None)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(
-                prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
-            ) as private:
-                # A temporary directory is private, but this subdirectory is not.
-                run = cls(Path(private) / "run", config, vocabulary, fingerprint, package)
-                run.path.mkdir()
-                write_vocabulary(run.path, vocabulary)
-                run._write_description(versions or current_versions())
-                fill(run)
-                run.path.rename(path)
-        except OSError as error:
-            # Another process may have created the run in the meantime.
-            check_available(path, is_package=package is not None)
-            raise StorageError(f"the run {path} could not be written: {error}") from error
+        with new_folder(path, is_package=package is not None) as private:
+            run = cls(private, config, vocabulary, fingerprint, package)
+            write_vocabulary(run.path, vocabulary)
+            run._write_description(versions or current_versions())
+            fill(run)
         return replace(run, path=path)
 
     @classmethod
@@ -239,6 +227,31 @@ class RunDirectory:
             **({} if self.package is None else {"package": self.package._asdict()}),
         }
         write_json(self.path / "run.json", description)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, *, is_package: bool = True) -> Iterator[Path]:
+    """Yield a private folder, and rename it to `path` on exit, so that it appears when complete.
+
+    Raises:
+        UsageError: the path already exists. Nothing is changed.
+        StorageError: the folder cannot be written.
+    """
+    check_available(path, is_package=is_package)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
+        ) as private:
+            # A temporary directory is private, but its subdirectory has ordinary permissions.
+            folder = Path(private) / "new"
+            folder.mkdir()
+            yield folder
+            folder.rename(path)
+    except OSError as error:
+        # Another process may have created the folder in the meantime.
+        check_available(path, is_package=is_package)
+        raise StorageError(f"{path} could not be written: {error}") from error
 
 
 def check_available(path: Path, *, is_package: bool = False) -> None:
