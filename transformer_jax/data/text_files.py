@@ -13,8 +13,9 @@ import itertools
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import DataError, Setting, UsageError
@@ -24,39 +25,16 @@ MAX_LINE_BYTES = 1 << 16
 GZIP_MAGIC = b"\x1f\x8b"
 
 
-class TextFiles:
-    """A corpus stored in pairs of plain or gzip-compressed files."""
+class FileCorpus:
+    """A corpus in files. They are read several times, so they must not change in between."""
 
-    def __init__(self, files: Mapping[Split, tuple[str, str] | None], folder: str | None) -> None:
-        """Find the source and target files of each split. The train and dev splits are required.
+    kind: ClassVar[str]
+    """The first words of `identity`."""
 
-        Relative names are resolved against `folder`, `$TRANSFORMER_JAX_DATA`, or the working
-        directory.
-        """
-        for split in ("train", "dev"):
-            if files.get(split) is None:
-                raise UsageError(
-                    f"data.{split} must name a source file and a target file, "
-                    f"for example {split}.en {split}.de"
-                )
-        home = Path(folder or os.environ.get("TRANSFORMER_JAX_DATA") or ".")
-        self._paths = {
-            split: tuple(_check_regular_file(home / name) for name in pair)
-            for split in SPLITS
-            if (pair := files.get(split)) is not None
-        }
-        self._counts: dict[Split, int] = {}
-        # This class reads the text several times, so the files must not change in between.
-        self._versions = {
-            path: file_version(path) for pair in self._paths.values() for path in pair
-        }
-
-    @property
-    def name(self) -> str:
-        """The names of the training files, without their folders."""
-        names = " + ".join(path.name for path in self._paths["train"])
-        # Escape bytes in file names that are not valid UTF-8, because terminals cannot show them.
-        return names.encode(errors="backslashreplace").decode()
+    def __init__(self, paths: Mapping[Split, Sequence[Path]]) -> None:
+        """Remember the files of each split and their current versions."""
+        self._paths, self._counts = dict(paths), dict[Split, int]()
+        self._versions = {path: file_version(path) for x in paths.values() for path in x}
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -76,7 +54,47 @@ class TextFiles:
                 except OSError as error:
                     raise _read_error(path, error) from error
             self._check_unchanged(split)
-        return f"text files, {digest.hexdigest()}"
+        return f"{self.kind}, {digest.hexdigest()}"
+
+    def _check_unchanged(self, split: Split) -> None:
+        for path in self._paths[split]:
+            if file_version(path) != self._versions[path]:
+                raise DataError(
+                    f"{path.name} was changed while it was read: try again when it is complete"
+                )
+
+
+class TextFiles(FileCorpus):
+    """A corpus stored in pairs of plain or gzip-compressed files."""
+
+    kind = "text files"
+
+    def __init__(self, files: Mapping[Split, tuple[str, str] | None], folder: str | None) -> None:
+        """Find the source and target files of each split. The train and dev splits are required.
+
+        Relative names are resolved against `folder`, `$TRANSFORMER_JAX_DATA`, or the working
+        directory.
+        """
+        for split in ("train", "dev"):
+            if files.get(split) is None:
+                raise UsageError(
+                    f"data.{split} must name a source file and a target file, "
+                    f"for example {split}.en {split}.de"
+                )
+        home = data_folder(folder)
+        paths = {
+            split: tuple(_check_regular_file(home / name) for name in pair)
+            for split in SPLITS
+            if (pair := files.get(split)) is not None
+        }
+        super().__init__(paths)
+
+    @property
+    def name(self) -> str:
+        """The names of the training files, without their folders."""
+        names = " + ".join(path.name for path in self._paths["train"])
+        # Escape bytes in file names that are not valid UTF-8, because terminals cannot show them.
+        return names.encode(errors="backslashreplace").decode()
 
     def count(self, split: Split) -> int:
         """Check every line; return the number of pairs, or raise a DataError for a bad line."""
@@ -103,12 +121,10 @@ class TextFiles:
         yield from itertools.islice(zip(source, target, strict=False), start, None)
         self._check_unchanged(split)
 
-    def _check_unchanged(self, split: Split) -> None:
-        for path in self._paths[split]:
-            if file_version(path) != self._versions[path]:
-                raise DataError(
-                    f"{path.name} was changed while it was read: try again when it is complete"
-                )
+
+def data_folder(folder: str | None) -> Path:
+    """Return the folder, or else `$TRANSFORMER_JAX_DATA`, or else the working folder."""
+    return Path(folder or os.environ.get("TRANSFORMER_JAX_DATA") or ".")
 
 
 def is_too_long(line: str) -> bool:

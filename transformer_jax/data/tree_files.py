@@ -9,15 +9,13 @@ Files with the suffix `.trees` have one tree on each line. Trees in `.mrg` files
 lines. Both kinds of file may be compressed with gzip.
 """
 
-import hashlib
 import itertools
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from transformer_jax.data.linearization import linearize
 from transformer_jax.data.splits import SPLITS, Split
-from transformer_jax.data.text_files import file_version, read_lines
+from transformer_jax.data.text_files import FileCorpus, data_folder, read_lines
 from transformer_jax.data.trees import Tree, read_trees
 from transformer_jax.errors import DataError, Setting
 
@@ -30,8 +28,10 @@ WSJ_SECTIONS: dict[Split, tuple[str, ...]] = {
 }
 
 
-class TreeFiles:
+class TreeFiles(FileCorpus):
     """A corpus of sentences and linearized trees."""
+
+    kind = "linearized trees"
 
     def __init__(self, folder: str | None) -> None:
         """Find the files of each split in `folder`, `$TRANSFORMER_JAX_DATA`, or the working folder.
@@ -39,7 +39,7 @@ class TreeFiles:
         Raises:
             DataError: there are no training trees or no development trees.
         """
-        self._folder = Path(folder or os.environ.get("TRANSFORMER_JAX_DATA") or ".")
+        self._folder = data_folder(folder)
         try:
             found = {split: _find_files(self._folder, split) for split in SPLITS}
         except OSError as error:
@@ -51,35 +51,13 @@ class TreeFiles:
                     f"folder {split}, or the sections of the Penn Treebank; choose a folder with ",
                     Setting("data.folder", "FOLDER"),
                 )
-        self._paths = {split: paths for split, paths in found.items() if paths}
-        self._counts: dict[Split, int] = {}
-        # This class reads the files several times, so they must not change in between.
-        self._versions = {path: file_version(path) for x in self._paths.values() for path in x}
+        super().__init__({split: paths for split, paths in found.items() if paths})
 
     @property
     def name(self) -> str:
         """The folder's name."""
         name = f"trees in {self._folder.resolve().name}"
         return name.encode(errors="backslashreplace").decode()
-
-    @property
-    def splits(self) -> tuple[Split, ...]:
-        """The splits that have files."""
-        return tuple(self._paths)
-
-    @property
-    def identity(self) -> str:
-        """The SHA-256 of all files."""
-        digest = hashlib.sha256()
-        for split, paths in self._paths.items():
-            digest.update(split.encode())
-            for path in paths:
-                try:
-                    with path.open("rb") as file:
-                        digest.update(hashlib.file_digest(file, "sha256").digest())
-                except OSError as error:
-                    raise DataError(f"{path} cannot be read: {error.strerror}") from error
-        return f"linearized trees, {digest.hexdigest()}"
 
     def count(self, split: Split) -> int:
         """Check every tree; return the number of trees, or raise a DataError for a bad tree."""
@@ -101,8 +79,7 @@ class TreeFiles:
             is_one_per_line = ".trees" in path.suffixes
             name = str(path.relative_to(self._folder))
             yield from read_trees(read_lines(path), name, one_per_line=is_one_per_line)
-            if file_version(path) != self._versions[path]:
-                raise DataError(f"{name} was changed while it was read: try again later")
+        self._check_unchanged(split)
 
 
 def _find_files(folder: Path, split: Split) -> list[Path]:
