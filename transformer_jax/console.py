@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, TaskID
+from rich.text import Text
 
 from transformer_jax.errors import (
     OutOfMemoryError,
@@ -39,11 +40,12 @@ class PlainConsole(Console):
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
 
-    def print(self, *objects: object, **options: Any) -> None:
-        """Print text and Rich renderables; see `rich.console.Console.print`."""
-        super().print(
-            *(escape_control_characters(x) if isinstance(x, str) else x for x in objects), **options
-        )
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Escape control characters; see `rich.console.Console.render_str`.
+
+        Rich calls this method for printed strings and for the cells of tables.
+        """
+        return super().render_str(escape_control_characters(text), **options)
 
 
 # Results go to standard output; notes, progress, and errors go to standard error.

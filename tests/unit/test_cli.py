@@ -511,12 +511,13 @@ def test_diff_of_runs_names_the_software_versions_that_differ(
         RunDirectory.create(tmp_path / name, config, prepared.vocabulary, prepared.fingerprint)
     description = tmp_path / "b" / "run.json"
     stored = json.loads(description.read_text())
-    stored["versions"]["jax"] = "0.0.1"
+    stored["versions"] |= {"jax": "0.0.1", "added": "2"}
     description.write_text(json.dumps(stored))
     assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
     differences = json.loads(capsys.readouterr().out)
-    assert set(differences) == {"train.seed", "made with jax"}
+    assert set(differences) == {"train.seed", "made with jax", "made with added"}
     assert differences["made with jax"][1] == "0.0.1"
+    assert differences["made with added"] == [None, "2"]
     assert f"{tmp_path} is not a run" in mistake(
         capsys, ["diff", str(tmp_path / "a"), str(tmp_path)]
     )

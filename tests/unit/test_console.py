@@ -4,6 +4,7 @@ import io
 import shlex
 
 import pytest
+from rich.table import Table
 
 from transformer_jax import console, errors
 from transformer_jax.console import (
@@ -30,6 +31,17 @@ def test_a_console_prints_text_without_markup_or_wrapping() -> None:
     text = "[bold]a[/bold] :smile: \x1b[2J " + "word " * 100
     plain.print(text)
     assert out.getvalue() == escape_control_characters(text) + "\n"
+
+
+def test_a_table_shows_control_characters_escaped_and_text_without_markup() -> None:
+    out = io.StringIO()
+    plain = PlainConsole()
+    plain.file = out
+    table = Table("a\x1b[2Jb", box=None)
+    table.add_row("[bold]\x1b]0;owned\x07[/bold]")
+    plain.print(table)
+    lines = [line.strip() for line in out.getvalue().splitlines()]
+    assert lines == [r"a\x1b[2Jb", r"[bold]\x1b]0;owned\x07[/bold]"]
 
 
 def test_the_shell_splits_a_shell_command_into_its_words() -> None:

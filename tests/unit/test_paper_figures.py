@@ -31,6 +31,11 @@ def test_figure_1_has_the_sub_layers_of_the_paper() -> None:
     assert len(decoder.repeated) == 6
 
 
+def test_figure_1_shows_the_depth_of_each_stack() -> None:
+    columns, _ = describe_architecture(replace(SMALL, num_decoder_layers=1))
+    assert [column.times for column in columns] == ["2 x", "1 x"]
+
+
 def test_figure_1_shows_another_program_if_the_config_has_one() -> None:
     (encoder, _), _ = describe_architecture(replace(SMALL, layer_norm="pre", dropout=0.0))
     assert encoder.boxes[2] == "Add & Norm"

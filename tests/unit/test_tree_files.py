@@ -72,6 +72,15 @@ def test_a_missing_split_is_reported_with_the_option_to_set(tmp_path: Path) -> N
         TreeFiles(str(tmp_path))
 
 
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_split_without_trees_is_reported(content: str, tmp_path: Path) -> None:
+    (write_treebank(tmp_path / "mine") / "dev.trees").write_text(content)
+    corpus = open_treebank(tmp_path / "mine")
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"^trees in mine has no dev trees$"):
+            corpus.count("dev")
+
+
 def test_an_invalid_tree_is_reported_with_its_file_and_line(tmp_path: Path) -> None:
     with (write_treebank(tmp_path) / "dev.trees").open("a") as file:
         file.write("(S (NN a)\n")

@@ -74,9 +74,9 @@ class Diff(PathCommand):
         differences: dict[str, tuple[object, object]] = {".".join(k): v for k, v in fields}
         if versions and other_versions:
             differences |= {
-                f"made with {name}": (version, other_versions.get(name))
-                for name, version in versions.items()
-                if version != other_versions.get(name)
+                f"made with {name}": (versions.get(name), other_versions.get(name))
+                for name in versions | other_versions
+                if versions.get(name) != other_versions.get(name)
             }
         table = Table("", self.first, self.second, box=None)
         for name, values in differences.items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from transformer_jax.config import Row
-from transformer_jax.console import escape_control_characters, stdout
+from transformer_jax.console import stdout
 
 if TYPE_CHECKING:
     from transformer_jax.inference.evaluate import Evaluation
@@ -140,7 +140,7 @@ def print_statuses(statuses: Sequence["RunStatus"]) -> None:
             "" if status.perplexity is None else f"{status.perplexity:.2f}",
             "" if status.bleu is None else f"{status.bleu:.1f}",
             "" if status.seconds_left is None else format_duration(status.seconds_left),
-            escape_control_characters(status.note) if status.note else status.phase,
+            status.note or status.phase,
         )
     stdout.print(table)
     counts = Counter(status.status for status in statuses)
@@ -154,7 +154,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     for column in table.columns[2:]:
         column.no_wrap = True
     for row in body:
-        table.add_row(*map(escape_control_characters, row))
+        table.add_row(*row)
     stdout.print(table)
 
 

@@ -62,7 +62,10 @@ class TreeFiles(FileCorpus):
     def count(self, split: Split) -> int:
         """Check every tree; return the number of trees, or raise a DataError for a bad tree."""
         if split not in self._counts:
-            self._counts[split] = sum(1 for _ in self._read_trees(split))
+            count = sum(1 for _ in self._read_trees(split))
+            if not count:
+                raise DataError(f"{self.name} has no {split} trees")
+            self._counts[split] = count
         return self._counts[split]
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:

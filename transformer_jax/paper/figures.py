@@ -56,7 +56,7 @@ def describe_architecture(config: ModelConfig) -> tuple[list[Column], list[Link]
     paths = list(_module_paths(closed.jaxpr))
     encoder, decoder = (_sub_layers(paths, f"{stack}_0") for stack in ("encoder", "decoder"))
     first = ["Embedding", "+ Positional Encoding"]
-    times = f"{config.num_layers} x"
+    times, decoder_times = (f"{count} x" for count in config.layers_per_stack)
     labels = {
         stack: [SUB_LAYERS.get(name, name) for name in names]
         for stack, names in (("encoder", encoder), ("decoder", decoder))
@@ -70,7 +70,7 @@ def describe_architecture(config: ModelConfig) -> tuple[list[Column], list[Link]
             [*first, *labels["decoder"], "Linear", "Softmax"],
             "Output Probabilities",
             range(2, 2 + len(decoder)),
-            times,
+            decoder_times,
         ),
     ]
     return columns, [Link(0, (1, 2 + decoder.index("cross_attention")))]
