@@ -115,7 +115,7 @@ FIGURES = (
     ),
     Item(
         "Figure 5",
-        "All heads of layer 5, which follow the structure of the sentence",
+        "All heads of layer 5 (the paper shows two that follow the structure of the sentence)",
         "tests/unit/test_attention_figures.py::test_the_opacity_of_each_line_is_its_weight",
         f"{ATTENTION} runs/demo {SENTENCE} --kind encoder --layer 0 --out figure5.svg",
         f"{ATTENTION} runs/wmt14 {LAW} --kind encoder --layer 4 --out figure5.svg",
@@ -156,7 +156,7 @@ TABLES = (
 SECTIONS = (
     Item(
         "Section 1",
-        "Attention instead of recurrence, in models of equal size (docs/recurrence.md)",
+        "Attention instead of recurrence, at equal size (needs Multi30k; docs/recurrence.md)",
         "tests/unit/test_architecture_build.py::"
         "test_the_rows_of_the_recurrence_sweep_have_equal_sizes",
         "transformer-jax sweep recurrence --seeds 3",
