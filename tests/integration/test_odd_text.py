@@ -126,7 +126,7 @@ class RandomCorpus:
         kind = self.rng.choice([*NOT_FILES, "utf-16", "noise", "blank", "gzip"])
         if kind in NOT_FILES:
             self.no_files[name] = kind
-            self.faults += [(name, "there is no file"), (name, "is not a text file")]
+            self.faults += [(name, "there is no file"), (name, ", not a text file")]
         elif kind == "utf-16":
             self.encoded[name] = "eins\nzwölf\n".encode("utf-16")
             self.faults.append((f"{name}, line 1: not UTF-8, byte 1 is 0xff",))

@@ -264,7 +264,7 @@ def test_two_sweeps_of_one_config_file_have_different_folders(
         (["mine.py", "--train-from"], "--train-from"),
         (["mine.py", "other.py"], "other.py and an earlier file have different rows"),
         (["nothing"], "no config file nothing"),
-        ([], "sweep begins with"),
+        ([], "sweep needs"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line_and_creates_nothing(

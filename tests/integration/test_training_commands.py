@@ -86,7 +86,10 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
         checkpoints.save(8, arrays, 2.0, {"versions": versions, "devices": "8 x P100"})
     assert main(["reproduce", "original"]) == 1
     message = capsys.readouterr().err.splitlines()[-1]
-    assert "original is not reproduced: the parameters differ at step 8, and so do:" in message
+    assert (
+        "original is not reproduced: the parameters differ at step 8; other differences: "
+        in message
+    )
     assert "jax 0.0.1 -> " in message
     assert ("commit abc -> " in message) is bool(source_commit())
     assert "devices 8 x P100 -> " in message

@@ -72,7 +72,7 @@ def test_runs_that_cannot_be_compared_are_rejected_in_one_line(
     line = error_of(*runs, "--out", tmp_path / "mine", code=74)
     assert "exists but does not contain a report: choose another folder (--out FOLDER)" in line
     assert "a report of runs needs a folder: --out FOLDER" in error_of(*runs)
-    assert "report begins with a sweep, or runs" in error_of("--out", out)
+    assert "report needs a sweep, or runs" in error_of("--out", out)
     assert "a run is listed twice" in error_of(runs[0], runs[0], "--out", out)
     error_of(runs[0], tmp_path, "--out", out)
     shutil.copytree(runs[0], tmp_path / "copy")

@@ -142,7 +142,7 @@ def test_the_command_says_why_a_run_has_no_such_picture(
     path, out = str(run.folder.path), str(tmp_path / "x.svg")
     mistakes: dict[tuple[str, ...], str] = {
         (rotary, "--kind", "positions", "--out", out): "positions is rotary, because they act",
-        (): "plot begins with a run",
+        (): "plot needs a run",
         (path,): "plot needs an output file: --out curves.svg",
         (path, "--out", "x.gif"): "the name of the file must end in .svg or .png, got 'x.gif'",
         (path, rotary, "--kind", "heads", "--out", out): "--kind heads plots one run, got 2",

@@ -102,9 +102,9 @@ def test_the_command_prints_the_index_or_one_item(capsys: pytest.CaptureFixture[
     ("arguments", "message"),
     [
         (["tabel1"], "the index has no 'tabel1'; did you mean 'table1'?"),
-        (["table3", "--lengths", "64"], "--lengths is for `paper table1`"),
-        (["--dry-run"], "--dry-run is for `paper table2`"),
-        (["figure3", "--out", "x.svg"], "--out is for `paper table1 or figure1 or figure2`"),
+        (["table3", "--lengths", "64"], "--lengths applies only to table1"),
+        (["--dry-run"], "--dry-run applies only to table2"),
+        (["figure3", "--out", "x.svg"], "--out applies only to table1 or figure1 or figure2"),
         (["figure1", "--out", "x.pdf"], "must end in .svg or .png"),
         (["table1", "--widths", "12"], "--widths must be multiples of 8"),
         (["table1", "--lengths", "1"], "--lengths must be at least 2"),

@@ -161,11 +161,11 @@ NOT_REGULAR: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: path.symlink_to(path.name),
         "x.en cannot be read: Too many levels of symbolic links",
     ),
-    "folder": (Path.mkdir, "is not a text file but a folder"),
-    "pipe": (os.mkfifo, "is not a text file but a device or pipe"),
+    "folder": (Path.mkdir, "is a folder, not a text file"),
+    "pipe": (os.mkfifo, "is a device or pipe, not a text file"),
     "device": (
         lambda path: path.symlink_to("/dev/zero"),
-        "is not a text file but a device or pipe",
+        "is a device or pipe, not a text file",
     ),
 }
 

@@ -347,19 +347,19 @@ def test_an_unreachable_server_is_reported_with_its_url(tmp_path: Path) -> None:
         (
             NonMatchingChecksumError("Artifact http://x/y.tgz, stored in /z, is bad:\n* this"),
             DataError,
-            "small 1.0.0 could not be built: Artifact http://x/y.tgz, stored in /z, is bad; or ",
+            "small 1.0.0 could not be built: Artifact http://x/y.tgz, stored in /z, is bad; down",
         ),
         (
             AssertionError("you must download x by hand"),
             DataError,
-            "small 1.0.0 could not be built: you must download x by hand; or download ",
+            "small 1.0.0 could not be built: you must download x by hand; download ",
         ),
         (
             PermissionError(13, "Permission denied", "/x"),
             StorageError,
             "small 1.0.0 could not be stored: [Errno 13] Permission denied: '/x'; try again, ",
         ),
-        (KeyError(), DataError, "small 1.0.0 could not be built: KeyError; or download the text "),
+        (KeyError(), DataError, "small 1.0.0 could not be built: KeyError; download the text "),
     ],
 )
 def test_a_failing_builder_is_reported_in_one_line(

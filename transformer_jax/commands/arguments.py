@@ -65,9 +65,9 @@ def split_words(words: Sequence[str], command: type) -> Words:
         while rest and not OPTION.match(rest[0]) and len(values) < _max_words(options[name]):
             values.append(rest.pop(0))
         _check_value(name, options[name], values)
-        # tyro would interpret a negative number that follows a space as an option.
-        is_negative = len(values) == 1 and values[0].startswith("-")
-        option = [f"{name}={values[0]}"] if is_negative else [name, *values]
+        # A value that starts with a dash, as in --out=-x, must stay attached to its option.
+        starts_with_dash = len(values) == 1 and values[0].startswith("-")
+        option = [f"{name}={values[0]}"] if starts_with_dash else [name, *values]
         (of_config if name.startswith(CONFIG_OPTIONS) else own).extend(option)
     return Words(positional, [*positional, *own], of_config)
 
@@ -105,7 +105,7 @@ def check_positional(name: str, command: type, argument_name: str, words: Sequen
     if len(words) < len(required):
         metavars = [getattr(m, "metavar", None) for _, metadata in positional for m in metadata]
         usage = " ".join(filter(None, (name, *metavars, "[OPTIONS]")))
-        raise UsageError(f"{name} begins with {argument_name}: transformer-jax {usage}")
+        raise UsageError(f"{name} needs {argument_name}: transformer-jax {usage}")
     limit = sum(_max_words(_alternatives(kind)) for kind, _ in positional)
     if len(words) > limit:
         raise UsageError(f"{name} got an unexpected argument {words[int(limit)]!r}")

@@ -86,7 +86,7 @@ class Paper(PathCommand):
             if getattr(self, name) in (None, (), False) or name in OPTIONS.get(key or "", ()):
                 continue
             items = " or ".join(item for item, names in OPTIONS.items() if name in names)
-            raise UsageError(f"--{name.replace('_', '-')} is for `paper {items}`")
+            raise UsageError(f"--{name.replace('_', '-')} applies only to {items}")
 
     def _measure_table1(self) -> None:
         lengths, widths = (

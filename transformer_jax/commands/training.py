@@ -241,10 +241,10 @@ def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
         recorded = [original.versions, *(_environment(old.metadata(step)) for step in steps)]
         now = {**copy.versions, **_environment(new.metadata(steps[-1]))}
     changes = [f"{k} {v} -> {now[k]}" for r in recorded for k, v in r.items() if now.get(k, v) != v]
-    also = f"and so do: {', '.join(dict.fromkeys(changes))}"
+    also = f"; other differences: {', '.join(dict.fromkeys(changes))}"
     raise NotReproducedError(
-        f"{original.path} is not reproduced: the parameters differ at step {differing[0]}, "
-        + (also if changes else "although the text, recorded versions, and devices are the same")
+        f"{original.path} is not reproduced: the parameters differ at step {differing[0]}"
+        + (also if changes else ", although the text, recorded versions, and devices are the same")
     )
 
 

@@ -146,7 +146,7 @@ def _check_regular_file(path: Path) -> Path:
         raise _read_error(path, error) from error
     if not stat.S_ISREG(mode):
         kind = "folder" if stat.S_ISDIR(mode) else "device or pipe"
-        raise DataError(f"{path} is not a text file but a {kind}")
+        raise DataError(f"{path} is a {kind}, not a text file")
     return path
 
 

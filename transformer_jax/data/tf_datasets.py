@@ -28,7 +28,7 @@ SPLIT_NAMES: dict[Split, str] = {"train": "train", "dev": "validation", "test": 
 CHUNK_PAIRS = 1024
 # Retry an unreachable server for 25 seconds. TFDS's default, 10 retries, takes 200 seconds.
 RETRIES = 7
-ADVICE = "or download the text yourself and train with configs/text.py"
+ADVICE = "download the text yourself and train with configs/text.py"
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def _download_and_prepare(builder: Builder) -> None:
         problem = f"could not be downloaded from {url}" if url else "could not be stored"
         raise StorageError(
             f"{_name(builder)} {problem}: {_root_cause(error)}; "
-            f"try again, which keeps the finished downloads, {ADVICE}"
+            f"try again, which keeps the finished downloads, or {ADVICE}"
         ) from error
     # A dataset's builder can raise any exception.
     except Exception as error:
