@@ -3,7 +3,7 @@
     transformer-jax train configs/multi30k.py --data.folder FOLDER
 
 FOLDER (or $TRANSFORMER_JAX_DATA) must contain multi30k/tok/ with the files from data/task1/tok in
-github.com/multi30k/dataset.
+github.com/multi30k/dataset, compressed with gzip.
 
 Published (Wu et al., ACL 2021, Transformer-Tiny, text only): 41.02 tokenized lowercased BLEU on
 test_2016_flickr. Result so far: 40.01 after 4,992 of at most 8,000 steps, in two hours on two CPU

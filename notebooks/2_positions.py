@@ -363,7 +363,7 @@ plt.show()
 # three seeds. Compare different schemes at the same length, but do not compare different lengths
 # for the same scheme, because the sentences at each length are different.
 #
-# Up to $2L = 60$ tokens, sinusoids are better than the learned table, whose rows beyond $L$ are
+# Up to $2.5L = 75$ tokens, sinusoids are better than the learned table, whose rows beyond $L$ are
 # random vectors. They are also better within $L$, so part of this advantage may be due to faster
 # learning. They do not extrapolate far, however: their perplexity grows quickly, and almost no line
 # is translated correctly. The formula has a vector for every position, but the *model* has never
