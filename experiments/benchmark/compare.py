@@ -4,9 +4,10 @@ import itertools
 from collections.abc import Sequence
 
 from experiments.benchmark.measurements import Benchmark, Measurement
-from experiments.benchmark.results import Results, format_quartiles, to_table
+from experiments.benchmark.results import Results, format_quartiles
 from experiments.benchmark.rounds import Quartiles, quartiles
 from transformer_jax.errors import UsageError
+from transformer_jax.sweeps.tables import to_markdown
 
 HEAD = ("part", "worker", "measure", "before", "after", "after / before", "middle half", "")
 
@@ -62,9 +63,8 @@ def compare(before: Results, after: Results) -> str:
             notes.append(f"different machine: {key} {value} -> {after.machine.get(key)}")
     if not lines:
         raise UsageError(f"nothing to compare: {'; '.join(notes) or 'no benchmarks'}")
-    return "\n\n".join(
-        [to_table(HEAD, lines), *(["\n".join(f"- {x}" for x in notes)] if notes else [])]
-    )
+    table = to_markdown([HEAD, *lines], align=True)
+    return "\n\n".join([table, *(["\n".join(f"- {x}" for x in notes)] if notes else [])])
 
 
 def _compare_benchmark(earlier: Benchmark, later: Benchmark) -> list[list[str]]:

@@ -15,6 +15,7 @@ from experiments.benchmark.rounds import Quartiles, quartiles
 from transformer_jax.errors import DataError, StorageError, UsageError
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.versions import installed_versions, source_commit
+from transformer_jax.sweeps import tables
 
 # The names of libraries in reports, keyed by Python package.
 LIBRARIES = {
@@ -169,27 +170,12 @@ def format_quartiles(values: Quartiles) -> str:
     return f"{values.low:.2f} - {values.high:.2f}"
 
 
-def to_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table with aligned columns."""
-    every = [head, *lines]
-    widths = [max(len(line[i]) for line in every) for i in range(len(head))]
-
-    def row(cells: Sequence[str]) -> str:
-        aligned = [
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return f"| {' | '.join(aligned)} |"
-
-    rule = [("-" * width if i == 0 else "-" * (width - 1) + ":") for i, width in enumerate(widths)]
-    return "\n".join([row(head), row(rule), *map(row, lines)])
-
-
 def to_markdown(results: Results) -> str:
     """Return a Markdown report: tables and notes."""
     sections = [f"# {results.command}"]
     for part in results.benchmarks:
-        sections += [f"## {part.name}", to_table(COLUMNS, table_rows(part))]
+        table = tables.to_markdown([COLUMNS, *table_rows(part)], align=True)
+        sections += [f"## {part.name}", table]
         counts = {len(one.samples) for one in part.measurements.values()}
         rounds = max(counts, default=0)
         notes = [

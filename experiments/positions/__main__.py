@@ -12,11 +12,12 @@ from pathlib import Path
 
 import tyro
 
-from experiments.positions.report import render_figure, to_csv, to_markdown
+from experiments.positions.report import draw_figure, to_csv, to_markdown
 from experiments.positions.study import read_scores, score_by_length
 from transformer_jax.console import run_and_report, stdout
 from transformer_jax.errors import StorageError
 from transformer_jax.sweeps.plan import Sweep
+from transformer_jax.visualization.style import Picture
 
 
 def write_report(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> None:
@@ -30,14 +31,15 @@ def write_report(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> 
     is_table = sweep.suffix == ".csv"
     folder = out or (sweep.parent if is_table else sweep / "extrapolation")
     study = read_scores(sweep) if is_table else score_by_length(Sweep.open(sweep))
-    contents = {f"extrapolation.{form}": render_figure(study, form) for form in ("svg", "png")}
+    tables: dict[str, str] = {}
     if not is_table:
-        contents["table.md"] = to_markdown(study).encode()
-        contents["table.csv"] = to_csv(study).encode()
+        tables |= {"table.md": to_markdown(study), "table.csv": to_csv(study)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            (folder / name).write_bytes(content)
+        for form in ("svg", "png"):
+            Picture(draw_figure(study)).save(folder / f"extrapolation.{form}")
+        for name, content in tables.items():
+            (folder / name).write_text(content, "utf-8")
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
     if not is_table:

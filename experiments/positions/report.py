@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
@@ -171,16 +170,6 @@ def _label_buckets(axes: "Axes", study: Study) -> None:
     edges = sorted({edge for bucket in study.buckets for edge in (bucket.above, bucket.end)})
     axes.set_xticks(edges, [f"{edge:g}" for edge in edges])
     axes.set_xlim(edges[0], edges[-1])
-
-
-def render_figure(study: Study, form: str) -> bytes:
-    """Return the figure as an SVG or PNG file. Equal scores always produce equal bytes."""
-    with mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}):
-        out = io.BytesIO()
-        # Omit the date and Matplotlib's version, so that equal figures produce equal files.
-        metadata: dict[str, None] = {"Date" if form == "svg" else "Software": None}
-        draw_figure(study).savefig(out, format=form, dpi=150, metadata=metadata)
-    return out.getvalue()
 
 
 def to_markdown(study: Study) -> str:

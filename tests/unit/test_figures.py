@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,27 @@ def test_labels_of_ticks_are_round_numbers_that_do_not_overlap(results: Results)
     ]
     assert len(positions) >= 3
     assert min(abs(a - b) for a, b in itertools.pairwise(positions)) > 12
+
+
+def test_a_curve_that_diverges_and_any_change_are_shown(tmp_path: Path) -> None:
+    sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL), "other": Row(SMALL)}, 1)
+    sweep.store()
+    for run in sweep.runs:
+        write_results(run, 4.0, 10, splits=["dev"])
+        set_status(run, "done")
+    with (sweep.runs[1].path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "split": "dev", "perplexity": NaN}\n')
+    results = collect(sweep)
+    rows = {name: replace(row, change="train $x$") for name, row in results.rows.items()}
+    results = replace(results, rows=rows)
+    for svg in (draw_curves(results), draw_ratios(results)):
+        assert ">base  train $x$<" in svg
+        assert ">other  train $x$<" in svg
+    ticks = re.findall(
+        r"<g id=\"ytick_\d+\">.*?>([^<>\s]+)</text>", draw_curves(results), re.DOTALL
+    )
+    # NaN is plotted at `MAX_PERPLEXITY`, so the axis is logarithmic.
+    assert {"10", "1000", "100000"} <= set(ticks)
 
 
 def test_ratios_show_intervals_the_paper_and_a_band(results: Results) -> None:

@@ -11,6 +11,7 @@ from transformer_jax.errors import StorageError
 from transformer_jax.paper.table1 import CLAIMS, PROBE_LENGTH, Measurement, fit_exponent
 from transformer_jax.runs.atomic_files import write_json, write_text
 from transformer_jax.runs.versions import source_commit
+from transformer_jax.sweeps.tables import to_markdown
 
 SUMMARY = ("layer", "quantity", "paper", "fitted")
 DETAILS = ("layer", "n", "d", "FLOPs", "with projections", "sequential", "path", "ms", "MB")
@@ -60,13 +61,13 @@ def list_notes(measurements: Sequence[Measurement]) -> list[str]:
     notes = [
         f"n from {lengths[0]:,} to {lengths[-1]:,}, d from {widths[0]:,} to {widths[-1]:,}, "
         "one sequence, float32.",
-        "Complexity: FLOPs of the program's matrix products. As in the paper, those of attention "
-        "leave out the projections, which are O(n d²).",
+        "Complexity: FLOPs of the program's matrix products. As in the paper, the FLOPs of "
+        "attention exclude the projections, which are O(n d²).",
         "Sequential operations: the longest chain of matrix products in which each needs the "
         "result of the one before it.",
         "Maximum path length: layers or loop trips between the first and the last position. A "
-        "layer's reach is the set of inputs with a nonzero gradient of the output in the middle "
-        f"of {PROBE_LENGTH} positions.",
+        f"layer's reach is the largest distance from the middle of {PROBE_LENGTH} positions to an "
+        "input on which the output there has a nonzero gradient.",
         "O(log_k(n)) is the path length of dilated convolutions. The convolutions here have "
         "contiguous kernels, which need O(n/k) layers (section 4).",
     ]
@@ -89,11 +90,11 @@ def write_table1(measurements: Sequence[Measurement], folder: Path, command: str
         "",
         f"`{command}` at commit {origin['commit']}, jax {origin['jax']}.",
         "",
-        *to_markdown(summarize(measurements)),
+        to_markdown(summarize(measurements)),
         "",
         *(f"- {note}" for note in list_notes(measurements)),
         "",
-        *to_markdown(list_details(measurements)),
+        to_markdown(list_details(measurements)),
         "",
     ]
     result: dict[str, Any] = {**origin, "measurements": [asdict(m) for m in measurements]}
@@ -103,12 +104,6 @@ def write_table1(measurements: Sequence[Measurement], folder: Path, command: str
         write_json(folder / "table.json", result)
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
-
-
-def to_markdown(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table whose first row contains the headings."""
-    head, *body = (f"| {' | '.join(row)} |" for row in rows)
-    return [head, f"|{'---|' * len(rows[0])}", *body]
 
 
 def _round(value: float) -> str:

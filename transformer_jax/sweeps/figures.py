@@ -1,16 +1,15 @@
 """Draw a report's figures as SVG. The same runs always produce the same bytes."""
 
-import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from transformer_jax.runs.metrics_file import read_metrics
 from transformer_jax.sweeps.results import Results, RowResult
-from transformer_jax.visualization.style import PALETTE, Picture, line_style
+from transformer_jax.visualization.curves import Curve, average_runs, draw_curve, use_log_axis
+from transformer_jax.visualization.style import PALETTE, Picture
 from transformer_jax.visualization.text import printable_label
 
 # Larger perplexities and NaN are plotted at this value. This limit is higher than the perplexity of
@@ -39,32 +38,23 @@ def draw_curves(results: Results) -> str:
     The first row and the seven rows that differ most from it are in color; the others are gray.
     """
     curves = {name: _mean_curve(row) for name, row in results.rows.items()}
-    names = [name for name in _by_importance(results) if curves[name]]
-    highlighted = names[: len(PALETTE)]
+    names = [name for name in _by_importance(results) if len(curves[name].x)]
 
     def draw(axes: Axes) -> None:
         for name in names[len(PALETTE) :]:
             label = OTHER_ROWS if name == names[-1] else None
-            steps, means, *_ = zip(*curves[name], strict=True)
-            axes.plot(steps, means, color="#BBBBBB", linewidth=1.0, label=label)
-        for number, name in enumerate(highlighted):
-            steps, means, lows, highs = zip(*curves[name], strict=True)
-            color, style = line_style(number)
-            axes.fill_between(steps, lows, highs, color=color, alpha=0.15, linewidth=0)
-            label = _describe(results.rows[name])
-            axes.plot(steps, means, color=color, linestyle=style, linewidth=1.6, label=label)
-        axes.set(xlabel="step", ylabel="perplexity, development set", yscale="log")
-        values = [value for name in names for point in curves[name] for value in point[1:]]
-        if values:
-            axes.yaxis.set_major_locator(FixedLocator(_log_ticks(min(values), max(values))))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            curve = curves[name]
+            axes.plot(curve.x, curve.y, color="#BBBBBB", linewidth=1.0, label=label)
+        for number, name in enumerate(names[: len(PALETTE)]):
+            draw_curve(axes, curves[name], number)
+        axes.set(xlabel="step", ylabel="perplexity, development set")
+        use_log_axis(axes, [y for name in names for y in curves[name].y])
 
     return _to_svg(draw, height=5.0)
 
 
-def _mean_curve(row: RowResult) -> list[tuple[int, float, float, float]]:
-    """Return (step, geometric mean, minimum, maximum) for each step that all seeds reported."""
+def _mean_curve(row: RowResult) -> Curve:
+    """Return the geometric mean and the range over seeds at each step that all seeds reported."""
     reports = [read_metrics(status.run.path / "metrics.jsonl") for status in row.trained]
     curves = [{x["step"]: x["perplexity"] for x in xs if x.get("split") == "dev"} for xs in reports]
     # The comparison is false for NaN, so NaN also becomes `MAX_PERPLEXITY`.
@@ -73,12 +63,7 @@ def _mean_curve(row: RowResult) -> list[tuple[int, float, float, float]]:
         for curve in curves
         if curve
     ]
-    shared = sorted(set.intersection(*map(set, runs))) if runs else []
-    return [
-        (step, statistics.geometric_mean(values), min(values), max(values))
-        for step in shared
-        for values in [[run[step] for run in runs]]
-    ]
+    return average_runs(_describe(row), runs, geometric=True)
 
 
 def _by_importance(results: Results) -> list[str]:
@@ -90,16 +75,6 @@ def _by_importance(results: Results) -> list[str]:
 
     base, *others = results.rows
     return [base, *sorted(others, key=magnitude, reverse=True)]
-
-
-def _log_ticks(low: float, high: float) -> Sequence[float]:
-    """Return a few round numbers to use as ticks on a logarithmic axis."""
-    if high < 4 * low:
-        return MaxNLocator(6).tick_values(low, high)
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    decades = range(first, last + 1, max(1, (last - first) // 6))
-    factors = (1, 2, 5) if len(decades) < 5 else (1,)
-    return [factor * 10.0**decade for decade in decades for factor in factors]
 
 
 def draw_ratios(results: Results) -> str:
@@ -125,7 +100,7 @@ def draw_ratios(results: Results) -> str:
             band = {"color": "#DDDDDD", "linewidth": 0, "zorder": 0, "label": NOT_SIGNIFICANT}
             axes.axvspan(-half, half, **band)
         axes.axvline(0.0, color="black", linewidth=0.8)
-        labels = list(map(_describe, results.rows.values()))
+        labels = [printable_label(_describe(row)) for row in results.rows.values()]
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.4, -0.6)
         axes.margins(x=0.08)
@@ -154,4 +129,4 @@ def _to_svg(draw: Callable[[Axes], None], height: float) -> str:
 def _describe(row: RowResult) -> str:
     """Return a label with a row's name and changes, truncated to `MAX_LABEL` characters."""
     text = f"{row.name}  {row.change}"
-    return printable_label(text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…")
+    return text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…"

@@ -78,7 +78,7 @@ def draw_curves(panels: Mapping[str, Sequence[Curve]], *, x_label: str = "step")
         axes.set(xlabel=x_label, ylabel=printable_label(_with_unit(name)))
         axes.grid(**GRID)
         if "perplexity" in name:
-            _use_log_axis(axes, [value for curve in curves for value in curve.y])
+            use_log_axis(axes, [value for curve in curves for value in curve.y])
         if len(curves) > 1:
             add_legend(axes, lines)
     for axes in all_axes[len(panels) :]:
@@ -105,7 +105,7 @@ def draw_curve(axes: Axes, curve: Curve, number: int) -> Line2D:
     return line
 
 
-def _use_log_axis(axes: Axes, values: Sequence[float]) -> None:
+def use_log_axis(axes: Axes, values: Sequence[float]) -> None:
     """Use a logarithmic axis with plain numbers if the values span a factor of four or more."""
     positive = [value for value in values if 0 < value < math.inf]
     if not positive or max(positive) < 4 * min(positive):
