@@ -42,6 +42,13 @@ def test_smaller_rows_keep_their_ratios_to_the_first_row(scale: Scale) -> None:
             assert small_ratio == ratio, (name, key)
 
 
+def test_a_smaller_decoder_with_its_own_depth_keeps_its_ratio_to_the_encoder() -> None:
+    rows = {"base": Row(Config().change(model={"num_layers": 12, "num_decoder_layers": 6}))}
+    smaller = {scale: scale_rows(rows, scale)["base"].config.model for scale in DIVISORS}
+    depths = {scale: model.layers_per_stack for scale, model in smaller.items()}
+    assert depths == {"full": (12, 6), "half": (12, 6), "small": (6, 3), "tiny": (6, 3)}
+
+
 @pytest.mark.parametrize("scale", DIVISORS)
 @pytest.mark.parametrize("name", ["recurrence", "table3"])
 def test_the_rows_of_a_sweep_are_valid_at_every_scale(name: str, scale: Scale) -> None:

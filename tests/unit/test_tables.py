@@ -36,9 +36,10 @@ def test_latex_escapes_cells() -> None:
 
 
 def test_a_spreadsheet_does_not_execute_cells_of_csv() -> None:
-    cells = ["=1+1", "@x", "-x", "-1.5", "+2", "-", "", "a,b"]
-    [row] = csv.reader(io.StringIO(to_csv([cells])))
-    assert row == ["'=1+1", "'@x", "'-x", "-1.5", "+2", "-", "", "a,b"]
+    formulas = ["=1+1", "@x", "-x", "--1", "-1+1"]
+    plain = ["-1.5", "-8.5e-05", "+2", "-inf", "-", "", "a,b"]
+    [row] = csv.reader(io.StringIO(to_csv([formulas + plain])))
+    assert row == [f"'{cell}" for cell in formulas] + plain
 
 
 class Page(HTMLParser):

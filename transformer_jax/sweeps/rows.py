@@ -19,6 +19,7 @@ DIVISORS: dict[Scale, tuple[int, int]] = {
     "tiny": (8, 2),
 }
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
+DEPTHS = ("num_layers", "num_decoder_layers")
 
 
 def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> dict[str, Row]:
@@ -58,10 +59,10 @@ def scale_rows(rows: Mapping[str, Row], scale: Scale) -> dict[str, Row]:
     def shrink(row: Row) -> Row:
         model = row.config.to_dict()["model"]
         widths = [key for key in WIDTHS if uses(row.config.model, key)]
-        smaller: dict[str, int] = {}
+        depths = [key for key in DEPTHS if model[key]]
+        smaller = {key: -(-model[key] // depth_divisor) for key in depths}
         if width_divisor > 1:
             smaller |= {key: 2 * -(-model[key] // (2 * width_divisor)) for key in widths}
-        smaller["num_layers"] = -(-model["num_layers"] // depth_divisor)
         return dataclasses.replace(row, config=row.config.change(model=smaller))
 
     return {name: shrink(row) for name, row in rows.items()}

@@ -6,12 +6,15 @@ A table is a sequence of rows of text cells. The first row contains the headings
 import csv
 import html
 import io
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
 Table = Sequence[Sequence[str]]
 MISSING = "-"
+# A number with a sign, as Python prints it.
+NUMBER = re.compile(r"[+-]\d*\.?\d+(e[+-]\d+)?|-inf")
 MARKDOWN_ESCAPES = str.maketrans({c: f"\\{c}" for c in r"\|*_`<>[]"})
 LATEX_ESCAPES = str.maketrans(
     {
@@ -69,9 +72,8 @@ def to_csv(table: Table) -> str:
 
 
 def _escape_formula(cell: str) -> str:
-    is_number = cell.lstrip("+-").replace(".", "", 1).isdecimal()
-    is_formula = cell.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{cell}" if is_formula and not is_number and cell != MISSING else cell
+    is_formula = cell.startswith(("=", "+", "-", "@", "\t", "\r")) and cell != MISSING
+    return f"'{cell}" if is_formula and not NUMBER.fullmatch(cell) else cell
 
 
 def to_html(table: Table, links: Sequence[Link], caption: str = "") -> str:
