@@ -13,7 +13,8 @@ from finished_runs import make_finished_sweep, set_status
 from small import SMALL
 
 from transformer_jax.config import Row
-from transformer_jax.runs.metrics_file import read_metrics
+from transformer_jax.runs.metrics_file import JsonObject, read_metrics
+from transformer_jax.sweeps import status as status_module
 from transformer_jax.sweeps.plan import SweepRun, plan_sweep
 from transformer_jax.sweeps.status import newest_evaluation, read_status, write_status
 
@@ -44,12 +45,34 @@ def test_a_run_without_files_is_queued(run: SweepRun) -> None:
 def test_a_run_keeps_phase_and_finished_phases_until_they_change(run: SweepRun) -> None:
     write_status(run, "running", phase="dev", finished=["train"])
     assert read_status(run).status == "running"
-    write_status(run, "failed", code=74, note="disk full")
+    write_status(run, "failed", note="disk full")
     status = read_status(run)
-    assert (status.phase, status.finished, status.code) == ("dev", ("train",), 74)
+    assert (status.phase, status.finished) == ("dev", ("train",))
     assert status.summary == "failed, dev: disk full"
     write_status(run, "running")
-    assert (read_status(run).code, read_status(run).note) == (None, "")
+    assert read_status(run).note == ""
+
+
+def test_a_status_file_with_a_key_from_an_earlier_version_is_read(run: SweepRun) -> None:
+    set_status(run, "failed", phase="dev", code=74, note="disk full")
+    assert read_status(run).summary == "failed, dev: disk full"
+
+
+def test_an_evaluation_that_is_removed_meanwhile_does_not_count(
+    run: SweepRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run.path / "evaluations" / "dev-step8-average1"
+    folder.mkdir(parents=True)
+    decode = run.config.to_dict()["decode"]
+    scores = {"step": 8, "average_checkpoints": decode["average_checkpoints"], "decode": decode}
+
+    def read_and_remove(path: Path) -> JsonObject:
+        path.unlink()
+        return scores
+
+    (folder / "scores.json").touch()
+    monkeypatch.setattr(status_module, "read_json_object", read_and_remove)
+    assert newest_evaluation(run, "dev") is None
 
 
 @pytest.mark.parametrize("value", ["8", None, [8], {"a": 8}, True, -8, 2**70, 8.5])

@@ -1,5 +1,6 @@
 """Test that a worker runs the remaining phases of its run."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from finished_runs import TEXT
 from small import SMALL
 
 from transformer_jax.config import Row
+from transformer_jax.errors import RunInterrupted
 from transformer_jax.sweeps import worker
 from transformer_jax.sweeps.plan import SweepRun, plan_sweep
 from transformer_jax.sweeps.status import read_status, write_status
@@ -36,6 +38,16 @@ def test_finished_phases_are_not_repeated(run: SweepRun) -> None:
     write_status(run, "stopped", finished=["train", "dev", "test"])
     assert worker.main(str(run.path.parents[1]), run.name, "60") == 0
     assert read_status(run).status == "done"
+
+
+def test_a_phase_that_a_signal_kills_names_the_signal(
+    run: SweepRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    monkeypatch.setattr(worker, "train_command", lambda _: command)
+    write_status(run, "stopped", finished=["train"])
+    assert worker.run_worker(run, 60.0) == RunInterrupted.exit_code
+    assert read_status(run).summary == "failed, dev: killed by SIGKILL"
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def _settle_status(run: SweepRun, code: int, *, is_stopping: bool) -> RunStatus:
     if is_final or (status.status == "stopped" and status.note != PROCESS_GONE):
         return status
     note = f"its worker exited with code {code}: see {run.log_file}"
-    write_status(run, "failed", code=code, note=note)
+    write_status(run, "failed", note=note)
     return read_status(run)
 
 

@@ -77,7 +77,7 @@ class Task:
             note = status.note or f"its worker exited with code {code}"
             if self._is_ending:
                 note = f"Slurm ended job {current_slurm_job()}, and may queue it again"
-            write_status(run, "stopped", code=code, note=note)
+            write_status(run, "stopped", note=note)
             if self._is_ending:
                 # If the task exited now, Slurm would consider it complete. While the task waits,
                 # Slurm either kills the task and may requeue it, or sends the signal that makes
@@ -104,7 +104,7 @@ class Task:
         fruitless_requeues = 0 if has_progressed else self.fruitless_requeues + 1
         if fruitless_requeues == MAX_FRUITLESS_REQUEUES:
             note = f"no progress in {MAX_FRUITLESS_REQUEUES} allocations: raise slurm.time"
-            write_status(run, "failed", code=RunInterrupted.exit_code, note=note)
+            write_status(run, "failed", note=note)
             return None
         write_status(run, "submitted", phase=f"job {current_slurm_job()}")
         return DelayedSubmission(replace(self, fruitless_requeues=fruitless_requeues))
@@ -159,8 +159,7 @@ def reconcile(sweep: Sweep) -> list[RunStatus]:
     jobs = list_jobs() if active else set()
     for status in active:
         if (job := status.job) not in jobs:
-            code, note = RunInterrupted.exit_code, f"job {job} is gone"
-            write_status(status.run, "stopped", code=code, note=note, job=job)
+            write_status(status.run, "stopped", note=f"job {job} is gone", job=job)
     return [read_status(run) for run in sweep.runs]
 
 

@@ -46,8 +46,6 @@ class RunStatus:
     """The slot that the local launcher assigned to the run, if the run is on this machine."""
     finished: tuple[str, ...] = ()
     """The finished phases."""
-    code: int | None = None
-    """The exit code of a run that failed or stopped."""
     note: str = ""
     """One line that explains the status, such as why the run failed."""
     step: int = 0
@@ -90,7 +88,6 @@ def write_status(
     phase: str | None = None,
     finished: Sequence[str] | None = None,
     job: str | None = None,
-    code: int | None = None,
     note: str = "",
 ) -> None:
     """Write a run's status and record this process as its writer. `RunStatus` describes the fields.
@@ -103,7 +100,6 @@ def write_status(
         **{key: value for key, value in changes.items() if value is not None},
         "status": status,
         "job": current_slurm_job() if job is None else job,
-        "code": code,
         "note": note,
         "slot": os.environ.get(SLOT_VARIABLE, ""),
         "host": socket.gethostname(),
@@ -133,7 +129,6 @@ def read_status(run: SweepRun) -> RunStatus:
             job=str(stored.get("job", "")),
             slot=str(stored.get("slot", "")) if is_local else "",
             finished=tuple(stored.get("finished", ())),
-            code=stored.get("code"),
             note=note,
         )
     )
@@ -178,7 +173,9 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
         scores = read_json_object(path)
         step = scores.get("step", 0)
         if is_count(step) and (any_search or is_own_search(scores, run.config.decode)):
-            candidates.append((step, path.stat().st_mtime, path.parent))
+            # In the meantime, a new evaluation may have deleted the file.
+            with contextlib.suppress(FileNotFoundError):
+                candidates.append((step, path.stat().st_mtime, path.parent))
     return max(candidates)[-1] if candidates else None
 
 

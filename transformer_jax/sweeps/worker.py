@@ -55,7 +55,7 @@ def run_worker(run: SweepRun, step_timeout: float) -> int:
             if not note:
                 lines = run.log_file.read_text("utf-8", "replace").split("\n")
                 note = next(filter(str.strip, reversed(lines)), "")[-MAX_NOTE_LENGTH:]
-            write_status(run, "stopped" if signals else "failed", code=code, note=note)
+            write_status(run, "stopped" if signals else "failed", note=note)
             return code
         finished.append(phase)
     write_status(run, "done", phase="", finished=finished)
@@ -124,7 +124,7 @@ def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str
             for number, handler in previous.items():
                 signal.signal(number, handler)
     if code < 0:
-        return RunInterrupted.exit_code, f"{signal.Signals(-code).name} ended it"
+        return RunInterrupted.exit_code, f"killed by {signal.Signals(-code).name}"
     if code == 0 and newest_evaluation(run, split) is None:
         # `evaluate` succeeds even if it prints the scores but cannot store them. A report needs the
         # stored scores, so treat this case as a failure.
