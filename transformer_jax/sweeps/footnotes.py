@@ -80,12 +80,12 @@ def _explain_columns(results: Results) -> list[str]:
     ]
     if any(results.verdict(name, score) for name in results.rows for score in MARGINS):
         notes.append(
-            "verdict: as in the paper, if the whole interval has the same sign as in the paper; "
-            "differs, if the interval excludes all differences that exceed a margin and have the "
-            "same sign as in the paper; otherwise "
-            f"inconclusive. The margin is {MARGINS['perplexity']} ln perplexity or "
+            "verdict: 'as in the paper' if the whole interval has the paper's sign; 'differs' if "
+            "the interval excludes every difference of that sign that exceeds a margin; otherwise "
+            f"'inconclusive'. The margin is {MARGINS['perplexity']} ln perplexity or "
             f"{MARGINS['bleu']} BLEU. If the paper's difference is within the margin, the verdict "
-            "is as in the paper if the whole interval is too, and differs if none of it is."
+            "is 'as in the paper' if the whole interval is within the margin, and 'differs' if "
+            "none of it is."
         )
     if any("compound_bleu" in row.scores for row in results.rows.values()):
         notes.append(

@@ -30,7 +30,7 @@ from transformer_jax.sweeps.seed_statistics import (
     SignAgreement,
     Verdict,
     analyze,
-    failed_runs,
+    failed_seeds,
     sign_agreement,
     verdict,
 )
@@ -128,7 +128,7 @@ class Results:
     def compare(self, name: str, score: PaperScore) -> Comparison:
         """Compare a row with the first row in log perplexity or in BLEU."""
         difference = 0.0 if name == self.base.name else None
-        nothing = Comparison({}, difference, None, None)
+        nothing = Comparison(difference, None, None)
         return self.analyses[score].comparisons.get(name, nothing)
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
@@ -186,7 +186,7 @@ def _collect_row(name: str, row: Row, base: Row, statuses: Sequence[RunStatus]) 
     done = [status for status in statuses if status.status == "done"]
     perplexities = _collect_scores(done).get("perplexity", {})
     unigram = _unigram_perplexity(done)
-    failed = {seed: perplexities[seed] for _, seed in failed_runs({name: perplexities}, unigram)}
+    failed = {seed: perplexities[seed] for seed in failed_seeds(perplexities, unigram)}
     return RowResult(
         name,
         ", ".join(f"{key} {value}" for (_, key), (_, value) in changes.items()),

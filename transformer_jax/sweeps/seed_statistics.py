@@ -6,7 +6,7 @@ by their logarithms, because a difference of 1 is large at perplexity 5 but smal
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -55,18 +55,11 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    @property
-    def is_significant(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.low > 0 or self.high < 0
-
 
 @dataclass(frozen=True)
 class Comparison:
     """How one row differs from the first row: its score minus the first row's score."""
 
-    by_seed: Mapping[int, float]
-    """The difference for each seed with scores in both rows."""
     difference: float | None
     """The estimate, at the center of `interval`; None if either row has no score."""
     interval: Interval | None
@@ -88,10 +81,6 @@ class Analysis:
     wide: Mapping[str, float]
     """The rows that vary much more over seeds than the others do, each with the ratio of its
     standard deviation to the typical one. These rows are not pooled with the others."""
-    deviation: float | None
-    """The residual standard deviation, pooled over rows; None if no row has a Dunnett interval."""
-    freedom: int
-    """The residual degrees of freedom."""
 
 
 class SignAgreement(NamedTuple):
@@ -104,55 +93,36 @@ class SignAgreement(NamedTuple):
     """The probability that random signs agree with the paper in at least as many rows."""
 
 
-def failed_runs(perplexity: Scores, unigram: float | None = None) -> list[tuple[str, int]]:
-    """Return the row and seed of each run that failed to train.
+def failed_seeds(perplexities: Mapping[int, float], unigram: float | None) -> list[int]:
+    """Return the seeds of a row's runs that failed to train.
 
     Args:
-        perplexity: perplexities, not their logarithms.
+        perplexities: the runs' perplexities, not their logarithms, keyed by seed.
         unigram: the perplexity of a unigram model on the same text. If None, only runs whose
             perplexity is not finite count as failed.
     """
     limit = math.inf if unigram is None else unigram
-    return [
-        (row, seed)
-        for row, by_seed in perplexity.items()
-        for seed, value in by_seed.items()
-        if not (math.isfinite(value) and value <= limit)
-    ]
+    return [seed for seed, x in perplexities.items() if not (math.isfinite(x) and x <= limit)]
 
 
-def analyze(scores: Scores, failed: Collection[tuple[str, int]] = ()) -> Analysis:
-    """Compare every row with the first row.
-
-    Args:
-        scores: the scores by row and seed. Rows may have different seeds.
-        failed: the row and seed of each run that is excluded because it failed to train.
-    """
-    kept = {
-        row: {seed: score for seed, score in by_seed.items() if (row, seed) not in failed}
-        for row, by_seed in scores.items()
-    }
-    base, *others = kept
-    repeated = {row: by_seed for row, by_seed in kept.items() if len(by_seed) > 1}
+def analyze(scores: Scores) -> Analysis:
+    """Compare every row with the first row. Rows may have different seeds."""
+    base, *others = scores
+    repeated = {row: by_seed for row, by_seed in scores.items() if len(by_seed) > 1}
     wide = _find_wide(repeated)
     num_compared = max(1, len(repeated) - 1)
     comparisons = {}
     for row in others:
-        by_seed = {
-            seed: x - kept[base][seed] for seed, x in kept[row].items() if seed in kept[base]
-        }
-        ours, theirs = list(kept[row].values()), list(kept[base].values())
+        ours, theirs = list(scores[row].values()), list(scores[base].values())
         comparisons[row] = Comparison(
-            by_seed,
             statistics.fmean(ours) - statistics.fmean(theirs) if ours and theirs else None,
             welch_interval(ours, theirs, 1 - (1 - CONFIDENCE) / num_compared),
             welch_interval(ours, theirs),
         )
     pooled = {row: by_seed for row, by_seed in repeated.items() if row not in wide}
-    estimates, deviation, freedom = _compare_pooled(pooled, base, num_compared)
-    for row, (difference, interval, p) in estimates.items():
+    for row, (difference, interval, p) in _compare_pooled(pooled, base, num_compared).items():
         comparisons[row] = replace(comparisons[row], difference=difference, interval=interval, p=p)
-    return Analysis(base, comparisons, wide, deviation, freedom)
+    return Analysis(base, comparisons, wide)
 
 
 def _find_wide(scores: Scores) -> dict[str, float]:
@@ -173,7 +143,7 @@ def _find_wide(scores: Scores) -> dict[str, float]:
 
 def _compare_pooled(
     scores: Scores, base: str, num_compared: int
-) -> tuple[dict[str, tuple[float, Interval, float]], float | None, int]:
+) -> dict[str, tuple[float, Interval, float]]:
     """Fit scores as row effect + seed effect + error, and compare the rows by Dunnett's method.
 
     Args:
@@ -183,13 +153,13 @@ def _compare_pooled(
 
     Returns:
         The estimate, interval, and p-value of each row that shares seeds with the first row,
-        directly or through other rows; the residual standard deviation; and its degrees of freedom.
+        directly or through other rows.
     """
     others = [row for row in scores if row != base]
     seeds = sorted({seed for by_seed in scores.values() for seed in by_seed})
     cells = [(row, seed) for row, by_seed in scores.items() for seed in by_seed]
     if base not in scores or not others:
-        return {}, None, 0
+        return {}
     design = np.array(
         [[row == x for x in others] + [seed == x for x in seeds] for row, seed in cells], float
     )
@@ -199,7 +169,7 @@ def _compare_pooled(
     # The data determine an effect if its unit vector is in the row space of the design matrix.
     connected = np.flatnonzero(np.isclose(np.diag(inverse @ design)[: len(others)], 1.0))
     if not freedom or not connected.size:
-        return {}, None, 0
+        return {}
     # Remove floating-point noise, which would matter if all differences were equal.
     effects = (inverse @ values).round(12)
     deviation = round(math.sqrt(np.sum((values - design @ inverse @ values) ** 2) / freedom), 12)
@@ -215,7 +185,7 @@ def _compare_pooled(
         statistic = abs(difference) / error if error else math.inf if difference else 0.0
         p = (1 - dunnett_probability(statistic, correlation, freedom)) / share
         estimates[others[k]] = difference, interval, min(1.0, p)
-    return estimates, deviation, freedom
+    return estimates
 
 
 def welch_interval(
@@ -282,7 +252,7 @@ def describe_limits(analysis: Analysis) -> list[str]:
     """Return notes that list the rows without an interval and the wide rows."""
     without = [row for row, x in analysis.comparisons.items() if x.interval is None]
     notes = []
-    if len(without) == len(analysis.comparisons):
+    if without and len(without) == len(analysis.comparisons):
         notes.append(
             f"No row has an interval, because {analysis.base} or all other rows have fewer than "
             "two seeds. A difference without an interval proves nothing."
