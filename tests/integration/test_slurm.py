@@ -144,8 +144,8 @@ def test_only_runs_that_slurm_has_dropped_are_submitted_again(
     # The first run was killed, the second was canceled while pending, the third was saved and
     # requeued by Slurm, and the fourth failed.
     (cluster / "queue").write_text("70_2\n")
-    write_status(other, "stopped", code=75, job="70_2")
-    write_status(last, "failed", code=70, note="diverged", job="70_3")
+    write_status(other, "stopped", job="70_2")
+    write_status(last, "failed", note="diverged", job="70_3")
     assert submit_sweep("--slurm.gpus", "0") == 0
     assert "array=0-1%2\n" in submissions(cluster)[1]
     jobs = {name: status.job for name, status in statuses().items()}
@@ -160,7 +160,8 @@ def test_only_runs_that_slurm_has_dropped_are_submitted_again(
         write_status(run, "done")
     capsys.readouterr()
     assert submit_sweep() == 1
-    assert "1 of 4 runs failed: B/seed-1; the same command with --retry" in capsys.readouterr().err
+    expected = "1 of 4 runs failed: B/seed-1; repeat the `sweep` command with --retry-failed"
+    assert expected in capsys.readouterr().err
     assert submit_sweep("--retry-failed") == 0
     assert {
         name: status.job for name, status in statuses().items() if status.status == "submitted"

@@ -84,7 +84,7 @@ class Sweep(ConfigCommand):
         from transformer_jax.sweeps.plan import Origin, choose_folder, plan_sweep
 
         if self.target is not None and not self.dry_run:
-            raise UsageError("--target needs --dry-run: it compiles and trains nothing")
+            raise UsageError("--target needs --dry-run, because it compiles but does not train")
         target = None if self.target is None else parse_target(self.target)
         # This condition also rejects NaN.
         if not self.step_timeout > 0:
@@ -206,8 +206,6 @@ class Report(PathCommand):
         from transformer_jax.sweeps.status import read_status
 
         paths = [Path(folder) for folder in self.folders]
-        if not paths:
-            raise UsageError("report begins with a sweep, or runs")
         if (paths[0] / "run.json").exists() or len(paths) > 1:
             if self.out is None:
                 raise UsageError("a report of runs needs a folder: --out FOLDER")
@@ -295,6 +293,6 @@ def _print_statuses(statuses: Sequence["RunStatus"]) -> None:
     failed = [status.run.name for status in statuses if status.status == "failed"]
     if failed:
         raise SweepFailedError(
-            f"{len(failed)} of {len(statuses)} runs failed: {', '.join(failed)}; the same command "
-            f"with --retry-failed tries them again"
+            f"{len(failed)} of {len(statuses)} runs failed: {', '.join(failed)}; repeat the "
+            "`sweep` command with --retry-failed to train them again"
         )
