@@ -4,9 +4,9 @@ XLA compiles one program for each batch shape, so sentence pairs are grouped int
 bucket of size (S, T) pads pairs of at most S source tokens and T target tokens to S + T positions.
 The search minimizes the total number of positions. First, it repeatedly adds the bucket that saves
 the most positions until enough positions contain tokens. Second, it replaces each bucket in turn
-with the best one, given the other buckets. It then repeats the second phase from random buckets and
-keeps the best result. The random generator has a fixed seed, so the same lengths always give the
-same buckets.
+with the best one, given the other buckets. Third, it repeats the second phase, starting from random
+buckets, and keeps the best result. The random generator has a fixed seed, so the same lengths
+always give the same buckets.
 """
 
 import math
@@ -53,13 +53,13 @@ def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 class PaddingCost:
-    """The padding cost of sets of buckets, with methods that find sets with a lower cost.
+    """The padding cost of a set of buckets, with methods that reduce it.
 
-    The first bucket of a set must fit all pairs.
+    The first bucket in a set must fit all pairs.
     """
 
     def __init__(self, lengths: np.ndarray) -> None:
-        """Count the pairs with each combination of `lengths`, int[pairs, 2]."""
+        """Count the pairs by source and target length. `lengths` is int[pairs, 2]."""
         # Round lengths up to a few quantiles, which are the candidate widths. The quantiles are
         # denser among the longest sentences.
         levels = np.union1d(np.linspace(0, 1, 129), 1 - 0.5 ** np.arange(4, 24, 0.5))

@@ -80,7 +80,7 @@ def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
 
 
 class SplitWriter:
-    """A writer for one split's files, which can resume after an interruption."""
+    """A resumable writer for one split's files."""
 
     def __init__(
         self, folder: Path, corpus: Corpus, split: Split, vocabulary: Vocabulary, config: DataConfig

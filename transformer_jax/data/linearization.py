@@ -90,7 +90,7 @@ class _OpenBracket(NamedTuple):
     """A bracket that has not been closed yet."""
 
     index: int
-    """The bracket's position in the order in which brackets open."""
+    """The bracket's index, in order of opening brackets."""
     label: str
     start: int
 

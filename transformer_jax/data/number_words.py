@@ -1,4 +1,7 @@
-"""A built-in corpus of numbers spelled out in English and German. It needs no files or network."""
+"""A built-in corpus of numbers spelled out in English and German.
+
+It needs no files or network access.
+"""
 
 import functools
 import random
@@ -18,8 +21,9 @@ class NumberWords:
     """Numbers below a million, spelled out in English and German.
 
     The corpus is small but poses real translation problems: 231 is "two hundred and thirty-one" and
-    "zweihunderteinunddreißig", so in German the words move, merge, and inflect. Lines cycle through
-    1 to `max_numbers_per_line` numbers. If `max_digits` is None, no number occurs twice.
+    "zweihunderteinunddreißig", so German reorders, merges, and inflects the words. Successive lines
+    contain 1, 2, ..., `max_numbers_per_line` numbers, and then the cycle repeats. If `max_digits`
+    is None, no number occurs twice.
     """
 
     splits = SPLITS

@@ -26,13 +26,13 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 class FileCorpus:
-    """A corpus in files. They are read several times, so they must not change in between."""
+    """A corpus in files. They must not change, because they are read several times."""
 
     kind: ClassVar[str]
-    """The first words of `identity`."""
+    """The prefix of `identity`."""
 
     def __init__(self, paths: Mapping[Split, Sequence[Path]]) -> None:
-        """Remember the files of each split and their current versions."""
+        """Record the files of each split and their current versions."""
         self._paths, self._counts = dict(paths), dict[Split, int]()
         self._versions = {path: file_version(path) for x in paths.values() for path in x}
 

@@ -2,7 +2,7 @@
 
 Marian splits text with one SentencePiece model for each language. A table, which both languages can
 share, then maps each piece to its ID in Marian. In this package, special tokens have the IDs in
-`special_tokens`, so tokens have a different order than in Marian.
+`special_tokens`, so the order of tokens differs from the order in Marian.
 """
 
 import hashlib
@@ -101,7 +101,7 @@ class TableTokenizer(Tokenizer):
         self.model, self.table = model, table
         self._processor = read_model(model, name)
         self._pieces, self._names = table.pieces, table.names
-        # Ordinary text must not become special tokens.
+        # Ordinary text must not be encoded as special tokens.
         self._ids = {p: i for i, p in enumerate(self._pieces) if i not in self._names}
 
     @property

@@ -35,7 +35,7 @@ class Bracket(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A tree as flat sequences of words and brackets, so that no code needs recursion.
+    """A tree stored as flat sequences of words and brackets, so no code needs recursion.
 
     The brackets are in the order in which they open, so the outermost bracket comes first.
     """

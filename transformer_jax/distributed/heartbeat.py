@@ -62,7 +62,7 @@ def busy(phase: str) -> None:
 
 
 def with_heartbeat(progress: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
-    """Return a progress function (`data.encode.Progress`) that also reports each phase as busy."""
+    """Return a progress function (`data.encode.Progress`) that also calls `busy` with the phase."""
 
     def report(phase: str, num_done: int, total: int) -> None:
         busy(phase)

@@ -5,7 +5,7 @@ the primary process, process 0, writes to the run's folder, except that all proc
 checkpoint arrays. The processes must agree on each decision that depends on a clock, a disk, or a
 signal. For example, if one process saved and another did not, they would deadlock.
 
-This module imports JAX only when processes join.
+This module imports JAX only if a run has several processes.
 """
 
 import contextlib
@@ -107,7 +107,10 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 class Vote(NamedTuple):
-    """The combined votes of all processes after a step. 0 means no step or no signal."""
+    """The combined votes of all processes after a step.
+
+    `step` or `signal` is 0 if there is none.
+    """
 
     step: int
     signal: int
@@ -116,9 +119,9 @@ class Vote(NamedTuple):
 
 
 class StepConsensus:
-    """A vote among the processes after each step, which does not block any of them.
+    """A nonblocking vote among the processes after each step.
 
-    The devices compute the maximum of all votes after the step itself. Every process reads the
+    After the step itself, the devices compute the maximum of all votes. Every process reads the
     result `DELAY` steps later, when it is ready. With a single process, a vote takes effect
     immediately.
     """

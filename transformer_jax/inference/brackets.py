@@ -70,7 +70,7 @@ class BracketScores:
 def score_brackets(
     pairs: Iterable[tuple[Tree, Tree]], max_length: int | None = None
 ) -> BracketScores:
-    """Score trees, given as pairs of a reference and a tree to score.
+    """Score pairs of a reference tree and a proposed tree.
 
     If `max_length` is given, omit sentences with more words. Skip trees without words.
     """

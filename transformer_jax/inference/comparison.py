@@ -57,8 +57,8 @@ class Comparison:
         """The comparison as one row for each run, in a form that `pandas.DataFrame` accepts.
 
         The keys are "group", "run", "seed", the config fields in which the runs differ, and "step".
-        The other keys name the last value of each metric on the development set, such as
-        "dev/perplexity", and the newest scores from `evaluate` on each set, such as
+        The other keys map to the last value of each metric on the development set, such as
+        "dev/perplexity", and to the newest scores from `evaluate` on each set, such as
         "evaluation/test/bleu".
         """
         runs = [(label, run) for label, runs in self.groups.items() for run in runs]

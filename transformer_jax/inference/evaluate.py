@@ -122,8 +122,9 @@ def evaluate_text(
 ) -> Evaluation:
     """Translate and score a text with the run's parameters.
 
-    `sentences` may contain the scores of these parameters on this text, which do not depend on
-    `decode`. `progress` is called with the number of finished sentences.
+    `sentences` may contain the sentence scores from an earlier evaluation of the same parameters
+    on the same text, because these scores do not depend on `decode`. `progress` is called with the
+    number of finished sentences.
     """
     translator, tokenizer = run.translator(**decode), bleu_tokenizer(run.config.data)
     num_done = 0

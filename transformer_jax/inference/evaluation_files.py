@@ -5,7 +5,7 @@ The directory contains these files:
     evaluations/test-step8000-average5-beam4-alpha0.6/
         source.txt, hypothesis.txt, reference.txt
         sentences.csv            the lengths and the negative log-likelihood of each pair
-        scores.json              scores, and how the translations were made
+        scores.json              scores, and how the translations were produced
         baseline-NAME-*.json     comparisons with other runs (`significance`)
 """
 

@@ -108,7 +108,7 @@ def evaluate_grid(
 def _select_averages(
     checkpoints: CheckpointManager, grid: Grid, step: int | None
 ) -> tuple[list[int], list[int]]:
-    """Return the numbers of checkpoints to average, and the steps in the largest average."""
+    """Return the numbers of checkpoints to average, and the steps from which to select them."""
     if grid.averages is None and step is not None and step not in checkpoints.scores:
         # This checkpoint is not scheduled, so it cannot be averaged.
         return [1], select_steps(checkpoints, 1, step)

@@ -51,7 +51,7 @@ In a shell, `{command} < FILE` translates a file line by line.
 
 
 class StoredScores(NamedTuple):
-    """The data about a stored evaluation that the card shows."""
+    """The data that the card shows about a stored evaluation."""
 
     row: str
     signatures: dict[str, str]

@@ -25,7 +25,7 @@ from transformer_jax.visualization.style import Picture
 
 NUM_POSITIONS = 128
 MIN_POSITIONS = 4
-# The minimum number of sentences in a mean that the plots show.
+# Means over fewer sentences are not plotted.
 MIN_SENTENCES = 10
 NUM_LENGTHS = 10
 # The quantile of the normal distribution for 95% intervals.
@@ -82,7 +82,7 @@ def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 
 def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_progress) -> Picture:
     """Plot the loss on a split by target position and by target length.
 
-    Bands are 95% confidence intervals over sentences. Positions that fewer than 10 sentences reach
+    Bands are 95% confidence intervals over sentences. Positions reached by fewer than 10 sentences
     are omitted. Lengths are grouped into up to ten bins with about the same number of
     sentences.
 

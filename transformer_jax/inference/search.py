@@ -55,7 +55,8 @@ class Continuations(NamedTuple):
     end_log_probs: Float[Array, "B J"]
     """The log-probability of each hypothesis followed by `eos`."""
     other_log_probs: Float[Array, "B C"]
-    """The log-probabilities of the likeliest hypotheses extended by another token, in any order."""
+    """The log-probabilities of each hypothesis's likeliest extensions by a token other than `eos`,
+    in any order."""
     is_last: Bool[Array, "B 1"]
     """True for a sentence that has reached its limit."""
     finished_scores: Float[Array, "B J"]
@@ -63,7 +64,7 @@ class Continuations(NamedTuple):
 
 
 class EndRule(NamedTuple):
-    """The rule that a value of `beam_end` selects: which live hypotheses can finish at a step."""
+    """A rule, selected by `beam_end`, that decides which live hypotheses can finish at a step."""
 
     num_kept: Callable[[int], int]
     """A function that maps J to the number of likeliest continuations that the search keeps."""
@@ -85,8 +86,8 @@ def _is_among_likeliest(continuations: Continuations, num_kept: int) -> Bool[Arr
     return is_likely | (is_live & is_last & has_none)
 
 
-# The paper does not say which hypotheses can finish (section 6.1). The first rule is the one in
-# the authors' code. The second rule is not.
+# The paper does not say which hypotheses can finish (section 6.1). Only the first rule is in the
+# authors' code.
 END_RULES = {
     "tensor2tensor": EndRule(lambda beam_size: 2 * beam_size, _is_among_likeliest),
     "any": EndRule(lambda beam_size: beam_size, lambda continuations, _: continuations.is_live),
@@ -154,7 +155,7 @@ def beam_search(
     `limit` is the maximum length of each translation, including `eos`, and at most `max_length`. A
     sentence with a limit of 0 gets no hypothesis. `alpha` is at least 0, and `length_penalty` is a
     name in `PENALTIES`. No translation contains any of the `suppress_tokens`, but the probabilities
-    of other tokens are not raised to compensate.
+    of other tokens are not renormalized.
 
     `beam_end` is a name in `END_RULES` and decides which live hypotheses can finish at each step.
     "tensor2tensor": a hypothesis can finish if its extension by `eos` is among the sentence's 2 J
@@ -198,8 +199,9 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     offset = beam.live_log_probs - jax.nn.logsumexp(logits, axis=-1)
     length = (beam.position + 1).astype(jnp.float32)
 
-    # Select each hypothesis's likeliest continuations, and then the sentence's among those. For a
-    # single top-k over J x N continuations, XLA sorts the whole array, which is far slower.
+    # Select each hypothesis's likeliest continuations, and then the sentence's likeliest ones among
+    # those. For a single top-k over J x N continuations, XLA sorts the whole array, which is far
+    # slower.
     num_kept = search.end_rule.num_kept(beam_size)
     allowed = _forbid(logits, (search.eos, *search.suppress_tokens))
     candidates, tokens = jax.lax.top_k(allowed, min(num_kept, logits.shape[-1]))
@@ -258,7 +260,7 @@ def greedy_search(
         logits, state = step(greedy.last_tokens[:, None], greedy.position, ancestors, greedy.state)
         logits = logits[:, 0].astype(jnp.float32)
         is_last = greedy.position + 1 >= limit
-        # On a CPU, `argmax` over the vocabulary is slower than `top_k` of one.
+        # On a CPU, `argmax` over the vocabulary is slower than `top_k` with k = 1.
         likeliest = jax.lax.top_k(_forbid(logits, suppress_tokens), 1)[1][:, 0]
         last_tokens = jnp.where(is_last, eos, likeliest)
         log_prob = jnp.take_along_axis(logits, last_tokens[:, None], axis=-1)[:, 0]

@@ -1,4 +1,4 @@
-"""Scores of tasks other than translation, which `data.task` selects.
+"""Scores for tasks other than translation. `data.task` selects the task.
 
 A task consists of three functions and the name of its main score. `check` rejects references that
 cannot be scored. `score` maps the sources, the hypotheses, and the references to JSON data, which
