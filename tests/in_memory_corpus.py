@@ -1,4 +1,4 @@
-"""A corpus of pairs that are kept in memory, and a small vocabulary."""
+"""An in-memory corpus and a small vocabulary."""
 
 import json
 from collections.abc import Iterator

@@ -30,7 +30,7 @@ def make_model(**changes: Any) -> tuple[Any, dict[str, Any]]:
 
 @functools.cache
 def _draw(config: ModelConfig) -> tuple[Any, dict[str, Any]]:
-    """Return a model and its parameters, which take longer to trace than to draw."""
+    """Return a model and random parameters, cached because tracing the model is slow."""
     model = build_model(config, VOCABULARY)
     return model, drawn_params(model, SOURCE, TARGET)
 

@@ -73,7 +73,7 @@ def train(
 
 
 def divide_state() -> dict[int, float]:
-    """For each device count, return the largest fraction of the state on one device under FSDP."""
+    """Return the largest share of the FSDP state that any device holds, by device count."""
     # Use two layers of the base model at an eighth of its width, with an odd vocabulary size.
     config = Config().change(
         model={"num_layers": 2, "d_model": 64, "d_ff": 256, "num_heads": 8, "d_k": 8, "d_v": 8}

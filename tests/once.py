@@ -1,4 +1,4 @@
-"""Folders that one worker of a test session makes and all workers use."""
+"""Create a folder once in a test session, for all pytest-xdist workers."""
 
 import fcntl
 import os
@@ -9,12 +9,12 @@ import pytest
 
 
 def make_once(name: str, factory: pytest.TempPathFactory, make: Callable[[Path], object]) -> Path:
-    """Make a folder, or wait until another worker in this test session has made it.
+    """Create a folder, or wait until another worker in this test session has created it.
 
     Args:
         name: the name of the folder.
-        factory: pytest's factory of temporary folders.
-        make: a function that makes the folder at a given path.
+        factory: pytest's `tmp_path_factory`.
+        make: a function that creates the folder at a given path.
     """
     session = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -103,7 +103,7 @@ def write_opus_mt(
     Args:
         folder: the path of the new folder.
         is_torch: whether to write pytorch_model.bin instead of model.safetensors.
-        end_bias: the logit bias of the end token. Translations are shorter with a higher bias.
+        end_bias: the logit bias of the end token. A higher bias shortens translations.
         changes: new values for fields of config.json.
     """
     torch: Any = importlib.import_module("torch")

@@ -30,7 +30,7 @@ SMALL = ModelConfig(
 
 
 def examples(count: int) -> settings:
-    """Return Hypothesis settings for `count` examples, which are the same in every run."""
+    """Return Hypothesis settings that generate the same `count` examples in every run."""
     return settings(max_examples=count, deadline=None, derandomize=True)
 
 
@@ -93,7 +93,7 @@ def softmax(scores: Floats) -> Floats:
 def attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, mask: ArrayLike, *, scale: float
 ) -> tuple[Floats, Floats]:
-    """Compute the weights [B, H, T, S] and the averages [B, T, H, V], one query at a time."""
+    """Compute attention weights [B, H, T, S] and outputs [B, T, H, V], one query at a time."""
     q, k, v = floats(query), floats(key), floats(value)
     (batch, queries, heads, _), keys = q.shape, k.shape[1]
     allowed = np.broadcast_to(np.asarray(mask), (batch, heads, queries, keys))
@@ -198,7 +198,7 @@ def sinusoid(positions: int, d_model: int) -> Floats:
 
 
 def transformer(params: Params, source: ArrayLike, target: ArrayLike) -> Floats:
-    """Return the logits for each target token (figure 1). 0 is padding, and 1 begins a sentence."""
+    """Return the logits for each target token (figure 1). Token 0 is PAD, and token 1 is BOS."""
     source, target = np.asarray(source), np.asarray(target)
     matrix = floats(params["embedding"]["table"])
     d_model = matrix.shape[1]

@@ -73,7 +73,7 @@ def _strings(path: Path) -> Iterator[Passage]:
 
 
 def _is_literal_block(docstring: ast.Constant, offset: int) -> bool:
-    """Return whether a paragraph is a block of code: it is indented and follows a blank line."""
+    """Return whether a paragraph is a code block, which is indented and follows a blank line."""
     lines = str(docstring.value).splitlines()
     indent = len(lines[offset]) - len(lines[offset].lstrip())
     return offset > 0 and not lines[offset - 1].strip() and indent > docstring.col_offset

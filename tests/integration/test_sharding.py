@@ -50,7 +50,7 @@ def run_program(*arguments: str, **environment: str) -> Any:
     ids=["8 devices", "1, 2, and 8 devices"],
 )
 def comparison(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The differences between each sharding and a single device in float64, for each dropout rate.
+    """Differences between sharded and one-device training in float64, by dropout rate and sharding.
 
     Batches have 13 rows, which cannot be divided evenly among the devices.
     """
@@ -69,7 +69,7 @@ def test_every_sharding_trains_every_architecture_as_one_device_does(architectur
 
 
 def check_distances(distances: dict[str, Any]) -> None:
-    """Check the differences between each sharding and a single device, by dropout rate."""
+    """Check the differences between sharded and one-device training, by dropout rate."""
     cases = [case for of_rate in distances.values() for case in of_rate.items()]
     assert {name.split()[0] for name, _ in cases} == {"data", "fsdp", "pmap"}
     for name, distance in cases:
@@ -149,7 +149,7 @@ def test_a_step_compiled_while_training_gives_the_same_bits() -> None:
 
 
 class FakeSharding(DataParallel):
-    """A sharding that compiles nothing and runs out of memory for sources of length 6."""
+    """A fake sharding that compiles nothing and runs out of memory for sources of length 6."""
 
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> Any:  # noqa: ARG002
         if batch.source.shape[1] == 6:
@@ -182,7 +182,7 @@ def test_gpus_compile_a_step_only_when_a_batch_needs_it() -> None:
 
 
 class WaitingSharding(FakeSharding):
-    """A sharding whose `compile` does nothing but wait until `may_end` is set."""
+    """A fake sharding whose `compile` waits until `may_end` is set."""
 
     def __init__(self, may_end: threading.Event) -> None:
         super().__init__(jax.devices()[:1])

@@ -141,8 +141,8 @@ def test_only_runs_that_slurm_has_dropped_are_submitted_again(
     assert submit_sweep() == 0
     assert "nothing to submit" in capsys.readouterr().out
     assert len(submissions(cluster)) == 1
-    # The first run was killed, the second was canceled while pending, the third was saved and
-    # requeued by Slurm, and the fourth failed.
+    # The first run was killed, the second was canceled while pending, the third saved a
+    # checkpoint and was requeued by Slurm, and the fourth failed.
     (cluster / "queue").write_text("70_2\n")
     write_status(other, "stopped", job="70_2")
     write_status(last, "failed", note="diverged", job="70_3")
@@ -383,7 +383,7 @@ def test_on_a_cluster_a_failure_affects_one_run_and_ended_runs_resume(tmp_path: 
         return {name: read_status(run).status for name, run in runs.items()}
 
     def end(name: str, *command: str) -> None:
-        """Wait for a checkpoint, run `scontrol`, and check that the run ends and is saved."""
+        """Wait for a checkpoint, run `scontrol`, and check that the run saves and stops."""
         wait_until(lambda: any((runs[name].path / "checkpoints").glob("[0-9]*")))
         subprocess.run(["scontrol", *command], check=True)
         wait_until(lambda: states()[name] in ("submitted", "stopped"))

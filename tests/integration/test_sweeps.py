@@ -98,7 +98,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
         time.sleep(0.1)
 
 
-# Fast tests of the launcher, the worker, and reports replace the training with small programs.
+# Fast tests of the launcher, the worker, and reports replace training with small programs.
 @pytest.mark.slow
 def test_a_sweep_trains_scores_and_reports_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

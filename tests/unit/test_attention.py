@@ -36,7 +36,7 @@ DOT_PRODUCTS = {"scaled_dot_product": scaled_dot_product, "dot_product": dot_pro
 
 
 def attend(query: Array, key: Array, value: Array, mask: Array) -> Array:
-    """Compute equation 1 with the package's own functions."""
+    """Implement equation 1 with the package's own functions."""
     scores = scaled_dot_product(query, key)
     return weighted_sum(masked_softmax(scores, mask), value)
 

@@ -76,5 +76,5 @@ def test_additive_stores_no_array_of_all_pairs_and_components_for_its_gradient()
 
     _, backward = jax.vjp(total, QUERY, KEY, vector)
     stored = [leaf.size for leaf in jax.tree.leaves(backward)]
-    # The backward pass stores the inputs and arrays as large as the scores, but nothing larger.
+    # The backward pass stores no array that is larger than the scores.
     assert max(stored) <= 2 * HEADS * 5 * 6

@@ -45,7 +45,7 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def full(
     query: Array, key: Array, value: Array, mask: Array, rate: float = 0.0, rng: Array | None = None
 ) -> Array:
-    """Compute equation 1 with the package's own functions."""
+    """Implement equation 1 with the package's own functions."""
     weights = masked_softmax(scaled_dot_product(query, key), mask)
     if rng is not None:
         weights = dropout(weights, rate, rng)

@@ -2,8 +2,8 @@
 
 evalb (https://nlp.cs.nyu.edu/evalb) contains sample.gld (references), sample.tst (trees to score),
 and sample.rsl (the scores). Its parameter file for the sample treats "This" and "this" as the same
-word, so this copy writes "this". evalb also accepts a sentence without a bracket around it. In this
-copy, that sentence is inside a TOP bracket, which does not count.
+word, so this copy writes "this". evalb also accepts a sentence without an enclosing bracket. This
+copy encloses that sentence in a TOP bracket, which is not scored.
 """
 
 import pytest

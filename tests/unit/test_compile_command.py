@@ -1,4 +1,4 @@
-"""Test the output of `compile`, with a formula in place of a compiler."""
+"""Test the output of `compile` with a fake compiler."""
 
 import importlib.util
 import json

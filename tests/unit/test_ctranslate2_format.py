@@ -13,7 +13,7 @@ from transformer_jax.interop.ctranslate2_format import export_ctranslate2
 from transformer_jax.interop.expressible import check_ctranslate2
 from transformer_jax.interop.verify import CTranslate2System, Verification, verify
 
-# Every option that differs from the paper and that CTranslate2 can express, except positions.
+# Every non-paper option that CTranslate2 supports, except the remaining kinds of positions.
 VARIANT = SMALL.change(
     model={
         "num_layers": 2,

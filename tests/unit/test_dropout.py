@@ -1,7 +1,7 @@
 """Test dropout: its rate, its mean, and the statistics of its random bits.
 
-The random keys are fixed, so the tests are deterministic. They accept errors of up to five standard
-deviations.
+The random keys are fixed, so the tests are deterministic. The tests accept errors of up to five
+standard deviations.
 """
 
 import functools

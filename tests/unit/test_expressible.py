@@ -19,7 +19,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 @pytest.fixture(autouse=True)
 def fail_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a command fail if it imports JAX to load checkpoints."""
+    """Make a command fail if it loads checkpoints."""
 
     def load(_: CheckpointCommand) -> None:
         pytest.fail("the checkpoints are loaded")

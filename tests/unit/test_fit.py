@@ -1,4 +1,4 @@
-"""Test the searches for settings that fit, with a formula in place of a compiler."""
+"""Test the searches for settings that fit in memory, using a fake compiler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ WIDE = Bucket(8, 64, 64, 0)
 
 @dataclass
 class Formula:
-    """A simulated compiler for programs that need memory for the state, gradients, and tokens."""
+    """A fake compiler that computes memory use from the state, gradients, and tokens."""
 
     capacity: int
     state: int = 100

@@ -1,4 +1,4 @@
-"""Test that a step's FLOPs count its matrix products but not padding."""
+"""Test that a step's FLOP count includes matrix products but excludes padding."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Test that devices add their gradients once, as one device would sum them over the whole batch."""
+"""Test that devices sum each gradient once, and that the sums match those of one device."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -29,7 +29,7 @@ def make_step(config: Config) -> tuple[TrainStep, TrainState]:
 
 
 def added_arrays(jaxpr: Any) -> Iterator[Any]:
-    """Yield the shape and type of each array that devices add in a program."""
+    """Yield the shape and type of each array that a program sums across devices."""
     for equation in jaxpr.eqns:
         if equation.primitive.name.startswith("psum"):
             yield from (variable.aval for variable in equation.invars)
@@ -38,7 +38,7 @@ def added_arrays(jaxpr: Any) -> Iterator[Any]:
 
 
 def trace_on(devices: int, config: Config, rows: int) -> list[Any]:
-    """Return the arrays that `data` adds on this many devices."""
+    """Return the arrays that `data` parallelism sums across this many devices."""
     step, state = make_step(config)
     sharding = DataParallel(jax.devices()[:1])
     sharding.mesh = AbstractMesh((devices,), (sharding.axis,))  # pyrefly: ignore[bad-assignment]

@@ -1,4 +1,4 @@
-"""Test that a grid gives the same scores as separate evaluations and repeats none of them."""
+"""Test that a grid gives the same scores as separate evaluations and repeats no evaluation."""
 
 import json
 import shutil

@@ -53,7 +53,7 @@ def _packages() -> None:
 
 
 class Imported(NamedTuple):
-    """The same model in both programs."""
+    """The same model in Transformers and in this package."""
 
     folder: Path
     marian: Any

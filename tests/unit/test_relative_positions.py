@@ -53,7 +53,7 @@ def config_of(positions: Any, **changes: Any) -> ModelConfig:
 
 
 def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairScore, PairValue]:
-    """Return functions that compute the score and the value of a pair from a scheme's formulas."""
+    """Return functions that compute a pair's score and value with the formulas for `positions`."""
     scale = 1 / math.sqrt(D_K) if config.attention_score == "scaled_dot_product" else 1.0
 
     def alibi(head: int, query: Floats, key: Floats, t: int, s: int) -> float:
@@ -110,7 +110,7 @@ def t5_bucket(relative_position: int, *, bidirectional: bool, num_buckets: int) 
     if distance < max_exact:
         return bucket + distance
     share = math.log(distance / max_exact) / math.log(128 / max_exact)
-    # The small constant makes powers of the base exact.
+    # Without 1e-9, a rounding error could move a bucket's first distance to the bucket below.
     large = max_exact + math.floor(share * (num_buckets - max_exact) + 1e-9)
     return bucket + min(large, num_buckets - 1)
 

@@ -9,7 +9,7 @@ from transformer_jax.interop.verify import Translation, find_translations, sampl
 
 
 class ScriptedSystem:
-    """A program that returns preset translations and preset scores."""
+    """A fake program that returns preset translations and scores."""
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ def test_mean_and_deviation_are_formatted() -> None:
     assert SeedStatistics((5.0, 5.5)).format(2) == "5.25 ± 0.35"
     assert SeedStatistics((5.0,)).deviation is None
     assert SeedStatistics((5.0,)).format(1) == "5.0"
-    # The perplexity of a run that failed to train does not widen the tables of a report.
+    # The huge perplexity of a run that failed to train does not widen a report's tables.
     assert SeedStatistics((1.73e42, 5.0)).format(2) == "8.65e+41 ± 1.22e+42"
 
 
@@ -164,7 +164,7 @@ UNLUCKY = to_scores([[33.3, 33.5], [24.9, 25.1], [33.2, 33.1], [33.0, 33.3], [35
 def test_one_unlucky_seed_does_not_widen_the_intervals_of_other_rows() -> None:
     lucky = {row: by_seed for row, by_seed in UNLUCKY.items() if row != "4"}
     before, after = analyze(lucky), analyze(UNLUCKY)
-    # The pooled deviation is the same, but three of four rows share the error rate of all rows.
+    # The pooled deviation is the same, but the three other rows get only 3/4 of the error rate.
     for row in ("2", "3"):
         assert p_of(after, row) == pytest.approx(p_of(before, row) / (3 / 4))
     for row in ("1", "2", "3"):

@@ -217,8 +217,8 @@ def test_only_a_gpu_rounds_gradients_to_multiply_them_in_bfloat16() -> None:
     )
     assert set(gpu) == {("bf16", "bf16")}
     assert len(tpu) == len(gpu)
-    # The products with float32 operands compute the two gradients of the logits, and the two
-    # gradients of the scores in each of the three attention sub-layers.
+    # The products with float32 operands are in the backward pass: two for the logits, and two for
+    # the scores in each of the three attention sub-layers.
     assert sum("f32" in operands for operands in tpu) == 2 * (1 + 3)
 
 

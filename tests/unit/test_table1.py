@@ -74,7 +74,7 @@ def test_the_costs_of_self_attention_and_recurrence_are_those_of_their_formulas(
 ) -> None:
     by_case = {(m.layer, m.n, m.d): m for m in measurements}
     attention, recurrent = by_case["Self-Attention", 512, 64], by_case["Recurrent", 512, 64]
-    # Attention has two products of n x d and d x n matrices, and four projections.
+    # Attention computes scores, weighted averages, and four projections.
     assert attention.flops == 2 * (2 * 512 * 512 * 64)
     assert attention.all_flops == attention.flops + 4 * (2 * 512 * 64 * 64)
     # The longest chain consists of a projection, the scores, the weighted average, and the output.

@@ -54,7 +54,7 @@ def test_a_report_has_means_per_token_and_counts_skipped_steps() -> None:
     assert values["perplexity"] == pytest.approx(math.exp(60 / 16))
     assert values["skipped"] == 1
     assert values["flops"] == 3 * FLOPS
-    # The latest gradient norm is not finite, so it is omitted: JSON cannot represent infinity.
+    # The latest gradient norm is infinite, which JSON cannot represent, so it is omitted.
     assert "gradient_norm" not in values
     meter.add(STEPS[0], FLOPS)
     again = meter.read()

@@ -19,7 +19,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 class WrongSystem:
-    """A program that returns this package's translations, except for one token and one score."""
+    """A fake program that returns this package's results, but changes one token and one score."""
 
     def __init__(self, run: Run, lines: Sequence[str], wrong: str, shift: float = 0.5) -> None:
         self.ours = dict(zip(lines, find_translations(run, lines), strict=True))
