@@ -1,10 +1,10 @@
-"""All rows of Table 3 on number words, at small scale, in about 25 minutes.
+"""All rows of Table 3 on number words, at small scale.
 
     transformer-jax sweep table3 --data-from smoke --train-from smoke --scale tiny --seeds 2
     transformer-jax report sweeps/table3
 
-The time is for two CPU cores. The base model translates most held-out lines correctly. The task is
-too easy to reproduce the differences between rows that the paper reports.
+The sweep takes about 25 minutes on two CPU cores. The base model translates most held-out lines
+correctly. The task is too easy to reproduce the differences between rows that the paper reports.
 """
 
 from configs.tiny import CONFIG as TINY

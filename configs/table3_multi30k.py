@@ -2,10 +2,10 @@
 
     transformer-jax sweep table3_multi30k --seeds 3
 
-The text is the same as in configs/multi30k.py, and $TRANSFORMER_JAX_DATA must be the path to its
-folder. The model has a quarter of the paper's d_model, d_k, and d_v, an eighth of its d_ff, and a
-third of its depth, and training makes seven passes over the text. The peak learning rate is the
-best one in configs/learning_rate.py.
+The text is the same as in configs/multi30k.py. $TRANSFORMER_JAX_DATA must be the path to the folder
+that contains multi30k/tok/. The model has a quarter of the paper's d_model, d_k, and d_v, an eighth
+of its d_ff, and a third of its depth, and training makes seven passes over the text. The peak
+learning rate is the best one in configs/learning_rate.py.
 
 Differs from the paper: the model size, the text, and the learning rate. The search settings match
 Table 3: a beam size of 4, an alpha of 0.6, and no checkpoint averaging.

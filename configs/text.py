@@ -3,8 +3,8 @@
     transformer-jax train configs/text.py \
         --data.train train.en train.de --data.dev dev.en dev.de --data.test test.en test.de
 
-The files are UTF-8, plain or compressed with gzip. Line n of one file is the translation of line n
-of the other. Training takes hours on a GPU.
+The files contain UTF-8 text and can be compressed with gzip. Line n of one file is the translation
+of line n of the other. Training takes hours on a GPU.
 """
 
 from transformer_jax.config import Config
