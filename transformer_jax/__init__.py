@@ -1,4 +1,4 @@
-"""The Transformer of "Attention Is All You Need" in JAX and Flax, exact to the paper.
+"""The Transformer of "Attention Is All You Need" in JAX and Flax, faithful to the paper.
 
 Translate with a run's model, on any device:
 

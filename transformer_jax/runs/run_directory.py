@@ -36,7 +36,7 @@ from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.tokenizer_files import read_limited, read_vocabulary, write_vocabulary
 from transformer_jax.runs.versions import current_versions
 
-# Size limits in bytes, so that oversized malicious files are rejected before they are read.
+# The size limit in bytes. A larger file may be malicious, so it is rejected unread.
 MAX_DESCRIPTION = 1 << 20
 # Fields that may change when a run resumes. A change to any other field would make the run a
 # different experiment. Gradient accumulation and parallelism affect only the dropout masks.
@@ -56,7 +56,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class Package(NamedTuple):
-    """How a run was packaged: its parameters are the mean of the checkpoints at these steps."""
+    """How a run was packaged: its parameters are the mean over the checkpoints at `steps`."""
 
     steps: tuple[int, ...]
     dtype: Dtype
@@ -231,7 +231,7 @@ class RunDirectory:
 
 @contextlib.contextmanager
 def new_folder(path: Path, *, is_package: bool = True) -> Iterator[Path]:
-    """Yield a private folder, and rename it to `path` on exit, so that it appears when complete.
+    """Yield a private folder, and rename it to `path` once it is complete.
 
     Raises:
         UsageError: the path already exists. Nothing is changed.
@@ -283,7 +283,7 @@ def check_no_links(folder: Path) -> None:
     """Raise a StorageError for a link or special file: it could redirect reads and writes."""
     folders = [str(folder)]
     while folders:
-        # Ignore files that disappear during the check, because the run may be in training.
+        # Ignore files that disappear during the check, because the run may still be training.
         with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):

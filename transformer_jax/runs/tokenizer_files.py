@@ -16,7 +16,7 @@ from transformer_jax.data.token_table import TableTokenizer, TokenTable, digest_
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary, check_model
 from transformer_jax.errors import StorageError
 
-# The size limit in bytes, so that oversized malicious files are rejected before they are read.
+# The size limit in bytes. A larger file may be malicious, so it is rejected unread.
 MAX_TOKENIZER = 256 << 20
 MODELS = {"vocabulary": "tokenizer.model", "source_vocabulary": "tokenizer.source.model"}
 
@@ -31,7 +31,7 @@ def write_vocabulary(folder: Path, vocabulary: Vocabulary) -> None:
 
 
 def read_vocabulary(folder: Path, description: Mapping[str, Any]) -> Vocabulary:
-    """Read the tokenizers that a run's description lists, with their digests.
+    """Read the tokenizers that a run's description lists, and verify their digests.
 
     Raises:
         StorageError: a file differs from the one that was written, or is too large.

@@ -11,14 +11,14 @@ from transformer_jax.compilation.topologies import make_devices
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.sweeps.plan import Sweep
 
-# The number of devices, or None if even all of the target's devices are not enough.
+# The number of devices that each row needs, or None if the target has too few.
 Counts = Mapping[str, int | None]
 
 
 def count_devices_of_rows(
     sweep: Sweep, target: Target, *, progress: Progress = ignore_progress
 ) -> Counts:
-    """Return how many devices each row needs: 1, 2, 4, ..., or all; None if no number is enough.
+    """Return how many devices each row needs: 1, 2, 4, ..., or all; None if all are too few.
 
     The largest assumed batch shape determines the number; see `assume_shapes`.
 
@@ -38,7 +38,7 @@ def count_devices_of_rows(
 
 
 def describe_counts(counts: Counts, target: Target) -> str:
-    """Summarize the numbers: "A1 to E fit one v5e chip each; big needs 2 v5e chips"."""
+    """Return a summary, such as "A1 to E fit one v5e chip each; big needs 2 v5e chips"."""
     unit = f"{target.kind} {target.unit}"
     sentences: list[str] = []
     for count, group in groupby(counts, key=lambda name: counts[name]):

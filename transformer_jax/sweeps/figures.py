@@ -78,7 +78,7 @@ def _by_importance(results: Results) -> list[str]:
 
 
 def draw_ratios(results: Results) -> str:
-    """Plot how each row's log perplexity differs from the first row's, here and in the paper."""
+    """Plot each row's log perplexity minus the first row's, in this sweep and in the paper."""
 
     def draw(axes: Axes) -> None:
         for y, name in enumerate(results.rows):

@@ -41,8 +41,8 @@ def launch(
     """Train and score the unfinished runs of a stored sweep; return the status of every run.
 
     If another process on this machine is still training a run, this function waits for that process
-    to exit, and then trains the run if it is unfinished. Whenever a run waits, starts, or ends, it
-    calls `report` with one line.
+    to exit, and then trains the run if it is unfinished. Whenever a run waits, starts, or ends,
+    this function calls `report` with one line.
 
     Raises:
         RunInterrupted: a signal stopped the sweep. The runs in progress have been saved.

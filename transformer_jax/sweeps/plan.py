@@ -46,12 +46,12 @@ class SweepRun:
 
     @property
     def config_file(self) -> Path:
-        """The config that `train` reads."""
+        """The config file that `train` reads."""
         return self.path.with_name(f"{self.path.name}.json")
 
     @property
     def log_file(self) -> Path:
-        """The output of the run's commands."""
+        """The file that contains the output of the run's commands."""
         return self.path.with_name(f"{self.path.name}.log")
 
     @property
@@ -172,9 +172,10 @@ def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
 def plan_sweep(
     path: Path, rows: Mapping[str, Row], seeds: int, *, only: Sequence[str] | None = None
 ) -> Sweep:
-    """Plan a sweep without writing files. It has the first row and those in `only` (None for all).
+    """Plan a sweep without writing files.
 
-    The seeds are consecutive, starting with the first row's seed.
+    The sweep contains the first row and the rows in `only`, or all rows if `only` is None. The
+    seeds are consecutive, starting with the first row's seed.
 
     Raises:
         UsageError: a row in `only` does not exist, a row's name is not a valid folder name, or

@@ -137,7 +137,7 @@ SUMMARY: dict[str, Column] = {
 
 
 def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str]]:
-    """Return a table, headings first, without the optional columns that are empty."""
+    """Return a table, headings first, excluding optional columns that are empty."""
     table = [
         [heading, *(format_cell(results, row) for row in results.rows.values())]
         for heading, format_cell in columns.items()

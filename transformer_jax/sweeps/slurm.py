@@ -72,7 +72,7 @@ class Task:
         _await_exit(self._process)
         code = self._process.wait()
         status = read_status(run)
-        # A worker that was killed has not written a status, but a worker that saved may have.
+        # A killed worker writes no final status, but a worker that saved may have written one.
         if status.status in ("submitted", "stopped"):
             note = status.note or f"its worker exited with code {code}"
             if self._is_ending:

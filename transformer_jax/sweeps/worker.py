@@ -35,8 +35,8 @@ MAX_NOTE_LENGTH = 300
 def run_worker(run: SweepRun, step_timeout: float) -> int:
     """Run the remaining phases of a run; return the exit code of the phase that failed, or 0."""
     status = read_status(run)
-    # A requeued Slurm job takes over its own run, even if the status that the previous node wrote
-    # is still "running".
+    # A requeued Slurm job resumes its own run, even if the previous node left its status as
+    # "running".
     is_own_job = bool(status.job) and status.job == current_slurm_job()
     if status.status == "running" and not is_own_job:
         # Another launcher has already started a worker for this run.

@@ -1,4 +1,4 @@
-"""Decide what is due after each training step, as a pure function of the step and a vote.
+"""Decide what is due after a step, as a pure function of the step and the processes' vote.
 
 Steps are counted from 1. A scheduled checkpoint is saved at a fixed step and has a score, the
 perplexity on the development set. All other checkpoints (for recovery, after a signal, or at an

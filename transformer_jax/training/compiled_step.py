@@ -57,7 +57,7 @@ class CompiledStep:
     def compile(self, state: TrainState, batch: Batch) -> Compilation:
         """Compile the step for this process's rows of a batch, without running it.
 
-        If `compile_ahead` already has this shape, wait for its program.
+        If `compile_ahead` has already scheduled this shape, wait for that compilation.
         """
         if (future := self._ahead.pop(_shape(batch), None)) is not None:
             return future.result()
@@ -67,9 +67,9 @@ class CompiledStep:
         """Compile the step for other buckets in a thread, one after another.
 
         The programs are identical to the output of `compile`. With multiple processes, this
-        method does nothing, because the processes must compile in the order in which they train.
-        The method also does nothing on GPUs: XLA chooses kernels by their time on the device, and
-        training would disturb these measurements.
+        method does nothing, because the processes must compile the shapes in the order in which
+        they train on them. The method also does nothing on GPUs: XLA selects kernels by timing them
+        on the device, and concurrent training would distort these measurements.
         """
         if jax.process_count() > 1 or self._sharding.platform == "gpu":
             return

@@ -20,7 +20,7 @@ from transformer_jax.training.step import init_state
 
 # The model fields that may differ between a new run and the run that provides its parameters.
 # These fields affect only training, speed, rounding, or the maximum lengths. A field that
-# determines the size of a learned table of positions may not differ.
+# determines the size of a learned position table must not differ.
 FREE_FIELDS = {
     *("dropout", "attention_dropout", "activation_dropout", "learned_positions_init"),
     *("attention_implementation", "dtype", "remat"),

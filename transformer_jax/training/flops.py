@@ -52,8 +52,8 @@ def flops_of_lengths(
 ) -> float:
     """Return the FLOPs of a training step on B pairs: three times the FLOPs of a forward pass.
 
-    Only matrix products count. The sum in an additive score counts as many FLOPs as the dot product
-    that it replaces. An operation counts once, even if `model.remat` repeats it.
+    Only matrix products count. The sum in an additive score counts for as many FLOPs as the dot
+    product that it replaces. An operation counts once, even if `model.remat` repeats it.
     """
     source, target = source_lengths.astype(float), target_lengths.astype(float)
     layers = MULTIPLY_ADDS[config.architecture](config, source, target)
@@ -108,7 +108,8 @@ def train_flops(config: Config) -> float:
     """Estimate a whole run's FLOPs from full batches of sentences of `TYPICAL_LENGTH` tokens.
 
     The estimate is usually high, because real batches contain padding, which does not count, and
-    the two sides differ in length. A batch of number words needs about 60% of the estimate.
+    the two sides differ in length. A batch of number words, for example, takes about 60% of
+    the estimated FLOPs.
     """
     length = min(TYPICAL_LENGTH, config.data.max_length)
     side = np.ones((max(1, config.data.batch_tokens // length), length), np.int32)

@@ -34,7 +34,7 @@ def learning_rate_schedule(
 def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
     """Return a variant of `optax.clip_by_global_norm` that takes the norm as an argument.
 
-    The step has already computed the norm. Otherwise, it would square all gradients twice.
+    The step has already computed the norm, and recomputing it would square all gradients again.
     """
 
     def update(
@@ -50,7 +50,7 @@ def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs
 
 
 def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransformationExtraArgs:
-    """Return Adam with the paper's learning rate; if configured, clip gradients first."""
+    """Return Adam with the paper's learning rate, preceded by gradient clipping if configured."""
     rate = learning_rate_schedule(config, d_model)
     adam = optax.adam(
         # Optax counts updates from 0, but the paper counts steps from 1.

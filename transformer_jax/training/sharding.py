@@ -39,7 +39,7 @@ class DataParallel:
         # Sort by process, so that each process gets consecutive rows of a batch.
         self.devices = sorted(devices, key=lambda device: (device.process_index, device.id))
         self.platform = self.devices[0].platform
-        # Explicit axes would require Flax to name the sharding of each embedding lookup.
+        # Explicit axes would require Flax to specify the sharding of each embedding lookup.
         self.mesh = Mesh(np.array(self.devices), (self.axis,), axis_types=(AxisType.Auto,))
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.batch_sharding = NamedSharding(self.mesh, PartitionSpec(self.axis))
@@ -49,7 +49,7 @@ class DataParallel:
         """The shards of each batch that this process provides."""
 
     def sharding(self, _leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
-        """Return an array's sharding in the state, which depends only on the array's shape."""
+        """Return the sharding of an array in the state, based only on the array's shape."""
         return self.replicated
 
     def abstract_state(self, tree: Tree) -> Tree:
@@ -111,7 +111,7 @@ class DataParallel:
         and once for the logits, and all-reduces most gradients of a bfloat16 model in bfloat16.
         """
         rows, devices = len(batch.source), self.mesh.size
-        # If the devices' rows do not divide into micro-batches, a micro-batch would move rows
+        # Unless each device's rows divide evenly into micro-batches, splitting the batch moves rows
         # between devices.
         if devices == 1 or rows % (devices * step.num_micro_batches):
             return step.compute_gradients(state, batch)
@@ -120,12 +120,12 @@ class DataParallel:
             mesh=self.mesh,
             in_specs=(PartitionSpec(), PartitionSpec(self.axis)),
             out_specs=PartitionSpec(),
-            # With the check, JAX would insert a `psum` of the gradient at each use of a parameter.
+            # The check would make JAX insert a `psum` of the gradient at each use of a parameter.
             check_vma=False,
         )(state, batch)
 
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
-        """Compile the step, which donates the state, for the shapes of this state and batch."""
+        """Compile the step for the shapes of this state and batch. The step donates the state."""
         shardings = jax.tree.map(self.sharding, state)
 
         # JAX uses this function's name in traces and error messages.
@@ -161,9 +161,9 @@ class FSDP(DataParallel):
     def compiler_options(self) -> dict[str, str | bool] | None:
         """The XLA options for compiling a step.
 
-        On a TPU, XLA turns large products whose sums are split over devices into loops with many
-        small permutes ("windowed einsum"). The option sets the minimum size, in MiB, of the
-        products that become loops.
+        On a TPU, XLA turns large matrix products with a sharded contracting dimension into loops
+        with many small permutes ("windowed einsum"). The option sets the minimum size, in MiB,
+        of the products that become loops.
         """
         if self.platform != "tpu":
             return None
@@ -172,8 +172,8 @@ class FSDP(DataParallel):
     def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
         """Gather the parameters, compute the sums, and split the gradients like the parameters.
 
-        If left to itself, XLA splits matrix products along the axes of split parameters. Devices
-        would then exchange activations, which grow with the batch.
+        By default, XLA would split matrix products along the sharded axes of the parameters.
+        Devices would then exchange activations, which grow with the batch.
         """
         constrain = jax.lax.with_sharding_constraint
         gathered = state._replace(params=constrain(state.params, self.replicated))

@@ -73,7 +73,7 @@ class TrainStep:
 
 
 def make_train_step(model: EncoderDecoder, config: TrainConfig) -> TrainStep:
-    """Return the step: the gradient of the mean loss per token, then Adam (sections 5.3, 5.4)."""
+    """Return a step that applies Adam to the mean gradient per token (sections 5.3, 5.4)."""
     optimizer = make_optimizer(config, model.config.d_model)
     return TrainStep(
         partial(compute_gradients, model, config),
@@ -84,7 +84,7 @@ def make_train_step(model: EncoderDecoder, config: TrainConfig) -> TrainStep:
 
 
 def init_state(model: EncoderDecoder, config: TrainConfig) -> TrainState:
-    """Return the state before the first step, which depends on the seed."""
+    """Return the initial state for the config's seed."""
     seed = jnp.int32(config.seed)
     params = init_params(model, make_rng(seed))
     opt_state = make_optimizer(config, model.config.d_model).init(params)
@@ -98,7 +98,7 @@ def compute_gradients(
 ) -> GradientSum:
     """Sum gradients and losses over a batch in `gradient_accumulation_steps` micro-batches."""
     # Derive dropout masks from the seed and the step, so that a resumed run draws the same masks.
-    # The 0 keeps the masks of earlier versions.
+    # The 0 reproduces the masks of earlier versions.
     rng = jax.random.fold_in(jax.random.fold_in(make_rng(state.seed), state.step), 0)
     num_micro_batches = config.gradient_accumulation_steps
     smoothing = config.label_smoothing
@@ -143,9 +143,9 @@ def split_rows(batch: Batch, num_micro_batches: int) -> Batch:
 def update_if(condition: Bool[Array, ""], update: Callable[[], Any], old: Tree) -> Tree:
     """Return the result of `update` if the condition is true, and otherwise the old arrays.
 
-    On a CPU, `jnp.where` would copy Adam's moments, because computing the new parameters would read
-    the old moments after the new moments overwrite them. On a GPU, `cond` would copy the state. On
-    a TPU, `cond` would keep XLA from fusing the update with the gradients.
+    On a CPU, `jnp.where` would copy Adam's moments, because the new parameters are computed from
+    the old moments, which the new moments would otherwise overwrite first. On a GPU, `cond` would
+    copy the state. On a TPU, `cond` would keep XLA from fusing the update with the gradients.
     """
     if target_platform() == "cpu":
         return jax.lax.cond(condition, update, lambda: old)

@@ -81,7 +81,7 @@ class Meter:
             gradient_norm: the norm at the latest step, before clipping.
             skipped: the number of skipped steps.
             tokens_per_second: target tokens per second.
-            flops: the FLOPs of all steps, without padding.
+            flops: the FLOPs of all steps, excluding padding.
             utilization: the FLOP/s as a fraction of the devices' peak.
         """
         sums = self.pending_metrics()

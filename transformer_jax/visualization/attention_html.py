@@ -54,7 +54,7 @@ class AttentionPage:
 def render_page(
     maps: AttentionMaps, selection: Selection, *, source: str, target: str
 ) -> AttentionPage:
-    """Return a page with all weights that initially shows the selection.
+    """Return a page that contains all weights and initially shows the selection.
 
     Args:
         maps: the weights of each kind, all of which are stored in the page.

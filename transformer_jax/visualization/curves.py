@@ -47,7 +47,7 @@ def average_runs(
 ) -> Curve:
     """Return the mean over runs, each a mapping from step to value, at the steps they share.
 
-    The band extends from the lowest to the highest run. Use the geometric mean for perplexities.
+    The band extends from the lowest to the highest value. Use the geometric mean for perplexities.
     """
     shared = sorted(set.intersection(*map(set, runs))) if runs else []
     values = [[run[step] for run in runs] for step in shared]
@@ -68,7 +68,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def draw_curves(panels: Mapping[str, Sequence[Curve]], *, x_label: str = "step") -> Picture:
-    """Plot one panel of curves per name, with a log axis for perplexities with a wide range."""
+    """Plot one panel of curves per name, using a log axis if perplexities span a wide range."""
     columns = min(len(panels), MAX_COLUMNS)
     rows = math.ceil(len(panels) / MAX_COLUMNS)
     figure = Figure(figsize=(7 if columns == 1 else 4 * columns, 3.6 * rows), layout="constrained")

@@ -63,8 +63,7 @@ class Picture:
             mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}),
             warnings.catch_warnings(),
         ):
-            # An SVG viewer has more fonts than matplotlib, so it displays the character. A PNG
-            # contains a box instead.
+            # An SVG viewer can use another font that has the glyph. A PNG contains a box instead.
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             options = {"format": kind, "metadata": METADATA[kind], "dpi": PIXELS_PER_INCH}
             self.figure.savefig(out, **options)
