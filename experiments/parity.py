@@ -3,11 +3,12 @@
     python -m experiments.parity RUN
 
 This command exports the run to every format, and opens each export in the program for that format.
-All programs use the same beam size, length penalty (length^0.6), and length limits. The programs
-have different rules for ending a beam search, so any of them can find the best translation. To make
-the scores comparable, the float32 model in CTranslate2 scores all translations. The table goes to
-standard output. Lines whose translations differ go to standard error, with both scores. For
-safetensors, each run scores its own translation, because both have the same parameters.
+All programs use the same beam size, length penalty (length^0.6), and length limits. Each program
+has its own rule for ending a beam search, so none of them always finds the best translation. To
+make the scores comparable, the float32 model in CTranslate2 scores all translations. The table goes
+to standard output. Lines whose translations differ go to standard error, with both scores. The
+safetensors export has the same parameters as the run, so each of the two scores its own
+translations.
 """
 
 import functools
@@ -94,7 +95,7 @@ def compare_translations(
 
 
 def main() -> int:
-    """Compare the run on the command line with its exports, and return the exit code."""
+    """Compare the run given on the command line with its exports, and return the exit code."""
     if len(sys.argv) != 2:
         print("usage: python -m experiments.parity RUN", file=sys.stderr)
         return 2

@@ -1,6 +1,6 @@
 """Compare this project's speed with that of other libraries and with earlier results.
 
-Each command describes its options with --help:
+To list a command's options, use --help:
 
     python -m experiments.benchmark {train,decode,input,scaling,gpu,compare} --help
 """
@@ -83,7 +83,7 @@ class Train(MeasureCommand):
 
 @dataclass(frozen=True)
 class Decode(MeasureCommand):
-    """Compare greedy and beam search on 64 sentences of 20 tokens, translated into 40 tokens.
+    """Compare greedy and beam search on 64 sentences of 20 tokens, translated into 40 each.
 
     With --serve, translate up to 64 lines of the development set with a run's model,
     and with its CTranslate2 exports in float32 and int8.
@@ -142,7 +142,7 @@ class Input(MeasureCommand):
 
 @dataclass(frozen=True)
 class Scaling(MeasureCommand):
-    """Compare steps on the same number of tokens, split into sentences of increasing length."""
+    """Compare training steps with the same number of tokens but increasing sentence lengths."""
 
     sizes: SizesName = "base"
     changes: Changes = ("layers=2", "vocab=8000")

@@ -1,4 +1,4 @@
-"""This project's training step and search, for benchmarks: the same code that users run.
+"""Training and decoding functions for benchmarks, which run the same code that users run.
 
 External benchmarks call `train_step` and `decode`. This project's benchmark calls `tasks`.
 """
@@ -60,7 +60,7 @@ class Trainer:
         *,
         paused: Callable[[], contextlib.AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Draw random parameters, as a run does."""
+        """Initialize the parameters at random, as a run does."""
         self.model = build_transformer(config.model, vocab_size, source_vocab_size)
         self.placement = SHARDINGS[config.train.parallelism]()
         self.compile_seconds = 0.0

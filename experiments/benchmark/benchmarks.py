@@ -167,7 +167,7 @@ def decode(
     usual: Sequence[str] = DECODERS,
     references: Sequence[str] = ("ctranslate2", "hf"),
 ) -> Benchmark:
-    """Compare decoding with random parameters that never end a translation early.
+    """Compare decoding with random parameters, for which no translation ends early.
 
     Args:
         name: the name of the benchmark.
@@ -177,7 +177,7 @@ def decode(
         sources: the tokens of each source, including its end token. Default: random.
         extra: the number of extra tokens in a translation, compared with its source.
         count: the number of random sentences.
-        length: the number of tokens per random sentence, without the end token.
+        length: the number of tokens per random sentence, excluding the end token.
         only: a comma-separated list of workers.
         usual: the workers to run if `only` is None.
         references: candidates for the reference worker, in order of preference. The first
@@ -224,8 +224,8 @@ def pipeline(config: Config, settings: Settings) -> Benchmark:
     """Compare training on a config's text with training on preloaded full batches.
 
     Both workers run the same compiled steps on the same shapes in the same order. The ratio shows
-    the combined cost of padding, gathering, and metering. To exclude padding, divide the ratio by
-    the density.
+    the combined cost of padding, gathering batches, and accumulating metrics. To exclude padding,
+    divide the ratio by the density.
     """
     with isolated_cache(settings) as (inside, _):
         steps = settings.rounds * settings.steps
@@ -261,7 +261,7 @@ def pipeline(config: Config, settings: Settings) -> Benchmark:
 
 
 def scaling(sizes: Sizes, settings: Settings, lengths: Sequence[int], tokens: int) -> Benchmark:
-    """Compare steps on the same number of tokens, split into sentences of increasing length."""
+    """Compare training steps with the same number of tokens but increasing sentence lengths."""
     with isolated_cache(settings) as (inside, folder):
         specs, flops = list[WorkerSpec](), dict[int, float]()
         for length in lengths:

@@ -21,7 +21,7 @@ def all_ratios(before: Sequence[float], after: Sequence[float]) -> Quartiles:
 
 
 def describe_change(ratio: Quartiles) -> str:
-    """Describe a ratio of speeds."""
+    """Describe a speed ratio in words."""
     if ratio.contains_one:
         return "within the spread"
     return "faster" if ratio.low > 1 else "slower"

@@ -22,7 +22,7 @@ from experiments.benchmark.workloads import (
 from transformer_jax.config import Config
 from transformer_jax.errors import UsageError
 
-# Workers share one device, so each worker may use only part of its memory.
+# Workers share one device, so each worker may use only part of the device's memory.
 SHARE = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}
 # Skip a benchmark if fewer than this many seconds remain.
 LEAST = 45.0
@@ -92,7 +92,7 @@ def gpu(
         amount: the amount of work to do.
         settings: the measurement settings.
         seconds: the time limit.
-        say: a function that is called with one line per benchmark.
+        say: a function that receives a progress message for each benchmark.
 
     Raises:
         UsageError: the text's vocabulary is too large for the model.

@@ -1,4 +1,4 @@
-"""Measurements of the workers that ran the same workload, and their ratios."""
+"""Measurements of workers that ran the same workload, and their speed ratios."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class Measurement:
 
     @property
     def utilization(self) -> float | None:
-        """The model FLOP/s divided by the device's peak FLOP/s: the median over rounds."""
+        """The median model FLOP/s over rounds, divided by the device's peak FLOP/s."""
         flops, peak = (self.facts.get(name) for name in ("flops_per_unit", "peak_flops"))
         if not flops or not peak:
             return None
@@ -38,11 +38,11 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Workers that ran the same workload in the same rounds."""
+    """The results of workers that ran the same workload in the same rounds."""
 
     name: str
     unit: str
-    """The unit of speed: target tokens or sentences."""
+    """The unit of work: target tokens or sentences."""
     work: dict[str, Any]
     """A description of the workload."""
     measurements: dict[str, Measurement]
@@ -72,7 +72,7 @@ class Benchmark:
 
 
 def read_benchmark(data: Mapping[str, Any]) -> Benchmark:
-    """Reconstruct a benchmark from its fields as JSON data.
+    """Reconstruct a benchmark from JSON data.
 
     Raises:
         KeyError, TypeError, ValueError: the data is not in the expected format.
@@ -117,7 +117,7 @@ def summarize(
     Args:
         rounds: the samples of each worker.
         name: the name of the benchmark.
-        unit: the unit of speed.
+        unit: the unit of work, which is target tokens or sentences.
         work: the sizes and settings of the benchmark.
         references: candidates for the reference worker, in order of preference. The first
             candidate that ran becomes the reference.

@@ -25,7 +25,7 @@ ROWS = {"cpu": 32, "cuda": 128}
 
 
 def torch_and_device() -> tuple[Any, str]:
-    """Return PyTorch, configured to use all cores, and the device."""
+    """Configure PyTorch for this machine, and return the module and the device."""
     torch: Any = importlib.import_module("torch")
     torch.manual_seed(0)
     if torch.cuda.is_available():
@@ -56,7 +56,7 @@ def positions(length: int, width: int) -> np.ndarray:
 def transformer(torch: Any, sizes: Mapping[str, Any], longest: int) -> tuple[Any, Any]:
     """Return PyTorch's encoder and decoder, and a function that returns logits.
 
-    Source, target, and output share one embedding table. Padded sources are masked.
+    Source, target, and output share one embedding table. Source padding is masked.
     """
     width = sizes["d_model"]
     table = torch.nn.Embedding(sizes["vocab"], width)
@@ -296,11 +296,11 @@ def ctranslate2(task: Mapping[str, Any]) -> Workload:
 
 
 def serve(task: Mapping[str, Any]) -> Workload:
-    """Translate lines of text with CTranslate2 and a run's export.
+    """Translate lines of text with CTranslate2, using a run's export.
 
     Args:
-        task: the same as for `tasks.serve`, with folder, compute_type, and limits (the maximum
-            length of each translation, without the end token) instead of run.
+        task: the same as for `tasks.serve`, but with the keys folder, compute_type, and limits (the
+            maximum length of each translation, excluding the end token) instead of run.
     """
     library: Any = importlib.import_module("ctranslate2")
     sentencepiece: Any = importlib.import_module("sentencepiece")

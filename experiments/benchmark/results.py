@@ -118,7 +118,7 @@ class Results:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the system, processor, cores, and memory of this machine, without its name."""
+    """Return the system, processor, cores, and memory of this machine, but not its name."""
     processor = platform.processor()
     memory = None
     try:
@@ -198,7 +198,7 @@ def to_markdown(results: Results) -> str:
 
 
 def _describe(name: str, measured: Measurement, unit: str) -> str:
-    """Describe the library, device, and values of a worker in two sentences."""
+    """Describe a worker's library, device, and results in two sentences."""
     facts = measured.facts
     library = str(facts.get("library")).replace(", ", " with ")
     for package, title in LIBRARIES.items():

@@ -26,7 +26,7 @@ from experiments.benchmark.worker import PACKAGE, Sample, Startup
 # The number of seconds that a run may continue past the deadline.
 GRACE = 20.0
 ROOT = Path(__file__).parents[2]
-# The folders of an absolute path.
+# Matches the folder part of an absolute path.
 FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s/:'\"]+/)+")
 
 
@@ -183,10 +183,11 @@ def run_rounds(
         rounds: the number of rounds.
         steps: the number of steps per round.
         until: the deadline, as a `time.monotonic()` value. A round does not start if it would
-            exceed the deadline. A worker that is not ready after two thirds of the time is skipped.
+            exceed the deadline. A worker that is not ready after two thirds of the available time
+            is skipped.
         at_once: whether to start all workers at the same time, which is faster. Otherwise, the
             workers compile one after another.
-        say: a function that is called with one line per worker.
+        say: a function that receives a progress message for each worker.
     """
     skipped: dict[str, str] = {}
     began = time.monotonic()

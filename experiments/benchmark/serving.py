@@ -1,4 +1,4 @@
-"""Compare how fast a run's model and its CTranslate2 exports translate development lines."""
+"""Compare how fast a run's model and its CTranslate2 exports translate the development set."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ def serve(
     only: str | None = None,
     usual: Sequence[str] = SERVERS,
 ) -> Benchmark:
-    """Compare the speed of translating development lines, from text to text.
+    """Compare translation speed on the development set, including tokenization and detokenization.
 
     All workers use the length penalty length^alpha, with the run's alpha. Each program has
     its own rule for ending a search. CTranslate2 applies one length limit to all lines, so its
@@ -94,6 +94,6 @@ def read_lines(run: Run, count: int) -> list[str]:
 
 
 def length_limits(run: Run, lines: Sequence[str]) -> list[int]:
-    """Return the maximum length of each line's translation, without the end-of-sentence token."""
+    """Return the maximum length of each line's translation, excluding the end token."""
     translator = run.translator()
     return [translator.limit(len(tokens)) - 1 for tokens in translator.encode(lines)]

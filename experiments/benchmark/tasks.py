@@ -1,4 +1,4 @@
-"""The tasks of this project's own benchmark: training, translation, and training on text.
+"""The tasks of this project's workers: training, translation, serving, and the input pipeline.
 
 Each function with a parameter `task` returns the `Workload` that the task describes. Tasks are JSON
 data.
@@ -121,7 +121,7 @@ def translate(task: Mapping[str, Any]) -> Workload:
 
     def turn(steps: int) -> RunResult:
         *_, result = [translator.translate(params, lines) for _ in range(steps)]
-        # Add the end token, which is not a word.
+        # The text does not contain the end token, so add 1.
         lengths = [len(best[0].text.split()) + 1 for best in result]
         return RunResult(steps * len(lines), float(np.mean(lengths)))
 

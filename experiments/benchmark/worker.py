@@ -27,7 +27,7 @@ class RunResult:
     units: float
     """The number of target tokens or sentences."""
     value: float
-    """A value for checking the work: the loss or the mean length of the translations."""
+    """A value for sanity checks: the loss or the mean translation length."""
 
 
 @dataclass(frozen=True)

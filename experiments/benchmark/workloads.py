@@ -88,7 +88,7 @@ def full_batch(sizes: Sizes) -> Batch:
 
 
 def count_target_tokens(batch: Batch) -> int:
-    """Return the number of target tokens without padding."""
+    """Return the number of target tokens, excluding padding."""
     return int((batch.target != PAD).sum())
 
 

@@ -48,7 +48,7 @@ SWEEP = {
     "relative": Row(BASE.change(model={"positions": "relative"})),
     "none": Row(BASE.change(model={"positions": "none"})),
     # Sinusoids have a larger norm than the vectors in an untrained table. These rows control for
-    # this difference between initial tables.
+    # this difference in norm.
     "scaled": Row(LEARNED.change(model={"learned_positions_init": "sinusoidal_scale"})),
     "from_sinusoids": Row(LEARNED.change(model={"learned_positions_init": "sinusoids"})),
 }
