@@ -1,4 +1,4 @@
-"""A trained model, loaded from the path to its run: `transformer_jax.load("runs/x")`."""
+"""A trained model, which `transformer_jax.load("runs/x")` loads from a run."""
 
 import functools
 import warnings
@@ -106,7 +106,7 @@ class Run:
         return {}
 
     def translator(self, **decode: Any) -> Translator:
-        """Return the translator for the run's `decode` config with these fields changed."""
+        """Return a translator for the run's `decode` config, with these fields overridden."""
         config = replace(self.config.decode, **decode)
         if config not in self._translators:
             self._translators[config] = Translator(self.model, self.vocabulary, config)
@@ -128,9 +128,9 @@ class Run:
     ) -> list[list[Hypothesis]]:
         """Return up to `num_best` translations of each line with their scores, best first.
 
-        If the search finishes fewer hypotheses, the line has fewer translations, but at least one.
-        If `decode.beam_end` is "tensor2tensor", a model that rarely predicts the end of a sentence
-        often yields fewer translations.
+        A line has fewer translations if the search finishes fewer hypotheses, but always at least
+        one. If `decode.beam_end` is "tensor2tensor", a model that rarely predicts the end of a
+        sentence often yields fewer translations.
 
         Raises a UsageError if `num_best` is not between 1 and the beam size. Otherwise, raises the
         same errors as `translate`.
@@ -167,9 +167,10 @@ def load(
     """Load a run onto JAX's default device, without executing or changing any of its files.
 
     The parameters are the mean of the last `average_checkpoints` scheduled checkpoints up to
-    `step`, which defaults to the latest. A single checkpoint does not need to be scheduled. By
-    default, `average_checkpoints` is the run's `decode.average_checkpoints`. If the run has fewer
-    checkpoints than this default, `load` issues a warning and averages the existing ones.
+    `step`, which defaults to the latest. If `average_checkpoints` is 1, the
+    checkpoint does not need to be scheduled. By default, `average_checkpoints` is the run's
+    `decode.average_checkpoints`. If the run has fewer checkpoints than this default, `load` issues
+    a warning and averages the existing ones.
 
     Raises:
         UsageError: the run or its checkpoint at this step does not exist, the run has too few

@@ -21,7 +21,7 @@ from transformer_jax.inference.search import NEG_INF, Translations, beam_search,
 from transformer_jax.model.transformer import EncoderDecoder, Params
 from transformer_jax.special_tokens import EOS, PAD
 
-# The number of sentences in a batch. It is fixed, so each width needs only one program.
+# The number of sentences in a batch. It is fixed, so each width requires only one compiled program.
 ROWS = 32
 # Shorter sources are padded to this width, so that they share one program.
 MIN_WIDTH = 16
@@ -196,9 +196,9 @@ class Translator:
     def search_batches(
         self, params: Params, sources: Sequence[list[int]], num_best: int
     ) -> Iterator[tuple[list[int], Translations]]:
-        """Group sources of tokens by width; yield each batch's indices and its translations.
+        """Group tokenized sources by width; yield the indices and translations of each batch.
 
-        Blank sources are left out. The translations may have more rows than there are indices.
+        This method skips blank sources. The translations may have more rows than there are indices.
 
         Raises:
             OutOfMemoryError: the device does not have enough memory for a batch.

@@ -93,9 +93,10 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Any:
 
 
 def without_padding(run: Run) -> Run:
-    """Return the run; if its decoder reads padding first, prevent it from predicting padding.
+    """Return the run, but exclude padding from predictions if the decoder reads padding first.
 
-    CTranslate2 has no other way to exclude a token, so its probabilities do not include padding.
+    CTranslate2 can exclude a token only through a logit bias, so its softmax gives padding a
+    probability of zero.
     """
     if run.config.model.decoder_start != "padding":
         return run

@@ -10,7 +10,7 @@ Format = Literal["ctranslate2", "marian", "safetensors"]
 
 
 def check_exportable(config: Config, name: Format) -> None:
-    """Raise a UsageError if the format cannot express the model or needs a missing library."""
+    """Raise a UsageError if the format cannot express the model or its library is not installed."""
     if name == "ctranslate2":
         check_ctranslate2(config)
     elif name == "marian":
@@ -19,7 +19,7 @@ def check_exportable(config: Config, name: Format) -> None:
 
 
 def check_ctranslate2(config: Config) -> None:
-    """Raise a UsageError that names the field if CTranslate2 cannot compute the model."""
+    """Raise a UsageError that names the unsupported field if CTranslate2 cannot run the model."""
     model = config.model
     if model.decoder_start == "padding" and not model.output_bias:
         raise UsageError(
@@ -43,7 +43,7 @@ def check_ctranslate2(config: Config) -> None:
 
 
 def check_marian(config: Config) -> None:
-    """Raise a UsageError that names the field if Marian cannot compute the model."""
+    """Raise a UsageError that names the unsupported field if Marian cannot run the model."""
     model = config.model
     ratio = model.d_model / model.num_heads
     width = int(ratio) if ratio.is_integer() else ratio

@@ -53,7 +53,7 @@ def is_marian(path: Path) -> bool:
 
 
 def read_marian(path: Path) -> Run:
-    """Read a model in Marian's format. The result's folder has the same path as the source.
+    """Read a model in Marian's format. The returned run's `folder` is at `path`.
 
     Raises:
         UsageError: this package cannot express a field's value (the message names the field), or a
@@ -143,7 +143,7 @@ def _make_tokenizer(
     tokens: list[str],
     needs_table: bool,
 ) -> Tokenizer:
-    """Return a tokenizer, with a table only if the IDs differ from those in the model."""
+    """Return a tokenizer, with a table if required or if the IDs differ from SentencePiece's."""
     check_model(model, str(path / name))
     table = read_tokens(path, settings, tokens)
     if has_package_ids(table) and not needs_table:
@@ -171,7 +171,7 @@ def _read_token_list(path: Path) -> list[str]:
         try:
             token.encode()
         except UnicodeEncodeError as error:
-            # JSON can express half of a surrogate pair.
+            # JSON can contain a lone surrogate.
             raise StorageError(f"{path} has the token {token[:50]!a}, which is not text") from error
         tokens[number] = token
     if None in tokens:

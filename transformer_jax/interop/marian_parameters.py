@@ -59,7 +59,7 @@ SAME_IDS = Orders()
 
 
 class Module(NamedTuple):
-    """A module in both programs."""
+    """A module that exists in both programs."""
 
     name: str
     """Its name in this package, such as `encoder_0.self_attention.query`."""
@@ -70,9 +70,9 @@ class Module(NamedTuple):
 
 
 def to_marian(config: ModelConfig, params: Params, orders: Orders = SAME_IDS) -> Arrays:
-    """Convert parameters or their gradients to Marian's names and its order of channels and IDs.
+    """Convert parameters or their gradients to Marian's names, channel order, and token order.
 
-    Biases that the model does not have become zeros.
+    Biases that are missing from the model become zeros.
     """
     params = flatten_params(params)
     channels = channel_order(config.d_model)
@@ -90,8 +90,8 @@ def to_marian(config: ModelConfig, params: Params, orders: Orders = SAME_IDS) ->
             arrays[f"{module.marian_name}.weight"] = params[f"{module.name}.scale"][channels]
             arrays[f"{module.marian_name}.bias"] = params[f"{module.name}.bias"][channels]
             continue
-        # A kernel is [in, out], and Marian's weight is [out, in]. Either axis can be split into
-        # heads.
+        # A kernel has shape [in, out], and Marian's weight has shape [out, in]. Either axis can be
+        # split into heads.
         kernel = params[f"{module.name}.kernel"]
         inputs = kernel.shape[0] if module.reads_channels else -1
         weight = kernel.reshape(inputs, -1 if module.reads_channels else config.d_model).T
@@ -123,7 +123,7 @@ def marian_shapes(config: ModelConfig, shapes: Shapes) -> Shapes:
 def from_marian(config: ModelConfig, arrays: Arrays, orders: Orders = SAME_IDS) -> Params:
     """Invert `to_marian`: return the parameters that it converted to `arrays`.
 
-    Attention biases and logit biases are left out if the config does not have them.
+    Attention biases and logit biases are omitted unless the config enables them.
     """
     channels = np.argsort(channel_order(config.d_model))
     params = {}

@@ -142,7 +142,7 @@ def has_package_ids(table: TokenTable) -> bool:
 def read_config(
     path: Path, settings: Mapping[str, Any], generation: Mapping[str, Any], vocabulary: Vocabulary
 ) -> Config:
-    """Return a folder's config, with attention biases and logit biases.
+    """Return a folder's config, with attention biases and logit biases enabled.
 
     Translations use the same beam size and length penalty as `generate`. `model.max_length` is the
     number of positions.

@@ -57,10 +57,10 @@ def compare_searches(
     """Translate lines with an exported model, and compare the translations with ours.
 
     `ours` is the result of `find_translations` for the same lines, beam size, and alpha. Both
-    programs use the same limit on the length of each translation, and the length penalty
-    length^alpha. A score is a log-probability divided by length^alpha, where the
-    length includes the end-of-sentence token. `scorer` computes the log-probabilities of both
-    programs' translations. By default, `system` computes them.
+    programs use the length penalty length^alpha and the same length limit for each translation. A
+    score is a log-probability divided by length^alpha, where the length includes the
+    end-of-sentence token. `scorer`, which defaults to `system`, computes the log-probabilities of
+    both programs' translations.
     """
     scorer = scorer or system
     differences = []

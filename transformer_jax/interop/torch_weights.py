@@ -13,7 +13,7 @@ from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.interop.optional import import_optional
 from transformer_jax.interop.parameters import Arrays, Found, Shapes, check_arrays
 
-# Earlier weights-only loaders can be made to execute code.
+# In earlier versions, a malicious file can make the weights-only loader execute code.
 MIN_TORCH = (2, 10)
 TYPES = {"torch.float32": "F32", "torch.float16": "F16"}
 
@@ -51,7 +51,7 @@ def _load(torch: Any, path: Path, max_bytes: int) -> Any:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 entries = archive.infolist()
-            # PyTorch never compresses files, so their size limits the memory needed to read them.
+            # PyTorch never compresses files, so a file's size bounds the memory needed to read it.
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
                 raise StorageError(f"{path} is invalid: it is compressed")
             if sum(entry.file_size for entry in entries) > max_bytes:

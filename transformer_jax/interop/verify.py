@@ -1,7 +1,7 @@
 """Verify an exported model by comparing its translations with the run's (section 6.1).
 
-Both programs search greedily, because the rules that end their beam searches differ. The scores
-to compare are the two programs' log-probabilities for the same translations.
+Both programs search greedily, because the rules that end their beam searches differ. The
+compared scores are the two programs' log-probabilities for the same translations.
 """
 
 import itertools
@@ -40,7 +40,7 @@ class System(Protocol):
     def translate(
         self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
     ) -> list[str]:
-        """Return a translation of at most `max_tokens` tokens, without the end token.
+        """Return a translation of at most `max_tokens` tokens, excluding the end token.
 
         By default, the search is greedy. A beam search divides log-probabilities by length^alpha.
         """
@@ -78,7 +78,7 @@ class Translation(NamedTuple):
     """A translation by this package."""
 
     tokens: list[str]
-    """The translation's tokens, without the end-of-sentence token."""
+    """The translation's tokens, excluding the end-of-sentence token."""
     score: float
     """The translation's log-probability, which a beam search divides by the length penalty."""
     max_tokens: int
@@ -88,7 +88,7 @@ class Translation(NamedTuple):
 def verify(run: Run, system: System, lines: Sequence[str] | None = None) -> Verification:
     """Compare a run's translations with those of its exported model.
 
-    `lines` defaults to the result of `sample_lines`. The run computes in float32.
+    `lines` defaults to the result of `sample_lines`. This function runs the model in float32.
     """
     lines = sample_lines(run) if lines is None else lines
     equal, differences = 0, [0.0]
@@ -110,7 +110,7 @@ def sample_lines(run: Run, count: int = NUM_SENTENCES) -> list[str]:
 
 
 def dev_lines(run: Run, count: int) -> list[str]:
-    """Return up to `count` source lines from the development set, without lines that are too long.
+    """Return up to `count` development-set source lines, excluding lines that are too long.
 
     The list is empty if the development set is not available without a download.
     """
@@ -184,7 +184,7 @@ class CTranslate2System:
     def translate(
         self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
     ) -> list[str]:
-        """Return a translation of at most `max_tokens` tokens, without the end token."""
+        """Return a translation of at most `max_tokens` tokens, excluding the end token."""
         source = [self._tokenizer.encode(line, out_type=str)]
         [result] = self._translator.translate_batch(
             source,
@@ -222,7 +222,7 @@ class MarianSystem:
     def translate(
         self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
     ) -> list[str]:
-        """Return a translation of at most `max_tokens` tokens, without the end token."""
+        """Return a translation of at most `max_tokens` tokens, excluding the end token."""
         source = self._tokenizer(line, return_tensors="pt")
         # Two additional tokens mark the beginning and end of the sentence.
         options: dict[str, Any] = {"num_beams": beam_size, "max_length": max_tokens + 2}

@@ -1,4 +1,4 @@
-"""Cached decoding, which computes `Transformer.decode` one position at a time.
+"""Cached decoding, which evaluates `Transformer.decode` one position at a time.
 
 A search keeps J hypotheses per sentence in J beam slots. Keys and values stay in the slot that
 computed them. When hypotheses move between slots, only `ancestors` changes: ancestors[b, j, l] is
@@ -20,7 +20,7 @@ from transformer_jax.model.transformer import Params, Transformer, source_mask
 
 
 class KeyValueCache(NamedTuple):
-    """Keys and values in the layout that a decoding step reads fastest: as one matrix per head."""
+    """Keys and values in the layout that a decoding step reads fastest: one matrix per head."""
 
     keys: Float[Array, "B H K _"]
     values: Float[Array, "B H _ V"]
@@ -111,7 +111,7 @@ def decode_layer(
     memory: KeyValueCache,
     memory_mask: Bool[Array, "#B 1 1 S"],
 ) -> tuple[Float[Array, "B J D"], KeyValueCache]:
-    """Compute `DecoderLayer.__call__` at a single position, and cache the new keys and values.
+    """Evaluate `DecoderLayer.__call__` at a single position, and cache the new keys and values.
 
     The layer must be bound to its parameters. `memory` contains projected keys and values.
     """

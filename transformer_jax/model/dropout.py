@@ -2,7 +2,7 @@
 
 A mask is a hash of the random key and each element's index in the array, so it is the same on any
 number of devices. XLA fuses the hash into the operation that uses it and does not store the bits.
-A device that computes only its own rows draws their bits with `drawing_for_shard`.
+A device that computes only some of the rows draws their bits within `drawing_for_shard`.
 """
 
 import functools
@@ -23,8 +23,8 @@ _SHARD_INDEX = ContextVar[Int[Array, ""] | None]("shard_index", default=None)
 def drawing_for_shard(index: Int[Array, ""]) -> Iterator[None]:
     """Make every `Dropout` treat its array as shard `index` of a larger array.
 
-    The shards are consecutive, equal numbers of rows. Applying dropout to each shard gives the same
-    result as applying it to the whole array.
+    The shards are consecutive and have equal numbers of rows. Applying dropout to each shard gives
+    the same result as applying it to the whole array.
     """
     token = _SHARD_INDEX.set(index)
     try:
@@ -34,7 +34,7 @@ def drawing_for_shard(index: Int[Array, ""]) -> Iterator[None]:
 
 
 def skip_bits(rng: Array, count: UInt32[Array, ""]) -> Array:
-    """Return a key that gives index i the bits that `rng` gives index i + `count`."""
+    """Return a key whose bits at index i are the bits of `rng` at index i + `count`."""
     first, second = jax.random.key_data(rng)
     data = jnp.stack([first + count.astype(first.dtype), second])
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(rng))
@@ -54,7 +54,7 @@ def random_bits(rng: Array, index: UInt32[Array, "*shape"]) -> UInt32[Array, "*s
     The key must be a "threefry2x32" key, which is JAX's default. The shifts and the first two
     multipliers are those of lowbias32 (Chris Wellons, hash-prospector). The third multiplier, 2^32
     divided by the golden ratio, adds a round. Without this round, the masks of similar keys would
-    exclude one another.
+    be correlated.
     """
     first, second = jax.random.key_data(rng).astype(jnp.uint32)
     bits = index + first

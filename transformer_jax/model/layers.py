@@ -38,7 +38,7 @@ class FeedForward(nn.Module):
 
 
 def layer_norm(config: ModelConfig, *, name: str | None = None) -> nn.LayerNorm:
-    """Return a layer normalization with the config's epsilon and dtype."""
+    """Return a layer normalization module with the config's epsilon and dtype."""
     return nn.LayerNorm(config.layer_norm_epsilon, dtype=config.dtype, name=name)
 
 

@@ -25,7 +25,7 @@ def matmul(
     num_input_axes: int = 1,
     preferred_element_type: jax.typing.DTypeLike | None = None,
 ) -> Float[Array, "..."]:
-    """Multiply x, [B, T, in] or [B, in], by a matrix [in, out]."""
+    """Multiply x of shape [B, T, in] or [B, in] by a matrix of shape [in, out]."""
     # On a CPU, flatten x. The gradient with respect to `matrix` sums over batch and positions, and
     # XLA's CPU backend copies transposed operands for sums over two axes. On a TPU, flattening
     # itself causes copies.
@@ -81,7 +81,7 @@ _round_cotangent.defvjp(_round_forward, _round_backward)
 
 
 def sum_dtype(x: Float[Array, "..."]) -> jax.typing.DTypeLike:
-    """Return the dtype for sums over x: at least float32, because bfloat16 sums lose digits."""
+    """Return the dtype for sums over x: at least float32, because bfloat16 sums lose precision."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
 

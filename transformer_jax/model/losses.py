@@ -38,9 +38,9 @@ class Loss(NamedTuple):
 def take_target(logits: Float[Array, "B T N"], target: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """Return the logit for each target token.
 
-    The gradient of a gather is a scatter, which would need another array as large as the logits on
-    a GPU. On a GPU, XLA fuses a masked sum into the other operations on the logits instead. On a
-    CPU, a masked sum is slower.
+    The gradient of a gather is a scatter. On a GPU, this scatter would need another array as large
+    as the logits, whereas XLA fuses a masked sum into the other operations on the logits. On a CPU,
+    a masked sum is slower.
     """
     if target_platform() == "gpu":
         token = jax.lax.broadcasted_iota(target.dtype, logits.shape, 2)
@@ -51,7 +51,7 @@ def take_target(logits: Float[Array, "B T N"], target: Int[Array, "B T"]) -> Flo
 def cross_entropy(
     logits: Float[Array, "B T N"], target: Int[Array, "B T"], smoothing: float
 ) -> Loss:
-    """Compare predictions with the target (section 5.4).
+    """Compute the cross-entropy of predictions, with and without label smoothing (section 5.4).
 
     The smoothed target spreads probability `smoothing` evenly over all N tokens, including the true
     one. The paper does not specify this detail; see `smoothing_over_other_tokens`.

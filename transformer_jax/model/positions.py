@@ -70,9 +70,9 @@ class AddLearnedPositions(AddPositions):
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
         """Return the table row for each position; raise ValueError if there are too many positions.
 
-        On a device, an index past the end of an array does not raise an error. Cached decoding
-        passes one position at a time, which this check cannot catch, so `Translator` limits the
-        length of translations.
+        On a device, an index past the end of an array does not raise an error. This check
+        does not cover cached decoding, which passes one position at a time, so `Translator` limits
+        the length of translations.
         """
         if len(positions) > self.max_positions:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Analyze a traced program: its matrix products, and how many of them depend on each other.
+"""Analyze the matrix products in a traced program and the dependencies between them.
 
 A jaxpr is JAX's representation of a traced function. A convolution counts as a matrix product.
 """
@@ -54,7 +54,7 @@ def analyze(function: Callable[[Any, Any], Any], params: Any, x: Any) -> Program
 
 @dataclass
 class _Counter:
-    """A pass over a program's equations in order, which counts the FLOPs of its products."""
+    """A pass over a program's equations, in order, that counts the FLOPs of its products."""
 
     flops: int = 0
     data_flops: int = 0

@@ -22,8 +22,8 @@ from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.model.transformer import Params
 from transformer_jax.paper.program import analyze
 
-# The reach of a layer is measured in the middle of this many positions, which must exceed twice the
-# window of restricted self-attention.
+# A layer's reach is measured from the middle of a sequence of this length, which must exceed twice
+# the window of restricted self-attention.
 PROBE_LENGTH = 256
 PROBE_WIDTH = 16
 REPEATS = 5
@@ -156,7 +156,7 @@ def _measure(name: str, n: int, d: int, reach: int | None, *, timed: bool) -> Me
 
 
 def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compile a program to operations whose memory the compiler reports."""
+    """Compile a program, avoiding kernels whose memory the compiler does not report."""
     if jax.default_backend() != "cpu":
         return lowered.compile()
     try:

@@ -18,7 +18,7 @@ DETAILS = ("layer", "n", "d", "FLOPs", "with projections", "sequential", "path",
 
 
 def summarize(measurements: Sequence[Measurement]) -> list[list[str]]:
-    """Return Table 1 with the fitted exponents and the largest value for each bound.
+    """Return Table 1 with the fitted exponents, and with values for the largest n and smallest d.
 
     The exponents of n are fitted to the longer half of the lengths at the smallest width, and the
     exponents of d to all widths at the largest length.

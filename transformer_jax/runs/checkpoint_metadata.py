@@ -28,7 +28,7 @@ class CheckpointMetadata(NamedTuple):
     previous_step: int | None
     """The previous scheduled step, whether or not its checkpoint still exists."""
     custom_metadata: dict[str, Any]
-    """The metadata that training needs to resume."""
+    """The metadata required to resume training."""
 
     @classmethod
     def read(cls, checkpoint: Path, identity: Mapping[str, object]) -> Self:

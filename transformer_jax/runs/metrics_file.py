@@ -54,11 +54,11 @@ def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
     Reports for later steps are stale, because the run writes them again. Reports at `step` are
     stale unless they are for one of `splits`: an unscheduled report is valid only until the run is
     extended. This function also removes invalid lines at the end of the file, because a power
-    failure can cause the file to end with half a line or with zeros.
+    failure can leave a partial line or null bytes there.
 
     Raises:
-        StorageError: the file cannot be accessed, or a line before the last report that should
-            be kept is invalid.
+        StorageError: the file cannot be accessed, or an invalid line precedes a report for
+            `step` or an earlier step.
     """
     try:
         if not path.exists():

@@ -39,7 +39,7 @@ def block_size(length: int, window: int) -> int:
     """Return the number of positions in a block.
 
     If a sequence has at most two blocks, each block attends to all keys. Its blocks can therefore
-    be smaller than the window, and they need no padding to a multiple of the window.
+    be smaller than the window, which avoids padding the sequence to a multiple of the window.
     """
     blocks = -(-length // window)
     return window if blocks > 2 else -(-length // blocks)
@@ -51,7 +51,7 @@ def neighborhood_mask(
     """Return the mask of each query block over its joined keys, and the positions of these keys."""
     length = mask.shape[-1]
     queries = split_blocks(jnp.arange(length)[None], size)[0]
-    # A padded query is at position 0, but its result is discarded.
+    # Padding queries are at position 0, but their results are discarded.
     starts = size * jnp.arange(-1, len(queries) - 1)
     keys = starts[:, None] + jnp.arange(3 * size)[None]
     keys = jnp.broadcast_to(keys[:, None], (*queries.shape, 3 * size))

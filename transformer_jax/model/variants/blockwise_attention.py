@@ -78,7 +78,7 @@ def block_mask(
     """
     batch, heads, rows, keys = mask.shape
     last = jnp.max(jnp.where(mask, jnp.arange(1, keys + 1), 0), axis=-1)
-    # A fully masked query attends evenly, so it must visit all keys.
+    # A fully masked query weights all keys equally, so it must visit all of them.
     last = jnp.max(jnp.where(last == 0, keys, last), axis=(0, 1))
     last = jnp.pad(jnp.broadcast_to(last, num_queries), (0, -num_queries % query_size))
     num_key_blocks = -(-jnp.max(last.reshape(-1, query_size), axis=1) // key_size)
@@ -102,7 +102,7 @@ def add_at(x: Float[Array, "m ..."], j: Index, y: Float[Array, "..."]) -> Float[
 
 
 def float32_einsum(equation: str, *arrays: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Compute `jnp.einsum`, accumulating in float32 regardless of the compute dtype."""
+    """Call `jnp.einsum`, accumulating in float32 regardless of the compute dtype."""
     return jnp.einsum(equation, *arrays, preferred_element_type=jnp.float32)
 
 

@@ -1,6 +1,6 @@
 """Attention that does not store all weights, to save memory and time on long sequences.
 
-Both classes compute equation 1 with the parameters of `MultiHeadAttention` but do not record the
+Both classes implement equation 1 with the parameters of `MultiHeadAttention` but do not record the
 weights.
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v.
 """

@@ -17,7 +17,7 @@ class NormAndAdd(AddAndNorm):
     """x + Dropout(Sublayer(LayerNorm(x)))."""
 
     def setup(self) -> None:
-        """Create the layer normalization and the dropout."""
+        """Create the layer normalization and dropout modules."""
         self.norm = layer_norm(self.config)
         self.dropout = Dropout(self.config.dropout)
 
@@ -33,5 +33,5 @@ class NormAndAdd(AddAndNorm):
 
     @staticmethod
     def make_stack_norm(config: ModelConfig, /) -> Callable[[Array], Array]:
-        """Return a layer normalization."""
+        """Return a layer normalization module."""
         return layer_norm(config)

@@ -115,7 +115,7 @@ class RelativeAttention(MultiHeadAttention):
 def bucket_starts(num_buckets: int) -> list[int]:
     """Return the smallest distance in each of T5's buckets for one direction.
 
-    The first half of the buckets have one distance each. The others grow logarithmically up to a
+    Each bucket in the first half contains one distance. The others grow logarithmically up to a
     distance of `T5_MAX_DISTANCE`.
     """
     exact = num_buckets // 2
