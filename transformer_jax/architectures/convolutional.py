@@ -30,7 +30,7 @@ HALF_VARIANCE = 0.5**0.5
 def windows(x: Float[Array, "B T D"], width: int, *, before: int) -> Float[Array, "B T W D"]:
     """Return the `width` positions that each output of a convolution reads.
 
-    `before` of these positions precede the output's own position. Positions outside the sequence
+    The first `before` positions precede the output's own position. Positions outside the sequence
     contain zeros.
     """
     length = x.shape[1]
@@ -56,7 +56,7 @@ class GatedConvolution(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """A gated convolution over the positions around each position."""
+    """A gated convolution over each position and its neighbors."""
 
     config: ModelConfig
 
@@ -115,7 +115,7 @@ class Memory(NamedTuple):
     keys: Float[Array, "B S D"]
     """The outputs of the last layer."""
     values: Float[Array, "B S D"]
-    """The outputs of the last layer plus the embeddings, which contain the tokens themselves."""
+    """The outputs of the last layer plus the embeddings, which identify the tokens."""
 
 
 class ConvolutionalModel(IncrementalModel):

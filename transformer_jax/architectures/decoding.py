@@ -21,9 +21,9 @@ class DecodingState(NamedTuple):
     """The arrays that decoding carries from step to step."""
 
     carry: Carry
-    """Arrays [B, J, ...], one row for each hypothesis."""
+    """Arrays of shape [B, J, ...], with one row per hypothesis."""
     source: Any
-    """Arrays [B, ...] that all hypotheses of a sentence read."""
+    """Arrays of shape [B, ...] that all hypotheses for a sentence share."""
 
 
 def init_decoding(
@@ -53,8 +53,8 @@ def decode_step(
 
     The arguments are the same as for `model.decoding.decode_step`.
     """
-    # The slot that read the previous token contains the carry. Before the first token, all carries
-    # are equal.
+    # Each hypothesis's carry is in the slot that read its previous token. Before the first token,
+    # all carries are equal.
     parents = ancestors[:, :, jnp.maximum(position - 1, 0)]
 
     def move(x: Shaped[Array, "B J ..."]) -> Shaped[Array, "B J ..."]:

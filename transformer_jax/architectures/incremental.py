@@ -10,14 +10,14 @@ from jaxtyping import Array, Bool, Float, Int
 from transformer_jax.model.transformer import EncoderDecoder
 
 Carry = Any
-"""What a decoder remembers about the tokens so far: a pytree of arrays [B, J, ...]."""
+"""What a decoder remembers about the tokens so far: a pytree of arrays of shape [B, J, ...]."""
 
 
 class IncrementalModel(EncoderDecoder):
     """An encoder-decoder whose memory of earlier tokens has a fixed size."""
 
     def prepare(self, memory: Any, memory_mask: Bool[Array, "B 1 1 S"]) -> Any:
-        """Return what every target position reads from the source, computed once per sentence."""
+        """Precompute the source data that every target position reads."""
         raise NotImplementedError
 
     def initial_carry(self, memory: Any, num_hypotheses: int) -> Carry:

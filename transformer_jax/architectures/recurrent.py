@@ -26,7 +26,7 @@ from transformer_jax.model.linear import Dense
 from transformer_jax.special_tokens import PAD
 
 CellState = Any
-"""The state of one layer: [..., D] for a GRU, and a pair of such arrays for an LSTM."""
+"""The state of one layer: an array of shape [..., D] for a GRU, or a pair of them for an LSTM."""
 
 CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
     "lstm": nn.OptimizedLSTMCell,
@@ -44,7 +44,7 @@ class Memory(NamedTuple):
 
 
 class DecoderState(NamedTuple):
-    """What the decoder remembers about each hypothesis: arrays [B, J, ...]."""
+    """What the decoder remembers about each hypothesis: arrays of shape [B, J, ...]."""
 
     cells: tuple[CellState, ...]
     """Each layer's state."""
@@ -158,7 +158,7 @@ class RecurrentModel(IncrementalModel):
         train: bool = False,
     ) -> Float[Array, "B T N"]:
         """Return the logits for the next token at each position."""
-        # Each row has one hypothesis.
+        # Add a hypothesis axis of size 1.
         x = self.embedding.embed(decoder_input)[:, :, None]
         source = self.prepare(memory, memory_mask)
 

@@ -88,7 +88,7 @@ class PathCommand(abc.ABC):
 
 
 def translate_command(run: RunDirectory, option: str) -> str:
-    """Return a shell command that translates with a run's model, with sample input if available.
+    """Return a shell command that translates sample input or FILE with a run's model.
 
     `option` starts with a space or is "".
     """

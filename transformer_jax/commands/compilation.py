@@ -28,8 +28,8 @@ class Compile(FileCommand):
     """
 
     target: Annotated[tuple[str, ...], arg(metavar="TARGET...")] = ()
-    """The devices (required): v5e:2x4 is a TPU slice, h100:8 is eight GPUs,
-    and h200 is one GPU."""
+    """The devices (required), such as v5e:2x4 (a TPU slice), h100:8 (eight
+    GPUs), or h200 (one GPU)."""
     parallelism: Annotated[
         tuple[Literal["data", "fsdp", "pmap"], ...], arg(metavar="{data,fsdp,pmap}...")
     ] = ()

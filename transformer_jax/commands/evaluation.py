@@ -157,7 +157,7 @@ class Evaluate(RunCommand):
         best = print_grid(results)
         options = f"--average-checkpoints {best['average_checkpoints']}"
         options += f" --beam-size {best['decode']['beam_size']}"
-        # `repr` does not round, so the command runs the same search. Because it states the
-        # step, it uses the same checkpoints even after training continues.
+        # `repr` does not round, so the command runs the same search. Because the command includes
+        # the step, it uses the same checkpoints even after training continues.
         options += f" --alpha {best['decode']['length_penalty_alpha']!r} --step {best['step']}"
         stdout.print(f"next: {shell_command('evaluate', folder.path)} {options}")

@@ -37,7 +37,7 @@ class Paper(PathCommand):
     """
 
     item: Positional[Annotated[str | None, arg(metavar="[ITEM]")]] = None
-    """table1, figure2, and so on. Default: list everything."""
+    """An item, such as table1 or figure2. Default: list all items."""
     lengths: tuple[int, ...] = ()
     """For table1: the sequence lengths n to measure. Default: 64 256 1024 4096."""
     widths: tuple[int, ...] = ()

@@ -29,7 +29,7 @@ class Check:
     cures: tuple[Cure, ...] = ()
     """Changes that make the step fit; empty if it already fits or if no change helps."""
     batch_tokens: int | None = None
-    """The largest `data.batch_tokens` that fits; None unless `find_batch` made this check."""
+    """The largest `data.batch_tokens` that fits, if `find_batch` found one."""
 
     @property
     def fits(self) -> bool:
@@ -94,7 +94,7 @@ def find_batch(
     *,
     progress: Progress = ignore_progress,
 ) -> Check:
-    """Find the largest `data.batch_tokens` that fits the target with the largest batch shape."""
+    """Find the largest `data.batch_tokens` for which the largest batch shape fits the target."""
     config = shapes.config
     bucket = largest_bucket(config, shapes.buckets)
     compile_and_report = _reporting(target, devices, progress)

@@ -1,4 +1,4 @@
-"""Find a batch size, a number of devices, or settings with which a training step fits in memory."""
+"""Find a batch size, a number of devices, or settings that make a training step fit in memory."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ from transformer_jax.config.architectures import uses
 from transformer_jax.data.batches import ROW_MULTIPLE, Bucket
 from transformer_jax.errors import Setting
 
-# `find_largest_batch` stops when the size of a batch that fits is at least this fraction of the
-# size of a batch that does not fit.
+# `find_largest_batch` stops when the largest batch that fits is at least this fraction of the size
+# of the smallest batch that does not fit.
 PRECISION = 0.95
 MAX_MICRO_BATCHES = 64
 MAX_BATCH_TOKENS = 1 << 26
@@ -49,7 +49,7 @@ def find_cures(
     if num_devices > 1 and config.train.parallelism != "fsdp":
         candidates.append([{"train.parallelism": "fsdp"}])
     cures = [cure for x in candidates if (cure := _first_fit(config, bucket, x, compiler))]
-    # If no single option is enough, combine the last and strongest value of each option.
+    # If no single option is enough, combine the last (strongest) value of each option.
     strongest = [options[-1] for options in candidates if options]
     if not cures and len(strongest) > 1:
         combined = {key: value for option in strongest for key, value in option.items()}
@@ -60,10 +60,10 @@ def find_cures(
 def find_largest_batch(
     config: Config, bucket: Bucket, compiler: Compiler, num_devices: int
 ) -> tuple[int, StepProgram] | None:
-    """Find the largest `data.batch_tokens` for which full batches of this bucket fit, by bisection.
+    """Find the largest `data.batch_tokens` for which full batches of this bucket fit.
 
-    The result is too small by at most 5% or one row per device. Return the result
-    and the compiled program, or None if even one row per device does not fit.
+    The bisection stops within 5% or lcm(`ROW_MULTIPLE`, `num_devices`) rows of the exact value.
+    Return the result and the compiled program, or None if even the smallest batch does not fit.
     """
     width = max(bucket.source, bucket.target)
     # The number of rows must be a multiple of this number.
@@ -91,7 +91,7 @@ def find_largest_batch(
 def count_devices(
     config: Config, bucket: Bucket, target: Target, devices: Sequence[jax.Device]
 ) -> int | None:
-    """Return how many devices (1, 2, 4, ..., or all) the step needs, or None if all are too few."""
+    """Return how many devices (1, 2, 4, ..., or all) the step needs, or None if it never fits."""
     powers = [1 << i for i in range(len(devices).bit_length())]
     # The number of devices need not be a power of two.
     for count in dict.fromkeys([*powers, len(devices)]):
@@ -122,7 +122,7 @@ def _micro_batches(config: Config, program: StepProgram, num_devices: int) -> li
     counts = [count for i in range(1, 17) if current < (count := 1 << i) <= most]
     if program.peak_bytes is None:
         return counts
-    # Neither the state nor the gradient sum shrinks with the micro-batches. The state holds the
+    # Smaller micro-batches do not shrink the state or the gradient sum. The state holds the
     # parameters and Adam's two moments, so the gradient sum is a third as large.
     fixed = program.state_bytes + program.state_bytes // 3
     activations = (program.peak_bytes - fixed) * current

@@ -22,7 +22,7 @@ KINDS = {
 }
 # On a TPU, XLA compiles a reduce-scatter to a fusion of an all-reduce and slices.
 TPU_REDUCE_SCATTER = "all-reduce-scatter"
-# The number of bytes per element, without the padding and packing that differ between devices.
+# The number of bytes per element, excluding device-specific padding and packing.
 WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "s64": 8, "u64": 8}
 WIDTHS |= {"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "f8e4m3fn": 1, "f8e5m2": 1, "c64": 8}
 COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")

@@ -32,7 +32,7 @@ REQUIRED = re.compile(r"\(([\d.]+)([KMGT]?)B?\) exceeds")
 
 @dataclass(frozen=True)
 class StepProgram:
-    """A compiled training step. All numbers are per device."""
+    """A compiled training step. All numbers except the batch shape are per device."""
 
     rows: int
     """The number of rows in the global batch, including the empty rows that make it divisible by
@@ -131,7 +131,7 @@ def compile_step(
 
 
 def count_state_bytes(sharding: DataParallel, state: TrainState) -> int:
-    """Return the size of the state on each device in bytes, without padding."""
+    """Return the size in bytes of the state on each device, excluding padding."""
     return sum(
         math.prod(sharding.sharding(leaf).shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(state)

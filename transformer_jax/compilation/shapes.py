@@ -64,14 +64,14 @@ def full_bucket(bucket: Bucket, batch_tokens: int) -> Bucket:
 
 
 def _count_activations(config: Config, bucket: Bucket) -> float:
-    """Estimate how many numbers a step stores for its backward pass, without `model.remat`."""
+    """Estimate how many numbers a step stores for its backward pass if `model.remat` is False."""
     model, (rows, source, target, _) = config.model, bucket
     layers = LAYER_ACTIVATIONS[model.architecture](model, source, target)
     return rows * (layers + target * config.data.vocab_size)
 
 
 def transformer_activations(model: ModelConfig, source: int, target: int) -> float:
-    """Estimate the numbers that the layers of a Transformer store for one pair of sentences."""
+    """Estimate how many numbers a Transformer's layers store for one sentence pair."""
     # Each sub-layer stores a few arrays of width d_model; the decoder has one more sub-layer.
     per_token = 8 * model.d_model + 2 * model.d_ff
     # Count the scores and the weights of an attention sub-layer.
@@ -84,7 +84,7 @@ def transformer_activations(model: ModelConfig, source: int, target: int) -> flo
 
 
 def recurrent_activations(model: ModelConfig, source: int, target: int) -> float:
-    """Estimate the numbers that recurrent layers store for one pair of sentences."""
+    """Estimate how many numbers recurrent layers store for one sentence pair."""
     # Each cell stores its gates, its states, and the derivatives of its nonlinear functions.
     cells = model.num_layers * 15 * model.d_model * (source + target)
     # All decoder layers share one attention sub-layer with a single head.
@@ -93,7 +93,7 @@ def recurrent_activations(model: ModelConfig, source: int, target: int) -> float
 
 
 def convolutional_activations(model: ModelConfig, source: int, target: int) -> float:
-    """Estimate the numbers that convolutional layers store for one pair of sentences."""
+    """Estimate how many numbers convolutional layers store for one sentence pair."""
     # Each layer stores the inputs of its convolution side by side, its gates, and its output.
     per_token = (model.conv_kernel_width + 6) * model.d_model
     # Each decoder layer attends to the source with a single head.

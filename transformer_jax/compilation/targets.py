@@ -1,4 +1,4 @@
-"""The devices to compile for: `v5e:2x4` is a TPU slice, and `h100:8` is eight GPUs.
+"""The devices to compile for, such as `v5e:2x4` (a TPU slice) or `h100:8` (eight GPUs).
 
 This module does not import JAX.
 """
@@ -28,8 +28,8 @@ class TPU(NamedTuple):
     """A generation of TPUs."""
 
     capacity: float
-    """The memory per device that programs can use, in GiB. libtpu reports this number when a
-    program needs more memory. The values are from libtpu 0.0.42."""
+    """The usable memory per device, in GiB. libtpu reports this number when a program needs more
+    memory. The values are from libtpu 0.0.42."""
     dimensions: int
     """The number of dimensions of a slice."""
     devices_per_chip: int = 1

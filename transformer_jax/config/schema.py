@@ -64,7 +64,7 @@ class Config:
             data.require("max_length", data.max_length <= limit, rule)
 
     def change(self, **sections: Mapping[str, Any]) -> Self:
-        """Return a copy with some fields changed: `base.change(model={"num_heads": 4})`.
+        """Return a copy with some fields changed, as in `base.change(model={"num_heads": 4})`.
 
         Raises:
             ConfigError: a section or field does not exist, or a value violates a rule.

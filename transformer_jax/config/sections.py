@@ -47,8 +47,8 @@ class ModelConfig(ConfigSection):
     """Inner width of the feed-forward networks."""
     activation: Literal["relu", "gelu", "swish"] = "relu"
     """The function between the two linear layers of the feed-forward networks
-    (section 3.3). `gelu` (with the exact normal distribution) and `swish`
-    differ from the paper."""
+    (section 3.3). `gelu` (exact, not the tanh approximation) and `swish` differ
+    from the paper."""
     num_heads: Annotated[int, between(1, 1_000_000)] = 8
     """Number of attention heads: the paper's h."""
     d_k: Annotated[int, between(1, 1_000_000)] = 64
@@ -82,7 +82,7 @@ class ModelConfig(ConfigSection):
     """For `relative` positions: the maximum distance (k in Shaw et al.).
     Longer distances are clipped."""
     position_buckets: Annotated[int, between(4, 64)] = 32
-    """For `t5` positions: the number of groups of distances, each with a learned bias per head."""
+    """For `t5` positions: the number of distance buckets, each with a learned bias per head."""
     attention_score: Literal["scaled_dot_product", "dot_product", "general", "additive", "none"] = (
         "scaled_dot_product"
     )
@@ -105,7 +105,7 @@ class ModelConfig(ConfigSection):
     """Add a bias for each token to the logits. Differs from the paper when set."""
     decoder_start: Literal["bos", "padding"] = "bos"
     """The first token that the decoder reads. `padding`, which differs from the
-    paper, is what Marian uses. Translations then never contain padding."""
+    paper, matches Marian and excludes padding from translations."""
     layer_norm: Literal["post", "pre"] = "post"
     """`post` normalizes after each residual sum, as in the paper (section 3.1).
     `pre`, which differs from the paper, normalizes before each sub-layer and at
@@ -128,10 +128,10 @@ class ModelConfig(ConfigSection):
     position."""
     learned_positions_init: Literal["normal", "sinusoidal_scale", "sinusoids"] = "normal"
     """For `learned` positions: the initial table, which the paper does not
-    specify. `normal` draws vectors of norm 1 from N(0, 1/d_model).
-    `sinusoidal_scale` draws from N(0, 1/2), so vectors have about the norm of a
-    sinusoid, sqrt(d_model / 2). `sinusoids` starts from the sinusoids
-    themselves."""
+    specify. `normal` draws from N(0, 1/d_model), so vectors have a norm of
+    about 1. `sinusoidal_scale` draws from N(0, 1/2), so vectors have about the
+    same norm as sinusoidal encodings, sqrt(d_model / 2). `sinusoids` starts
+    from the sinusoids themselves."""
     max_length: Annotated[int, between(1, 1_000_000)] = 256
     """Maximum source length in tokens, including the end-of-sentence token.
     Translation rejects or truncates a longer source."""
@@ -344,9 +344,9 @@ class TrainConfig(ConfigSection):
     Adam's moments are also sharded, to save memory. `pmap` is like `data`, but
     it uses jax.pmap."""
     reduction_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format in which devices add their gradients. bfloat16 halves the
+    """Data type for summing gradients across devices. bfloat16 halves the
     communication of `data` and `pmap`, but it rounds each device's gradient.
-    With `fsdp`, XLA chooses the format."""
+    With `fsdp`, XLA chooses the data type."""
     seed: Annotated[int, between(0, 2**31 - 1)] = 0
     """Random seed for the initial parameters, the dropout masks, and the order of the data."""
     checkpoint_every: Annotated[int, POSITIVE] = 1000
