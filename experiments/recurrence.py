@@ -1,9 +1,9 @@
-"""Compare architectures by training time and by sentence length, given a finished sweep.
+"""Compare the training time and translation quality of a finished sweep's architectures.
 
     python -m experiments.recurrence sweeps/recurrence
 
-The command writes tables and a figure. They show how long each architecture needs to reach a BLEU
-score on the development set, and its BLEU on the test set for short and long sentences.
+The command writes tables and a figure. They show how long each architecture takes to reach a
+given BLEU score on the development set, and its BLEU on the test set for short and long sentences.
 """
 
 import itertools
@@ -76,7 +76,7 @@ class Row:
 
     @property
     def learning_curve(self) -> Curve:
-        """BLEU on the development set by training time in minutes, without evaluations."""
+        """BLEU on the development set by training time in minutes, excluding evaluations."""
         curve = average_runs(self.model, [run.dev_bleu for run in self.runs])
         return curve._replace(x=curve.x * self.step_seconds / 60)
 
@@ -112,7 +112,7 @@ def read_rows(sweep: Sweep) -> list[Row]:
 
 
 def describe(model: ModelConfig) -> str:
-    """Return the name of an architecture and its attention, as in tables and figures."""
+    """Return an architecture's name for tables and figures, including an RNN's attention."""
     if model.architecture == "rnn":
         score = model.attention_score.replace("none", "no")
         return f"{model.rnn_cell.upper()}, {score} attention"
@@ -166,7 +166,7 @@ def _count_parameters(sweep: Sweep, name: str) -> int:
 def to_markdown(rows: Sequence[Row], bleu: float) -> str:
     """Return a table of scores and times, a table of BLEU by length, and notes.
 
-    `bleu` is the score to which two columns refer.
+    Two columns show the steps and minutes to reach a development BLEU of `bleu`.
     """
     columns = ("model", "parameters", "dev perplexity", "test BLEU", "ms per step")
     head = [*columns, f"steps to {bleu:g} BLEU", f"minutes to {bleu:g} BLEU"]
@@ -255,7 +255,7 @@ def write_report(
     Args:
         sweep: the sweep's folder.
         out: the folder for the files. Default: SWEEP/comparison.
-        bleu: the BLEU score on the development set for which to report the training time.
+        bleu: report the time to reach this BLEU score on the development set.
     """
     rows = read_rows(Sweep.open(sweep))
     folder = out or sweep / "comparison"

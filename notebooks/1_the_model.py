@@ -3,14 +3,13 @@
 #
 # This notebook follows sections 3 to 5 of *Attention Is All You Need* (Vaswani et al., 2017) in
 # order. Keep the paper at hand. Each part names its section, states the equation, and calls the
-# function in this package that computes the equation.
+# function in this package that implements the equation.
 #
 # **What you learn**
 #
-# - which module computes which equation, and the shape of each array between the modules;
+# - which module implements each equation, and the shape of each array between the modules;
 # - how attention works, using a 3 x 3 example that you can check with a pocket calculator;
-# - why the paper divides the scores by $\sqrt{d_k}$: the argument in footnote 4, tested by
-#   measurement;
+# - why the paper divides the scores by $\sqrt{d_k}$: footnote 4's argument, tested empirically;
 # - why the feed-forward network is the same as two convolutions with kernel size 1;
 # - which sentences a Transformer without positional encodings cannot distinguish.
 #
@@ -93,11 +92,11 @@ for part in ("embedding", "source_positions", "encoder_0", "decoder_0"):
             print(f"{'.'.join([part, *names]):38} {array.shape}")
 
 # %% [markdown]
-# The list shows the embeddings and the first layer of each stack. Most arrays are `(B, positions,
-# width)`. Inside attention, the arrays have one more axis for the heads, and the weights are `(B,
-# heads, queries, keys)`: in cross-attention, 5 target positions attend to 7 source positions. Every
-# sub-layer's output has the same shape as its input. Residual connections are therefore possible,
-# and layers can be stacked.
+# The list shows the embeddings and the first layer of each stack. Most arrays have shape
+# `(B, positions, width)`. Inside attention, the arrays have one more axis for the heads, and the
+# weights have shape `(B, heads, queries, keys)`. For example, in cross-attention, 5 target
+# positions attend to 7 source positions. Every sub-layer's output has the same shape as its input.
+# Residual connections are therefore possible, and layers can be stacked.
 #
 # The next plot is figure 1 of the paper, labeled with these shapes.
 
@@ -587,12 +586,12 @@ panels[0].legend()
 plt.show()
 
 # %% [markdown]
-# *Left:* the curves of self-attention and recurrence cross at $n = d$, the gray line. Most
+# *Left:* the curves for self-attention and recurrence cross at $n = d$, the gray line. Most
 # sentences are much shorter than that. *Right:* a signal from one end of the sentence to the other
 # passes through one self-attention layer, but through $n$ steps of a recurrent network. A recurrent
 # layer must also perform these $n$ steps one after another, whereas self-attention computes all
 # positions at once. (The curves show the orders of growth in Table 1, without constant factors. The
-# convolution has contiguous kernels of size 3, and section 4 gives the length of its path.)
+# convolution has contiguous kernels of size 3, and section 4 of the paper gives its path length.)
 
 # %% [markdown]
 # ## 5 Training

@@ -61,10 +61,10 @@ for name, row in rows.items():
 # positions. The last row is the big model.
 #
 # `transformer-jax sweep table3` trains these rows with several random seeds, and
-# `transformer-jax report` writes the table. The full table needs many days on several GPUs. The
-# repository contains the report of a small version that ran on two CPU cores: the same rows at 1/8
-# of the width, trained for 150 steps on number words (`docs/ablations.md` has the commands). We
-# read `runs.csv`, a file in the report that has one line per run.
+# `transformer-jax report` writes the table. Training the full table takes many days on several
+# GPUs. The repository contains the report of a small version that ran on two CPU cores: the same
+# rows at 1/8 of the width, trained for 150 steps on number words (`docs/ablations.md` lists the
+# commands). We read the report's `runs.csv`, which has one line per run.
 
 # %%
 seeds = defaultdict(list)

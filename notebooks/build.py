@@ -1,4 +1,4 @@
-"""Convert the percent scripts of this folder to Jupyter notebooks, and execute the notebooks.
+"""Convert the percent scripts in this folder to Jupyter notebooks, and execute the notebooks.
 
     make notebooks
     python notebooks/build.py 1_the_model
@@ -57,7 +57,7 @@ def execute(notebook: nbformat.NotebookNode) -> None:
 
 
 def main(names: list[str]) -> None:
-    """Build the notebooks with these names, or all notebooks."""
+    """Build the notebooks with these names, or all notebooks if no names are given."""
     for script in sorted(FOLDER.glob("[0-9]_*.py")):
         if not names or script.stem in names:
             notebook = convert(script)

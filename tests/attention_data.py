@@ -1,4 +1,4 @@
-"""Random attention weights that do not require a model, for tests of pages and figures."""
+"""Create random attention weights without a model, for tests of pages and figures."""
 
 import numpy as np
 

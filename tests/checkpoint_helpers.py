@@ -1,4 +1,4 @@
-"""Small checkpoints that several tests write and read."""
+"""Helpers for tests that write and read small checkpoints."""
 
 from pathlib import Path
 from typing import Any

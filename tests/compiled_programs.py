@@ -1,4 +1,4 @@
-"""Compile one-layer training steps for devices that are not present, and print statistics as JSON.
+"""Compile training steps of one-layer models for absent devices, and print statistics as JSON.
 
 `test_accelerator_programs` runs this program:
 

@@ -1,4 +1,4 @@
-"""Spelled-out numbers of one to six digits: train on short lines with up to eight numbers.
+"""Short numbers: train on short lines with up to eight spelled-out numbers of one to six digits.
 
     transformer-jax sweep experiments/positions/short_numbers.py --seeds 3
     python -m experiments.positions sweeps/short_numbers

@@ -24,7 +24,7 @@ MACHINE = re.compile(
 
 
 def cells_of_script(script: Path) -> list[tuple[str, str]]:
-    """Return the kind and text of each cell of a percent script."""
+    """Return the kind and text of each cell in a percent script."""
     _, *parts = re.split(r"^# %%", script.read_text("utf-8"), flags=re.MULTILINE)
     cells = []
     for part in parts:
@@ -47,7 +47,7 @@ def outputs_of(notebook: Path) -> list[dict[str, Any]]:
 
 
 def texts_of(output: dict[str, Any]) -> list[str]:
-    """Return all text in an output, without encoded images."""
+    """Return all text in an output, excluding PNG images."""
     data = {**output.get("data", {}), "text/stream": output.get("text", "")}
     return ["".join(text) for kind, text in data.items() if kind != "image/png"]
 

@@ -22,7 +22,7 @@ def parse(page: Path) -> list[Token]:
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """Return the rows of each table, without the line that separates the header from the body."""
+    """Return the rows of each table, excluding the line that separates the header from the body."""
     lines = text.splitlines()
     tables = [token.map for token in GITHUB.parse(text) if token.type == "table_open"]
     return [

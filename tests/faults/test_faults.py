@@ -41,7 +41,7 @@ NUM_KILLS = int(os.environ.get("TRANSFORMER_JAX_KILLS", "15"))
 
 @dataclasses.dataclass
 class Trainer:
-    """A helper that starts trainers in a folder by forking a process, and reads their output."""
+    """A helper that forks trainers in a folder and reads their output."""
 
     forks: Forks
     folder: Path

@@ -24,7 +24,7 @@ playwright_api = pytest.importorskip(
     "playwright.sync_api", reason="needs playwright: pip install --group browser"
 )
 
-# Chromium takes seconds to start. Fast tests of the page are in `test_attention_html`.
+# Chromium takes several seconds to start. Fast tests of the page are in `test_attention_html`.
 pytestmark = pytest.mark.slow
 
 MAPS = make_maps(layers=3, heads=2)
@@ -58,7 +58,7 @@ class View:
         return self.page.locator(f".{side} .token").nth(position)
 
     def lines(self) -> dict[tuple[int, int, int], float]:
-        """Return the opacity of each line by head, query, and key."""
+        """Return the opacity of each line, keyed by head, query, and key."""
         shown = self.page.eval_on_selector_all(".lines line", LINES)
         return {(int(h), int(q), int(k)): opacity for h, q, k, opacity in shown}
 

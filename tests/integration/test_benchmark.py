@@ -213,7 +213,7 @@ def test_a_worker_that_cannot_run_is_skipped_with_the_reason(
     why = outcome.skipped
     assert "ModuleNotFoundError: No module named 'numpy'" in why["bare"]
     assert "ended with 3: out of luck" in why["ends"]
-    # The message is stored with the results, so it does not contain folders of this machine.
+    # The message is stored with the results, so it must not contain paths on this machine.
     assert why["none"] == "none cannot be run: No such file or directory"
     assert "no answer within" in why["sleeps"]
     python = ["--torch-python", str(tmp_path / "ends")]
@@ -414,7 +414,8 @@ def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
 def test_the_exports_of_a_run_are_served_next_to_our_search(tmp_path: Path) -> None:
     run = write_untrained_run(tmp_path / "run", steps=(4,), scale=3)
     settings = benchmarks.Settings(rounds=1)
-    # Every translation reaches its length limit, and a single line has only one limit.
+    # Every translation reaches its length limit. CTranslate2 applies one limit to all lines, so it
+    # succeeds only for a single line.
     found = serve("serve", run.path, settings, beam_size=2, count=1)
     assert found.skipped == {}
     assert list(found.measurements) == ["ours", "ctranslate2", "ctranslate2-int8"]

@@ -1,4 +1,4 @@
-"""Test that resumed runs match uninterrupted runs bit for bit, and that training ends on time."""
+"""Test that resumed runs match uninterrupted runs bit for bit, and test when training ends."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Compare a model's values, gradients, and training with Hugging Face's Marian."""
+"""Compare a model's outputs, gradients, and training with those of Hugging Face's Marian."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -28,9 +28,10 @@ TARGET = np.array([[8, 3, 10, 5, 2], [12, 4, 2, PAD, PAD]])
 DECODER_INPUT = np.array([[BOS, 8, 3, 10, 5], [BOS, 12, 4, 2, PAD]])
 SMOOTHING = 0.1
 TRAIN = TrainConfig(warmup_steps=400)
-# The import of PyTorch takes seconds. Fast tests compare with the same equations, written as loops.
+# Importing PyTorch takes several seconds. Fast tests compare the model with loops that implement
+# the same equations.
 pytestmark = pytest.mark.slow
-# The largest accepted difference, relative to the largest value of each array.
+# The largest acceptable difference, relative to the largest value in each array.
 TOLERANCES = {"float32": 2e-5, "float64": 1e-12}
 GRADIENT_TOLERANCES = {"float32": 5e-4, "float64": 1e-11}
 # The tolerance grows with the number of steps, because errors accumulate.
@@ -50,7 +51,7 @@ class Pair(NamedTuple):
 @pytest.fixture(scope="module", params=["float32", "float64"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """A model whose random weights are large enough to produce peaked distributions."""
-    # These imports take seconds, so only the process that runs these tests imports the packages.
+    # These slow imports run only in the process that runs these tests.
     torch, transformers = (
         pytest.importorskip(name, reason=f"`pip install --group interop` installs {name}")
         for name in ("torch", "transformers")

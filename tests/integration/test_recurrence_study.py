@@ -1,4 +1,4 @@
-"""Test the comparison of architectures on the files of synthetic runs."""
+"""Test the recurrence study's tables and figure on the files of synthetic runs."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ DEV_BLEU = {
     "slow": [[10.0, 20.0, 24.0], [10.0, 20.0, 25.0]],
 }
 REPORTS = 24
-# The number of source tokens and the correct words of four, for each sentence of the test set.
+# The numbers of source tokens and correct words (out of four) for each sentence of the test set.
 SENTENCES = [(8, 4), (9, 4), (12, 3), (20, 2), (31, 1), (75, 0)]
 REFERENCE = "one two three four"
 
@@ -37,7 +37,7 @@ def finish(run: SweepRun) -> None:
     reports: list[dict[str, Any]] = []
     now = 0.0
     for number in range(REPORTS):
-        # Each fourth interval includes an interruption.
+        # Every fourth interval includes an interruption.
         now += 5 * STEP_SECONDS[run.row] + (100 if number % 4 == 3 else 0)
         reports.append({"step": 5 * (number + 1), "split": "train", "time": now})
     for step, bleu in zip((10, 20, 30), DEV_BLEU[run.row][run.seed], strict=True):
@@ -114,7 +114,7 @@ def test_the_command_writes_the_tables_and_the_figure(
     fast, slow = (line.split(" | ") for line in table.splitlines()[2:4])
     curves = (tmp_path / "out" / "curves.csv").read_text().splitlines()
     assert curves[1:4] == [f'"Transformer",0,{n},{100 / n:.6g},{n}' for n in (10, 20, 30)]
-    # The mean of 20 and 40 after 20 steps of half a second.
+    # After 20 steps of half a second, BLEU is 20 and 40 for the two seeds, so its mean is 30.
     assert fast[-3:] == ["500", "20", "0.2 |"]
     assert slow[-3:] == ["2000", "-", "- |"]
 

@@ -22,7 +22,7 @@ from transformer_jax.interop.verify import (
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Recommended")
 
-# Marian's epsilon, so that both programs compute the same function.
+# Use Marian's epsilon so that both programs compute the same function.
 TRAINED = SMALL.change(
     model={"layer_norm_epsilon": 1e-5},
     train={"steps": 200, "warmup_steps": 50, "checkpoint_every": 200, "bleu_every": 300},
@@ -53,7 +53,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("models")
     if request.param == "imported":
-        # Translations end early, because programs differ in what they do at the maximum length.
+        # Programs behave differently at the maximum length, so make translations end early.
         write_opus_mt(path / "model", end_bias=8)
         return Model(read_marian(path / "model"), path / "model")
     run = load(train(TRAINED, path / "run"))
