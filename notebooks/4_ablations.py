@@ -63,7 +63,7 @@ for name, row in rows.items():
 # `transformer-jax sweep table3` trains these rows with several random seeds, and
 # `transformer-jax report` writes the table. Training the full table takes many days on several
 # GPUs. The repository contains the report of a small version that ran on two CPU cores: the same
-# rows at 1/8 of the width, trained for 150 steps on number words (`docs/ablations.md` lists the
+# rows at 1/8 of the width, trained for 400 steps on number words (`docs/ablations.md` lists the
 # commands). We read the report's `runs.csv`, which has one line per run.
 
 # %%
@@ -141,16 +141,18 @@ plt.show()
 # horizontal line are worse than base here. If the small sweep reproduced the paper, all points
 # would be in the upper-right and lower-left quadrants. About half of them are not.
 #
-# Does this refute the paper? No, and the rows far from the gray band show why:
+# Does this refute the paper? No, and the rows outside the gray band show why:
 #
-# - **C1, C2, and D1 are far better than base here, but worse in the paper.** A run of 150 steps
-#   ends before a deep model with dropout has learned the task. A model with fewer layers (C1, C2)
-#   or without dropout (D1) learns *faster*. The paper trains for 100,000 steps, which is long
+# - **C3, D2, and big are far worse than base here.** In the paper, C3 and big are better than base,
+#   and D2 is about equal to it. A run of 400 steps ends before a deeper, wider, or more strongly
+#   regularized model has learned the task. The paper trains base for 100,000 steps, which is long
 #   enough for capacity and regularization to matter.
-# - **C3, with more layers, is far worse** for the same reason.
-# - **E, the learned table, is better here.** Its vectors start with norm 1, whereas sinusoids have
-#   norm $\sqrt{d_{model} / 2}$. This difference can affect how fast a model learns
-#   (`docs/positions.md` describes control experiments).
+# - **B1 is worse than base here and in the paper.**
+# - **C4 and C7 are far from base because of one seed each.** In the first figure, their two dots
+#   are far apart.
+# - **C1, C2, D1, and E are slightly better than base, but they lie inside the gray band.** This
+#   sweep does not show whether they differ from base. For E, `docs/positions.md` describes control
+#   experiments.
 #
 # With longer runs, the table would look different. A sweep answers the question "Which row is
 # better *with this budget*?" If the budget is too small, that is the wrong question. Always look at
@@ -286,7 +288,6 @@ comparison.plot("dev/perplexity")
 # ## Exercises
 #
 # 1. How many seeds do you need to reduce the threshold to a factor of 1.1?
-# 2. Instead, read `table3-multi30k/runs.csv`, which contains a sweep with three seeds on real
-#    captions. Which rows
-#    still contradict the paper?
+# 2. Read `table3-multi30k/runs.csv` instead, which contains a sweep on real captions. Which rows
+#    contradict the paper there?
 # 3. Define another row in a config file, and train it with `transformer-jax sweep`.
