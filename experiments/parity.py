@@ -7,8 +7,8 @@ All programs use the same beam size, length penalty (length^0.6), and length lim
 has its own rule for ending a beam search, so none of them always finds the best translation. To
 make the scores comparable, the float32 model in CTranslate2 scores all translations. The table goes
 to standard output. Lines whose translations differ go to standard error, with both scores. The
-safetensors export has the same parameters as the run, so each of the two scores its own
-translations.
+safetensors export and the run have the same parameters, so each of them scores its own translations
+instead.
 """
 
 import functools

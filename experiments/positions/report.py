@@ -103,7 +103,7 @@ def analyze_bucket(study: Study, number: int, name: Score) -> Analysis:
 
 
 def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | None]:
-    """Return each bucket's range of means that are compatible with the first scheme's mean.
+    """For each bucket, return the range of means that is consistent with the first scheme's mean.
 
     A mean outside this range differs significantly from the first scheme's mean by Dunnett's
     method, so the probability of any false claim in a bucket is 5%. If runs are missing, the widths

@@ -1,4 +1,4 @@
-"""Batches of similarly long sentence pairs, with a bounded number of tokens (section 5.1).
+"""Batches of sentence pairs of similar length, with a limited number of tokens (section 5.1).
 
 Each step's batch is a pure function of the corpus, the seed, and the step. A resumed run therefore
 continues with exactly the next batch.

@@ -68,7 +68,7 @@ class TokenTable(NamedTuple):
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The other program's ID for each token in this package.
+        """The other program's ID for each token in this package's vocabulary.
 
         The special tokens come first. If there is no begin token, an ordinary token takes its
         place.

@@ -23,7 +23,7 @@ from transformer_jax.errors import LostProcessError
 
 # The number of seconds that the supervisor waits for a message before it checks the timeout.
 TICK = 0.5
-# The number of seconds that a stuck trainer has to dump its stacks.
+# How many seconds a stuck trainer gets to dump its stacks.
 STACKS_SECONDS = 1.0
 # The timeout is PATIENCE times the longest of the last REMEMBERED heartbeat intervals.
 PATIENCE, REMEMBERED = 4, 100

@@ -1,4 +1,4 @@
-"""A training step that is compiled for each batch shape, if possible before it is needed."""
+"""A training step that is compiled separately for each batch shape, if possible ahead of time."""
 
 import time
 from collections.abc import Iterator, Sequence

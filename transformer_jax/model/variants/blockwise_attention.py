@@ -24,8 +24,8 @@ from transformer_jax.model.dropout import keep_mask
 
 Index = int | Int[Array, ""]
 
-# The maximum numbers of queries and keys in a block. With other sizes between 256 and 1024,
-# attention takes 1.02 to 1.07 times as long on a CPU.
+# The maximum number of queries per block, and the maximum number of keys. With other sizes between
+# 256 and 1024, attention takes 1.02 to 1.07 times as long on a CPU.
 MAX_QUERIES, MAX_KEYS = 256, 512
 
 # The score of a masked key, which is finite so that a fully masked query gets uniform weights.
