@@ -169,6 +169,14 @@ def test_footnotes_compare_sign_agreement_with_chance_and_name_missing_runs(fold
     assert "Missing: other/seed-2: failed, train:" in text
 
 
+def test_one_footnote_names_all_runs_that_are_missing_for_the_same_reason(dev_sweep: Sweep) -> None:
+    for run in dev_sweep.runs:
+        if run.seed == 1:
+            run.status_file.unlink()
+    text = (write_report(collect(dev_sweep)) / "table.md").read_text()
+    assert "- Missing: base/seed-1, worse/seed-1: queued\n" in text
+
+
 @pytest.mark.slow
 def test_the_committed_report_on_multi30k_differs_where_its_scores_do(tmp_path: Path) -> None:
     """After only 600 steps, the rows that learn quickly at the start are ahead."""

@@ -64,7 +64,7 @@ def test_scores_are_those_of_the_finished_runs(results: Results) -> None:
         assert perplexity.mean == pytest.approx(statistics.fmean(done))
         assert perplexity.deviation == pytest.approx(statistics.stdev(done))
     assert results.rows["better"].change == "d_ff 33"
-    assert results.rows["other"].missing == [f"other/seed-2: failed, train: {HOSTILE}"]
+    assert results.rows["other"].missing == {"other/seed-2": f"failed, train: {HOSTILE}"}
 
 
 def test_rows_are_compared_by_the_logarithm_of_perplexity(results: Results) -> None:
@@ -171,7 +171,7 @@ def test_runs_no_better_than_a_unigram_model_are_not_averaged(tmp_path: Path) ->
     assert 5.5 < math.exp(entropy) < 900
     assert results.base.failed == {2: 900.0}
     assert results.base.scores["perplexity"] == {0: 5.0, 1: 5.5}
-    assert results.base.missing == []
+    assert results.base.missing == {}
     [note] = [note for note in list_footnotes(results) if note.startswith("Failed to train")]
     assert "run-0/seed-2, with a dev perplexity of 900. A unigram model has " in note
 
@@ -195,7 +195,7 @@ def test_a_finished_run_without_scores_is_missing(dev_sweep: Sweep) -> None:
     shutil.rmtree(dev_sweep.find("base/seed-1").path)
     base = collect(dev_sweep).rows["base"]
     assert base.num_seeds == 2
-    assert list(base.missing) == ["base/seed-1: has no scores"]
+    assert base.missing == {"base/seed-1": "has no scores"}
 
 
 def test_a_sweep_without_a_finished_run_has_no_results(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A report's notes: how the runs were trained, what the columns mean, and which caveats apply."""
 
 import json
+from collections import defaultdict
 from dataclasses import asdict
 
 from transformer_jax.config import DataConfig
@@ -19,11 +20,20 @@ def list_footnotes(results: Results) -> list[str]:
         *_explain_columns(results),
         *_describe_agreement(results),
         *_list_caveats(results),
-        *(f"Missing: {reason}" for row in results.rows.values() for reason in row.missing),
+        *_list_missing(results),
         *(f"Trained by: {origin}" for origin in results.sweep.origins),
         *_list_commits(results),
         f"Reported by: {results.command}",
     ]
+
+
+def _list_missing(results: Results) -> list[str]:
+    """Name the runs without scores, in one line for each reason."""
+    names = defaultdict[str, list[str]](list)
+    for row in results.rows.values():
+        for name, reason in row.missing.items():
+            names[reason].append(name)
+    return [f"Missing: {', '.join(runs)}: {reason}" for reason, runs in names.items()]
 
 
 def _list_commits(results: Results) -> list[str]:

@@ -213,7 +213,10 @@ def _make_page(results: Results, scores: Table, comparisons: Table, figures: Seq
         path = os.path.relpath(status.run.path, results.sweep.path / "report")
         return Link(Path(path).as_posix(), tooltip)
 
-    row_links = [link(row.statuses[0], "; ".join(row.missing)) for row in results.rows.values()]
+    row_links = [
+        link(row.statuses[0], "; ".join(f"{k}: {v}" for k, v in row.missing.items()))
+        for row in results.rows.values()
+    ]
     run_links = [link(status, status.note) for status in _all_statuses(results)]
     # Omit the last two columns: the signature is in the notes, and the command is in runs.csv.
     runs = [row[:-2] for row in make_run_table(results, digits=2)]

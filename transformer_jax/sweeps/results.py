@@ -83,13 +83,13 @@ class RowResult:
         return [status for status in self.statuses if status.run.seed not in self.failed]
 
     @property
-    def missing(self) -> list[str]:
-        """For each run without scores, one line with the run's name and the reason."""
-        return [
-            f"{s.run.name}: {'has no scores' if s.status == 'done' else s.summary}"
+    def missing(self) -> dict[str, str]:
+        """The reason why a run has no scores, keyed by the run's name."""
+        return {
+            s.run.name: "has no scores" if s.status == "done" else s.summary
             for s in self.statuses
             if s.status != "done" or "dev" not in s.scores
-        ]
+        }
 
     def statistics(self, score: str) -> SeedStatistics | None:
         """Return a score's statistics over all seeds, or None if the row lacks the score."""
