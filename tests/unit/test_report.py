@@ -180,7 +180,7 @@ def test_one_footnote_names_all_runs_that_are_missing_for_the_same_reason(dev_sw
 @pytest.mark.slow
 def test_the_committed_report_on_multi30k_differs_where_its_scores_do(tmp_path: Path) -> None:
     """After only 600 steps, the rows that learn quickly at the start are ahead."""
-    file = Path("experiments/results/table3-multi30k/runs.csv")
+    file = Path("experiments/results/table3-multi30k-600-steps/runs.csv")
     scores = {line[0]: line for line in read_csv(file)[1:]}
     names = {name.split("/")[0] for name in scores}
     rows = {name: row for name, row in load_rows("table3").items() if name in names}
