@@ -69,7 +69,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the most similar known name, or "" if there is none."""
+    """Return "; did you mean 'x'?" for the most similar known name, or "" if no name is similar."""
     match = closest(name, known)
     return "" if match is None else f"; did you mean {match!r}?"
 

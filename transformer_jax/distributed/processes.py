@@ -109,7 +109,7 @@ SINGLE_PROCESS = ProcessGroup()
 class Vote(NamedTuple):
     """The combined votes of all processes after a step.
 
-    `step` or `signal` is 0 if there is none.
+    A `step` or `signal` of 0 means that there is no step or no signal.
     """
 
     step: int

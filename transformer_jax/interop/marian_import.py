@@ -92,7 +92,7 @@ def read_marian(path: Path) -> Run:
 
 
 def _read_longest_source(path: Path) -> float:
-    """Return the tokenizer's limit on the length of a source, or infinity if there is none."""
+    """Return the tokenizer's limit on the length of a source, or infinity if it has no limit."""
     file = path / "tokenizer_config.json"
     longest = _read_optional_json(file).get("model_max_length")
     if longest is None:

@@ -148,7 +148,7 @@ class RunDirectory:
 
     @property
     def steps_done(self) -> int:
-        """The step of the latest checkpoint; 0 if there is none."""
+        """The step of the latest checkpoint, or 0 without a checkpoint."""
         names = (entry.name for entry in self.checkpoints.glob("*"))
         # Use a pattern, because str.isdigit accepts characters such as "²".
         return max((int(name) for name in names if re.fullmatch("[0-9]+", name)), default=0)

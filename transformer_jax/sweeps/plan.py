@@ -89,7 +89,7 @@ class Sweep:
         return sorted({run.seed for run in self.runs})
 
     def find(self, name: str) -> SweepRun:
-        """Return the run with this name, or raise UsageError if there is none."""
+        """Return the run with this name; raise UsageError if the sweep has no such run."""
         for run in self.runs:
             if run.name == name:
                 return run

@@ -104,7 +104,7 @@ class Results:
     sweep: Sweep
     rows: Mapping[str, RowResult]
     signature: str
-    """The sacreBLEU signature of the test BLEU comparison, or "" if there is none."""
+    """The sacreBLEU signature of the test BLEU comparison, or "" without a comparison."""
     command: str
     """The command that writes this report."""
 
@@ -215,7 +215,7 @@ def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
 
 
 def _config_as_trained(statuses: Sequence[RunStatus]) -> Config:
-    """Return the config of the first run that has started, or the planned config if none has.
+    """Return the config of the first run that has started, or the planned one if all are queued.
 
     The two can differ, because a learned vocabulary may be smaller than requested.
     """

@@ -68,10 +68,10 @@ class Checkpointer:
         run.group.barrier()
         self._is_empty = latest is None
         self.last_step = latest or 0
-        """The step of the latest checkpoint; 0 if there is none."""
+        """The step of the latest checkpoint, or 0 without a checkpoint."""
 
     def restore(self) -> tuple[TrainState, Sums]:
-        """Return the latest state, or the initial one if there is none, and the unreported metrics.
+        """Return the latest state (initially, the first state) and the unreported metrics.
 
         Raises:
             StorageError: the checkpoint is damaged.
@@ -87,8 +87,8 @@ class Checkpointer:
             counts = {name: jnp.int32(metadata[name]) for name in COUNTS}
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StorageError(f"checkpoint {step} has invalid metadata: {error!r}") from error
-        counters = {"step": jnp.int32(step), "seed": jnp.int32(config.seed), **counts}
-        state = TrainState(params=arrays["params"], opt_state=arrays["optimizer"], **counters)
+        seed, params, opt_state = jnp.int32(config.seed), arrays["params"], arrays["optimizer"]
+        state = TrainState(jnp.int32(step), seed, params, opt_state, **counts)
         return sharding.place_state(state), pending
 
     @property
