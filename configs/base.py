@@ -3,8 +3,9 @@
     transformer-jax train base
     transformer-jax train base --data-from tiny
 
-Paper: 100,000 steps in 12 hours on 8 P100 GPUs; 25.8 BLEU on newstest2013 without checkpoint
-averaging. To reproduce Table 2, which averages checkpoints, use the `wmt14` config.
+In the paper, 100,000 steps take 12 hours on 8 P100 GPUs, and the model reaches 25.8 BLEU on
+newstest2013 without checkpoint averaging. To reproduce Table 2, which averages checkpoints, use the
+`wmt14` config.
 
 The first command downloads 1.7 GB through TensorFlow Datasets: Europarl v7, Common Crawl, and News
 Commentary v9, which contain 4.5 million pairs in total. The development set is newstest2013, and

@@ -2,8 +2,9 @@
 
     transformer-jax train big
 
-Paper: 300,000 steps in 3.5 days on 8 P100 GPUs; 26.4 BLEU on newstest2013 without checkpoint
-averaging. To reproduce Table 2, which averages checkpoints, use the `wmt14_big` config.
+In the paper, 300,000 steps take 3.5 days on 8 P100 GPUs, and the model reaches 26.4 BLEU on
+newstest2013 without checkpoint averaging. To reproduce Table 2, which averages checkpoints, use the
+`wmt14_big` config.
 
 No model has been trained with this config yet.
 """

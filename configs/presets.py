@@ -11,18 +11,18 @@ lists the features of the recipe that this package does not support.
 
 from configs.base import CONFIG as PAPER
 
-# transformer_base in mid-2017 uses 4,096 tokens on each of 8 devices and projections with biases.
-# Not supported: an all-zero embedding for BOS; a target language embedding that is added to the
-# source; a variant of Adam that skips tokens absent from the batch; and a joint initialization of
-# query, key, and value as one matrix.
+# transformer_base in mid-2017 uses 4,096 tokens on each of 8 devices, and its projections have
+# biases. This package does not support four features of this recipe: an all-zero embedding for
+# BOS, a target language embedding that is added to the source, a variant of Adam that skips tokens
+# absent from the batch, and a joint initialization of query, key, and value as one matrix.
 T2T_2017 = PAPER.change(
     model={"positions": "concatenated_sinusoidal", "attention_bias": True},
     data={"batch_tokens": 8 * 4096},
     train={"label_smoothing_over": "other_tokens"},
 )
 # transformer_base_v1 has no biases and allows translations up to 100 tokens longer than the source.
-# Not supported in v1, v2, and v3: the features listed for the 2017 row, except the joint
-# initialization. Like this package, these recipes initialize query, key, and value separately.
+# Except for the joint initialization, v1, v2, and v3 have the same unsupported features as the 2017
+# row. Like this package, these recipes initialize query, key, and value separately.
 T2T_V1 = T2T_2017.change(model={"attention_bias": False}, decode={"max_extra_length": 100})
 # transformer_base_v2 uses pre-norm, more dropout, a higher learning rate, and a longer warmup.
 T2T_V2 = T2T_V1.change(
@@ -32,8 +32,9 @@ T2T_V2 = T2T_V1.change(
 # transformer_base_v3 is the current transformer_base.
 T2T_V3 = T2T_V2.change(train={"adam_beta2": 0.997})
 # Flax's WMT example combines the big model's widths with the base model's dropout, and uses 32
-# packed rows of 256 tokens on each of 8 devices. Not supported: unscaled embeddings from N(0, 1),
-# with logits divided by sqrt(d_model); and an all-zero embedding for BOS.
+# packed rows of 256 tokens on each of 8 devices. This package does not support two features of the
+# example: an all-zero embedding for BOS, and unscaled embeddings drawn from N(0, 1) with logits
+# that are divided by sqrt(d_model).
 FLAX_WMT = PAPER.change(
     model={
         "d_model": 1024,

@@ -30,7 +30,7 @@ START = BASE.change(train={"bleu_every": 1})
 
 
 def with_architecture(architecture: str, d_model: int, **model: object) -> Config:
-    """Return the base config with this architecture and width and the same peak learning rate."""
+    """Return the base config with a new architecture and width but the same peak learning rate."""
     unused = unused_defaults(architecture)
     return START.change(
         model={**unused, "architecture": architecture, "d_model": d_model, **model},

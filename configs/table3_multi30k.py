@@ -3,9 +3,10 @@
     transformer-jax sweep table3_multi30k --seeds 3
 
 The text is the same as in configs/multi30k.py. $TRANSFORMER_JAX_DATA must be the path to the folder
-that contains multi30k/tok/. The model has a quarter of the paper's d_model, d_k, and d_v, an eighth
-of its d_ff, and a third of its depth, and training makes seven passes over the text. The peak
-learning rate is the best one in configs/learning_rate.py.
+that contains multi30k/tok/. Compared with the paper's base model, d_model, d_k, and d_v are a
+quarter as large, d_ff is an eighth as large, and each stack has a third as many layers. Training
+makes seven passes over the text. The peak learning rate is the best one in
+configs/learning_rate.py.
 
 Differs from the paper: the model size, the text, and the learning rate. The search settings match
 Table 3: a beam size of 4, an alpha of 0.6, and no checkpoint averaging.

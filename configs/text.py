@@ -1,4 +1,4 @@
-"""The paper's base model on your own parallel text: a template.
+"""A template for training the paper's base model on your own parallel text.
 
     transformer-jax train configs/text.py \
         --data.train train.en train.de --data.dev dev.en dev.de --data.test test.en test.de

@@ -4,8 +4,8 @@
     transformer-jax train wmt14
     transformer-jax evaluate runs/wmt14
 
-Paper: 100,000 steps in 12 hours on 8 P100 GPUs; 27.3 BLEU on newstest2014 with the average of the
-last 5 checkpoints, which are ten minutes apart.
+In the paper, 100,000 steps take 12 hours on 8 P100 GPUs. The average of the last 5 checkpoints,
+which are ten minutes apart, reaches 27.3 BLEU on newstest2014.
 
 The first command downloads the text; see configs/base.py. No model has been trained with this
 config yet.

@@ -3,8 +3,8 @@
     transformer-jax train wmt14_big
     transformer-jax evaluate runs/wmt14_big
 
-Paper: 300,000 steps in 3.5 days on 8 P100 GPUs; 28.4 BLEU on newstest2014 with the average of the
-last 20 checkpoints, which are ten minutes apart.
+In the paper, 300,000 steps take 3.5 days on 8 P100 GPUs. The average of the last 20 checkpoints,
+which are ten minutes apart, reaches 28.4 BLEU on newstest2014.
 
 No model has been trained with this config yet.
 """

@@ -5,10 +5,10 @@
 This command exports the run to every format, and opens each export in the program for that format.
 All programs use the same beam size, length penalty (length^0.6), and length limits. Each program
 has its own rule for ending a beam search, so none of them always finds the best translation. To
-make the scores comparable, the float32 model in CTranslate2 scores all translations. The table goes
-to standard output. Lines whose translations differ go to standard error, with both scores. The
-safetensors export and the run have the same parameters, so each of them scores its own translations
-instead.
+make the scores comparable, the float32 model in CTranslate2 scores all translations, except in the
+comparison with the safetensors export. The model in that export has the same parameters as the run,
+so each model scores its own translations there. The table goes to standard output. Lines whose
+translations differ go to standard error, with both scores.
 """
 
 import functools

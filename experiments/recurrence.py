@@ -36,10 +36,10 @@ from transformer_jax.sweeps.status import read_status
 from transformer_jax.visualization.curves import Curve, average_runs, draw_curve
 from transformer_jax.visualization.style import GRID, Picture, add_legend
 
-# Multi30k has few captions with more source tokens than this. They form one bucket.
+# In Multi30k, captions with more source tokens than this are rare, so they form one bucket.
 LONG = 30
 Bucket = tuple[int, int | None]
-"""The first and last source length in a bucket, in tokens; None if there is no upper limit."""
+"""The smallest and largest source length in a bucket, in tokens. None means no upper limit."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _count_parameters(sweep: Sweep, name: str) -> int:
 def to_markdown(rows: Sequence[Row], bleu: float) -> str:
     """Return a table of scores and times, a table of BLEU by length, and notes.
 
-    Two columns show the steps and minutes to reach a development BLEU of `bleu`.
+    Two columns show the steps and minutes needed to reach a development BLEU of `bleu`.
     """
     columns = ("model", "parameters", "dev perplexity", "test BLEU", "ms per step")
     head = [*columns, f"steps to {bleu:g} BLEU", f"minutes to {bleu:g} BLEU"]

@@ -9,7 +9,7 @@
 #
 # - which module implements each equation, and the shape of each array between the modules;
 # - how attention works, using a 3 x 3 example that you can check with a pocket calculator;
-# - why the paper divides the scores by $\sqrt{d_k}$: footnote 4's argument, tested empirically;
+# - why the paper divides the scores by $\sqrt{d_k}$, with an empirical test of footnote 4;
 # - why the feed-forward network is the same as two convolutions with kernel size 1;
 # - which sentences a Transformer without positional encodings cannot distinguish.
 #
@@ -286,8 +286,8 @@ plt.show()
 # *Middle:* large scores make the softmax nearly one-hot. At $d_k = 512$, one key receives almost
 # all of the weight before training has begun. *Right:* where the softmax is nearly one-hot, its
 # gradient is small. These are the "regions where it has extremely small gradients" of section
-# 3.2.1. With scaling, none of the three quantities depends on the width, so heads of any width
-# train equally well.
+# 3.2.1. With scaling, none of the three quantities depends on the width, so training starts under
+# the same conditions for heads of any width.
 
 # %% [markdown]
 # ## 3.2.2 Multi-head attention
@@ -480,7 +480,7 @@ plt.show()
 # ## 3.4 Embeddings
 #
 # One matrix of shape (vocabulary, $d_{model}$) has three uses: it embeds the source, it embeds the
-# target, and, transposed, it turns the decoder's output into logits. "In the embedding layers, we
+# target, and its transpose turns the decoder's output into logits. "In the embedding layers, we
 # multiply those weights by $\sqrt{d_{model}}$." We examine the effect of this factor at
 # initialization, when the components have variance $1 / d_{model}$.
 
@@ -501,8 +501,9 @@ print("variance of the logits           ", (x @ table.T).var().round(2))
 # With the factor, embeddings and positional encodings have norms of similar size, so neither
 # dominates the other. Without it, the norms of the positional encodings would be 16 times as large
 # as the norms of the embeddings. The logits use the matrix *without* the factor, so they start with
-# variance 1. An untrained model is therefore not confident about any token. Its cross-entropy
-# exceeds that of a uniform prediction over $N$ tokens, $\ln N$, by less than 1:
+# variance 1. An untrained model is therefore not confident about any token. A uniform prediction
+# over $N$ tokens has a cross-entropy of $\ln N$, and the model's cross-entropy exceeds this value
+# by less than 1:
 
 # %%
 from transformer_jax.model.losses import cross_entropy
@@ -587,11 +588,12 @@ plt.show()
 
 # %% [markdown]
 # *Left:* the curves for self-attention and recurrence cross at $n = d$, the gray line. Most
-# sentences are much shorter than that. *Right:* a signal from one end of the sentence to the other
-# passes through one self-attention layer, but through $n$ steps of a recurrent network. A recurrent
-# layer must also perform these $n$ steps one after another, whereas self-attention computes all
-# positions at once. (The curves show the orders of growth in Table 1, without constant factors. The
-# convolution has contiguous kernels of size 3, and section 4 of the paper gives its path length.)
+# sentences have far fewer than $d$ tokens. *Right:* a signal from one end of the sentence to the
+# other passes through one self-attention layer, but through $n$ steps of a recurrent network. A
+# recurrent layer must also perform these $n$ steps one after another, whereas self-attention
+# computes all positions at once. (The curves show the orders of growth in Table 1, without constant
+# factors. The convolution has contiguous kernels of size 3, and section 4 of the paper gives its
+# path length.)
 
 # %% [markdown]
 # ## 5 Training

@@ -62,9 +62,10 @@ for name, row in rows.items():
 #
 # `transformer-jax sweep table3` trains these rows with several random seeds, and
 # `transformer-jax report` writes the table. Training the full table takes many days on several
-# GPUs. The repository contains the report of a small version that ran on two CPU cores: the same
-# rows at 1/8 of the width, trained for 400 steps on number words (`docs/ablations.md` lists the
-# commands). We read the report's `runs.csv`, which has one line per run.
+# GPUs. The repository contains the report of a small version of this sweep, which ran on two CPU
+# cores: the same rows at 1/8 of the width, trained for 400 steps on number words
+# (`docs/ablations.md` lists the commands). We read the report's `runs.csv`, which contains one line
+# per run.
 
 # %%
 seeds = defaultdict(list)
@@ -139,7 +140,8 @@ plt.show()
 # %% [markdown]
 # Rows to the right of the vertical line are worse than base in the paper, and rows above the
 # horizontal line are worse than base here. If the small sweep reproduced the paper, all points
-# would be in the upper-right and lower-left quadrants. About half of them are not.
+# would be in the upper-right and lower-left quadrants. About half of the points are in the other
+# two quadrants.
 #
 # Does this refute the paper? No, and the rows outside the gray band show why:
 #
@@ -162,9 +164,9 @@ plt.show()
 # ## Learned versus sinusoidal positions
 #
 # Row (E) is the paper's only test of its positional encoding. The authors "observe nearly identical
-# results to the base model" (4.92 and 4.92 perplexity). The positions study in this repository uses
-# three seeds on each of three texts. We compare the two schemes on test sentences *within* the
-# training length and on test sentences *just beyond* it.
+# results to the base model" (both have a perplexity of 4.92). The positions study in this
+# repository uses three seeds on each of three texts. We compare the two schemes on test sentences
+# *within* the training length and on test sentences *just beyond* it.
 
 # %%
 studies = {"number words": 30, "short numbers": 30, "multi30k": 14}
@@ -288,6 +290,6 @@ comparison.plot("dev/perplexity")
 # ## Exercises
 #
 # 1. How many seeds do you need to reduce the threshold to a factor of 1.1?
-# 2. Read `table3-multi30k/runs.csv` instead, which contains a sweep on real captions. Which rows
-#    contradict the paper there?
+# 2. Analyze `table3-multi30k/runs.csv`, which contains a sweep on real captions. Which of its rows
+#    contradict the paper?
 # 3. Define another row in a config file, and train it with `transformer-jax sweep`.

@@ -26,7 +26,7 @@ def convert(script: Path) -> nbformat.NotebookNode:
     """Convert a percent script to a notebook without outputs."""
     notebook = jupytext.read(script, fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
-        # By default, the identifiers are random, so every build would change every cell.
+        # By default, cell IDs are random, so every build would change every cell.
         cell.id = f"cell-{number}"
         cell.metadata = {}
     return notebook

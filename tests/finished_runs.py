@@ -14,7 +14,8 @@ from transformer_jax.sweeps.results import Results, collect_results
 from transformer_jax.sweeps.status import read_status
 
 REFERENCES = [f"the well-known man number {i} saw a dog and {i % 7} cats" for i in range(60)]
-# Each row has a perplexity for each seed, a percentage of wrong words, and the paper's scores.
+# Each row consists of a perplexity for each seed, a percentage of wrong words, and the paper's
+# results.
 RESULTS = {
     "base": ([5.0, 5.2, 5.1], 10, Paper(4.92, 25.8, 65)),
     "better": ([4.0, 4.1, 4.2], 4, Paper(4.66, 26.0, 168)),

@@ -10,7 +10,8 @@ from transformer_jax.model.target_platform import tracing_for
 
 def lower_for(platform: str, function: Callable[..., Any], *arguments: Any) -> str:
     """Return the StableHLO text of a function for "cpu", "cuda", or "tpu"."""
-    # JAX caches traces by function, and the trace depends on the platform.
+    # Wrap the function, because JAX caches traces by function but the trace depends on the
+    # platform.
     traced_function = jax.jit(lambda *arguments: function(*arguments))
     with tracing_for(platform):
         traced = traced_function.trace(*arguments)

@@ -9,9 +9,9 @@ from transformer_jax.config.architectures import unused_defaults
 from transformer_jax.data.splits import SPLITS, Split
 
 FOLDER = Path(__file__).parent / "data"
-# Lines of the built-in corpus of number words: the first 200 training pairs, and the first 40 pairs
-# of each of the other splits. The built-in corpus always has 500 development pairs, and scoring
-# them takes longer than the eight steps of training.
+# Lines from the built-in corpus of number words: the first 200 training pairs, the first 40
+# development pairs, and the first 40 test pairs. The built-in corpus always has 500 development
+# pairs, and scoring them takes longer than the eight steps of training.
 FILES = {split: tuple(str(FOLDER / f"{split}.{side}") for side in ("en", "de")) for split in SPLITS}
 # Changes to `SMALL.data` for tests that need more lines.
 NUMBER_WORDS = {"corpus": "number_words", **dict.fromkeys(SPLITS)}
@@ -48,7 +48,7 @@ SMALL = Config().change(
 
 
 def read_pairs(split: Split) -> list[tuple[str, str]]:
-    """Return the pairs of lines of a split."""
+    """Return the line pairs in a split."""
     source, target = (Path(name).read_text("utf-8").splitlines() for name in FILES[split])
     return list(zip(source, target, strict=True))
 

@@ -83,7 +83,7 @@ class Train(MeasureCommand):
 
 @dataclass(frozen=True)
 class Decode(MeasureCommand):
-    """Compare greedy and beam search on 64 sentences of 20 tokens, translated into 40 each.
+    """Compare greedy and beam search on 64 sentences of 20 tokens, with translations of 40 tokens.
 
     With --serve, translate up to 64 lines of the development set with a run's model,
     and with its CTranslate2 exports in float32 and int8.
@@ -97,7 +97,7 @@ class Decode(MeasureCommand):
     serve: Path | None = None
     """A run's folder. The run determines the model's sizes."""
     beam: tuple[int, ...] = (1, 4)
-    """Beam sizes; 1 is greedy search."""
+    """Beam sizes; 1 means greedy search."""
     rounds: int = 5
 
     def run(self) -> None:

@@ -27,7 +27,7 @@ def make_config(sizes: Mapping[str, Any]) -> Config:
     """Return a config for the paper's model with the given sizes.
 
     Args:
-        sizes: d_model, layers, heads, d_ff, and optionally dtype (default float32) and src
+        sizes: d_model, layers, heads, d_ff, and optionally dtype (float32 by default) and src
             (source length).
     """
     width = sizes["d_model"] // sizes["heads"]

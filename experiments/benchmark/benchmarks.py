@@ -62,7 +62,7 @@ class Settings:
 
 @contextmanager
 def isolated_cache(settings: Settings) -> Iterator[tuple[Settings, Path]]:
-    """Yield settings with an empty compilation cache, and the cache's temporary folder."""
+    """Yield settings that use a new, empty compilation cache, and a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         cache = {
             # Use the same settings as `transformer_jax.cache`, but with an empty folder.
@@ -167,7 +167,7 @@ def decode(
     usual: Sequence[str] = DECODERS,
     references: Sequence[str] = ("ctranslate2", "hf"),
 ) -> Benchmark:
-    """Compare decoding with random parameters, for which no translation ends early.
+    """Compare decoding, using random parameters that prevent translations from ending early.
 
     Args:
         name: the name of the benchmark.

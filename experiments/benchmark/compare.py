@@ -28,7 +28,7 @@ def describe_change(ratio: Quartiles) -> str:
 
 
 def compare(before: Results, after: Results) -> str:
-    """Return a table of the workers in both results, and notes about workers in only one of them.
+    """Return a table of the workers that both results contain, and notes about other workers.
 
     If both results have the same reference, the table compares speeds relative to this reference,
     because ratios do not depend on other load on the machine. Otherwise, the table compares

@@ -129,7 +129,7 @@ def gpu(
             work=work,
         )
 
-    # The number is the fraction of the remaining time that the benchmark may take.
+    # Each number is the fraction of the remaining time that the benchmark may take.
     plan: dict[str, tuple[float, Callable[[str, Settings], Benchmark]]] = {
         "train base": (0.38, training(amount.base)),
         "train big": (0.55, training(amount.big)),

@@ -299,8 +299,9 @@ def serve(task: Mapping[str, Any]) -> Workload:
     """Translate lines of text with CTranslate2, using a run's export.
 
     Args:
-        task: the same as for `tasks.serve`, but with the keys folder, compute_type, and limits (the
-            maximum length of each translation, excluding the end token) instead of run.
+        task: a mapping with the keys folder (the export), compute_type, lines, beam_size, alpha
+            (the exponent of the length penalty), and limits (the maximum length of each
+            translation, excluding the end token).
     """
     library: Any = importlib.import_module("ctranslate2")
     sentencepiece: Any = importlib.import_module("sentencepiece")

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 
 from experiments.benchmark.worker import PACKAGE, Sample, Startup
 
-# The number of seconds that a run may continue past the deadline.
+# A round may continue for this many seconds past the deadline.
 GRACE = 20.0
 ROOT = Path(__file__).parents[2]
 # Matches the folder part of an absolute path.

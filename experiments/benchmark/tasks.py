@@ -106,7 +106,7 @@ def translate(task: Mapping[str, Any]) -> Workload:
 
     Args:
         task: a mapping with the keys sizes, sources (lists of tokens with end tokens), beam_size,
-            and extra (the number of tokens by which a translation is longer than its source).
+            and extra (the number of extra tokens in a translation, compared with its source).
     """
     enable_compilation_cache()
     sizes = task["sizes"]
@@ -153,8 +153,8 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     """Train on a config's text the way a run does between two reports.
 
     Args:
-        task: a mapping with a config as JSON data, is_preloaded (whether to train on preloaded full
-            batches of the same shapes in the same order), and the number of steps.
+        task: a mapping with the keys config (JSON data), is_preloaded (whether to train on
+            preloaded full batches of the same shapes in the same order), and steps.
     """
     enable_compilation_cache()
     config = Config.from_dict(task["config"])

@@ -118,7 +118,7 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
         mean = sum(map(count_target_tokens, selected)) / len(selected)
         if mean >= tokens or batches.per_epoch == len(batches.buckets):
             return selected
-        # `batch_tokens` counts positions, and some positions are padding, so increase it.
+        # `batch_tokens` counts positions, including padding, so increase it.
         room = round(room * min(2.0, 1.01 * tokens / mean)) + 1
 
 

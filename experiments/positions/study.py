@@ -117,7 +117,7 @@ def score_by_length(sweep: Sweep) -> Study:
 def read_scores(path: Path) -> Study:
     """Read a report's `table.csv`, so that its figure can be redrawn without the runs.
 
-    The result has all of the scores but neither a BLEU signature nor descriptions of missing runs.
+    The result contains all scores, but no BLEU signature and no descriptions of missing runs.
 
     Raises:
         StorageError: the file cannot be read.

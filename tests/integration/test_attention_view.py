@@ -1,6 +1,6 @@
 """Test that a browser displays a page of attention weights correctly.
 
-Playwright drives Chromium. If either program is not installed, these tests are skipped.
+Playwright drives Chromium. If Playwright or Chromium is not installed, these tests are skipped.
 """
 
 import shutil

@@ -95,7 +95,7 @@ def test_a_difference_within_the_spread_is_not_reported_as_a_change(
     ours: list[float], printed: str
 ) -> None:
     before = results([1.0, 1.1, 0.9], [1.0, 1.0, 1.0])
-    # The second machine is half as fast. Its lower speed must not count as a change.
+    # The second machine is half as fast, which must not count as a change.
     after = results([2 * x for x in ours], [2.0, 2.0, 2.0])
     line = next(x for x in compare(before, after).splitlines() if "speed relative to torch" in x)
     assert line.rstrip(" |").endswith(printed)
@@ -404,8 +404,7 @@ def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
     torch = peers.train({**task, "is_compiled": False})
     ours = tasks.train(task)
     assert torch.run(1).units == ours.run(1).units
-    # The PyTorch model has only two extras: attention biases, and a layer normalization after each
-    # stack.
+    # Only the PyTorch model has attention biases and a layer normalization after each stack.
     more = 2 * 2 * 16 + 3 * 4 * 16
     assert torch.facts["parameters"] == ours.facts["parameters"] + more
 

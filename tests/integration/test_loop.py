@@ -103,8 +103,8 @@ def test_flops_count_each_step_once_even_if_the_report_interval_changes(
     whole_run: Path, run_of_five: Path, tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(run_of_five, tmp_path / "run"))
-    # A report at step 5 is scheduled only in the second part of the run. The report at step 8
-    # includes the metrics of step 5.
+    # Only the resumed run schedules a report at step 5. The report at step 8 includes the metrics
+    # of step 5.
     resume(path, train={"steps": 8, "log_every": 5})
     reports, usual = read_reports(path), read_reports(whole_run)
     assert [line["step"] for line in reports] == [2, 4, 8]

@@ -78,7 +78,7 @@ def finish(run: SweepRun) -> None:
 
 
 def make_sweep(path: Path, data: dict[str, Any]) -> Sweep:
-    """Create a sweep with three schemes and two seeds in which one run failed."""
+    """Create a sweep of three schemes with two seeds each, and mark one run as failed."""
     config = SMALL.change(data={**data, "max_length": LIMIT})
     rows = {name: Row(config.change(model=model)) for name, model in SCHEMES.items()}
     sweep = plan_sweep(path, rows, 2)

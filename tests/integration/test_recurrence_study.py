@@ -20,13 +20,13 @@ SMALL_RNN = load_row("recurrence:additive").config.change(
 )
 NAMES = {"fast": "Transformer", "slow": "LSTM, additive attention"}
 STEP_SECONDS = {"fast": 0.5, "slow": 2.0}
-# BLEU on the development set after 10, 20, and 30 steps, by row and seed.
+# BLEU on the development set after 10, 20, and 30 steps, for each row and seed.
 DEV_BLEU = {
     "fast": [[10.0, 20.0, 30.0], [20.0, 40.0, 50.0]],
     "slow": [[10.0, 20.0, 24.0], [10.0, 20.0, 25.0]],
 }
 REPORTS = 24
-# The numbers of source tokens and correct words (out of four) for each sentence of the test set.
+# The numbers of source tokens and correct words (out of four) for each sentence in the test set.
 SENTENCES = [(8, 4), (9, 4), (12, 3), (20, 2), (31, 1), (75, 0)]
 REFERENCE = "one two three four"
 

@@ -53,7 +53,7 @@ def test_runs_that_differ_only_in_their_seed_form_one_row(
     printed = capsys.readouterr().out
     assert "A difference without an interval proves nothing." in printed
     assert f"Reported by: transformer-jax {' '.join(command)}" in printed
-    # The command may overwrite its own report. This time, it also reports that a run has no scores.
+    # The command may overwrite its own report. The new report lists a run that has no scores.
     shutil.rmtree(runs[1] / "evaluations")
     assert main(command) == 0
     assert "not scored: transformer-jax evaluate" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Test attention against a loop implementation of its equation and the claims of section 3.2."""
+"""Test attention against loops that implement its equation, and against claims in section 3.2."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Test the choice of cache folder: the environment variable if set, or else a writable default."""
+"""Test that an environment variable sets the cache folder, which has a writable default."""
 
 import os
 import tempfile

@@ -31,7 +31,7 @@ def test_the_probability_is_the_double_integral_over_baseline_and_deviation(
     nodes, weights = np.polynomial.hermite_e.hermegauss(100)
     deviations = np.sqrt(stats.chi2.ppf((np.arange(2000) + 0.5) / 2000, freedom) / freedom)
     # Each statistic is (z - z_base) / sqrt(2) / deviation, where every z is an independent standard
-    # normal.
+    # normal variable.
     limits = bound * np.sqrt(2) * deviations[:, None]
     inside = stats.norm.cdf(nodes + limits) - stats.norm.cdf(nodes - limits)
     expected = (inside**size @ weights / weights.sum()).mean()

@@ -99,12 +99,13 @@ def fourth_root(numerator: float, denominator: float) -> float:
 @pytest.mark.parametrize(
     ("tokenizer", "hypothesis", "reference", "expected"),
     [
-        # In "a b ##AT##-##AT## c d e", 5/6, 4/5, 3/4, and 2/3 of the n-grams match.
+        # The n-gram precisions of "a b ##AT##-##AT## c d e" are 5/6, 4/5, 3/4, and 2/3.
         ("none", "a b-c d e", "a b-c d f", fourth_root(1, 3)),
         # The pattern consumes the letters on both sides, so "x-b-c" is split only at its first
         # hyphen.
         ("none", "x-b-c d e f", "y-b-c d e f", fourth_root(1, 3)),
-        # A hyphen surrounded by spaces is a word, so 5/6, 4/5, 3/4, and 2/3 of the n-grams match.
+        # A hyphen surrounded by spaces is a word, so the n-gram precisions are 5/6, 4/5, 3/4, and
+        # 2/3.
         ("none", "a - b c d e", "a - b c d f", fourth_root(1, 3)),
         # The translation has 4 words instead of 5. Every n-gram matches, and the brevity penalty is
         # exp(1 - 5/4).
@@ -129,9 +130,9 @@ def test_the_papers_bleu_is_computed_by_hand(
 
 
 def test_the_papers_bleu_sums_over_the_corpus() -> None:
-    # The matches are 2/2 and 2/4 unigrams, 1/1 and 1/3 bigrams, and 0/0 and 0/2 trigrams.
+    # In total, 4 of 6 unigrams, 2 of 4 bigrams, and 0 of 2 trigrams match, so the score is zero.
     assert compound_bleu("none", ["a b", "c d e f"], ["a b", "c d x y"]) == 0
-    # In total, 6/7 unigrams, 4/5 bigrams, 2/3 trigrams, and 1/1 4-grams match.
+    # In total, 6 of 7 unigrams, 4 of 5 bigrams, 2 of 3 trigrams, and 1 of 1 four-grams match.
     hypotheses, references = ["a b c d", "e f g"], ["a b c d", "e f h"]
     score = compound_bleu("none", hypotheses, references)
     assert score == pytest.approx(fourth_root(6 * 4 * 2 * 1, 7 * 5 * 3 * 1))

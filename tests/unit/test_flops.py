@@ -61,9 +61,9 @@ def test_flops_of_a_step_are_three_times_those_of_the_forward_matrix_products(
         left, out = product.invars[0].aval.shape, product.outvars[0].aval.shape
         flops += count * 2 * int(np.prod(out)) * int(np.prod([left[axis] for axis in contracted]))
     if model.attention_score == "additive":
-        # In the additive score, the product with v is not a matrix product, so add its FLOPs
-        # separately: 2 layers, 2 heads, d_k = 4, 5 rows, and the query-key pairs of all three
-        # attention sub-layers.
+        # The additive score's product with v is not a matrix product, so add its FLOPs here. The
+        # factors are 2 FLOPs, 2 layers, 2 heads, d_k = 4, 5 rows, and the number of query-key pairs
+        # in all three attention sub-layers.
         flops += 2 * 2 * 2 * 4 * 5 * (7 * 7 + 3 * 3 + 3 * 7)
     assert step_flops(model, 30, Batch(np.asarray(source), np.asarray(target))) == 3 * flops
 
@@ -74,7 +74,7 @@ def matrix_products(jaxpr: Any) -> list[tuple[Any, int]]:
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
             products.append((equation, 1))
-        # A scan over the positions repeats its products.
+        # A scan over the positions repeats the products in its body.
         repetitions = equation.params.get("length", 1)
         for value in equation.params.values():
             inner = getattr(value, "jaxpr", value)

@@ -55,7 +55,7 @@ def test_devices_add_every_gradient_once(dtype: str) -> None:
     params = jax.tree.leaves(make_step(config)[1].params)
     assert sorted(x.shape for x in gradients) == sorted(x.shape for x in params)
     assert {str(x.dtype) for x in gradients} == {dtype}
-    # The three sums in the loss.
+    # The scalars are the three sums in the loss.
     assert [str(x.dtype) for x in arrays if not x.shape] == ["float32"] * 3
 
 

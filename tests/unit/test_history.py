@@ -1,4 +1,4 @@
-"""Test the metrics, summary, and comparison of runs, none of which need the parameters."""
+"""Test metrics, summaries, and comparisons, which do not need a run's parameters."""
 
 import json
 import math
@@ -26,7 +26,7 @@ REPORTS: list[Any] = [
     {"step": 4, "split": "dev", "perplexity": 9.0, "bleu": 1.5},
     {"step": 8, "split": "dev", "perplexity": 8.0},
 ]
-# Each of these reports has an unexpected type or contains a value of an unexpected type.
+# Each of these reports has an unexpected type or contains an unexpected value.
 INVALID: list[Any] = [
     {"step": "8", "split": "dev", "perplexity": 1.0},
     {"step": 8, "split": "dev", "bleu": "<b>", "exact": None, "flag": True},

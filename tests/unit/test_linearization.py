@@ -59,9 +59,9 @@ def test_the_symbols_of_a_tree_parse_to_the_same_tree(seed: int) -> None:
         ("(S XX )VP XX )S )NP", 2, [("S", 0, 2)]),
         # A bracket without words is dropped.
         ("(S (NP )NP XX )S", 1, [("S", 0, 1)]),
-        # There are too many words.
+        # Extra word symbols are dropped.
         ("(S (NP XX XX XX )NP (VP XX )VP )S", 2, [("S", 0, 2), ("NP", 0, 2)]),
-        # There are too few words: the remaining words belong to the outermost bracket.
+        # Words without symbols belong to the outermost bracket.
         ("(S (NP XX )NP )S", 3, [("S", 0, 3), ("NP", 0, 1)]),
         ("(S (NP XX", 3, [("S", 0, 3), ("NP", 0, 1)]),
         ("", 2, []),

@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     config = SMALL.change(model={"layer_norm_epsilon": 1e-5, "attention_bias": True})
     path = tmp_path_factory.mktemp("runs") / "run"
     run = load(write_untrained_run(path, config, steps=(4,), scale=3).path)
-    # Draw random biases, because the initial biases are zero.
+    # Add a constant to all parameters, because the initial biases are zero.
     return replace(run, params=jax.tree.map(lambda x: x + 0.01, run.params))
 
 

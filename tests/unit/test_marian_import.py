@@ -44,7 +44,7 @@ LINES = [*SOURCES[:7], "forty-two q ½"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _packages() -> None:
-    """Import these packages only in a process that runs these tests, because it takes seconds."""
+    """Import these slow packages only in a process that runs these tests."""
     global torch, transformers
     torch, transformers = (
         pytest.importorskip(name, reason=f"`pip install --group interop` installs {name}")
@@ -217,7 +217,7 @@ def test_greedy_translations_are_those_of_generate(imported: Imported) -> None:
     assert (result.sentences, result.equal) == (len(LINES), len(LINES))
     assert result.score_difference < 2e-3
     translations = imported.run.translate(LINES, beam_size=1)
-    # The translations differ in length and content, so that the comparison can fail.
+    # The comparison can fail only if the translations differ.
     assert len(set(translations)) > len(LINES) / 2
 
 

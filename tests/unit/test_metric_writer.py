@@ -1,4 +1,4 @@
-"""Test that metrics.jsonl and TensorBoard have the same metrics, even if the run is killed."""
+"""Test that metrics.jsonl and TensorBoard contain the same metrics, even if the run is killed."""
 
 import json
 from io import StringIO

@@ -86,7 +86,7 @@ def test_lines_of_several_numbers_spell_the_same_numbers_and_repeat_none() -> No
             assert line == [german(word) for word in target.split("; ")]
             sizes[len(line)] += 1
             numbers += line
-        # Each possible count of numbers per line occurs equally often.
+        # Lines with 1, 2, 3, or 4 numbers are equally frequent.
         assert set(sizes) == {1, 2, 3, 4}
         assert max(sizes.values()) - min(sizes.values()) <= 1
     assert len(numbers) == len(set(numbers)) > 2 * 1800
@@ -122,7 +122,7 @@ def test_the_corpus_has_as_many_pairs_as_the_config_allows(most: int) -> None:
     train = 500_000 // most
     corpus = CORPORA["number_words"](DataConfig(num_pairs=train, max_numbers_per_line=most))
     assert isinstance(corpus, NumberWords)
-    # Even on the last line, the index determines how many numbers the line has.
+    # The index of a line determines how many numbers the line contains, even for the last line.
     [(source, _)] = corpus.read("train", train - 1)
     last = train - 1 + corpus.test_pairs + corpus.dev_pairs
     assert len(source.split("; ")) == last % most + 1

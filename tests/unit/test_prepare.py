@@ -193,8 +193,8 @@ def test_an_error_of_the_corpus_during_training_of_the_vocabulary_is_raised(
 
 
 CHUNK = 8
-# There are 7 chunks of train, 3 of dev, and 3 of test. Each chunk takes one call for the sources
-# and one for the targets.
+# The train split has 7 chunks, and dev and test have 3 each. Each chunk takes one call for the
+# sources and one for the targets.
 CORPUS = InMemoryCorpus([*WORDS[:48], ("", ""), WORDS[49]], WORDS[:20])
 CALLS = 2 * (7 + 3 + 3)
 LINES = 2 * (49 + 20 + 20)

@@ -1,4 +1,7 @@
-"""Test that the private JAX APIs exist. If one is missing, the error explains what to do."""
+"""Test that JAX still contains the private APIs that this package uses.
+
+If an API is missing, the error explains what to do.
+"""
 
 import importlib
 import inspect

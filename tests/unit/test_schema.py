@@ -1,4 +1,4 @@
-"""Test that configs explain why a value is invalid and survive a round trip through JSON."""
+"""Test that errors explain invalid values, and that configs survive a round trip through JSON."""
 
 import ast
 import dataclasses

@@ -40,9 +40,10 @@ KINDS = [("gnmt", 0.0), ("gnmt", 0.6), ("power", 1.0), ("power", 2.0)]
 
 
 def sizes_and_kinds(*sizes: tuple[int, int]) -> list[Any]:
-    """Combine each of four (beam size, number of results) pairs with each length penalty.
+    """Return a test case for each combination of a search size and a length penalty.
 
-    Fast tests cover each size with one penalty and each penalty with one size.
+    A size consists of a beam size and a number of results. With four sizes, the fast tests cover
+    each size with one penalty and each penalty with one size.
     """
     return [
         pytest.param(*size, kind, marks=[pytest.mark.slow] if i != j else [])

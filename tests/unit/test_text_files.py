@@ -75,7 +75,7 @@ LINES = st.lists(
 def test_lines_are_read_as_they_were_written_from_any_start(
     folder: Path, lines: list[str], end: bytes, has_mark: bool, is_gzip: bool, ends: bool
 ) -> None:
-    # Account for lines that read back differently once they are in a file. A carriage return at the
+    # Account for lines that do not survive a round trip through a file. A carriage return at the
     # end of a line looks like part of the line ending. A byte-order mark at the start of the first
     # line looks like the file's byte-order mark. An empty last line looks like no line at all.
     lines = [line.removesuffix("\r") for line in lines]

@@ -100,8 +100,7 @@ def test_utilization_leaves_out_the_steps_of_an_interrupted_process(
     clock.now += 2
     values = meter.read()
     assert (values["flops"], values["utilization"]) == (2 * FLOPS, FLOPS / 2 / 1e9)
-    # Sweep reports use this ratio, which equals the time multiplied by the new process's peak
-    # FLOP/s.
+    # FLOPs divided by utilization is time multiplied by peak FLOP/s, which sweep reports show.
     assert values["flops"] / values["utilization"] == pytest.approx(4 * 1e9)
     meter.add(STEPS[0], FLOPS)
     clock.now += 2

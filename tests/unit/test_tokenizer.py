@@ -56,7 +56,8 @@ def as_documented(line: str, known: set[str]) -> str:
     return "".join("".join(run) if is_known else " \u2047 " for is_known, run in runs)
 
 
-# Letters from the training text, spaces and lookalikes, special symbols, and an unknown letter.
+# Letters from the training text, spaces and their lookalikes, special symbols, and an unknown
+# letter.
 FUZZ = [
     *ALPHABET,
     *" \u2581\t\u00a0\u3000\u2047\u2585\0\r\x85\u2028\ufeff日",

@@ -27,7 +27,7 @@ def test_a_tree_can_span_lines_and_a_line_can_hold_trees() -> None:
 @pytest.mark.parametrize("top", ["", "TOP", "ROOT", "S1"])
 def test_the_bracket_around_the_whole_tree_is_removed(top: str) -> None:
     assert read(f"({top} (NP (NN cat)))") == read("(NP (NN cat))")
-    # If such a bracket contains several trees, they all belong to one sentence.
+    # If the outer bracket contains several trees, they all belong to one sentence.
     assert read(f"({top} (NP (NN a)) (NP (NN b)))")[0].brackets == (("NP", 0, 1), ("NP", 1, 2))
 
 

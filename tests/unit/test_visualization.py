@@ -31,7 +31,7 @@ RANDOM = np.random.default_rng(0).standard_normal((48, 16)).astype(np.float32)
 
 
 def axes_of(picture: Picture) -> dict[str, Axes]:
-    """Return a figure's panels by title, or by y-axis label if there is no title."""
+    """Return a figure's panels, keyed by title, or by y-axis label if there is no title."""
     return {axes.get_title() or axes.get_ylabel(): axes for axes in picture.figure.axes}
 
 

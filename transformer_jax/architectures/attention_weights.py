@@ -1,4 +1,4 @@
-"""The attention weights of a forward pass, keyed by kind, for every architecture.
+"""The attention weights of recurrent and convolutional models, keyed by kind.
 
 Shapes: B batch, S source positions, T target positions.
 """

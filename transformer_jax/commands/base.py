@@ -98,7 +98,7 @@ def translate_command(run: RunDirectory, option: str) -> str:
 
 
 def check_new_file(path: Path) -> None:
-    """Check, before any work starts, that a command can create a file without overwriting another.
+    """Before any work starts, check that a command can create a file without overwriting one.
 
     Raises:
         UsageError: the path already exists.

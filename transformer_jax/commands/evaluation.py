@@ -127,7 +127,7 @@ class Evaluate(RunCommand):
         if not self.grid:
             if given := [name for name in settings if getattr(self, name)]:
                 raise UsageError(f"--{given[0].replace('_', '-')} needs --grid")
-        # An option that is set to 0 was given, even though 0 == False.
+        # An option with the value 0 also counts as given, even though 0 == False.
         elif given := [
             name
             for name in others

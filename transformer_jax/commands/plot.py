@@ -56,7 +56,7 @@ class Plot(PathCommand):
     num_positions: int | None = None
     """For `positions`: the number of positions. Default: at most 128."""
     offset: int | None = None
-    """For `positions`: the offset k of the linear map to plot, from PE(pos) to
+    """For `positions`: the offset k of the plotted linear map from PE(pos) to
     PE(pos + k). Default: 1."""
     split: Literal["dev", "test"] | None = None
     """For `loss` and `heads`: the split to score. Default: dev."""

@@ -57,9 +57,9 @@ class Sweep(ConfigCommand):
     """Number of accelerators to use, each for one run at a time. On a CPU,
     the number of concurrent runs. Default: as many as possible."""
     step_timeout: float = 60.0
-    """Consider a run stuck, and stop it, after this many seconds without a
-    heartbeat. The timeout is longer if the run's steps are slow. A run sends a
-    heartbeat after every three steps."""
+    """Stop a run that sends no heartbeat for this many seconds. The timeout is
+    longer if the run's steps are slow. A run sends a heartbeat after every
+    three steps."""
     dry_run: FlagCreatePairsOff[bool] = False
     """Print the number of runs and the resources they need, without training."""
     target: Annotated[str | None, arg(metavar="TARGET")] = None
@@ -124,7 +124,7 @@ class Sweep(ConfigCommand):
             return
         sweep.store()
         if any(read_status(run).status == "submitted" for run in sweep.runs):
-            # Mark runs whose Slurm jobs no longer exist as stopped, so that they train here.
+            # If a Slurm job no longer exists, mark its run as stopped, so that the run trains here.
             slurm.reconcile(sweep)
         _prepare_data(sweep)
         retry, timeout = self.retry_failed, self.step_timeout
@@ -196,7 +196,7 @@ class Report(PathCommand):
         """Write the report, and print a summary table and the footnotes.
 
         Raises:
-            UsageError: the runs cannot be compared, or none is finished.
+            UsageError: the runs cannot be compared, or no run is finished.
         """
         from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_status
         from transformer_jax.sweeps.footnotes import list_footnotes

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration in hours and minutes, such as "1 h 05 min", or in days if over 48 hours."""
+    """Format a duration like "1 h 05 min", or in days if it exceeds 48 hours."""
     if seconds > 48 * 3600:
         return f"{seconds / 86_400:,.1f} days"
     hours, minutes = divmod(round(seconds / 60), 60)

@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def shipped_configs() -> Path:
-    """Return the folder of shipped configs: in the installed package, or next to the source."""
+    """Return the folder of shipped configs, in the installed package or next to the source."""
     installed = PACKAGE / "shipped" / "configs"
     return installed if installed.is_dir() else PACKAGE.parent / "configs"
 

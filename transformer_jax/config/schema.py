@@ -121,7 +121,7 @@ class Config:
         ]
 
     def describe_warmup(self) -> str | None:
-        """Return a warning if the warmup has far more or far fewer tokens than the paper's.
+        """Return a warning if the warmup covers far more or far fewer tokens than the paper's.
 
         The limit is a factor of 4. Too few warmup tokens can make training diverge. A config that
         changes the learning rate's scale, as the demo config does, chooses its own schedule and
@@ -159,9 +159,10 @@ class Row:
 
 
 def is_own_search(result: Mapping[str, Any], decode: DecodeConfig) -> bool:
-    """Return whether a stored evaluation used this decode config and its number of checkpoints.
+    """Return whether a stored evaluation used this decode config.
 
-    `result` is the content of a scores.json file, so its values may be of any type.
+    The evaluation must also have averaged as many checkpoints as the config requests. `result` is
+    the content of a scores.json file, so its values may be of any type.
     """
     stored = result.get("decode"), result.get("average_checkpoints")
     return stored == (dataclasses.asdict(decode), decode.average_checkpoints)

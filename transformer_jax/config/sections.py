@@ -33,9 +33,10 @@ class ModelConfig(ConfigSection):
     """The architecture (section 3)."""
 
     architecture: Literal["transformer", "rnn", "conv"] = "transformer"
-    """The type of encoder and decoder. `rnn` and `conv` differ from the paper.
-    They use layers that the Transformer replaced: recurrent layers (Bahdanau et
-    al., Luong et al.) and gated convolutions (Gehring et al.)."""
+    """The type of encoder and decoder. `rnn` and `conv` differ from the paper,
+    because they use layers that the Transformer replaced. `rnn` uses recurrent
+    layers (Bahdanau et al., Luong et al.), and `conv` uses gated convolutions
+    (Gehring et al.)."""
     num_layers: Annotated[int, between(1, 1000)] = 6
     """Number of layers in the encoder and in the decoder: the paper's N."""
     num_decoder_layers: Annotated[int | None, between(1, 1000)] = None
@@ -92,17 +93,17 @@ class ModelConfig(ConfigSection):
     (Bahdanau et al.). `none`, which only `rnn` supports, disables attention."""
     attention_implementation: Literal["full", "blockwise", "cudnn"] = "full"
     """How attention is computed. `full` stores all weights at once. `blockwise`
-    uses less memory. For sequences of 1,000 tokens or more, it is faster on a
+    uses less memory; for sequences of 1,000 tokens or more, it is faster on a
     CPU but slower on TPUs and GPUs. `cudnn` is cuDNN's flash attention on
     NVIDIA GPUs."""
     attention_window: Annotated[int | None, between(1, 1_000_000)] = None
-    """Maximum distance w between a query and a key in self-attention: a
-    neighborhood of size r = 2 w + 1 (section 4). Differs from the paper when
-    set."""
+    """Maximum distance w between a query and a key in self-attention, which
+    gives a neighborhood of size r = 2 w + 1 (section 4). Differs from the paper
+    when set."""
     attention_bias: bool = False
     """Add biases to the four attention projections. Differs from the paper when set."""
     output_bias: bool = False
-    """Add a bias for each token to the logits. Differs from the paper when set."""
+    """Add a per-token bias to the logits. Differs from the paper when set."""
     decoder_start: Literal["bos", "padding"] = "bos"
     """The first token that the decoder reads. `padding`, which differs from the
     paper, matches Marian and excludes padding from translations."""
@@ -237,7 +238,7 @@ class DataConfig(ConfigSection):
     num_pairs: Annotated[int, between(1, MAX_NUMBER_WORDS_PAIRS)] = 20_000
     """For `number_words`: the number of training pairs."""
     max_numbers_per_line: Annotated[int, between(1, 300)] = 1
-    """For `number_words`: each line has 1 to N numbers, separated by semicolons."""
+    """For `number_words`: each line contains 1 to N numbers, separated by semicolons."""
     max_digits: Annotated[int | None, between(5, 6)] = None
     """For `number_words`: numbers have 1 to N digits (N is 5 or 6), and each
     length is equally likely. Default: all numbers below a million are equally
@@ -264,15 +265,16 @@ class DataConfig(ConfigSection):
     source_vocab_size: Annotated[int | None, between(8, 1_000_000)] = None
     """Number of tokens in a separate source vocabulary, for languages with
     different scripts. data.vocab_size is then the size of the target
-    vocabulary. Differs from the paper when set: embeddings are not shared."""
+    vocabulary. Differs from the paper when set, because source and target then
+    have separate embeddings."""
     target_tokens: Literal["subwords", "words"] = "subwords"
-    """The kind of token in a separate target vocabulary. With `words`, which
-    differs from the paper, each distinct word in the targets is a token. Use
+    """The kind of token in a separate target vocabulary. `words`, which
+    differs from the paper, makes each distinct word in the targets a token. Use
     `words` for targets that consist of symbols, such as linearized trees."""
     bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
     """How sacreBLEU splits text into words. `none` is for text that is already
-    tokenized. `auto` is `char` for `number_words`, where a target is often a
-    single word, `none` for `trees`, and `13a` otherwise."""
+    tokenized. `auto` is `none` for `trees`, `char` for `number_words` (where a
+    target is often a single word), and `13a` otherwise."""
     max_length: Annotated[int, POSITIVE] = 256
     """Maximum number of tokens in a source or target, including the
     end-of-sentence token. Training skips longer pairs."""
@@ -344,9 +346,9 @@ class TrainConfig(ConfigSection):
     Adam's moments are also sharded, to save memory. `pmap` is like `data`, but
     it uses jax.pmap."""
     reduction_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type for summing gradients across devices. bfloat16 halves the
-    communication of `data` and `pmap`, but it rounds each device's gradient.
-    With `fsdp`, XLA chooses the data type."""
+    """Data type for summing gradients across devices. With `data` and `pmap`,
+    bfloat16 halves the communication but rounds each device's gradient. With
+    `fsdp`, XLA chooses the data type."""
     seed: Annotated[int, between(0, 2**31 - 1)] = 0
     """Random seed for the initial parameters, the dropout masks, and the order of the data."""
     checkpoint_every: Annotated[int, POSITIVE] = 1000
@@ -363,8 +365,9 @@ class TrainConfig(ConfigSection):
     """Number of most recent scheduled checkpoints to keep, for averaging.
     The best checkpoint is always kept."""
     max_minutes_between_checkpoints: Annotated[float, POSITIVE] = 10.0
-    """Maximum number of minutes between recovery checkpoints. The first is saved
-    after step 1, and the intervals then grow to this maximum."""
+    """Maximum number of minutes between recovery checkpoints. The first recovery
+    checkpoint is saved after step 1, and the intervals then grow to this
+    maximum."""
     log_every: Annotated[int, POSITIVE] = 100
     """Number of steps between reports of training metrics."""
     profile: Annotated[int, at_least(0)] = 0
@@ -391,8 +394,8 @@ class DecodeConfig(ConfigSection):
     beam_end: Literal["tensor2tensor", "any"] = "tensor2tensor"
     """Which hypotheses can finish at each step. With `tensor2tensor`, as in the
     paper's code, a hypothesis can finish if its end token is among the 2 x
-    beam_size most likely continuations. With `any`, which differs from the
-    paper, every hypothesis can finish."""
+    beam_size most likely continuations. `any`, which differs from the paper,
+    allows every hypothesis to finish."""
     average_checkpoints: Annotated[int, POSITIVE] = 1
     """Translate with the mean of the last N scheduled checkpoints. In Table 2,
     the paper averages 5 checkpoints for the base model and 20 for the big

@@ -71,7 +71,10 @@ MAX_EPOCHS = 100
 
 
 class Bucket(NamedTuple):
-    """A batch shape (rows, and widths in tokens), and the number of such batches per epoch."""
+    """The shape of a batch, and the number of batches with this shape per epoch.
+
+    The fields `source` and `target` are widths in tokens.
+    """
 
     rows: int
     source: int

@@ -40,7 +40,8 @@ def choose_bucket_sizes(
         candidate = padding.local_search([sizes[0], *padding.random_start(rng, len(sizes) - 1)])
         best = min(best, candidate, key=padding.cost)
     ordered = np.asarray(sorted(set(best), key=lambda size: (sum(size), size)))
-    # Drop empty buckets. The largest one is often empty, because every pair fits in a smaller one.
+    # Drop empty buckets. The largest bucket is often empty, because every pair fits in a
+    # smaller one.
     return ordered[np.unique(assign_buckets(lengths, ordered))]
 
 

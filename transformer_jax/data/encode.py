@@ -97,7 +97,10 @@ class SplitWriter:
         self.journal = folder / f"{split}.journal.json"
 
     def write(self, progress: Progress) -> dict[str, int]:
-        """Encode the split; count all pairs, the kept pairs, and the dropped pairs by reason.
+        """Encode the split, and return the number of pairs with each outcome.
+
+        The result contains the total number of pairs, the number of kept pairs, and the number of
+        pairs dropped for each reason.
 
         Raises:
             DataError: no pairs are left, or a dev or test line is too long.
@@ -121,7 +124,7 @@ class SplitWriter:
         return {"pairs": done, **outcome}
 
     def _write_chunk(self, pairs: Sequence[tuple[str, str]], outcome: Counter[str]) -> None:
-        """Append suitable pairs to the files; count kept pairs, and dropped pairs by reason."""
+        """Append suitable pairs to the files, and update the counts in `outcome`."""
         if self.is_filtered:
             pairs = _drop_unfit(pairs, unfit_text, outcome)
         elif long := next(filter(is_too_long, itertools.chain(*zip(*pairs, strict=True))), None):
@@ -174,7 +177,7 @@ class SplitWriter:
 def _drop_unfit(
     pairs: Sequence[tuple[T, T]], find_reason: Callable[[T, T], str | None], outcome: Counter[str]
 ) -> list[tuple[T, T]]:
-    """Return the pairs to keep, and count the other pairs by reason."""
+    """Return the pairs to keep, and add the dropped pairs to the counts in `outcome`."""
     reasons = [find_reason(*pair) for pair in pairs]
     outcome.update(filter(None, reasons))
     return [pair for pair, reason in zip(pairs, reasons, strict=True) if reason is None]

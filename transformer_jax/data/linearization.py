@@ -90,7 +90,7 @@ class _OpenBracket(NamedTuple):
     """A bracket that has not been closed yet."""
 
     index: int
-    """The bracket's index, in order of opening brackets."""
+    """The bracket's index, in the order in which brackets open."""
     label: str
     start: int
 

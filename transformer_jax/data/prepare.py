@@ -1,7 +1,7 @@
 """Encode a corpus once and cache the result as flat files of token IDs.
 
     <cache>/corpora/<digest of text, vocabulary, and limits>/
-        report.json          numbers of pairs (kept, or dropped by reason); file sizes; fingerprint
+        report.json          pair counts (total, kept, and per drop reason); file sizes; fingerprint
         files of `encode`    tokens and lengths; lines of dev and test
 
 Text is read in chunks, so memory use does not grow with the size of the text. If preparation
@@ -83,7 +83,9 @@ def prepare(
     *,
     progress: Progress = ignore_progress,
 ) -> Prepared:
-    """Encode the config's corpus or load it from the cache; train a vocabulary if none is given.
+    """Encode the config's corpus, or load it from the cache.
+
+    If `vocabulary` is None, train a vocabulary or load it from the cache.
 
     Raises:
         UsageError: the config does not specify the text.

@@ -26,7 +26,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 class FileCorpus:
-    """A corpus in files. They must not change, because they are read several times."""
+    """A corpus stored in files. They must not change, because they are read several times."""
 
     kind: ClassVar[str]
     """The prefix of `identity`."""

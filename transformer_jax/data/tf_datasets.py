@@ -98,7 +98,7 @@ class TranslationDataset:
 
     @cached_property
     def _builder(self) -> Builder:
-        """The TFDS builder for this dataset, which must have both languages."""
+        """The TFDS builder for this dataset, which must contain both languages."""
         builder = _find_builder(self.dataset, self.folder)
         text = _tfds().features.Text
         features = builder.info.features or {}
@@ -112,7 +112,7 @@ class TranslationDataset:
 
     @cached_property
     def _prepared(self) -> Builder:
-        """The builder of the stored dataset, which has at least train and dev splits."""
+        """The builder for the stored dataset, which contains at least train and dev splits."""
         builder = self._builder
         _download_and_prepare(builder)
         if not builder.info.splits:

@@ -1,4 +1,4 @@
-"""Byte-pair encoding by SentencePiece, with one vocabulary for both languages (section 5.1).
+"""Byte-pair encoding with SentencePiece and one vocabulary for both languages (section 5.1).
 
 Encoding and then decoding a line returns the same line, with these exceptions:
 

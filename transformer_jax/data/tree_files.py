@@ -5,7 +5,7 @@ Street Journal sections of the Penn Treebank (`00/` to `24/`) does not need thes
 to 21 are for training, section 22 is for development, and section 23 is for testing (section 6.3 of
 the paper).
 
-Files with the suffix `.trees` have one tree on each line. Trees in `.mrg` files may span several
+Files with the suffix `.trees` contain one tree per line. Trees in `.mrg` files may span several
 lines. Both kinds of file may be compressed with gzip.
 """
 

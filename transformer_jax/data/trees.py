@@ -56,7 +56,7 @@ class _Node:
     label: str | None = None
     word: str | None = None
     slot: int | None = None
-    """The index of this bracket's entry in the list of brackets, once the bracket has a child."""
+    """The index of this bracket's entry among all brackets; None until the bracket has a child."""
 
 
 @dataclass

@@ -19,7 +19,7 @@ from transformer_jax.errors import DataError
 
 # Every digest includes this number. Increase it when the cache format changes.
 FORMAT = 6
-# Limits on the text that a tokenizer is trained on, because SentencePiece keeps it in memory.
+# Limits on the size of a tokenizer's training text, which SentencePiece keeps in memory.
 SAMPLE_PAIRS = 500_000
 SAMPLE_BYTES = 1 << 28
 

@@ -31,11 +31,11 @@ def key_value_store() -> KeyValueStore:
 
 
 def detect_cluster(timeout_seconds: int) -> tuple[str, int, int, list[int] | None] | None:
-    """Return a `ProcessSpec`'s fields on Slurm, Open MPI, Kubernetes, or Cloud TPU, or else None.
+    """Return the fields of this process's `ProcessSpec`, or None outside a cluster.
 
-    `jax.distributed.initialize` detects clusters in the same way but aborts the process on failure.
-    This function raises the error instead. The timeout limits the search for the coordinator's
-    address.
+    Supported clusters are Slurm, Open MPI, Kubernetes, and Cloud TPU. On failure, this function
+    raises an error, whereas `jax.distributed.initialize` aborts the process. The timeout limits the
+    search for the coordinator's address.
     """
     from jax._src.clusters import ClusterEnv
 

@@ -107,8 +107,8 @@ def _from_environment() -> ProcessSpec | None:
             raise UsageError(*advice, ", or ", alone, " to train in this process alone")
         # The machine has a single TPU, or has libtpu but no TPU.
         return None
-    # JAX assigns one device to each process, because it expects one process per device. A process
-    # that is alone on its machine should use all of the machine's devices instead.
+    # JAX assigns one device to each process, because it expects one process per device. However, a
+    # process that is alone on its machine should use all of the machine's devices.
     is_alone_on_machine = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
     if is_slurm:
         is_alone_on_machine = environ["SLURM_STEP_NUM_TASKS"] == environ.get("SLURM_STEP_NUM_NODES")

@@ -40,14 +40,14 @@ class Attention:
     """
 
     encoder: Float[np.ndarray, "layer head S S"]
-    """Self-attention in the encoder. Each row sums to 1 over its last axis."""
+    """Self-attention in the encoder. The weights sum to 1 over the last axis."""
     decoder: Float[np.ndarray, "decoder_layer head T T"]
-    """Self-attention in the decoder, from each of `decoder_input_tokens` to itself and earlier
+    """Self-attention in the decoder. Each of `decoder_input_tokens` attends to itself and earlier
     tokens; all other weights are 0."""
     cross: Float[np.ndarray, "cross_layer head T S"]
     """Attention from the decoder to the encoder as the decoder predicts each of `target_tokens`."""
     source_tokens: tuple[str, ...]
-    """The source, ending in `<EOS>`. "▁" marks the start of a word, as in SentencePiece."""
+    """The source tokens, ending in `<EOS>`. "▁" marks the start of a word, as in SentencePiece."""
     target_tokens: tuple[str, ...]
     """The tokens that the decoder predicts, ending in `<EOS>`."""
     source: str

@@ -1,14 +1,14 @@
 """Labeled bracket precision, recall, and F1 according to evalb's rules (Table 4).
 
 evalb (Sekine and Collins, 1997) is the standard program for scoring parsers on the Penn Treebank.
-Its parameter files COLLINS.prm and new.prm define these rules:
+The parameter files COLLINS.prm and new.prm define these rules:
 
 1. Words with punctuation tags are deleted. Brackets without words are also deleted, and so is a TOP
    bracket around the whole tree.
 2. Function tags are ignored (NP-SBJ counts as NP), and the labels ADVP and PRT count as equal.
 3. Every remaining bracket counts, even if another bracket has the same label and words.
-4. A sentence has an error if the words in its two trees differ, and it is skipped if the second
-   tree has no words. The scores include neither kind of sentence.
+4. A sentence is skipped if its proposed tree has no words, and it counts as an error if the words
+   in its two trees differ. The scores exclude both kinds of sentences.
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ class BracketScores:
     expected: int = 0
     """The number of brackets in the reference trees."""
     proposed: int = 0
-    """The number of brackets in the scored trees."""
+    """The number of brackets in the proposed trees."""
 
     @property
     def recall(self) -> float:
@@ -72,7 +72,7 @@ def score_brackets(
 ) -> BracketScores:
     """Score pairs of a reference tree and a proposed tree.
 
-    If `max_length` is given, omit sentences with more words. Skip trees without words.
+    If `max_length` is not None, omit sentences with more words. Skip trees without words.
     """
     totals = Counter[str]()
     for reference, proposed in pairs:
@@ -107,10 +107,10 @@ def scored_brackets(tree: Tree) -> Counter[Bracket]:
 
 
 def branch_right(tree: Tree) -> Tree:
-    """Return the baseline for a sentence: each word forms a constituent with all words after it.
+    """Return the right-branching tree: each word forms a constituent with all words after it.
 
-    The outermost constituent is S, and all others are VP. Constituents neither begin with
-    punctuation nor consist of a single word.
+    The outermost constituent is S and covers the whole sentence. All other constituents are VP, and
+    they neither begin with punctuation nor consist of a single word.
     """
     starts = [i for i, tag in enumerate(tree.tags) if tag not in DELETED_TAGS][:-1]
     labels = ["S", *["VP"] * len(starts)]

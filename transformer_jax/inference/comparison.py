@@ -35,7 +35,7 @@ SEED_FOLDER = re.compile(r"seed-\d+")
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Several runs, grouped by config, ignoring the seed."""
+    """Several runs, grouped by all config fields except the seed."""
 
     groups: dict[str, tuple[RunDirectory, ...]]
     """The runs in each group, keyed by the group's label. Runs in a group differ only in their

@@ -39,9 +39,10 @@ class Evaluation(NamedTuple):
     """The translations of a text and their scores."""
 
     result: dict[str, Any]
-    """The evaluation as JSON data: how the translations were produced, the perplexity, the fields
-    of `Scores`, `compound_bleu`, and the scores `by_length`. If the task is not translation, `task`
-    contains its scores. `per_checkpoint` contains the same scores for each single checkpoint."""
+    """The evaluation as JSON data. It contains the settings that produced the translations, the
+    perplexity, the fields of `Scores`, `compound_bleu`, and the scores `by_length`. If the task is
+    not translation, `task` contains the task's scores. For each averaged checkpoint,
+    `per_checkpoint` contains the step, the perplexity, the fields of `Scores`, and `task`."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]

@@ -60,7 +60,7 @@ class HeadImportance:
 
     @property
     def num_prunable(self) -> int:
-        """The number of heads that can be masked in this order within the margin."""
+        """The number of heads of `order` that can be masked without exceeding the margin."""
         is_acceptable = self.pruned_losses <= self.loss + self.margin
         return len(is_acceptable) - 1 if is_acceptable.all() else int(np.argmin(is_acceptable)) - 1
 

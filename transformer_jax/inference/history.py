@@ -88,8 +88,8 @@ def stored_evaluations(folder: RunDirectory) -> list[dict[str, Any]]:
     """Return the evaluations that `evaluate` has stored in a run, ordered by set and step.
 
     Each one contains the keys "split", "step", "average_checkpoints", "beam_size", "beam_end", and
-    "alpha", and the scores in `SCORE_NAMES`. Within a step, evaluations with the run's decode
-    config and its number of averaged checkpoints come last.
+    "alpha", and the scores in `SCORE_NAMES`. Among evaluations at the same step, those that used
+    the run's own decode config come last.
     """
     found: list[dict[str, Any]] = []
     for path in sorted(folder.path.glob("evaluations/*/scores.json")):

@@ -28,9 +28,9 @@ Step = Callable[
 ancestors[b, j, l] is the beam slot that read token l of the hypothesis now in slot j.
 """
 
-# The log-probability and the score of an empty slot. It is lower than those of any hypothesis, and
-# it is finite, so that sums and differences are not NaN. Because sums change it slightly,
-# comparisons use NEG_INF / 2.
+# The log-probability and the score of an empty slot, which are lower than those of any hypothesis.
+# This value is finite, so that sums and differences are not NaN. Comparisons use NEG_INF / 2,
+# because adding to NEG_INF changes it slightly.
 NEG_INF = -1.0e9
 
 
@@ -48,7 +48,7 @@ PENALTIES = {"gnmt": gnmt, "power": power}
 
 
 class Continuations(NamedTuple):
-    """All ways to extend the live hypotheses of each sentence by one token."""
+    """The candidates for extending the live hypotheses of each sentence by one token."""
 
     is_live: Bool[Array, "B J"]
     """True for a slot with a live hypothesis."""

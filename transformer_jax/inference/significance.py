@@ -113,7 +113,10 @@ def p_value(ours: Result, baseline: Result) -> float:
 def describe(
     baseline: Run, evaluation: Evaluation, comparisons: Sequence[Comparison]
 ) -> dict[str, Any]:
-    """Return a comparison as JSON data without paths. `evaluation` is the baseline's evaluation."""
+    """Return a comparison as JSON data that contains no paths.
+
+    `evaluation` is the baseline's evaluation.
+    """
     keys = ("split", "step", "steps", "average_checkpoints", "decode", "sentences")
     return {
         "run": baseline.folder.path.resolve().name,

@@ -2,7 +2,7 @@
 
 A task consists of three functions and the name of its main score. `check` rejects references that
 cannot be scored. `score` maps the sources, the hypotheses, and the references to JSON data, which
-`evaluate` stores. `describe` formats this data.
+`evaluate` stores. `describe` formats this JSON data as the lines that `evaluate` prints.
 """
 
 from collections.abc import Callable, Sequence

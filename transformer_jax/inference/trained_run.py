@@ -132,8 +132,8 @@ class Run:
         one. If `decode.beam_end` is "tensor2tensor", a model that rarely predicts the end of a
         sentence often yields fewer translations.
 
-        Raises a UsageError if `num_best` is not between 1 and the beam size. Otherwise, raises the
-        same errors as `translate`.
+        Raises a UsageError if `num_best` is not between 1 and the beam size. Also raises the same
+        errors as `translate`.
         """
         translator = self.translator(**decode)
         if num_best < 1:
@@ -167,8 +167,8 @@ def load(
     """Load a run onto JAX's default device, without executing or changing any of its files.
 
     The parameters are the mean of the last `average_checkpoints` scheduled checkpoints up to
-    `step`, which defaults to the latest. If `average_checkpoints` is 1, the
-    checkpoint does not need to be scheduled. By default, `average_checkpoints` is the run's
+    `step`, which defaults to the latest step. If `average_checkpoints` is 1, the checkpoint does
+    not need to be scheduled. By default, `average_checkpoints` is the run's
     `decode.average_checkpoints`. If the run has fewer checkpoints than this default, `load` issues
     a warning and averages the existing ones.
 

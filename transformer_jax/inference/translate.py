@@ -21,7 +21,8 @@ from transformer_jax.inference.search import NEG_INF, Translations, beam_search,
 from transformer_jax.model.transformer import EncoderDecoder, Params
 from transformer_jax.special_tokens import EOS, PAD
 
-# The number of sentences in a batch. It is fixed, so each width requires only one compiled program.
+# The number of sentences in a batch, which is fixed so that each width requires only one compiled
+# program.
 ROWS = 32
 # Shorter sources are padded to this width, so that they share one program.
 MIN_WIDTH = 16

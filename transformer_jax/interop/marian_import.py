@@ -74,9 +74,9 @@ def read_marian(path: Path) -> Run:
     config = read_config(path, settings, generation, vocabulary)
     max_length = int(min(config.model.max_length, _read_longest_source(path)))
     arrays = _read_weights(path, config.model, vocabulary)
-    # Biases are optional in this package. Leave out biases that are zero, except for the logit
-    # biases of models that start with padding: the export to CTranslate2 needs the padding token's
-    # bias.
+    # Biases are optional in this package. Leave out biases that are zero. However, if the decoder
+    # reads padding first, keep the logit biases, because the export to CTranslate2 needs the
+    # padding token's bias.
     config = config.change(
         data={"max_length": min(config.data.max_length, max_length)},
         model={
@@ -143,7 +143,7 @@ def _make_tokenizer(
     tokens: list[str],
     needs_table: bool,
 ) -> Tokenizer:
-    """Return a tokenizer, with a table if required or if the IDs differ from SentencePiece's."""
+    """Return a tokenizer; use a table if `needs_table` is true or SentencePiece's IDs differ."""
     check_model(model, str(path / name))
     table = read_tokens(path, settings, tokens)
     if has_package_ids(table) and not needs_table:
@@ -180,7 +180,7 @@ def _read_token_list(path: Path) -> list[str]:
 
 
 def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Arrays:
-    """Read the arrays, and check the values of any that transformers would compute itself."""
+    """Read the arrays, and check the values of those that transformers can compute."""
     model = build_transformer(config, **vocabulary.sizes)
     # A config can require more parameters than fit in memory, so create no arrays before the check.
     shapes = marian_shapes(config, expected_shapes(model))

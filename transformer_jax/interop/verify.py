@@ -28,7 +28,7 @@ NUM_SENTENCES = 20
 RANDOM_LENGTH = 8
 # In float32, at least this fraction of an exported model's translations must match the run's, and
 # scores may differ by at most this much. Rounding and the epsilon in Marian's layer normalization
-# change scores by less, but they can reverse a near tie.
+# change scores by less than this limit, but they can reverse a near tie between tokens.
 MIN_EQUAL = 0.9
 MAX_SCORE_DIFFERENCE = 0.05
 

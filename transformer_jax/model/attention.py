@@ -47,8 +47,8 @@ def dot_product(
 ) -> Float[Array, "B H T S"]:
     """Score each query against each key by their dot product.
 
-    Differs from the paper, which scales the dot product: its variance grows with d_k, and large
-    values push the softmax into regions with small gradients.
+    Differs from the paper, which scales the dot product. The variance of the dot product grows with
+    d_k, and large values push the softmax into regions with small gradients.
     """
     # bfloat16 would round large scores.
     return accumulate_in_float32(partial(jnp.einsum, "bthk,bshk->bhts"), query, key)

@@ -47,9 +47,9 @@ def accumulate_in_float32(
 ) -> Float[Array, "..."]:
     """Return the product of x and y, accumulated in float32 or higher precision.
 
-    See `sum_dtype`. The cotangent of the result is then in float32, too. On a GPU, the backward
-    pass rounds this cotangent to the dtype of x, because multiplying float32 by bfloat16 arrays
-    would run in float32, at a fraction of the speed.
+    See `sum_dtype`. The cotangent of the result is also in float32 or higher precision. On a GPU,
+    the backward pass rounds this cotangent to the dtype of x, because multiplying a float32 array
+    by a bfloat16 array would run in float32, at a fraction of the speed.
     """
     if target_platform() == "gpu":
         return _round_cotangent(product, x, y)

@@ -1,6 +1,7 @@
 """Label smoothing and perplexity (sections 5.4 and 6.2), as sums and counts.
 
-The caller divides the sums by the counts: a mean of means would give short batches too much weight.
+The caller divides the sums by the counts, because a mean of means would give short batches too much
+weight.
 Shapes: B batch, T positions, N vocab_size.
 """
 

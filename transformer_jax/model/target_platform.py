@@ -34,5 +34,5 @@ def target_platform() -> Platform:
 
 
 def _to_platform(name: str) -> Platform:
-    """Return the platform that JAX calls `name`, such as "cuda" or "gpu"."""
+    """Convert JAX's name for a platform, such as "cuda" or "gpu", to a `Platform`."""
     return name if name in ("cpu", "tpu") else "gpu"

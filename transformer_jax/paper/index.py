@@ -48,7 +48,7 @@ def unit_test(test: str) -> str:
 
 
 def _tested(name: str, title: str, test: str, full: str = "") -> Item:
-    """Return an item that a test checks exactly, so that the test is also the item's command."""
+    """Return an item that a test checks exactly, so the test is also the item's command."""
     return Item(name, title, f"tests/unit/{test}", unit_test(f"tests/unit/{test}"), full)
 
 

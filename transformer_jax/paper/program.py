@@ -54,7 +54,7 @@ def analyze(function: Callable[[Any, Any], Any], params: Any, x: Any) -> Program
 
 @dataclass
 class _Counter:
-    """A pass over a program's equations, in order, that counts the FLOPs of its products."""
+    """A visitor that reads a program's equations in order and counts the FLOPs of the products."""
 
     flops: int = 0
     data_flops: int = 0

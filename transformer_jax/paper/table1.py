@@ -28,7 +28,7 @@ PROBE_LENGTH = 256
 PROBE_WIDTH = 16
 REPEATS = 5
 # By default, XLA for CPUs fuses attention over long sequences into one kernel and does not report
-# the kernel's memory, which grows with n^2. This option turns off such kernels.
+# the kernel's memory, which grows with n^2. This option turns off fused kernels.
 CPU_OPTIONS: dict[str, bool | str] = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 

@@ -1,7 +1,7 @@
 """Store trees of arrays on disk with Orbax. Restoring either returns the expected arrays or fails.
 
-Orbax logs long messages about errors that it also raises. Importing this module silences these
-messages, because callers report each error in one line.
+Orbax logs long messages about errors that it also raises. Importing this module silences Orbax's
+log, because callers report each error in one line.
 """
 
 import logging

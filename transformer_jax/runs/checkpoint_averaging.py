@@ -19,9 +19,9 @@ def select_steps(
 ) -> list[int]:
     """Return the steps of the checkpoints to average, oldest first.
 
-    The last of these steps is `step`, which defaults to the latest. If `average` is more than 1,
-    all steps are scheduled and consecutive. With `allow_fewer`, the result may be shorter; if
-    there is no scheduled checkpoint, it contains only the latest checkpoint.
+    The last selected step is `step`, which defaults to the latest available step. If `average` is
+    more than 1, all selected steps are scheduled and consecutive. With `allow_fewer`, the result
+    may be shorter, and it contains only `step` if there are no scheduled checkpoints.
 
     Raises:
         UsageError: the checkpoint does not exist, or there are fewer than `average` checkpoints.

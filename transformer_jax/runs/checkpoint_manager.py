@@ -5,9 +5,9 @@
         checkpoint.json        score, counters, and identity of the run (`checkpoint_metadata`)
         SHA256SUMS             digests, verified before Orbax reads the files (`checksums`)
 
-A checkpoint is written to a hidden directory, `.120`. Once all its files are on disk, a rename
-makes it visible. Only then are superseded checkpoints deleted. A damaged checkpoint is renamed to
-`bad-120`, and the previous one is used instead.
+A checkpoint is first written to a hidden directory, such as `.120`. Once all its files are on disk,
+a rename makes it visible. Only then are superseded checkpoints deleted. A damaged checkpoint is
+renamed, for example to `bad-120`, and the previous one is used.
 
 A checkpoint at a scheduled step has a development score. A checkpoint that is saved because of a
 signal, a timer, or the end of training has no score. Only scheduled checkpoints are averaged or
@@ -112,7 +112,7 @@ class CheckpointManager:
         return None
 
     def find_damage(self, step: int) -> str | None:
-        """Return a description of how a checkpoint is damaged, or None if it is intact."""
+        """Describe the damage to a checkpoint, or return None if the checkpoint is intact."""
         if step in self._verified:
             return None
         try:

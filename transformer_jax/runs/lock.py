@@ -43,7 +43,7 @@ def exclusive_lock(run: Path) -> Iterator[None]:
 
 
 def describe_holder(run: Path) -> str:
-    """Return who is training a run ("by process 7 on x, for 2 h 5 min"), or "" if nobody is."""
+    """Return "by process 7 on x, for 2 h 5 min" if a run is being trained, or "" if not."""
     try:
         with (run / NAME).open("r", encoding="utf-8") as file:
             return "" if _try_lock(file, fcntl.LOCK_SH) else _read_holder(run)

@@ -52,9 +52,9 @@ def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
     """Remove the reports that become stale when a run resumes at `step`.
 
     Reports for later steps are stale, because the run writes them again. Reports at `step` are
-    stale unless they are for one of `splits`: an unscheduled report is valid only until the run is
-    extended. This function also removes invalid lines at the end of the file, because a power
-    failure can leave a partial line or null bytes there.
+    stale unless their split is in `splits`, because an unscheduled report is valid only until the
+    run is extended. This function also removes invalid lines at the end of the file, because a
+    power failure can leave a partial line or null bytes there.
 
     Raises:
         StorageError: the file cannot be accessed, or an invalid line precedes a report for

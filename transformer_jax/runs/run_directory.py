@@ -280,7 +280,7 @@ def check_available(path: Path, *, is_package: bool = False) -> None:
 
 
 def check_no_links(folder: Path) -> None:
-    """Raise a StorageError for a link or special file: it could redirect reads and writes."""
+    """Raise a StorageError for a link or special file, which could redirect reads and writes."""
     folders = [str(folder)]
     while folders:
         # Ignore files that disappear during the check, because the run may still be training.

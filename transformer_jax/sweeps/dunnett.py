@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import optimize, special, stats
 
-# A matrix, as nested tuples because `lru_cache` requires hashable arguments.
+# A matrix, stored as nested tuples because `lru_cache` requires hashable arguments.
 Correlation = tuple[tuple[float, ...], ...]
 
 

@@ -33,7 +33,7 @@ RATIOS_CAPTION = (
 
 
 def draw_curves(results: Results) -> str:
-    """Plot perplexity by step: for each row, the mean over seeds and the range as a band.
+    """Plot perplexity by step, with a line for each row's mean over seeds and a band for its range.
 
     The first row and the seven rows that differ most from it are in color; the others are gray.
     """
@@ -117,7 +117,7 @@ def _to_svg(draw: Callable[[Axes], None], height: float) -> str:
     axes.set_axisbelow(True)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        # The rows come first, in their original order, and the other entries follow.
+        # In the legend, the rows come first, in their original order, before the other entries.
         last = (HERE, PAPER, NOT_SIGNIFICANT, OTHER_ROWS)
         places = {label: place for place, label in enumerate(last, start=1)}
         pairs = zip(handles, labels, strict=True)

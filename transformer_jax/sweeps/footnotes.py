@@ -115,7 +115,7 @@ def _explain_columns(results: Results) -> list[str]:
 
 
 def _describe_agreement(results: Results) -> list[str]:
-    """Return notes on how often signs agree with the paper, and how likely that is by chance."""
+    """Return notes on how often differences have the paper's sign, compared with random signs."""
     notes = []
     name = results.sweep.path.resolve().name
     for score, label in (("perplexity", "perplexity"), ("bleu", "dev BLEU")):

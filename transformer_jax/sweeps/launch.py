@@ -26,7 +26,7 @@ from transformer_jax.sweeps.status import (
 )
 
 POLL_SECONDS = 0.2
-# The number of seconds that a worker has to save and exit after SIGTERM.
+# After SIGTERM, a worker must save and exit within this many seconds.
 STOP_SECONDS = 120.0
 
 
@@ -181,8 +181,9 @@ def start_worker(
     arguments = [str(sweep.path), run.name, str(step_timeout)]
     worker = train_command(arguments, "transformer_jax.sweeps.worker")
     # Shortly before the time limit, Slurm sends SIGUSR2 to all processes. Workers ignore the
-    # signal, because the launcher handles it. The shell's `trap` sets this up: `preexec_fn` would
-    # run Python code between fork and exec, which is unsafe in a process with other threads.
+    # signal, because the launcher handles it. The command uses the shell's `trap`, because
+    # `preexec_fn` would run Python code between fork and exec, which is unsafe in a process with
+    # other threads.
     command = ["/bin/sh", "-c", 'trap \'\' USR2; exec "$0" "$@"', *worker]
     environment = {**os.environ, **slot.environment, SLOT_VARIABLE: slot.name}
     if slot.cores is not None:

@@ -218,7 +218,7 @@ def _make_page(results: Results, scores: Table, comparisons: Table, figures: Seq
         for row in results.rows.values()
     ]
     run_links = [link(status, status.note) for status in _all_statuses(results)]
-    # Omit the last two columns: the signature is in the notes, and the command is in runs.csv.
+    # Omit the last two columns, the signature and the command, which runs.csv contains.
     runs = [row[:-2] for row in make_run_table(results, digits=2)]
     title = html.escape(results.sweep.path.resolve().name)
     notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in list_footnotes(results))

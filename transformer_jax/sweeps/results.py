@@ -132,7 +132,7 @@ class Results:
         return self.analyses[score].comparisons.get(name, nothing)
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
-        """Return the difference from the first row in the paper, or None if a score is missing."""
+        """Return a row's difference from the first row in the paper; None if a score is missing."""
         ours, base = getattr(self.rows[name].paper, score), getattr(self.base.paper, score)
         if ours is None or base is None:
             return None
@@ -215,9 +215,9 @@ def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
 
 
 def _config_as_trained(statuses: Sequence[RunStatus]) -> Config:
-    """Return the config of the first run that has started, or the planned one if all are queued.
+    """Return the config of the first run that has started, or else the planned config.
 
-    The two can differ, because a learned vocabulary may be smaller than requested.
+    These configs can differ, because a learned vocabulary may be smaller than requested.
     """
     for status in statuses:
         with contextlib.suppress(KeyError, TypeError, ConfigError):
@@ -244,7 +244,7 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]
             "perplexity": dev.get("perplexity"),
             "bleu": dev.get("bleu"),
             "test_bleu": test.get("bleu"),
-            # Compound splitting requires words, so character-level BLEU has no such variant.
+            # Compound splitting requires words, so character-level BLEU has no compound score.
             "compound_bleu": test.get("compound_bleu"),
             "test_task": _main_score(test.get("task")),
         }

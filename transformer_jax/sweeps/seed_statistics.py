@@ -44,7 +44,7 @@ class SeedStatistics:
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     def format(self, digits: int) -> str:
-        """Format the mean, and the deviation if there is one, to this many decimal places."""
+        """Format the mean and any standard deviation to this many decimal places."""
         values = [self.mean] if self.deviation is None else [self.mean, self.deviation]
         return " ± ".join(format_score(value, digits) for value in values)
 
@@ -191,7 +191,7 @@ def _compare_pooled(
 def welch_interval(
     ours: Sequence[float], theirs: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Return Welch's interval for a difference of means; None if either side has only one score."""
+    """Return Welch's interval for a mean difference; None if a row has fewer than two scores."""
     if min(len(ours), len(theirs)) < 2:
         return None
     difference = statistics.fmean(ours) - statistics.fmean(theirs)

@@ -72,7 +72,8 @@ class Task:
         _await_exit(self._process)
         code = self._process.wait()
         status = read_status(run)
-        # A killed worker writes no final status, but a worker that saved may have written one.
+        # A killed worker writes no final status, but a worker that had time to save may have
+        # written one.
         if status.status in ("submitted", "stopped"):
             note = status.note or f"its worker exited with code {code}"
             if self._is_ending:
@@ -153,7 +154,7 @@ def check_available() -> None:
 
 
 def reconcile(sweep: Sweep) -> list[RunStatus]:
-    """Mark runs whose Slurm jobs no longer exist as stopped; return the status of every run."""
+    """Mark a run as stopped if its Slurm job no longer exists; return the status of every run."""
     statuses = [read_status(run) for run in sweep.runs]
     active = [s for s in statuses if s.job and s.status in ("submitted", "running")]
     jobs = list_jobs() if active else set()

@@ -208,7 +208,7 @@ def _process_start(pid: int) -> str:
 
 
 def _seconds_left(train: list[JsonObject], steps: int) -> float | None:
-    """Estimate the remaining time from the last ten training reports that have a time."""
+    """Estimate the remaining time from the last ten training reports that contain a time."""
     train = [report for report in train if "time" in report]
     if not train:
         return None

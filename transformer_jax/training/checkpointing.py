@@ -97,7 +97,7 @@ class Checkpointer:
         return self._manager.scores
 
     def is_due(self) -> bool:
-        """Return whether a recovery checkpoint is due; False in all but the primary process."""
+        """Return whether a recovery checkpoint is due. Only the primary process can return True."""
         if not self._run.group.is_primary:
             return False
         # After a save fails, the next call to `save` raises its error, so request that call now.

@@ -68,8 +68,8 @@ class CompiledStep:
 
         The programs are identical to the output of `compile`. With multiple processes, this
         method does nothing, because the processes must compile the shapes in the order in which
-        they train on them. The method also does nothing on GPUs: XLA selects kernels by timing them
-        on the device, and concurrent training would distort these measurements.
+        they train on them. The method also does nothing on GPUs, because XLA selects kernels by
+        timing them on the device, and concurrent training would distort the measurements.
         """
         if jax.process_count() > 1 or self._sharding.platform == "gpu":
             return

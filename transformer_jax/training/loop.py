@@ -87,7 +87,7 @@ def _out_of_memory(config: Config, resume_hint: str) -> OutOfMemoryError:
 def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> int:
     """Restore the state, train, and return the number of scheduled checkpoints on disk."""
     config, schedule = run.folder.config, run.schedule
-    # From here on, defer signals: an exception inside an Orbax call would corrupt Orbax's state.
+    # From here on, defer signals, because an exception in Orbax would corrupt Orbax's state.
     shutdown.can_wait = True
     with Checkpointer(run, console) as checkpointer:
         state, pending = checkpointer.restore()

@@ -101,8 +101,8 @@ class MetricWriter:
     def __enter__(self) -> "MetricWriter":
         events = self._folder.path / "tensorboard"
         with _storage_errors("metrics"):
-            # Rebuild the events from metrics.jsonl: a killed process may have written events for
-            # steps that this process repeats.
+            # Rebuild the events from metrics.jsonl, because a killed process may have written
+            # events for steps that this process repeats.
             shutil.rmtree(events, ignore_errors=True)
             self._events = Writer(str(events))
             try:

@@ -143,9 +143,9 @@ def split_rows(batch: Batch, num_micro_batches: int) -> Batch:
 def update_if(condition: Bool[Array, ""], update: Callable[[], Any], old: Tree) -> Tree:
     """Return the result of `update` if the condition is true, and otherwise the old arrays.
 
-    On a CPU, `jnp.where` would copy Adam's moments, because the new parameters are computed from
-    the old moments, which the new moments would otherwise overwrite first. On a GPU, `cond` would
-    copy the state. On a TPU, `cond` would keep XLA from fusing the update with the gradients.
+    On a CPU, `jnp.where` would copy Adam's old moments, because the new moments would otherwise
+    overwrite them before the new parameters are computed. On a GPU, `cond` would copy the
+    state. On a TPU, `cond` would keep XLA from fusing the update with the gradients.
     """
     if target_platform() == "cpu":
         return jax.lax.cond(condition, update, lambda: old)

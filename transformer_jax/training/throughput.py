@@ -72,8 +72,8 @@ class Meter:
         """Return the means and rates since the last report and reset them.
 
         The means and FLOPs include the steps of an interrupted process; the rates do not. The means
-        are omitted if all steps were skipped, `gradient_norm` if it is not finite, and `skipped` if
-        it is 0.
+        are omitted if all steps were skipped. `gradient_norm` is omitted if it is not finite, and
+        `skipped` is omitted if it is 0.
 
         Returns:
             loss: the mean smoothed cross-entropy per token, in nats.

@@ -45,9 +45,10 @@ class Curve(NamedTuple):
 def average_runs(
     label: str, runs: Sequence[Mapping[int, float]], *, geometric: bool = False
 ) -> Curve:
-    """Return the mean over runs, each a mapping from step to value, at the steps they share.
+    """Return the mean over runs at the steps that all runs share.
 
-    The band extends from the lowest to the highest value. Use the geometric mean for perplexities.
+    Each run maps steps to values. The band extends from the lowest to the highest value. Use the
+    geometric mean for perplexities.
     """
     shared = sorted(set.intersection(*map(set, runs))) if runs else []
     values = [[run[step] for run in runs] for step in shared]
@@ -119,7 +120,7 @@ def use_log_axis(axes: Axes, values: Sequence[float]) -> None:
 
 
 def draw_losses(by_position: Sequence[Curve], by_length: Sequence[Curve]) -> Picture:
-    """Plot the loss in nats per token, with intervals, by position and by sentence length."""
+    """Plot curves of the loss in nats per token by position and by sentence length."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     titles = ("Loss by position", "Loss by sentence length")
     labels = ("position in the target, in tokens", "length of the target, in tokens")

@@ -15,7 +15,7 @@ from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix, w
 # Okabe and Ito's color-blind-safe palette, except that Tol's wine replaces yellow.
 PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 LINE_STYLES = ("-", "--", "-.", ":")
-# The diverging colormap for values of both signs, which is color-blind safe.
+# A diverging, color-blind-safe colormap for values of both signs.
 DIVERGING = "RdBu_r"
 GRID = {"alpha": 0.3, "linewidth": 0.6}
 # Omit dates and versions, so that a file depends only on the data.
@@ -63,7 +63,7 @@ class Picture:
             mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}),
             warnings.catch_warnings(),
         ):
-            # An SVG viewer can use another font that has the glyph. A PNG contains a box instead.
+            # A PNG shows a box for a missing glyph, but an SVG viewer can use another font.
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             options = {"format": kind, "metadata": METADATA[kind], "dpi": PIXELS_PER_INCH}
             self.figure.savefig(out, **options)

@@ -38,7 +38,7 @@ def join_neighbors(x: Shaped[Array, "B n t ..."]) -> Shaped[Array, "B n s ..."]:
 def block_size(length: int, window: int) -> int:
     """Return the number of positions in a block.
 
-    If a sequence has at most two blocks, each block attends to all keys. Its blocks can therefore
+    If a sequence has at most two blocks, each block attends to all keys. The blocks can therefore
     be smaller than the window, which avoids padding the sequence to a multiple of the window.
     """
     blocks = -(-length // window)

@@ -1,4 +1,4 @@
-"""A bias for each token in the linear layer before the softmax, as in Marian.
+"""A per-token bias in the linear layer before the softmax, as in Marian.
 
 Differs from the paper, whose linear layer is the embedding matrix alone (section 3.4).
 Shapes: B batch, T positions, D d_model, N vocab_size.
@@ -11,7 +11,7 @@ from transformer_jax.model.transformer import Transformer
 
 
 class BiasedTransformer(Transformer):
-    """A Transformer with a learned bias for each token's logit."""
+    """A Transformer that adds a learned per-token bias to the logits."""
 
     def setup(self) -> None:
         """Create the paper's modules and the biases."""

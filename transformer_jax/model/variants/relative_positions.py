@@ -50,7 +50,7 @@ class AlibiAttention(MultiHeadAttention):
 
 
 def rotate(x: Float[Array, "B T H K"], positions: Int[Array, " T"]) -> Float[Array, "B T H K"]:
-    """Rotate components 2i and 2i + 1 of a vector at position pos by pos / 10000^(2i / d_k).
+    """Rotate components 2i and 2i + 1 at position pos by the angle pos / 10000^(2i / d_k).
 
     The angles are the same as in the paper's sinusoids. `d_k` must be even.
     """
@@ -115,8 +115,8 @@ class RelativeAttention(MultiHeadAttention):
 def bucket_starts(num_buckets: int) -> list[int]:
     """Return the smallest distance in each of T5's buckets for one direction.
 
-    Each bucket in the first half contains one distance. The others grow logarithmically up to a
-    distance of `T5_MAX_DISTANCE`.
+    Each bucket in the first half contains one distance. The other buckets are spaced
+    logarithmically up to a distance of `T5_MAX_DISTANCE`.
     """
     exact = num_buckets // 2
     grown, ratio = num_buckets - exact, T5_MAX_DISTANCE / exact
@@ -126,8 +126,8 @@ def bucket_starts(num_buckets: int) -> list[int]:
 class T5Attention(MultiHeadAttention):
     """Attention whose scores have a learned bias per head and distance bucket (T5, Raffel et al.).
 
-    Half of the buckets are for keys after the query. Differs from T5: each layer has its own
-    biases, whereas in T5, all layers of a stack share them. In addition, T5 does not scale the dot
+    Half of the buckets are for keys after the query. Differs from T5, in which all layers of a
+    stack share the biases; here, each layer has its own. In addition, T5 does not scale the dot
     product; for the same effect, set `model.attention_score` to dot_product.
     """
 
