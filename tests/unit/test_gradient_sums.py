@@ -1,6 +1,6 @@
 """Test that devices sum each gradient once, and that the sums match those of one device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, PartitionSpec
 from small import SMALL
 
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.build import build_transformer
-from transformer_jax.training.sharding import DataParallel, sum_over_devices
+from transformer_jax.model.transformer import Params
+from transformer_jax.training.sharding import FSDP, DataParallel, sum_over_devices
 from transformer_jax.training.step import TrainState, TrainStep, init_state, make_train_step
 
 VOCAB = 20
@@ -28,41 +29,70 @@ def make_step(config: Config) -> tuple[TrainStep, TrainState]:
     return make_train_step(model, config.train), state
 
 
-def added_arrays(jaxpr: Any) -> Iterator[Any]:
-    """Yield the shape and type of each array that a program sums across devices."""
+def communicated_arrays(jaxpr: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each collective of a program, with the shape and type of each array that it sends."""
     for equation in jaxpr.eqns:
-        if equation.primitive.name.startswith("psum"):
-            yield from (variable.aval for variable in equation.invars)
+        name = equation.primitive.name
+        if name.startswith(("psum", "all_gather", "reduce_scatter")):
+            yield from ((name, variable.aval) for variable in equation.invars)
         for program in jaxprs_in_params(equation.params):
-            yield from added_arrays(program)
+            yield from communicated_arrays(program)
 
 
-def trace_on(devices: int, config: Config, rows: int) -> list[Any]:
-    """Return the arrays that `data` parallelism sums across this many devices."""
+def trace_on(
+    devices: int, config: Config, rows: int, sharding: type[DataParallel] = DataParallel
+) -> list[tuple[str, Any]]:
+    """Return what `communicated_arrays` yields for a step on this many devices."""
     step, state = make_step(config)
-    sharding = DataParallel(jax.devices()[:1])
-    sharding.mesh = AbstractMesh((devices,), (sharding.axis,))  # pyrefly: ignore[bad-assignment]
+    placed = sharding(jax.devices()[:1])
+    placed.mesh = AbstractMesh((devices,), (placed.axis,))  # pyrefly: ignore[bad-assignment]
     side = jax.ShapeDtypeStruct((rows, 9), jnp.int32)
-    jaxpr = jax.make_jaxpr(partial(sharding.compute_gradients, step))(state, Batch(side, side))
-    return list(added_arrays(jaxpr.jaxpr))
+    jaxpr = jax.make_jaxpr(partial(placed.compute_gradients, step))(state, Batch(side, side))
+    return list(communicated_arrays(jaxpr.jaxpr))
+
+
+def sorted_shapes(leaves: Iterable[Any]) -> list[tuple[int, ...]]:
+    return sorted(leaf.shape for leaf in leaves)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_devices_add_every_gradient_once(dtype: str) -> None:
     config = SMALL.change(model={"dtype": "bfloat16"}, train={"reduction_dtype": dtype})
-    arrays = trace_on(4, config, rows=8)
+    arrays = [x for _, x in trace_on(4, config, rows=8)]
     gradients = [x for x in arrays if x.shape]
     params = jax.tree.leaves(make_step(config)[1].params)
-    assert sorted(x.shape for x in gradients) == sorted(x.shape for x in params)
+    assert sorted_shapes(gradients) == sorted_shapes(params)
     assert {str(x.dtype) for x in gradients} == {dtype}
     # The scalars are the three sums in the loss.
     assert [str(x.dtype) for x in arrays if not x.shape] == ["float32"] * 3
 
 
-def test_one_device_adds_nothing_and_uneven_micro_batches_are_left_to_xla() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_fsdp_gathers_every_split_parameter_and_adds_every_gradient_once(dtype: str) -> None:
+    config = SMALL.change(model={"dtype": "bfloat16"}, train={"reduction_dtype": dtype})
+    arrays = trace_on(4, config, rows=8, sharding=FSDP)
+    gradients = [x for name, x in arrays if x.shape and name != "all_gather"]
+    params = jax.tree.leaves(make_step(config)[1].params)
+    assert sorted_shapes(gradients) == sorted_shapes(params)
+    assert {str(x.dtype) for x in gradients} == {dtype}
+    # Every axis of this model is divisible by four, so every parameter is split.
+    gathered = [x for name, x in arrays if name == "all_gather"]
+    assert sum(x.size for x in gathered) == sum(x.size for x in params) / 4
+    assert {name for name, x in arrays if x.shape} == {"all_gather", "reduce_scatter"}
+
+
+def test_one_device_adds_nothing() -> None:
     assert not trace_on(1, SMALL, rows=8)
+    assert not trace_on(1, SMALL, rows=8, sharding=FSDP)
+
+
+@pytest.mark.parametrize("sharding", [DataParallel, FSDP])
+def test_communication_depends_neither_on_the_batch_nor_on_micro_batches(
+    sharding: type[DataParallel],
+) -> None:
     halves = SMALL.change(train={"gradient_accumulation_steps": 2})
-    assert not trace_on(4, halves, rows=12)
+    # Each device has three rows, which it cannot split into two equal micro-batches.
+    assert trace_on(4, halves, 12, sharding) == trace_on(4, SMALL, 64, sharding)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +118,8 @@ def test_devices_draw_the_dropout_masks_of_one_device(
     tokens = np.random.default_rng(0).integers(4, VOCAB, (2, 8, 9)).astype(np.int32)
     expected = jax.jit(step.compute_gradients)(state, Batch(*tokens))
     # Each of two simulated devices has four rows.
-    sum_shards = partial(sum_over_devices, step, axis="data")
+    specs: Params = jax.tree.map(lambda _: PartitionSpec(), state.params)
+    sum_shards = partial(sum_over_devices, step, axis="data", specs=specs)
     axes = {"in_axes": (None, 0), "out_axes": None, "axis_name": "data"}
     shards = Batch(*tokens.reshape(2, 2, 4, 9))
     sums = jax.jit(jax.vmap(sum_shards, **axes))(state, shards)

@@ -346,9 +346,8 @@ class TrainConfig(ConfigSection):
     Adam's moments are also sharded, to save memory. `pmap` is like `data`, but
     it uses jax.pmap."""
     reduction_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type for summing gradients across devices. With `data` and `pmap`,
-    bfloat16 halves the communication but rounds each device's gradient. With
-    `fsdp`, XLA chooses the data type."""
+    """Data type for summing gradients across devices. bfloat16 halves this
+    communication, but it rounds each device's gradient."""
     seed: Annotated[int, between(0, 2**31 - 1)] = 0
     """Random seed for the initial parameters, the dropout masks, and the order of the data."""
     checkpoint_every: Annotated[int, POSITIVE] = 1000

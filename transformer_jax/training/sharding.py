@@ -4,11 +4,10 @@
     fsdp    like data, but parameters and optimizer state are also split over the devices
     pmap    like data, but compiled with `jax.pmap`
 
-With `data` and `pmap`, each device sums gradients over its rows, and then the devices add their
-sums. With `fsdp`, the step is one program over global arrays, and XLA inserts the communication.
-The dropout masks are the same on any number of devices, if each device's rows divide evenly into
-micro-batches. All three keep the state in the same global arrays, so a run can resume with any of
-them.
+Each device sums gradients over its rows, and then the devices add their sums. With `fsdp`, each
+device first gathers the parameters, and then keeps only its part of the sums. The dropout masks are
+the same on any number of devices, if each device's rows divide evenly into micro-batches. All three
+keep the state in the same global arrays, so a run can resume with any of them.
 """
 
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from transformer_jax.data.batches import Batch, Bucket, Shard
 from transformer_jax.model.dropout import drawing_for_shard
 from transformer_jax.model.target_platform import tracing_for
+from transformer_jax.model.transformer import Params
 from transformer_jax.training.step import GradientSum, StepMetrics, TrainState, TrainStep
 
 Tree = TypeVar("Tree")
@@ -99,27 +99,22 @@ class DataParallel:
         """Return the number of rows in the global batch."""
         return local_rows // (self.shard.last - self.shard.first) * self.shard.total
 
-    @property
-    def compiler_options(self) -> dict[str, str | bool] | None:
-        """The XLA options for compiling a step."""
-        return None
-
     def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
         """Compute the sums over the global batch in a step that is being compiled.
 
-        Without `shard_map`, XLA all-reduces the embedding's gradient twice, once for the lookups
-        and once for the logits, and all-reduces most gradients of a bfloat16 model in bfloat16.
+        Without `shard_map`, XLA would all-reduce the embedding's gradient twice, once for the
+        lookups and once for the logits, and most gradients of a bfloat16 model in bfloat16. With
+        `fsdp`, XLA would split matrix products along the sharded axes of the parameters, and
+        devices would exchange activations, which grow with the batch.
         """
-        rows, devices = len(batch.source), self.mesh.size
-        # Unless each device's rows divide evenly into micro-batches, splitting the batch moves rows
-        # between devices.
-        if devices == 1 or rows % (devices * step.num_micro_batches):
+        if self.mesh.size == 1:
             return step.compute_gradients(state, batch)
+        specs = jax.tree.map(lambda leaf: self.sharding(leaf).spec, state)
         return jax.shard_map(
-            partial(sum_over_devices, step, axis=self.axis),
+            partial(sum_over_devices, step, axis=self.axis, specs=specs.params),
             mesh=self.mesh,
-            in_specs=(PartitionSpec(), PartitionSpec(self.axis)),
-            out_specs=PartitionSpec(),
+            in_specs=(specs, PartitionSpec(self.axis)),
+            out_specs=(specs.params, PartitionSpec()),
             # The check would make JAX insert a `psum` of the gradient at each use of a parameter.
             check_vma=False,
         )(state, batch)
@@ -143,7 +138,7 @@ class DataParallel:
         # arrays, both states use the same cache entry.
         with tracing_for(self.platform):
             lowered = jitted.lower(self.abstract_state(state), batch)
-        return lowered.compile(self.compiler_options)
+        return lowered.compile()
 
 
 class FSDP(DataParallel):
@@ -156,29 +151,6 @@ class FSDP(DataParallel):
             return self.replicated
         largest = max(divisible, key=lambda axis: leaf.shape[axis])
         return NamedSharding(self.mesh, PartitionSpec(*[None] * largest, self.axis))
-
-    @property
-    def compiler_options(self) -> dict[str, str | bool] | None:
-        """The XLA options for compiling a step.
-
-        On a TPU, XLA turns large matrix products with a sharded contracting dimension into loops
-        with many small permutes ("windowed einsum"). The option sets the minimum size, in MiB,
-        of the products that become loops.
-        """
-        if self.platform != "tpu":
-            return None
-        return {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
-
-    def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
-        """Gather the parameters, compute the sums, and split the gradients like the parameters.
-
-        By default, XLA would split matrix products along the sharded axes of the parameters.
-        Devices would then exchange activations, which grow with the batch.
-        """
-        constrain = jax.lax.with_sharding_constraint
-        gathered = state._replace(params=constrain(state.params, self.replicated))
-        gradients, loss = step.compute_gradients(gathered, batch)
-        return constrain(gradients, jax.tree.map(self.sharding, gradients)), loss
 
 
 class PmapDataParallel(DataParallel):
@@ -201,7 +173,8 @@ class PmapDataParallel(DataParallel):
             # Add the devices' sums and counts exactly once. A mean of the devices' means would
             # weight tokens unequally, and a second `psum` would scale the gradient by the number of
             # devices.
-            sums = sum_over_devices(step, state, batch, axis=self.axis)
+            specs = jax.tree.map(lambda _: PartitionSpec(), state.params)
+            sums = sum_over_devices(step, state, batch, axis=self.axis, specs=specs)
             return step.apply_gradients(state, sums)
 
         axes = {"axis_name": self.axis, "in_axes": (None, 0), "out_axes": None}
@@ -212,22 +185,33 @@ class PmapDataParallel(DataParallel):
             return mapped.lower(self.abstract_state(state) if is_alone else state, batch).compile()
 
 
-def sum_over_devices(step: TrainStep, state: TrainState, rows: Batch, *, axis: str) -> GradientSum:
+def sum_over_devices(
+    step: TrainStep, state: TrainState, rows: Batch, *, axis: str, specs: Params
+) -> GradientSum:
     """Compute the sums over one device's rows, and add the sums of all devices on `axis`.
 
-    The dropout masks are the ones that a single device would draw for the whole batch.
+    `specs` contains the sharding of each parameter and of its gradient. The dropout masks are the
+    ones that a single device would draw for the whole batch.
     """
+
+    def gather(shard: jax.Array, spec: PartitionSpec) -> jax.Array:
+        if axis not in spec:
+            return shard
+        return jax.lax.all_gather(shard, axis, axis=spec.index(axis), tiled=True)
+
+    def add(gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
+        sent = gradient.astype(jnp.bfloat16) if step.reduction_dtype == "bfloat16" else gradient
+        if axis not in spec:
+            total = jax.lax.psum(sent, axis)
+        else:
+            dimension = spec.index(axis)
+            total = jax.lax.psum_scatter(sent, axis, scatter_dimension=dimension, tiled=True)
+        return total.astype(gradient.dtype)
+
+    gathered = state._replace(params=jax.tree.map(gather, state.params, specs))
     with drawing_for_shard(jax.lax.axis_index(axis)):
-        return add_sums(step, step.compute_gradients(state, rows), axis)
-
-
-def add_sums(step: TrainStep, sums: GradientSum, axis: str) -> GradientSum:
-    """Add the devices' sums, with gradients in the step's `reduction_dtype`."""
-    gradients, loss = sums
-    if step.reduction_dtype == "bfloat16":
-        gradients = jax.tree.map(lambda g: g.astype(jnp.bfloat16), gradients)
-    gradients, loss = jax.lax.psum((gradients, loss), axis)
-    return jax.tree.map(lambda g, x: x.astype(g.dtype), sums[0], gradients), loss
+        gradients, loss = step.compute_gradients(gathered, rows)
+    return jax.tree.map(add, gradients, specs), jax.lax.psum(loss, axis)
 
 
 SHARDINGS = {"data": DataParallel, "fsdp": FSDP, "pmap": PmapDataParallel}
