@@ -5,8 +5,8 @@
 
 FOLDER (or $TRANSFORMER_JAX_DATA) contains either the Wall Street Journal sections of the Penn
 Treebank, with .mrg files in 02/ to 23/, or any treebank with train, dev, and test files: see
-docs/parsing.md. The paper reports an F1 of 91.3 on section 23. The `parsing_small` config trains on
-two CPU cores.
+docs/parsing.md. The paper reports an F1 of 91.3 on section 23. The `parsing_small` config is small
+enough to train on two CPU cores.
 
 The paper states the number of layers, d_model, the vocabulary size, and the search settings. All
 other settings match the base model, except the dropout rates and the learning rate, which the

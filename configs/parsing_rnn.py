@@ -8,7 +8,7 @@ FOLDER contains a treebank, as for the `parsing` config. The model is in the sty
 the Transformer in the `parsing_small` config, and it uses the same data, batches, and search
 settings.
 
-Differs from the paper: the architecture and gradient clipping.
+Differs from the paper: the architecture is recurrent, and training clips the gradient.
 """
 
 from configs.parsing_small import CONFIG as SMALL

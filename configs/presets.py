@@ -3,26 +3,27 @@
     transformer-jax params configs/presets.py
     transformer-jax train configs/presets.py:t2t_v2
 
-The `t2t` rows describe Tensor2Tensor, the authors' code, at the time of the paper and with its
-later defaults. The last row describes Flax's WMT example. Every row uses the same data as the
-`base` config. In these recipes, label smoothing excludes the true token. The comment above each row
-lists the features of the recipe that this package does not support.
+The `t2t` rows describe Tensor2Tensor, the authors' code, with its defaults at the time of the paper
+and with its later defaults. The last row describes Flax's WMT example. Every row uses the same data
+as the `base` config. In these recipes, label smoothing excludes the true token. The comment above
+each row lists the features of the recipe that this package does not support.
 """
 
 from configs.base import CONFIG as PAPER
 
-# transformer_base in mid-2017 uses 4,096 tokens on each of 8 devices, and its projections have
-# biases. This package does not support four features of this recipe: an all-zero embedding for
-# BOS, a target language embedding that is added to the source, a variant of Adam that skips tokens
-# absent from the batch, and a joint initialization of query, key, and value as one matrix.
+# The mid-2017 version of transformer_base uses 4,096 tokens on each of 8 devices, and its
+# projections have biases. This package does not support four features of this recipe: an all-zero
+# embedding for BOS, a target language embedding that is added to the source, a variant of Adam that
+# skips tokens absent from the batch, and a joint initialization of query, key, and value as one
+# matrix.
 T2T_2017 = PAPER.change(
     model={"positions": "concatenated_sinusoidal", "attention_bias": True},
     data={"batch_tokens": 8 * 4096},
     train={"label_smoothing_over": "other_tokens"},
 )
 # transformer_base_v1 has no biases and allows translations up to 100 tokens longer than the source.
-# Except for the joint initialization, v1, v2, and v3 have the same unsupported features as the 2017
-# row. Like this package, these recipes initialize query, key, and value separately.
+# The unsupported features of v1, v2, and v3 are those of the 2017 row, except for the joint
+# initialization: like this package, these recipes initialize query, key, and value separately.
 T2T_V1 = T2T_2017.change(model={"attention_bias": False}, decode={"max_extra_length": 100})
 # transformer_base_v2 uses pre-norm, more dropout, a higher learning rate, and a longer warmup.
 T2T_V2 = T2T_V1.change(

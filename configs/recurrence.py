@@ -1,12 +1,12 @@
-"""What the Transformer replaced: recurrence and convolution, in models of equal size (section 4).
+"""The Transformer, compared with recurrent and convolutional models of equal size (section 4).
 
     transformer-jax sweep recurrence --seeds 3
     transformer-jax evaluate sweeps/recurrence/general/seed-0 --by-length
 
     transformer-jax sweep recurrence --data-from smoke --train-from smoke
 
-The first two commands need Multi30k, like configs/table3_multi30k.py. The last command is a quick
-test on number words.
+The first two commands need Multi30k, as configs/table3_multi30k.py describes. The last command is a
+quick test on number words.
 
 All models have two layers in each stack. The widths are chosen so that each model has 0.91 to 0.92
 million parameters. The `none` row is a recurrent model without attention (Sutskever et al. 2014).
@@ -25,7 +25,7 @@ from transformer_jax.config.architectures import unused_defaults
 
 PEAK = 0.003
 
-# Scoring every checkpoint shows how long each model needs to reach a BLEU score.
+# Score every checkpoint, to show how long each model takes to reach a given BLEU score.
 START = BASE.change(train={"bleu_every": 1})
 
 

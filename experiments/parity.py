@@ -4,11 +4,12 @@
 
 This command exports the run to every format, and opens each export in the program for that format.
 All programs use the same beam size, length penalty (length^0.6), and length limits. Each program
-has its own rule for ending a beam search, so none of them always finds the best translation. To
-make the scores comparable, the float32 model in CTranslate2 scores all translations, except in the
-comparison with the safetensors export. The model in that export has the same parameters as the run,
-so each model scores its own translations there. The table goes to standard output. Lines whose
-translations differ go to standard error, with both scores.
+has its own rule for ending a beam search, so their translations can differ, and none of the
+programs always finds the best one. To make the scores comparable, the float32 model in CTranslate2
+scores all translations, except in the comparison with the safetensors export. That export has the
+same parameters as the run, so in this comparison, the run and the export score their own
+translations. The table goes to standard output. Lines whose translations differ go to standard
+error, with both scores.
 """
 
 import functools
@@ -76,7 +77,7 @@ def compare_exports(run: Run, lines: list[str], folder: Path) -> Iterator[tuple[
 
 
 def translate_once(run: Run, lines: list[str]) -> Translate:
-    """Return a function that translates the lines, and stores the result for each beam size."""
+    """Return a function that translates the lines only once for each beam size."""
     return functools.cache(
         lambda beam_size: find_translations(run, lines, beam_size=beam_size, alpha=ALPHA)
     )

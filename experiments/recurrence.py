@@ -76,7 +76,7 @@ class Row:
 
     @property
     def learning_curve(self) -> Curve:
-        """BLEU on the development set by training time in minutes, excluding evaluations."""
+        """Development BLEU as a function of the training time in minutes, excluding evaluations."""
         curve = average_runs(self.model, [run.dev_bleu for run in self.runs])
         return curve._replace(x=curve.x * self.step_seconds / 60)
 
@@ -112,7 +112,7 @@ def read_rows(sweep: Sweep) -> list[Row]:
 
 
 def describe(model: ModelConfig) -> str:
-    """Return an architecture's name for tables and figures, including an RNN's attention."""
+    """Return a model's name for tables and figures. The name of an RNN includes its attention."""
     if model.architecture == "rnn":
         score = model.attention_score.replace("none", "no")
         return f"{model.rnn_cell.upper()}, {score} attention"

@@ -2,8 +2,8 @@
 # # 1. The model
 #
 # This notebook follows sections 3 to 5 of *Attention Is All You Need* (Vaswani et al., 2017) in
-# order. Keep the paper at hand. Each part names its section, states the equation, and calls the
-# function in this package that implements the equation.
+# order. Keep the paper at hand. Each part names the section of the paper, states the equation, and
+# calls the function in this package that implements the equation.
 #
 # **What you learn**
 #
@@ -377,9 +377,9 @@ for h in (1, 8, 32):
 # %% [markdown]
 # ## 3.2.3 Masks
 #
-# Attention occurs in three places: in the encoder, in the decoder, and from the decoder to the
-# encoder. The three uses differ in the source of the queries and keys, and in the *mask*. Where the
-# mask is false, the score is set to $-\infty$ before the softmax, so the weight is 0.
+# The model uses attention within the encoder, within the decoder, and from the decoder to the
+# encoder. These three uses differ in the source of the queries and keys, and in the *mask*. Where
+# the mask is false, the score is set to $-\infty$ before the softmax, so the weight is 0.
 
 # %%
 from transformer_jax.model.transformer import causal_mask, source_mask
@@ -445,7 +445,7 @@ inner, outer = variables["params"]["inner"], variables["params"]["outer"]
 
 
 def convolution(x, layer):
-    """Apply the kernel (in, out) as a convolution whose window contains one position."""
+    """Apply a layer, with a kernel of shape (in, out), as a convolution with window size 1."""
     conv = nn.Conv(features=layer["kernel"].shape[1], kernel_size=(1,))
     return conv.apply({"params": {"kernel": layer["kernel"][None], "bias": layer["bias"]}}, x)
 
@@ -632,9 +632,9 @@ plt.show()
 
 # %% [markdown]
 # *Left:* the rate peaks at the end of the warmup. A wider model has a lower rate. *Right:* without
-# smoothing, the loss always falls as the model becomes more certain. With smoothing, the loss has a
-# minimum (the dot) near 0.9, and greater certainty increases it. The paper reports that this "hurts
-# perplexity, as the model learns to be more unsure, but improves accuracy and BLEU score".
+# smoothing, the loss always falls as the model becomes more certain. With smoothing, the loss is
+# lowest (the dot) near 0.9, and greater certainty increases the loss. The paper reports that this
+# "hurts perplexity, as the model learns to be more unsure, but improves accuracy and BLEU score".
 
 # %% [markdown]
 # ## Where the parameters are

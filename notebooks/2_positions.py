@@ -2,7 +2,8 @@
 # # 2. Positions
 #
 # Attention and the feed-forward network treat the positions of a sentence as a set (notebook 1).
-# Section 3.5 of the paper therefore adds to each embedding a vector that depends on its position:
+# The paper therefore adds a positional encoding to each embedding (section 3.5). This vector
+# depends only on the position:
 #
 # $$PE(pos, 2i) = \sin(pos / 10000^{2i/d_{model}}), \qquad
 # PE(pos, 2i+1) = \cos(pos / 10000^{2i/d_{model}})$$
@@ -122,7 +123,7 @@ plt.show()
 # \end{pmatrix}
 # \begin{pmatrix} \sin \omega_i pos \\ \cos \omega_i pos \end{pmatrix}$$
 #
-# Together, all pairs form a block-diagonal matrix $M_k$ for each offset.
+# For each offset $k$, the matrices of all pairs form a block-diagonal matrix $M_k$.
 
 
 # %%

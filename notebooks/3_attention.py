@@ -325,8 +325,8 @@ importance.plot()
 # *Top:* the increase in loss without each head. Removing a red head makes the model worse, whereas
 # other heads can compensate for a white head. *Bottom:* the loss as more and more heads are
 # removed. In the stored output, the cross-attention heads in the second layer and some of the
-# decoder's heads matter most, but the encoder's heads hardly matter: translating this text requires
-# almost no context in the source.
+# decoder's self-attention heads matter most, but the encoder's heads hardly matter: this text can
+# be translated with almost no context for each source token.
 #
 # Michel et al. (2019), *Are Sixteen Heads Really Better than One?*, made the same observation in
 # large models: many heads can be removed *after* training. Table 3 of the paper, in contrast, shows

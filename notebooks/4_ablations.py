@@ -87,8 +87,8 @@ plt.show()
 
 # %% [markdown]
 # Look at the dots before you look at the black lines, which are the means. The two runs of a row
-# are the *same* experiment with different random seeds. In some rows, the two dots are far
-# apart: the two runs differ by more than many rows differ from each other.
+# are the *same* experiment with different random seeds. In some rows, the two dots are far apart:
+# the difference between them is larger than the differences between many rows.
 #
 # ## How large must a difference be?
 #
@@ -150,8 +150,8 @@ plt.show()
 #   regularized model has learned the task. The paper trains base for 100,000 steps, which is long
 #   enough for capacity and regularization to matter.
 # - **B1 is worse than base here and in the paper.**
-# - **C4 and C7 are far from base because of one seed each.** In the first figure, their two dots
-#   are far apart.
+# - **C4 and C7 are each far from base because of a single seed.** In the first figure, the two dots
+#   of each of these rows are far apart.
 # - **C1, C2, D1, and E are slightly better than base, but they lie inside the gray band.** This
 #   sweep does not show whether they differ from base. For E, `docs/positions.md` describes control
 #   experiments.

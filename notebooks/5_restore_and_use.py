@@ -3,8 +3,8 @@
 #
 # A run is a folder. It contains the config, the vocabulary, and the checkpoints. Loading a run does
 # not execute anything in the folder. This notebook trains a run on several devices and restores it
-# on a different number of devices. It then uses the run, first to translate and then as an object
-# of study.
+# on a different number of devices. It then translates with the run and examines how the model
+# works.
 #
 # **What you learn**
 #
@@ -126,9 +126,9 @@ print(f"trained on {len(jax.devices())} devices, restored on {len(devices)}")
 run
 
 # %% [markdown]
-# A notebook displays a run as a summary of its differences from the base model, its size, and its
-# scores. `load` can also average checkpoints, as the paper does for Table 2: "we used a single
-# model obtained by averaging the last 5 checkpoints" (section 6.1).
+# A notebook displays a summary of a run: its size, its scores, and its differences from the base
+# model. `load` can also average checkpoints, as the paper does for Table 2: "we used a single model
+# obtained by averaging the last 5 checkpoints" (section 6.1).
 
 # %%
 averaged = transformer_jax.load("runs/numbers", average_checkpoints=2)
@@ -367,7 +367,7 @@ plt.show()
 # different digits at the same positions.)
 #
 # A probe shows that information is *present*, not that the model uses it. To show that the model
-# uses it, change the information and measure the effect, as above.
+# uses the information, change it and measure the effect, as above.
 #
 # ## Exercises
 #

@@ -143,7 +143,7 @@ def draw_weights(model: Any, end: int, end_bias: float) -> None:
         else:
             drawn *= 0.1
         parameter.data = torch.tensor(drawn, dtype=torch.float32)
-    # Shrink the end token's weights, so that its bias largely determines how likely it is.
+    # Shrink the end token's weights, so that mainly the bias determines the token's probability.
     model.lm_head.weight.data[end] *= 0.1
     bias = rng.standard_normal(model.final_logits_bias.shape)
     bias[0, end] = end_bias

@@ -82,8 +82,8 @@ def _is_literal_block(docstring: ast.Constant, offset: int) -> bool:
 def _comments(path: Path) -> Iterator[Passage]:
     """Yield each comment. Consecutive comment lines form a single comment.
 
-    A notebook's text also consists of comments. An empty comment ends a paragraph, and each list
-    item is a separate passage.
+    The text of a notebook is also stored in comments. An empty comment ends a paragraph, and each
+    list item is a separate passage.
     """
     block: list[tokenize.TokenInfo] = []
     for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):

@@ -61,6 +61,6 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 
 
 def with_architecture(architecture: str, **model: Any) -> Config:
-    """Return `SMALL` with another architecture and defaults for the fields that it ignores."""
+    """Return `SMALL` with another architecture, and reset the fields that the new one ignores."""
     unused = unused_defaults(architecture)
     return SMALL.change(model={**unused, "architecture": architecture, **model})

@@ -24,7 +24,7 @@ class Measurement:
 
     @property
     def speeds(self) -> list[float]:
-        """The number of units per second, one value per round."""
+        """The number of units per second in each round."""
         return [sample.units / sample.seconds for sample in self.samples]
 
     @property

@@ -37,7 +37,7 @@ class Workload:
     run: Callable[[int], RunResult]
     """A function that runs the given number of steps and waits for them."""
     cycle: int = 1
-    """The number of steps that cover every batch shape once. The first call runs these steps."""
+    """The number of steps in which every batch shape occurs. The first call runs these steps."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Details to report along with the times. The worker reads them after the first call."""
     peak_bytes: Callable[[], int] = lambda: resident_bytes()
@@ -106,7 +106,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
         answer(asdict(Startup(setup, time.perf_counter() - start, workload.facts)))
         for line in requests:
             answer(asdict(take_sample(workload, int(line))))
-    # Report any failure, so that the other workers can continue.
+    # Report any failure to the parent process, which then continues with the other workers.
     except Exception as error:  # noqa: BLE001
         answer({"failed": " ".join(f"{type(error).__name__}: {error}".split())[:200]})
 

@@ -123,7 +123,10 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
 
 
 def _most_common(batches: Batches, shapes: int, count: int) -> list[Batch]:
-    """Return the first batches of an epoch that have one of the shapes with the most positions."""
+    """Return an epoch's first `count` batches that have one of its `shapes` most common shapes.
+
+    Shapes are ranked by the total number of positions in their batches.
+    """
     most = sorted(batches.buckets, key=lambda s: -s.batches * s.rows * (s.source + s.target))
     wanted = {shape[:3] for shape in most[:shapes]}
     every = (batches[step] for step in range(batches.per_epoch))

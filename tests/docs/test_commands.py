@@ -20,8 +20,8 @@ LABELS = re.compile(r"\d+ (s|min)\b|needs (a GPU|a TPU|hours|Slurm|the network|m
 DEMO = "make demo"
 # Skip these commands, because they would run the tests again or need a different environment.
 RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
-# These commands build a model for every row of Table 3, so they run with the other commands on
-# their pages. `test_cli` and `test_sweeps` run them for a few rows.
+# These commands build a model for every row of Table 3, so they do not count as cheap and run only
+# in the tests of their pages. `test_cli` and `test_sweeps` run them for a few rows.
 ALL_ROWS = re.compile(r"transformer-jax (params|sweep) table3\b")
 CHEAP = sorted(
     {c.text for page in GUIDES for c in commands(page) if c.is_cheap and not ALL_ROWS.match(c.text)}
@@ -115,7 +115,7 @@ def test_a_cheap_command_works_in_a_fresh_clone(
 
 
 def remaining(page: Path) -> list[Command]:
-    """Return the commands on a page that no other test runs."""
+    """Return a page's tested commands, except those that another test runs."""
     return [c for c in commands(page) if c.is_tested and c.text not in {*RECURSIVE, *CHEAP}]
 
 
@@ -123,7 +123,8 @@ PICTURE = re.compile(r"(?:--out |\.save\(\")([\w./-]+\.(?:html|png|svg))\b")
 
 # The demo is trained only once, and each of these pages uses a copy.
 USE_DEMO = tuple(page for page in GUIDES if "runs/demo" in page.read_text("utf-8"))
-# These pages also use the outputs of each other's commands, so they share a clone.
+# Commands on one of these pages also use the outputs of commands on another, so the pages share a
+# clone.
 TOGETHER = tuple(
     page for page in USE_DEMO if re.search("sweeps/heads|runs/other", page.read_text("utf-8"))
 )

@@ -64,13 +64,14 @@ def test_a_tpu_updates_the_state_without_a_branch(tpu_step: dict[str, Any]) -> N
 
 
 def test_a_tpu_copies_no_arrays_to_flatten_them(tpu_step: dict[str, Any]) -> None:
-    # The step has 17 copies. It had 106 when matrix products flattened their rows.
+    # The step contains 17 copy operations. It contained 106 when the inputs of matrix products were
+    # flattened.
     assert tpu_step["operations"]["copy"] < 40
 
 
 def test_data_parallelism_adds_each_gradient_once_in_float32(slice_steps: dict[str, Any]) -> None:
     step = slice_steps["data:128"]
-    # The all-reduce also adds the three sums in the loss.
+    # The all-reduce also sums the three parts of the loss over the devices.
     size = 4 * (step["num_params"] + 3)
     assert step["collectives"] == [
         {"kind": "all-reduce", "dtype": "f32", "count": 1, "bytes": size}

@@ -205,8 +205,8 @@ def test_a_long_run_uses_no_more_memory_and_compiles_each_shape_once(tmp_path: P
     assert done.returncode == 0, done.stderr
     training, translation, num_compiled, num_shapes = json.loads(done.stdout.splitlines()[-1])
     assert num_compiled == num_shapes > 1
-    # Compare the memory use in megabytes with its level after a warm-up of 20% of the steps and 10%
-    # of the translations.
+    # Compare the final memory use, in megabytes, with its level after a warm-up: the first 20% of
+    # the steps, or the first 10% of the translations.
     assert training[-1] - np.median(training[1:3]) < 50
     assert translation[-1] - translation[1] < 50
 

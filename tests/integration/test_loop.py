@@ -1,4 +1,4 @@
-"""Test that resumed runs match uninterrupted runs bit for bit, and test when training ends."""
+"""Test that resumed runs match uninterrupted runs bit for bit, and test what ends a run."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Compare the package's searches with transformers and CTranslate2 on 100 sentences."""
+"""Compare the package's searches with those of transformers and CTranslate2 on 100 sentences."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -48,8 +48,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         pytest.importorskip(name, reason=f"`pip install --group interop` installs {name}")
         for name in ("torch", "transformers")
     )
-    # PyTorch's threads spend more time waiting for each other than computing with such small
-    # matrices.
+    # With such small matrices, PyTorch's threads spend more time waiting for each other than
+    # computing.
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("models")
     if request.param == "imported":

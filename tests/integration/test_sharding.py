@@ -149,7 +149,10 @@ def test_a_step_compiled_while_training_gives_the_same_bits() -> None:
 
 
 class FakeSharding(DataParallel):
-    """A fake sharding that compiles nothing and runs out of memory for sources of length 6."""
+    """A fake sharding that compiles nothing.
+
+    Sources of length 6 cause an out-of-memory error.
+    """
 
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> Any:  # noqa: ARG002
         if batch.source.shape[1] == 6:
@@ -272,8 +275,8 @@ def test_a_run_that_changes_devices_and_shardings_ends_as_one_that_does_not(
         train_on(2, path, killed_at=9, parallelism="data", steps=10)
     assert caught.value.returncode == -signal.SIGKILL
     several = train_on(1, path, steps=10)
-    # The run that changes devices also scored the development set whenever it stopped. Ignore these
-    # extra scores.
+    # The run whose devices changed also scored the development set whenever it stopped. Ignore
+    # these extra scores.
     reports = {(line["step"], line["split"]) for line in one_device}
     several = [line for line in several if (line["step"], line["split"]) in reports]
     assert len(one_device) == len(several) > 0

@@ -98,12 +98,12 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
         time.sleep(0.1)
 
 
-# Fast tests of the launcher, the worker, and reports replace training with small programs.
+# The fast tests of the launcher, the worker, and the report run small programs instead of training.
 @pytest.mark.slow
 def test_a_sweep_trains_scores_and_reports_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Without a test set, the run is scored on one split. A slow test scores runs on two splits.
+    # Without a test set, the run is scored on one split. The next test scores runs on two splits.
     config = "from small import SMALL\nSWEEP = {'base': SMALL.change(data={'test': None})}\n"
     (tmp_path / "mine.py").write_text(config)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Test the attention scores that have parameters against their formulas, one pair at a time."""
+"""Test each parameterized attention score against its formula, one pair at a time."""
 
 import math
 from dataclasses import replace

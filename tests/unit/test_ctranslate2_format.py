@@ -13,7 +13,7 @@ from transformer_jax.interop.ctranslate2_format import export_ctranslate2
 from transformer_jax.interop.expressible import check_ctranslate2
 from transformer_jax.interop.verify import CTranslate2System, Verification, verify
 
-# A config with many options that CTranslate2 supports and the paper does not use.
+# A config with many options that CTranslate2 supports but the paper does not use.
 VARIANT = SMALL.change(
     model={
         "num_layers": 2,

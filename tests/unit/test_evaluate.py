@@ -115,8 +115,8 @@ def fourth_root(numerator: float, denominator: float) -> float:
         # The abbreviation and the ordinal keep their periods, so there are 7 words. The word "Juni"
         # is in 1 of 7 unigrams, 2 of 6 bigrams, 2 of 5 trigrams, and 2 of 4 four-grams.
         ("13a", "Sie kam z.B. am 3. Juni.", "Sie kam z.B. am 3. Mai.", fourth_root(72, 420)),
-        # Quotation marks become separate words, as in `„ Ja “ , rief er .`. Only the first of these
-        # 7 words differs in the reference.
+        # Quotation marks become separate words, as in `„ Ja “ , rief er .`. In the reference, only
+        # the first of these 7 words is different.
         ("13a", "„Ja“, rief er.", "»Ja“, rief er.", fourth_root(6 * 5 * 4 * 3, 7 * 6 * 5 * 4)),
         # Tokenization precedes splitting, so the result is
         # "im Text ##AT##-##AT## Format , bitte !".

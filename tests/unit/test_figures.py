@@ -19,7 +19,7 @@ NUM_ROWS = 12
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Results with more rows than the figures have colors."""
+    """Results with more rows than there are colors in a figure."""
     rows = {
         f"row{i}": Row(SMALL.change(model={"d_ff": 32 + i}), Paper(4.0 + i / 10))
         for i in range(NUM_ROWS)
@@ -81,7 +81,7 @@ def test_a_curve_that_diverges_and_any_change_are_shown(tmp_path: Path) -> None:
     ticks = re.findall(
         r"<g id=\"ytick_\d+\">.*?>([^<>\s]+)</text>", draw_curves(results), re.DOTALL
     )
-    # NaN is plotted at `MAX_PERPLEXITY`, so the axis is logarithmic.
+    # The axis is logarithmic, because NaN is plotted at `MAX_PERPLEXITY`.
     assert {"10", "1000", "100000"} <= set(ticks)
 
 

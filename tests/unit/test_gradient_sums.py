@@ -75,7 +75,7 @@ def test_fsdp_gathers_every_split_parameter_and_adds_every_gradient_once(dtype: 
     params = jax.tree.leaves(make_step(config)[1].params)
     assert sorted_shapes(gradients) == sorted_shapes(params)
     assert {str(x.dtype) for x in gradients} == {dtype}
-    # Every axis of this model is divisible by four, so every parameter is split.
+    # Every parameter has an axis whose size is divisible by four, so every parameter is split.
     gathered = [x for name, x in arrays if name == "all_gather"]
     assert sum(x.size for x in gathered) == sum(x.size for x in params) / 4
     assert {name for name, x in arrays if x.shape} == {"all_gather", "reduce_scatter"}

@@ -1,4 +1,4 @@
-"""Test the import of folders in the format of opus-mt models, with transformers as the oracle."""
+"""Test the import of folders in the format of opus-mt models against the transformers library."""
 
 import json
 import pickle
@@ -256,7 +256,7 @@ def test_export_after_import_is_the_identity(imported: Imported, tmp_path: Path)
         for path in (imported.folder, tmp_path / "again")
     )
     assert len({tuple(x.items()) for x in vocabularies}) == 1
-    # Importing the exported folder gives the same run, too.
+    # Importing the exported folder also gives the same run.
     assert_same_run(read_marian(tmp_path / "again"), imported.run)
     export_safetensors(imported.run, tmp_path / "safetensors")
     assert_same_run(read_safetensors(tmp_path / "safetensors"), imported.run)

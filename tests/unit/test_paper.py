@@ -56,7 +56,8 @@ EXPECTED = {
     "D2": Expected({"dropout": 0.2}, {}, 4.95, 25.5, None, 63.05),
     "D3": Expected({}, {"label_smoothing": 0.0}, 4.67, 25.3, None, 63.05),
     "D4": Expected({}, {"label_smoothing": 0.2}, 5.47, 25.7, None, 63.05),
-    # Row E has base's parameters plus 256 + 306 position vectors of width 512.
+    # Row E has the parameters of base, plus 256 position vectors in the encoder and 306 in the
+    # decoder. Each vector has 512 components.
     "E": Expected({"positions": "learned"}, {}, 4.92, 25.7, None, 63.33),
     "big": Expected(
         {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3},

@@ -235,7 +235,7 @@ def encoder(monkeypatch: pytest.MonkeyPatch) -> Encoder:
 
 @pytest.fixture
 def complete(encoder: Encoder, cache: Path) -> dict[str, bytes]:
-    """The files that an uninterrupted preparation wrote to the cache, which is then cleared."""
+    """The files that an uninterrupted preparation wrote to the cache, before it was cleared."""
     prepare(CONFIG, VOCABULARY)
     assert (encoder.calls, encoder.lines) == (CALLS, LINES)
     files = read_files(cache)
@@ -536,8 +536,7 @@ assert kilobytes < int(sys.argv[3])
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("kind", "limit"),
-    # A preparation that kept all lines and tokens in memory would exceed these limits (in
-    # kilobytes).
+    # The limits are in kilobytes. Keeping all lines and tokens in memory would exceed them.
     [
         ("one line of 100 MB", 1_000_000),
         ("2 million lines", 1_000_000),

@@ -118,7 +118,7 @@ def t5_bucket(relative_position: int, *, bidirectional: bool, num_buckets: int) 
 def attend(
     params: Params, x: ArrayLike, mask: ArrayLike, score: PairScore, value_of: PairValue
 ) -> Floats:
-    """Compute multi-head self-attention in loops, given the score and value of each pair."""
+    """Compute multi-head self-attention with loops, given the score and value of each pair."""
     x = floats(x)
     batch, length, _ = x.shape
     allowed = np.broadcast_to(np.asarray(mask), (batch, 1, length, length))
@@ -160,7 +160,7 @@ def test_the_relative_schemes_have_their_own_self_attention() -> None:
     ],
 )
 def test_attention_to_the_source_ignores_positions(positions: Any) -> None:
-    """As in the paper, the output does not depend on the order of the memory."""
+    """As in the paper, the output does not depend on the order of the memory's vectors."""
     config = config_of(positions)
     layer = make_decoder_layer(config)
     x, memory = normal(0, 1, 4, WIDTH), normal(1, 1, 5, WIDTH)

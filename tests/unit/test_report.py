@@ -85,7 +85,7 @@ def test_every_format_has_one_line_per_row(folder: Path) -> None:
         lines = table.splitlines()
         assert len(lines) == len(RESULTS) + 2
         assert all(line.count(" | ") == len(columns) - 1 for line in lines)
-    # The report compares every row except the first in terms of both perplexity and BLEU.
+    # The report compares each row after the first with the first row, in perplexity and in BLEU.
     lines = read_csv(folder / "comparisons.csv")[1:]
     assert [line[0] for line in lines] == 2 * list(RESULTS)[1:]
     assert all(float(low) <= float(value) <= float(high) for _, _, value, low, high, *_ in lines)

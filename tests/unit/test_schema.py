@@ -204,7 +204,7 @@ def test_a_section_with_the_name_of_a_python_attribute_is_unknown(name: str) -> 
 
 
 def wrong_values(kind: Any) -> list[object]:
-    """Return values of the wrong type, which a field must reject."""
+    """Return a list of values that a field of this type must reject."""
     if typing.get_origin(kind) is Literal:
         return ["other", None, 3, [], True]
     allowed = alternatives(kind)
@@ -500,7 +500,7 @@ def test_a_warmup_unlike_the_papers_is_worth_a_warning(
     warning = Config().change(data=data, train=train).describe_warmup()
     assert (warning is None) == (described is None)
     assert described is None or f"warmup covers {described}" in str(warning)
-    # A config that changes the learning rate chooses its own schedule.
+    # A config that also changes the scale of the learning rate gets no warning.
     train["learning_rate_scale"] = 2
     assert Config().change(data=data, train=train).describe_warmup() is None
 

@@ -42,8 +42,9 @@ KINDS = [("gnmt", 0.0), ("gnmt", 0.6), ("power", 1.0), ("power", 2.0)]
 def sizes_and_kinds(*sizes: tuple[int, int]) -> list[Any]:
     """Return a test case for each combination of a search size and a length penalty.
 
-    A size consists of a beam size and a number of results. With four sizes, the fast tests cover
-    each size with one penalty and each penalty with one size.
+    A size consists of a beam size and a number of results. The fast tests pair the first size with
+    the first penalty, the second size with the second penalty, and so on. All other combinations
+    are slow tests.
     """
     return [
         pytest.param(*size, kind, marks=[pytest.mark.slow] if i != j else [])
@@ -294,7 +295,7 @@ def test_only_the_papers_search_forbids_an_unlikely_end() -> None:
 
 
 def test_a_wide_beam_finds_better_translations_than_a_narrow_one() -> None:
-    """If wider beams found nothing better, the previous tests could not fail."""
+    """If wider beams never found better translations, the previous tests could never fail."""
     limits = jnp.full(SENTENCES, LONGEST)
     kind = ("gnmt", 0.6)
     better = 0

@@ -232,6 +232,6 @@ def test_an_update_does_not_copy_the_moments(clip_norm: float | None) -> None:
     sums = jax.eval_shape(lambda: (state.params, Loss(*jnp.zeros(3))))
     program: Any = jax.jit(step.apply_gradients, donate_argnums=0).lower(state, sums).compile()
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
-    # The norm needs the squared gradient, which is as large as the parameters. Copies of the two
-    # moments would take twice as much memory as the parameters.
+    # Computing the norm requires the squared gradient, which takes as much memory as the
+    # parameters. Copies of the two moments would take twice as much memory as the parameters.
     assert program.memory_analysis().temp_size_in_bytes < 1.5 * size

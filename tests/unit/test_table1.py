@@ -1,4 +1,4 @@
-"""Test that Table 1 has the paper's exponents, and that path lengths match stacks of layers."""
+"""Test that Table 1 has the paper's exponents, and the path lengths of stacked layers."""
 
 import json
 from pathlib import Path

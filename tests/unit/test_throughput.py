@@ -54,7 +54,8 @@ def test_a_report_has_means_per_token_and_counts_skipped_steps() -> None:
     assert values["perplexity"] == pytest.approx(math.exp(60 / 16))
     assert values["skipped"] == 1
     assert values["flops"] == 3 * FLOPS
-    # The latest gradient norm is infinite, which JSON cannot represent, so it is omitted.
+    # The latest gradient norm is omitted, because it is infinite and JSON cannot represent
+    # infinity.
     assert "gradient_norm" not in values
     meter.add(STEPS[0], FLOPS)
     again = meter.read()
@@ -100,7 +101,7 @@ def test_utilization_leaves_out_the_steps_of_an_interrupted_process(
     clock.now += 2
     values = meter.read()
     assert (values["flops"], values["utilization"]) == (2 * FLOPS, FLOPS / 2 / 1e9)
-    # FLOPs divided by utilization is time multiplied by peak FLOP/s, which sweep reports show.
+    # Sweep reports show FLOPs divided by utilization, which equals time multiplied by peak FLOP/s.
     assert values["flops"] / values["utilization"] == pytest.approx(4 * 1e9)
     meter.add(STEPS[0], FLOPS)
     clock.now += 2

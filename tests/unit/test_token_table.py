@@ -65,7 +65,7 @@ def test_a_vocabulary_with_tables_survives_a_folder(tmp_path: Path) -> None:
     assert [t.digest for t in again] == [t.digest for t in vocabulary]
     assert again.is_shared
     assert again.source.encode(SOURCES[:3]) == vocabulary.source.encode(SOURCES[:3])
-    # Reading the vocabulary detects tables that have been added, changed, or removed.
+    # `read_vocabulary` detects tables that have been added, changed, or removed.
     table = tmp_path / "tokenizer.table.json"
     table.write_bytes(table.read_bytes().replace(b'"a"', b'"b"'))
     with pytest.raises(StorageError, match="is not the vocabulary"):

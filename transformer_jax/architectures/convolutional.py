@@ -1,9 +1,9 @@
 """Gated convolutions with attention in every decoder layer (ConvS2S, Gehring et al. 2017).
 
 Each convolution has a gated linear unit and a residual connection, and sums are scaled by sqrt(1/2)
-to preserve their variance (sections 3.2 and 3.4). Unlike ConvS2S, this model does not use weight
-normalization or gradient scaling, its weights use Glorot uniform initialization, and the config
-sets the attention score and positional encodings.
+to preserve their variance (sections 3.2 and 3.4). Unlike ConvS2S, this model uses no weight
+normalization or gradient scaling, initializes its weights with the Glorot uniform method, and takes
+the attention score and positional encodings from the config.
 
 Shapes: B batch, S source positions, T positions, J hypotheses per sentence, D d_model, W kernel
 width, N vocab_size.

@@ -73,7 +73,7 @@ def split_words(words: Sequence[str], command: type) -> Words:
 
 
 def option_types(command: type, prefix: str = "--") -> dict[str, Alternatives]:
-    """Return the types that each option's value can have. A flag has no value types."""
+    """Return the types that each option's value can have, or an empty tuple for a flag."""
     options: dict[str, Alternatives] = {}
     for key, (kind, metadata) in annotations(command).items():
         name = key.replace("_", "-")
@@ -125,7 +125,7 @@ def _max_words(alternatives: Alternatives) -> float:
 
 
 def _did_you_mean_option(name: str, options: Iterable[str]) -> str:
-    """Suggest the option that adds a section or `-from` to `name`, or else the closest option."""
+    """Suggest an option that is `name` plus a section or `-from`, or else the closest option."""
     completed = [o for o in options if o == f"{name}-from" or o.endswith(f".{name.lstrip('-')}")]
     option = completed[0] if completed else closest(name, options)
     return f"; did you mean {option}?" if option else ""

@@ -31,7 +31,7 @@ class ConfigCommand(abc.ABC):
     """Base class for commands that load a config and accept every config field as an option."""
 
     data_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the data section from this config. A sweep's rows keep their own
+    """Take the data section from this config. Each row of a sweep keeps its own
     changes to the section."""
     train_from: Annotated[str | None, arg(metavar="CONFIG")] = None
     """Take the train section from this config in the same way. The ratio of

@@ -53,7 +53,7 @@ class Evaluate(RunCommand):
     """With --grid: the length penalty's exponents to try. Default: 0 0.6 1."""
     averages: tuple[int, ...] = ()
     """With --grid: the numbers of scheduled checkpoints to average. Default:
-    each of 1, 5, and 20 that does not exceed the number of consecutive
+    1, 5, and 20, except those that exceed the number of consecutive
     checkpoints up to the step."""
 
     def run(self) -> None:

@@ -171,7 +171,7 @@ class Package(CheckpointCommand):
 
 
 def _decode_lines(data: bytes) -> list[str]:
-    r"""Split UTF-8 text into lines at "\n", which the last line may lack.
+    r"""Split UTF-8 text into lines that end in "\n". The last "\n" is optional.
 
     Remove a byte-order mark and any "\r" at the ends of lines, as when reading corpus files.
     """

@@ -66,7 +66,7 @@ class Sweep(ConfigCommand):
     """With --dry-run: print how many of these devices each row needs. A target
     is, for example, v5e:2x4 or h100:8; see the compile command."""
     retry_failed: FlagCreatePairsOff[bool] = False
-    """Train failed runs again."""
+    """Retrain the runs that failed."""
 
     def load_rows(self) -> dict[str, Row]:
         """Return the rows of all config files, with `with_sections` and `scale_rows` applied."""

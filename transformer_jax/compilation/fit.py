@@ -15,8 +15,8 @@ from transformer_jax.config.architectures import uses
 from transformer_jax.data.batches import ROW_MULTIPLE, Bucket
 from transformer_jax.errors import Setting
 
-# `find_largest_batch` stops when the largest batch that fits is at least this fraction of the size
-# of the smallest batch that does not fit.
+# `find_largest_batch` stops when the largest batch size that fits, divided by the smallest batch
+# size that does not fit, is at least this fraction.
 PRECISION = 0.95
 MAX_MICRO_BATCHES = 64
 MAX_BATCH_TOKENS = 1 << 26
@@ -127,6 +127,6 @@ def _micro_batches(config: Config, program: StepProgram, num_devices: int) -> li
     fixed = program.state_bytes + program.state_bytes // 3
     activations = (program.peak_bytes - fixed) * current
     enough = [n for n in counts if fixed + activations / n <= program.capacity_bytes]
-    # The estimate can be too low, so also try the maximum, which can help in combination with other
-    # options.
+    # The estimate can be too low, so also try the maximum count. The maximum can also help in
+    # combination with other changes.
     return list(dict.fromkeys([*enough[:3], *counts[-1:]]))

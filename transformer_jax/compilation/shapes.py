@@ -7,7 +7,7 @@ from transformer_jax.data.batches import Bucket, max_rows
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.prepare import prepare
 
-# The smallest width of an assumed bucket.
+# The smallest bucket width to assume, unless `data.max_length` is smaller.
 MIN_WIDTH = 16
 
 
@@ -21,7 +21,7 @@ class Shapes(NamedTuple):
 
 
 def assume_shapes(config: Config) -> Shapes:
-    """Return the shapes of full batches of width 16, 32, ..., and data.max_length on both sides.
+    """Return full-batch shapes with equal widths on both sides: 16, 32, ..., and data.max_length.
 
     The widest batch needs the most memory, so its memory use is an upper bound for any text.
     """
@@ -94,7 +94,7 @@ def recurrent_activations(model: ModelConfig, source: int, target: int) -> float
 
 def convolutional_activations(model: ModelConfig, source: int, target: int) -> float:
     """Estimate how many numbers convolutional layers store for one sentence pair."""
-    # Each layer stores the inputs of its convolution side by side, its gates, and its output.
+    # Each layer stores its gates, its output, and the windows that its convolution reads.
     per_token = (model.conv_kernel_width + 6) * model.d_model
     # Each decoder layer attends to the source with a single head.
     decoder = (per_token + 4 * model.d_model) * target + 2 * source * target

@@ -133,8 +133,8 @@ def _execute(path: Path) -> dict[str, object]:
 def _importable(folder: Path) -> Iterator[None]:
     """Let a config file import `configs.x`, or `x` from its folder; undo the imports on exit.
 
-    The files in `folder` take precedence over shipped files. Undoing the imports prevents modules
-    with the same name in different folders from being confused.
+    The files in `folder` take precedence over shipped files. Undoing the imports prevents
+    confusion between modules with the same name in different folders.
     """
     path, modules = list(sys.path), dict(sys.modules)
     sys.path[:0] = [str(folder.parent), str(folder), str(shipped_configs().parent)]

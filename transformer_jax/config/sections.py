@@ -331,10 +331,10 @@ class TrainConfig(ConfigSection):
     clip_norm: Annotated[float | None, POSITIVE] = None
     """Maximum global norm of the gradients. Differs from the paper when set."""
     label_smoothing: Annotated[float, PROBABILITY] = 0.1
-    """Fraction of the target probability spread over the vocabulary (section 5.4)."""
+    """Fraction of the target probability that is spread over the vocabulary (section 5.4)."""
     label_smoothing_over: Literal["vocabulary", "other_tokens"] = "vocabulary"
-    """The tokens that share train.label_smoothing. With `vocabulary`, each of
-    the V tokens gets a share of 1/V, including the true token. With
+    """How train.label_smoothing is divided among tokens. With `vocabulary`,
+    each of the V tokens, including the true token, gets a share of 1/V. With
     `other_tokens`, each token except the true one gets 1/(V-1), as in
     Tensor2Tensor. The paper does not say which variant it uses."""
     gradient_accumulation_steps: Annotated[int, POSITIVE] = 1

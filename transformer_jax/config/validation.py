@@ -22,7 +22,7 @@ from transformer_jax.errors import ConfigError
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on a number, which NaN never satisfies."""
+    """A condition on a number. NaN never satisfies it."""
 
     words: str
     """A phrase that completes the sentence "The field must be ..."."""

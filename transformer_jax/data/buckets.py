@@ -61,8 +61,8 @@ class PaddingCost:
 
     def __init__(self, lengths: np.ndarray) -> None:
         """Count the pairs by source and target length. `lengths` is int[pairs, 2]."""
-        # Round lengths up to a few quantiles, which are the candidate widths. The quantiles are
-        # denser among the longest sentences.
+        # Round each length up to the next candidate width. The candidates are quantiles of the
+        # lengths. The quantiles are denser among the longest sentences.
         levels = np.union1d(np.linspace(0, 1, 129), 1 - 0.5 ** np.arange(4, 24, 0.5))
         self.widths = [np.unique(np.quantile(side, levels, method="higher")) for side in lengths.T]
         indices = [np.searchsorted(w, side) for w, side in zip(self.widths, lengths.T, strict=True)]
@@ -73,11 +73,11 @@ class PaddingCost:
         self.tokens = int(lengths.sum())
 
     def cost(self, sizes: list[Size]) -> int:
-        """Return the number of positions that all pairs occupy, including padding."""
+        """Return the total number of positions in all pairs, including padding."""
         return int((self._positions_per_pair(sizes) * self.counts).sum())
 
     def _positions_per_pair(self, sizes: list[Size]) -> np.ndarray:
-        """Return how many positions a pair of each size occupies in its smallest bucket."""
+        """Return how many positions a pair of each size occupies in the smallest fitting bucket."""
         cheapest = np.full(self.counts.shape, self.positions[-1, -1])
         for source, target in sizes:
             fits = np.ix_(self.widths[0] <= source, self.widths[1] <= target)

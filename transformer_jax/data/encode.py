@@ -69,7 +69,7 @@ def unfit_text(source: str, target: str) -> str | None:
 
 
 def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
-    """Return why training drops a pair with these token counts, or None if it keeps the pair."""
+    """Return the reason for dropping a pair with these token counts, or None to keep the pair."""
     # The counts include EOS, but the ratio ignores it.
     shorter, longer = sorted((source - 1, target - 1))
     if shorter == 0:

@@ -47,7 +47,7 @@ def linearize(tags: Sequence[str], brackets: Sequence[Bracket]) -> str:
 def parse_linearized(line: str, num_words: int) -> Parse:
     """Return the tree that a model produced for a sentence, after repairing it if necessary.
 
-    Repair reads the symbols from left to right:
+    The repair reads the symbols from left to right:
 
     1. A closing bracket also closes the brackets inside it. If no open bracket has the same label,
        the closing bracket is dropped.

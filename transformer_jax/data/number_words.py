@@ -62,7 +62,7 @@ class NumberWords:
         if self.max_digits is not None:
             num_lines = sum(map(self.count, SPLITS))
             return _draw_lines(num_lines, most, self.max_digits)[line]
-        # Each line reserves `most` numbers, even if it uses fewer of them.
+        # Reserve `most` numbers for each line, even if the line uses fewer.
         return _shuffle_numbers()[line * most : line * most + line % most + 1]
 
 

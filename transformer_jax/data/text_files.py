@@ -93,7 +93,8 @@ class TextFiles(FileCorpus):
     def name(self) -> str:
         """The names of the training files, without their folders."""
         names = " + ".join(path.name for path in self._paths["train"])
-        # Escape bytes in file names that are not valid UTF-8, because terminals cannot show them.
+        # In file names, escape any bytes that are not valid UTF-8, because terminals cannot show
+        # them.
         return names.encode(errors="backslashreplace").decode()
 
     def count(self, split: Split) -> int:
@@ -115,7 +116,7 @@ class TextFiles(FileCorpus):
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
         """Yield pairs of lines, starting at pair `start`; raise a DataError if a file changes."""
-        # After this check, both files have the same number of lines unless they change later.
+        # This call ensures that both files have the same number of lines, unless they change later.
         self.count(split)
         source, target = (read_lines(path) for path in self._paths[split])
         yield from itertools.islice(zip(source, target, strict=False), start, None)

@@ -57,8 +57,9 @@ class FailurePropagation:
         """End all processes after an error in this process."""
         message, is_lost = message_and_exit_code(error), is_lost_peer(error)
         if message is None or is_lost:
-            # JAX may report a lost peer before this process knows why. Wait, because the peer
-            # usually sends its own message or closes its connection soon, which ends this process.
+            # JAX may report a lost peer before this process knows why. Usually, the peer soon sends
+            # its own message or closes its connection, and either event ends this process. Wait for
+            # such an event.
             time.sleep(GRACE_SECONDS / 2)
         if is_lost:
             reason = str(error).splitlines()[0]

@@ -1,8 +1,8 @@
 """Processes that train one run together, on one machine or several.
 
-Each process has its own devices, reads its own rows of each batch, and runs the same program. Only
-the primary process, process 0, writes to the run's folder, except that all processes write
-checkpoint arrays. The processes must agree on each decision that depends on a clock, a disk, or a
+Each process has its own devices, reads its own rows of each batch, and runs the same program. All
+processes write checkpoint arrays, but only the primary process, process 0, writes anything else to
+the run's folder. The processes must agree on each decision that depends on a clock, a disk, or a
 signal. For example, if one process saved and another did not, they would deadlock.
 
 This module imports JAX only if a run has several processes.
@@ -169,8 +169,8 @@ def join_processes(
     """If a run has several processes, connect them before JAX uses a device.
 
     With several processes, an error inside the context ends all of them and does not propagate.
-    Messages about a lost process include the run's folder. `resolve_cluster` explains the other
-    arguments.
+    Messages about a lost process include the run's folder. For the other arguments, see
+    `resolve_cluster`.
 
     Raises:
         UsageError: only some of the other three arguments are given, or one of them is invalid.

@@ -1,8 +1,9 @@
 """Monitor a trainer from a parent process, and kill the trainer if it hangs.
 
 If one of several trainers dies or hangs, the others wait for it in a collective, where they run
-no Python code. JAX may abort them late or never. If each trainer has a supervisor, every trainer
-exits with a one-line error and a documented exit code. A supervisor does not import JAX.
+no Python code. JAX may abort them only after a long delay, or not at all. If each trainer has a
+supervisor, every trainer exits with a one-line error and a documented exit code. A supervisor does
+not import JAX.
 """
 
 import os
@@ -34,7 +35,8 @@ class Heartbeats:
     """A trainer's heartbeats and timeouts, in seconds."""
 
     step_timeout: float
-    """The minimum timeout while the trainer is running steps. Slow steps raise the timeout."""
+    """The minimum timeout while the trainer is running steps. The timeout is longer if steps are
+    slow."""
     phase_timeout: float
     """The timeout during a phase, such as compilation."""
     step: int = 0
@@ -43,8 +45,8 @@ class Heartbeats:
     silence: float = 0.0
     """The time since the last heartbeat."""
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """The most recent heartbeat intervals between steps. Older intervals are dropped, so old stalls
-    do not matter."""
+    """The most recent intervals between heartbeats while the trainer was running steps. Older
+    intervals are dropped, so old stalls do not matter."""
 
     def add_silence(self, seconds: float) -> None:
         """Add `seconds` to `silence`, except for time during which the supervisor was suspended."""
@@ -65,7 +67,7 @@ class Heartbeats:
     def limit(self) -> float:
         """The time without a heartbeat after which the trainer is considered stuck."""
         longest = max(self.intervals, default=0.0)
-        # The duration of a step is unknown until two heartbeats from steps have arrived.
+        # The duration of a step is unknown until two consecutive heartbeats have reported steps.
         if self.phase or not longest:
             return self.phase_timeout
         return max(self.step_timeout, PATIENCE * longest)
@@ -97,7 +99,7 @@ def supervise(
     """
     ours, theirs = os.pipe()
     environment = {**os.environ, heartbeat.VARIABLE: str(theirs)}
-    # In its own session, the trainer receives Ctrl-C only once, through this process.
+    # Start the trainer in its own session, so that it receives Ctrl-C only through this process.
     trainer = subprocess.Popen(  # noqa: S603
         command, env=environment, pass_fds=(theirs,), start_new_session=True
     )

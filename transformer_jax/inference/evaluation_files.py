@@ -62,7 +62,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 def find_result(
     folder: RunDirectory, split: str, steps: Sequence[int], decode: DecodeConfig
 ) -> dict[str, Any] | None:
-    """Return the stored result for this search and the mean of these checkpoints, or None.
+    """Return the result stored for this search with the mean of these checkpoints, or None.
 
     A result is ignored if its BLEU signature differs from the current one (a resumed run may change
     `data.bleu_tokenizer`), or if another program wrote it in a different format.

@@ -46,7 +46,7 @@ class HeadImportance:
     """The loss with a single head masked. The axes are kind (in the order of `KINDS`), layer, and
     head."""
     pruned_losses: Float[np.ndarray, " P"]
-    """The loss with the first 0, 1, 2, ... heads of `order` masked. The array ends with the first
+    """The loss with the first 0, 1, 2, ... heads in `order` masked. The array ends with the first
     loss above `loss` + `margin`, or with the loss when all heads are masked."""
     margin: float
     """The acceptable increase in loss."""
@@ -60,12 +60,12 @@ class HeadImportance:
 
     @property
     def num_prunable(self) -> int:
-        """The number of heads of `order` that can be masked without exceeding the margin."""
+        """The number of heads in `order` that can be masked without exceeding the margin."""
         is_acceptable = self.pruned_losses <= self.loss + self.margin
         return len(is_acceptable) - 1 if is_acceptable.all() else int(np.argmin(is_acceptable)) - 1
 
     def mask(self, num_masked: int) -> Bool[np.ndarray, "3 L H"]:
-        """Return a mask for `mask_heads` that disables the first `num_masked` heads of `order`."""
+        """Return a mask for `mask_heads` that disables the first `num_masked` heads in `order`."""
         return mask_of(self.order[:num_masked], self.masked_losses.shape)
 
     def plot(self) -> Picture:

@@ -76,7 +76,8 @@ class EndRule(NamedTuple):
 def _is_among_likeliest(continuations: Continuations, num_kept: int) -> Bool[Array, "B J"]:
     """Return whether a hypothesis plus `eos` is among the `num_kept` likeliest continuations.
 
-    If none of a sentence's hypotheses has finished by the limit, all of them can finish.
+    If a sentence would otherwise have no finished hypothesis at the limit, all of its live
+    hypotheses can finish there.
     """
     is_live, ends, others, is_last, finished_scores = continuations
     kept, _ = jax.lax.top_k(jnp.concatenate([ends, others], axis=1), num_kept)
@@ -199,9 +200,9 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     offset = beam.live_log_probs - jax.nn.logsumexp(logits, axis=-1)
     length = (beam.position + 1).astype(jnp.float32)
 
-    # Select each hypothesis's likeliest continuations, and then the sentence's likeliest ones among
-    # those. For a single top-k over J x N continuations, XLA sorts the whole array, which is far
-    # slower.
+    # Select the likeliest continuations of each hypothesis, and then the likeliest of those for
+    # each sentence. For a single top-k over J x N continuations, XLA sorts the whole array, which
+    # is far slower.
     num_kept = search.end_rule.num_kept(beam_size)
     allowed = _forbid(logits, (search.eos, *search.suppress_tokens))
     candidates, tokens = jax.lax.top_k(allowed, min(num_kept, logits.shape[-1]))

@@ -66,7 +66,7 @@ def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> lis
     """
     _check_same_references(evaluation.references, baseline.references, evaluation.result["split"])
     systems = [("baseline", baseline.hypotheses), ("run", evaluation.hypotheses)]
-    # Suppress the warning, because BLEU already warned when each evaluation was scored.
+    # Suppress the warning, because it was already issued when each evaluation was scored.
     metrics = dict(zip(("BLEU", "chrF2"), sacrebleu_metrics(tokenizer, warn=False), strict=True))
     signatures, results = bootstrap(systems, metrics, evaluation.references)
     return [
@@ -168,5 +168,5 @@ def _check_same_references(ours: list[str], theirs: list[str], split: str) -> No
 
 
 def _score_mean_interval(result: Result) -> tuple[float, float, float]:
-    # sacreBLEU declares these NumPy numbers as optional.
+    # These are NumPy numbers, but their declared types in sacreBLEU allow None.
     return result.score, float(result.mean or 0), float(result.ci or 0)

@@ -32,7 +32,7 @@ TASKS: dict[str, Task] = {"parsing": Task("f1", read_references, score_parses, d
 
 
 def check_task(name: str, sources: Sequence[str], references: Sequence[str]) -> None:
-    """Raise DataError before a long search if a task cannot score these references."""
+    """Raise DataError if a task cannot score these references. Call this before a long search."""
     if (task := TASKS.get(name)) is not None:
         task.check(sources, references)
 

@@ -93,7 +93,7 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Any:
 
 
 def without_padding(run: Run) -> Run:
-    """Return the run, but exclude padding from predictions if the decoder reads padding first.
+    """Return the run, but exclude padding from predictions if it is the decoder's start token.
 
     CTranslate2 can exclude a token only through a logit bias, so its softmax gives padding a
     probability of zero.

@@ -180,7 +180,7 @@ def _read_token_list(path: Path) -> list[str]:
 
 
 def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Arrays:
-    """Read the arrays, and check the values of those that transformers can compute."""
+    """Read the arrays, and check that positions are sinusoids and that tied tables are equal."""
     model = build_transformer(config, **vocabulary.sizes)
     # A config can require more parameters than fit in memory, so create no arrays before the check.
     shapes = marian_shapes(config, expected_shapes(model))

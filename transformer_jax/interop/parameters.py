@@ -108,7 +108,7 @@ def check_arrays(
     *,
     types: Sequence[str],
 ) -> None:
-    """Raise a StorageError if an array is missing, unknown, or has an unexpected shape or type."""
+    """Raise a StorageError if an array is missing or unknown, or has the wrong shape or type."""
     for name in sorted((expected.keys() ^ found.keys()) - optional.keys()):
         problem = "lacks the parameter" if name in expected else "has an unknown parameter"
         raise StorageError(f"{source} {problem} {name[:100]!r}, so it does not fit its config")

@@ -1,8 +1,8 @@
 """Cached decoding, which evaluates `Transformer.decode` one position at a time.
 
-A search keeps J hypotheses per sentence in J beam slots. Keys and values stay in the slot that
-computed them. When hypotheses move between slots, only `ancestors` changes: ancestors[b, j, l] is
-the slot that read token l of the hypothesis now in slot j.
+A search keeps J hypotheses per sentence in J beam slots. Keys and values stay in the slot in which
+they were computed. When hypotheses move between slots, only `ancestors` changes: ancestors[b, j, l]
+is the slot that read token l of the hypothesis now in slot j.
 
 Shapes: B batch, S source positions, D d_model, H heads, K d_k, V d_v, N vocab_size, J hypotheses
 per sentence, L maximum length of a translation, LJ = L J entries of a cache, _ any size.

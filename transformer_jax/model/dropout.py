@@ -2,7 +2,7 @@
 
 A mask is a hash of the random key and each element's index in the array, so it is the same on any
 number of devices. XLA fuses the hash into the operation that uses it and does not store the bits.
-A device that computes only some of the rows draws their bits within `drawing_for_shard`.
+If a device computes only some of the rows, the computation must run within `drawing_for_shard`.
 """
 
 import functools
@@ -52,9 +52,9 @@ def random_bits(rng: Array, index: UInt32[Array, "*shape"]) -> UInt32[Array, "*s
     """Return 32 random bits for each element of an array: a hash of the index and the key.
 
     The key must be a "threefry2x32" key, which is JAX's default. The shifts and the first two
-    multipliers are those of lowbias32 (Chris Wellons, hash-prospector). The third multiplier, 2^32
-    divided by the golden ratio, adds a round. Without this round, the masks of similar keys would
-    be correlated.
+    multipliers are those of lowbias32 (Chris Wellons, hash-prospector). An extra round uses a third
+    multiplier, 2^32 divided by the golden ratio. Without this round, the masks of similar keys
+    would be correlated.
     """
     first, second = jax.random.key_data(rng).astype(jnp.uint32)
     bits = index + first

@@ -48,8 +48,8 @@ def accumulate_in_float32(
     """Return the product of x and y, accumulated in float32 or higher precision.
 
     See `sum_dtype`. The cotangent of the result is also in float32 or higher precision. On a GPU,
-    the backward pass rounds this cotangent to the dtype of x, because multiplying a float32 array
-    by a bfloat16 array would run in float32, at a fraction of the speed.
+    the backward pass rounds this cotangent to the dtype of x. Otherwise, the product of a float32
+    array and a bfloat16 array would be computed in float32, at a fraction of the speed.
     """
     if target_platform() == "gpu":
         return _round_cotangent(product, x, y)

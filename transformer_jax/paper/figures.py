@@ -32,7 +32,7 @@ SUB_LAYERS = {
 """The paper's names for the modules in a layer."""
 
 OPERATIONS = {"dot_general": "MatMul", "mul": "Scale", "select_n": "Mask", "exp": "SoftMax"}
-"""The paper's names for the operations that identify the parts of attention."""
+"""The paper's name for each part of attention, keyed by the JAX primitive that identifies it."""
 
 VOCABULARY = 100
 
@@ -77,7 +77,7 @@ def describe_architecture(config: ModelConfig) -> tuple[list[Column], list[Link]
 
 
 def draw_figure_2() -> Picture:
-    """Draw scaled dot-product attention as the program computes it, and multi-head attention."""
+    """Draw multi-head attention, and scaled dot-product attention as the program computes it."""
     multi_head = ["Linear (V, K, Q)", "Scaled Dot-Product Attention", "Concat", "Linear"]
     return draw_columns(
         [

@@ -23,9 +23,9 @@ class Item:
     test: str
     """The test for this item: FILE::FUNCTION."""
     small: str
-    """The command at small scale."""
+    """The command to run at small scale."""
     full: str = ""
-    """The command at the paper's scale. Empty if the result does not depend on the scale."""
+    """The command to run at the paper's scale. Empty if the result does not depend on the scale."""
 
     @property
     def key(self) -> str:
@@ -34,7 +34,7 @@ class Item:
 
     @property
     def commands(self) -> dict[str, str]:
-        """The commands, keyed by their scale, plus the test unless it is already one of them."""
+        """The commands, keyed by scale, plus the test's command if it is not among them."""
         commands = {"any scale": self.small}
         if self.full:
             commands = {"small scale": self.small, "the paper's scale": self.full}
@@ -48,7 +48,7 @@ def unit_test(test: str) -> str:
 
 
 def _tested(name: str, title: str, test: str, full: str = "") -> Item:
-    """Return an item that a test checks exactly, so the test is also the item's command."""
+    """Return an item whose `small` command runs its test, which checks the item exactly."""
     return Item(name, title, f"tests/unit/{test}", unit_test(f"tests/unit/{test}"), full)
 
 
@@ -100,7 +100,7 @@ FIGURES = (
     ),
     Item(
         "Figure 3",
-        "Encoder self-attention for one word, in layer 5 of 6 (--position counts tokens)",
+        "Encoder self-attention for one word, in layer 5 of 6; --position is the token's index",
         "tests/unit/test_attention_figures.py::"
         "test_a_selected_token_and_head_have_only_their_lines",
         f"{ATTENTION} runs/demo {SENTENCE} --kind encoder --layer 0 --position 3 --out figure3.svg",
@@ -192,7 +192,7 @@ SECTIONS = (
     ),
     Item(
         "Section 3.5",
-        "Sinusoids, whose shifts are linear maps; extrapolation to longer sentences",
+        "Linear maps between shifted sinusoids, and extrapolation to longer sentences",
         "tests/unit/test_positions.py::test_the_sinusoid_is_the_papers_formula",
         "transformer-jax plot runs/demo --kind positions --out positions.svg",
         "transformer-jax sweep experiments/positions/short_numbers.py",

@@ -1,4 +1,4 @@
-"""Store trees of arrays on disk with Orbax. Restoring either returns the expected arrays or fails.
+"""Store trees of arrays on disk with Orbax. A restore returns the expected arrays or fails.
 
 Orbax logs long messages about errors that it also raises. Importing this module silences Orbax's
 log, because callers report each error in one line.

@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def write_json(path: Path, content: object) -> None:
-    """Atomically and durably replace a file with JSON; see `write_text`."""
+    """Atomically and durably replace a file's contents with JSON; see `write_text`."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Atomically and durably replace a file with text. On failure, the old contents remain."""
+    """Atomically and durably replace a file's contents. On failure, the old contents remain."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:

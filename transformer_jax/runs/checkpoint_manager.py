@@ -143,7 +143,7 @@ class CheckpointManager:
     def save(
         self, step: int, arrays: Trees, perplexity: float | None, metadata: Mapping[str, Any]
     ) -> None:
-        """Start writing trees of arrays and JSON metadata. Call `prepare_save` first.
+        """Start writing JSON metadata and trees of arrays. Call `prepare_save` first.
 
         After this method returns, the caller may donate the arrays. If the background write fails,
         the next call to `wait`, `prepare_save`, or `restore` raises a StorageError. `perplexity` is
@@ -216,7 +216,7 @@ class CheckpointManager:
             if not self._is_primary:
                 return
             temporary = self.folder / f".{step}"
-            # Orbax writes a local path to this file, but requires only that the file exists.
+            # Empty this file, which contains a local path. Orbax only requires it to exist.
             for marker in temporary.glob("commit_success.txt"):
                 marker.write_bytes(b"")
             content.write(temporary, step, self._identity)

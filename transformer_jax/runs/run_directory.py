@@ -1,4 +1,4 @@
-"""A run's directory, which is self-contained, holds only data, and is never overwritten.
+"""A run's directory. It is self-contained, holds only data, and is never overwritten.
 
 The directory contains:
 
@@ -104,7 +104,7 @@ class RunDirectory:
         package: Package | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> "RunDirectory":
-        """Create the directory atomically. `fill` can add files before it becomes visible.
+        """Create the directory atomically. `fill` can add files before the directory is visible.
 
         Raises:
             UsageError: the path already exists; it is left unchanged.

@@ -18,7 +18,7 @@ Counts = Mapping[str, int | None]
 def count_devices_of_rows(
     sweep: Sweep, target: Target, *, progress: Progress = ignore_progress
 ) -> Counts:
-    """Return how many devices each row needs: 1, 2, 4, ..., or all; None if all are too few.
+    """Return how many devices each row needs: 1, 2, 4, ..., or all; None if the target has too few.
 
     The largest assumed batch shape determines the number; see `assume_shapes`.
 

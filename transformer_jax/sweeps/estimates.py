@@ -16,10 +16,10 @@ def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
     """Estimate how many seconds a run of each row takes if `num_parallel` runs train at once.
 
     The estimates are too high if batches contain a lot of padding or if the source and target
-    differ in length, because `train_flops` counts full batches. If the peak FLOP/s is measured,
-    the estimates are also too high while other programs are using the device.
+    differ in length, because `train_flops` counts full batches. The estimates are also too high if
+    the peak FLOP/s is measured while other programs are using the device.
     """
-    # Each run has its own accelerator, but all runs on a CPU share it.
+    # Each run has its own accelerator, but runs on a CPU share the CPU.
     share = num_parallel if jax.default_backend() == "cpu" else jax.local_device_count()
     dtypes = {row.config.model.dtype for row in sweep.rows.values()}
     peaks = {dtype: peak_flops(dtype) / share for dtype in dtypes}

@@ -117,7 +117,7 @@ def _to_svg(draw: Callable[[Axes], None], height: float) -> str:
     axes.set_axisbelow(True)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        # In the legend, the rows come first, in their original order, before the other entries.
+        # In the legend, list the rows in their original order, and then the other entries.
         last = (HERE, PAPER, NOT_SIGNIFICANT, OTHER_ROWS)
         places = {label: place for place, label in enumerate(last, start=1)}
         pairs = zip(handles, labels, strict=True)

@@ -28,7 +28,7 @@ def list_footnotes(results: Results) -> list[str]:
 
 
 def _list_missing(results: Results) -> list[str]:
-    """Name the runs without scores, in one line for each reason."""
+    """List the runs that have no scores, with one line for each reason."""
     names = defaultdict[str, list[str]](list)
     for row in results.rows.values():
         for name, reason in row.missing.items():
@@ -115,7 +115,7 @@ def _explain_columns(results: Results) -> list[str]:
 
 
 def _describe_agreement(results: Results) -> list[str]:
-    """Return notes on how often differences have the paper's sign, compared with random signs."""
+    """Return notes on how often the signs of differences match the paper, compared with chance."""
     notes = []
     name = results.sweep.path.resolve().name
     for score, label in (("perplexity", "perplexity"), ("bleu", "dev BLEU")):

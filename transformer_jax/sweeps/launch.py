@@ -164,7 +164,7 @@ class _Pool:
 
 
 def _settle_status(run: SweepRun, code: int, *, is_stopping: bool) -> RunStatus:
-    """Return the status of a run whose worker has exited, and write it if the worker did not."""
+    """Return the status of a run whose worker has exited; if the worker wrote none, write one."""
     status = read_status(run)
     is_final = status.status in ("done", "failed") or is_stopping or code == 0
     if is_final or (status.status == "stopped" and status.note != PROCESS_GONE):

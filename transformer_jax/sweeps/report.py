@@ -36,7 +36,7 @@ CSS = (
     "th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}.wide{overflow-x:auto}"
     "figure{margin:1rem 0}svg{max-width:100%;height:auto}"
 )
-# The page that documents the analysis, which exists only in a clone of the repository.
+# The page that documents the analysis. This page exists only in a clone of the repository.
 DOCUMENTATION = Path(__file__).parents[2] / STATISTICS
 Column = Callable[[Results, RowResult], str]
 
@@ -218,7 +218,7 @@ def _make_page(results: Results, scores: Table, comparisons: Table, figures: Seq
         for row in results.rows.values()
     ]
     run_links = [link(status, status.note) for status in _all_statuses(results)]
-    # Omit the last two columns, the signature and the command, which runs.csv contains.
+    # Omit the last two columns (the signature and the command). They are in runs.csv.
     runs = [row[:-2] for row in make_run_table(results, digits=2)]
     title = html.escape(results.sweep.path.resolve().name)
     notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in list_footnotes(results))

@@ -64,8 +64,8 @@ class RowResult:
     unigram: float | None
     """The best unigram model's perplexity on the development set, if known."""
     failed: Mapping[int, float]
-    """The perplexities of runs that failed to train (no better than a unigram model), keyed by
-    seed."""
+    """The perplexities of runs that failed to train, keyed by seed. Such a perplexity is not finite
+    or exceeds that of a unigram model."""
     test_differences: Mapping[int, BleuDifference] = field(default_factory=dict)
     """The differences in test BLEU from the first row, keyed by seed."""
     has_own_text: bool = False
@@ -104,7 +104,7 @@ class Results:
     sweep: Sweep
     rows: Mapping[str, RowResult]
     signature: str
-    """The sacreBLEU signature of the test BLEU comparison, or "" without a comparison."""
+    """The sacreBLEU signature of the comparison in test BLEU, or "" if there is no comparison."""
     command: str
     """The command that writes this report."""
 

@@ -80,7 +80,8 @@ class Analysis:
     """The comparison of each row except the first, keyed by the row's name."""
     wide: Mapping[str, float]
     """The rows that vary much more over seeds than the others do, each with the ratio of its
-    standard deviation to the typical one. These rows are not pooled with the others."""
+    standard deviation to the typical standard deviation. These rows are not pooled with the
+    others."""
 
 
 class SignAgreement(NamedTuple):
@@ -126,7 +127,7 @@ def analyze(scores: Scores) -> Analysis:
 
 
 def _find_wide(scores: Scores) -> dict[str, float]:
-    """Return each wide row and the ratio of its standard deviation to the typical one."""
+    """Return the ratio of each wide row's standard deviation to the typical standard deviation."""
     # Dividing each variance by the median of its distribution makes the median over rows unbiased.
     variances = [
         statistics.variance(by_seed.values()) / special.chdtri(n := len(by_seed) - 1, 0.5) * n
@@ -207,8 +208,8 @@ def welch_interval(
 def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
     """Compare a row's difference from the first row with the corresponding one in the paper.
 
-    If the paper's difference is within the margin, the paper claims equivalence; otherwise, it
-    claims a direction.
+    A difference in the paper that is within the margin counts as a claim that the rows are
+    equivalent. A larger difference counts as a claim about which of the two rows scores higher.
 
     Args:
         interval: the row's simultaneous interval.

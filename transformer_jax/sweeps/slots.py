@@ -20,7 +20,7 @@ CPU_RUN_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class Slot:
-    """A part of this machine that trains one run at a time."""
+    """An accelerator, or a set of CPU cores, that trains one run at a time."""
 
     name: str
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -77,7 +77,7 @@ def list_phases(run: SweepRun) -> list[Split]:
 def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int, str]:
     """Train under a supervisor; return the exit code and a note.
 
-    Append the signals that interrupt this phase to `signals`.
+    Append to `signals` any signals that interrupt this phase.
     """
     if (run.path / "run.json").exists():
         arguments = ["resume", str(run.path), "--train.steps", str(run.config.train.steps)]
@@ -104,7 +104,7 @@ def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int,
 def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str]:
     """Score a split; return the exit code and a note.
 
-    Append the signals that interrupt this phase to `signals`.
+    Append to `signals` any signals that interrupt this phase.
     """
     command = train_command(["evaluate", str(run.path), "--split", split])
     with subprocess.Popen(command) as process:  # noqa: S603 - runs this package

@@ -1,4 +1,4 @@
-"""A training step that is compiled separately for each batch shape, if possible ahead of time."""
+"""A training step that is compiled separately for each batch shape, ahead of time if possible."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -84,7 +84,7 @@ class CompiledStep:
                 )
 
     def is_compiling_ahead(self) -> bool:
-        """Return whether `compile_ahead` is still compiling, so that exiting would have to wait."""
+        """Return whether `compile_ahead` is still compiling. If so, exiting would have to wait."""
         return any(not future.done() for future in self._ahead.values())
 
     def take_finished(self) -> Iterator[Compilation]:

@@ -115,7 +115,7 @@ def _check_same_function(config: ModelConfig, other: Run) -> None:
 
 
 def _function_fields(config: ModelConfig) -> dict[str, object]:
-    """Return the fields that determine the model's function, given its parameters."""
+    """Return the fields that, together with the parameters, determine the model's function."""
     fields = {**asdict(config), "num_decoder_layers": config.layers_per_stack[1]}
     ignored = set(FREE_FIELDS)
     if config.positions == "learned":

@@ -52,8 +52,8 @@ def flops_of_lengths(
 ) -> float:
     """Return the FLOPs of a training step on B pairs: three times the FLOPs of a forward pass.
 
-    Only matrix products count. The sum in an additive score counts for as many FLOPs as the dot
-    product that it replaces. An operation counts once, even if `model.remat` repeats it.
+    Only matrix products count. The sum in an additive score counts the same as the dot product that
+    it replaces. An operation counts once, even if `model.remat` repeats it.
     """
     source, target = source_lengths.astype(float), target_lengths.astype(float)
     layers = MULTIPLY_ADDS[config.architecture](config, source, target)

@@ -1,4 +1,4 @@
-"""The training loop: run steps, and report, evaluate, and save between them."""
+"""The training loop: run steps; between steps, report, evaluate, and save."""
 
 import contextlib
 import signal

@@ -102,10 +102,10 @@ class DataParallel:
     def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
         """Compute the sums over the global batch in a step that is being compiled.
 
-        Without `shard_map`, XLA would all-reduce the embedding's gradient twice, once for the
-        lookups and once for the logits, and most gradients of a bfloat16 model in bfloat16. With
-        `fsdp`, XLA would split matrix products along the sharded axes of the parameters, and
-        devices would exchange activations, which grow with the batch.
+        Without `shard_map`, XLA would all-reduce the embedding's gradient twice: once for the
+        lookups and once for the logits. XLA would also all-reduce most gradients of a bfloat16
+        model in bfloat16. With `fsdp`, XLA would split matrix products along the sharded axes of
+        the parameters, and devices would exchange activations, which grow with the batch.
         """
         if self.mesh.size == 1:
             return step.compute_gradients(state, batch)

@@ -59,7 +59,7 @@ class TrainStep:
     """One update, split into two pure functions so that devices can add their sums in between."""
 
     compute_gradients: Callable[[TrainState, Batch], GradientSum]
-    """A function that computes the sums over a batch or one device's rows of a batch."""
+    """A function that computes the sums over a batch, or over the rows of a batch on one device."""
     apply_gradients: Callable[[TrainState, GradientSum], tuple[TrainState, StepMetrics]]
     """A function that updates the state with the sums over the whole batch."""
     num_micro_batches: int = 1
@@ -98,7 +98,7 @@ def compute_gradients(
 ) -> GradientSum:
     """Sum gradients and losses over a batch in `gradient_accumulation_steps` micro-batches."""
     # Derive dropout masks from the seed and the step, so that a resumed run draws the same masks.
-    # The 0 reproduces the masks of earlier versions.
+    # Folding in 0 reproduces the masks of earlier versions.
     rng = jax.random.fold_in(jax.random.fold_in(make_rng(state.seed), state.step), 0)
     num_micro_batches = config.gradient_accumulation_steps
     smoothing = config.label_smoothing

@@ -19,7 +19,7 @@ class StepTracer:
         self._is_tracing = False
 
     def after(self, step: int, state: object) -> None:
-        """Start or stop the trace if it is due after this step, which returned `state`.
+        """Start or stop the trace if necessary after this step. `state` is the step's output.
 
         Raises:
             StorageError: the trace cannot be written.

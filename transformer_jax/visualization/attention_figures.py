@@ -87,7 +87,7 @@ def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
 def _head_lines(
     weights: Float[np.ndarray, "Q K"], head: int, shift: float, indices: Resolved
 ) -> LineCollection:
-    """Return a line for each of a head's weights. The weight is the line's opacity."""
+    """Return a line for each visible weight of a head. The weight is the line's opacity."""
     is_shown = weights >= MIN_WEIGHT
     if indices.position is not None:
         is_shown &= (np.arange(len(weights)) == indices.position)[:, None]
@@ -149,7 +149,7 @@ def _draw_heat_map(axes: Axes, weights: Float[np.ndarray, "Q K"]) -> None:
 
 
 def _add_color_bar(figure: Figure) -> None:
-    """Add a color bar that all of a figure's heat maps share, from 0 to 1."""
+    """Add a color bar from 0 to 1 that all heat maps in the figure share."""
     bar = figure.colorbar(ScalarMappable(SCALE, HEAT), ax=figure.axes, shrink=0.8, aspect=30)
     bar.set_label("weight", size=SIZE)
     bar.ax.tick_params(labelsize=SIZE)

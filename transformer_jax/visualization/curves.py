@@ -47,8 +47,8 @@ def average_runs(
 ) -> Curve:
     """Return the mean over runs at the steps that all runs share.
 
-    Each run maps steps to values. The band extends from the lowest to the highest value. Use the
-    geometric mean for perplexities.
+    Each item of `runs` contains one run's values, keyed by step. The band extends from the lowest
+    to the highest value. Use the geometric mean for perplexities.
     """
     shared = sorted(set.intersection(*map(set, runs))) if runs else []
     values = [[run[step] for run in runs] for step in shared]

@@ -14,7 +14,7 @@ from transformer_jax.visualization.style import DIVERGING, GRID, Picture, add_le
 
 # Singular values below this fraction of the largest one are attributed to float32 rounding errors.
 MIN_SINGULAR_VALUE = 1e-5
-# The plot draws smaller residuals at this value.
+# Residuals smaller than this value are plotted at this value.
 MIN_RESIDUAL = 1e-5
 # The maximum number of offsets to plot.
 MAX_OFFSETS = 33

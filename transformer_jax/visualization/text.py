@@ -8,7 +8,7 @@ UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\u
 
 
 def printable(text: str) -> str:
-    r"""Return text with its unprintable characters escaped, such as `\x1b`."""
+    r"""Return text in which unprintable characters are escaped, for example as `\x1b`."""
     return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 

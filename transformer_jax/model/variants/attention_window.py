@@ -4,8 +4,8 @@ With this restriction, a layer takes O(r n d) operations instead of O(n^2 d), an
 positions that are n apart takes O(n / r) layers instead of one (Table 1). The paper centers a
 neighborhood of size r on each position, so a maximum distance of w means r = 2 w + 1.
 
-Queries are split into n blocks of w positions, or of fewer positions in a short sequence. A block
-attends to three blocks of keys: the same block and its two neighbors.
+Queries are split into n blocks of w positions. If the sequence is short, blocks can be smaller. A
+block attends to three blocks of keys: the same block and its two neighbors.
 
 Shapes: B batch, T positions, S keys, D d_model, H heads, K d_k, V d_v; n blocks of t queries and
 s = 3 t keys.
@@ -106,7 +106,7 @@ class WindowedAttention(MultiHeadAttention):
         return y.reshape(batch, -1, heads, y.shape[-1])[:, :length]
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Attend at the given positions, as in cached decoding, by masking distant keys."""
+        """Attend from queries at the given positions, as in cached decoding; mask distant keys."""
         is_near = jnp.abs(relative_positions(heads.positions)) <= self.window
         return super().attend_heads(heads._replace(mask=heads.mask & is_near[None, None]), train)
 

@@ -20,7 +20,7 @@ class AddConcatenatedSinusoids(AddPositions):
 
 
 class AddNothing(AddPositions):
-    """Dropout only, for schemes that work inside self-attention and for the scheme "none"."""
+    """A module that only applies dropout. The scheme is "none" or works inside self-attention."""
 
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
         """Return zeros."""

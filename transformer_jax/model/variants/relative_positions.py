@@ -25,7 +25,7 @@ def relative_positions(positions: Positions) -> Int[Array, "T S"]:
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """Return ALiBi's slope for each head: 2^(-8/n), 2^(-16/n), ... 2^-8 for n heads.
+    """Return ALiBi's slope for each head: 2^(-8/n), 2^(-16/n), ..., 2^-8 for n heads.
 
     If n is not a power of two, return the slopes for the next lower power of two, followed by every
     second slope for twice that number.
