@@ -358,13 +358,13 @@ plt.show()
 # %% [markdown]
 # *Before the layer*, only the position of the last digit itself (the token before the end token)
 # contains this information. At all other positions, the probe's accuracy is at chance level. *After
-# the layer*, other positions also contain it, because attention has moved the digit to these
-# positions. In the stored output, the probe predicts the last digit perfectly from both hyphens. A
-# hyphen is the same token in every line, so its vector has room for other information, such as the
-# digit that German puts before the tens. The decoder reads the digit from these hyphens: in the
-# alignment above, the row for the last digit is dark at both hyphens, not only at the digit itself.
-# (The labels below the axis are the tokens of the first sentence. The other sentences have
-# different digits at the same positions.)
+# the layer*, other positions also contain the digit, because attention has copied it there. In the
+# stored output, the probe predicts the last digit perfectly from both hyphens. A hyphen is the same
+# token in every line, so its vector has room for other information, such as the digit that German
+# puts before the tens. The decoder reads the digit from these hyphens: in the alignment above, the
+# row for the last digit is dark at both hyphens, not only at the digit itself. (The labels below
+# the axis are the tokens of the first sentence. The other sentences have different digits at the
+# same positions.)
 #
 # A probe shows that information is *present*, not that the model uses it. To show that the model
 # uses the information, change it and measure the effect, as above.

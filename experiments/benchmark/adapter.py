@@ -1,6 +1,7 @@
 """Training and decoding functions for benchmarks, which run the same code that users run.
 
-External benchmarks call `train_step` and `decode`. This project's benchmark calls `tasks`.
+External benchmarks call `train_step` and `decode`. The project's own benchmark calls functions in
+the module `tasks`.
 """
 
 import contextlib

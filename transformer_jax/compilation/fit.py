@@ -62,8 +62,9 @@ def find_largest_batch(
 ) -> tuple[int, StepProgram] | None:
     """Find the largest `data.batch_tokens` for which full batches of this bucket fit.
 
-    The bisection stops within 5% or lcm(`ROW_MULTIPLE`, `num_devices`) rows of the exact value.
-    Return the result and the compiled program, or None if even the smallest batch does not fit.
+    The bisection stops within 5% or lcm(`ROW_MULTIPLE`, `num_devices`) rows of the exact value,
+    whichever is larger. Return the result and the compiled program, or None if even the smallest
+    batch does not fit.
     """
     width = max(bucket.source, bucket.target)
     # The number of rows must be a multiple of this number.

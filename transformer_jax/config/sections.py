@@ -60,9 +60,9 @@ class ModelConfig(ConfigSection):
     """Dropout rate P_drop for sub-layer outputs, and for the sums of embeddings
     and positional encodings (section 5.4)."""
     attention_dropout: Annotated[float, PROBABILITY] = 0.0
-    """Dropout rate for the attention weights. Differs from the paper when above 0."""
+    """Dropout rate for the attention weights. A rate above 0 differs from the paper."""
     activation_dropout: Annotated[float, PROBABILITY] = 0.0
-    """Dropout rate inside the feed-forward networks. Differs from the paper when above 0."""
+    """Dropout rate inside the feed-forward networks. A rate above 0 differs from the paper."""
     positions: Literal[
         "sinusoidal",
         "concatenated_sinusoidal",
@@ -98,12 +98,12 @@ class ModelConfig(ConfigSection):
     NVIDIA GPUs."""
     attention_window: Annotated[int | None, between(1, 1_000_000)] = None
     """Maximum distance w between a query and a key in self-attention, which
-    gives a neighborhood of size r = 2 w + 1 (section 4). Differs from the paper
-    when set."""
+    gives a neighborhood of size r = 2 w + 1 (section 4). Setting it differs
+    from the paper."""
     attention_bias: bool = False
-    """Add biases to the four attention projections. Differs from the paper when set."""
+    """Add biases to the four attention projections. Adding them differs from the paper."""
     output_bias: bool = False
-    """Add a per-token bias to the logits. Differs from the paper when set."""
+    """Add a per-token bias to the logits. Adding it differs from the paper."""
     decoder_start: Literal["bos", "padding"] = "bos"
     """The first token that the decoder reads. `padding`, which differs from the
     paper, matches Marian and excludes padding from translations."""
@@ -265,8 +265,8 @@ class DataConfig(ConfigSection):
     source_vocab_size: Annotated[int | None, between(8, 1_000_000)] = None
     """Number of tokens in a separate source vocabulary, for languages with
     different scripts. data.vocab_size is then the size of the target
-    vocabulary. Differs from the paper when set, because source and target then
-    have separate embeddings."""
+    vocabulary. Setting it differs from the paper, because source and target
+    then have separate embeddings."""
     target_tokens: Literal["subwords", "words"] = "subwords"
     """The kind of token in a separate target vocabulary. `words`, which
     differs from the paper, makes each distinct word in the targets a token. Use
@@ -329,7 +329,7 @@ class TrainConfig(ConfigSection):
     adam_epsilon: Annotated[float, POSITIVE] = 1e-9
     """Constant added to the square root of Adam's second moment."""
     clip_norm: Annotated[float | None, POSITIVE] = None
-    """Maximum global norm of the gradients. Differs from the paper when set."""
+    """Maximum global norm of the gradients. Clipping differs from the paper."""
     label_smoothing: Annotated[float, PROBABILITY] = 0.1
     """Fraction of the target probability that is spread over the vocabulary (section 5.4)."""
     label_smoothing_over: Literal["vocabulary", "other_tokens"] = "vocabulary"
@@ -359,7 +359,7 @@ class TrainConfig(ConfigSection):
     """At every Nth scheduled checkpoint, also translate the development set and compute BLEU."""
     patience: Annotated[int | None, POSITIVE] = None
     """Stop if the perplexity does not improve for this many scheduled
-    checkpoints in a row. Differs from the paper when set."""
+    checkpoints in a row. Stopping early differs from the paper."""
     keep_checkpoints: Annotated[int, POSITIVE] = 20
     """Number of most recent scheduled checkpoints to keep, for averaging.
     The best checkpoint is always kept."""

@@ -58,7 +58,7 @@ def parse_linearized(line: str, num_words: int) -> Parse:
     """
     tags, slots, open_slots = list[str](), list[Bracket | None](), list[_OpenBracket]()
     is_repaired = False
-    # A label can contain a no-break space, so only spaces separate symbols.
+    # A label can contain a no-break space, so split symbols only at ordinary spaces.
     for symbol in filter(None, line.split(" ")):
         if symbol.startswith("(") and symbol != "(":
             open_slots.append(_OpenBracket(len(slots), symbol[1:], len(tags)))

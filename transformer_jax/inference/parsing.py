@@ -46,7 +46,7 @@ def read_references(sources: Sequence[str], references: Sequence[str]) -> list[T
     """
     trees: list[Tree] = []
     for number, (source, reference) in enumerate(zip(sources, references, strict=True), start=1):
-        # A word can contain a no-break space, so only spaces separate words.
+        # A word can contain a no-break space, so split words only at ordinary spaces.
         words = tuple(word for word in source.split(" ") if word)
         parse = parse_linearized(reference, len(words))
         if parse.is_repaired:

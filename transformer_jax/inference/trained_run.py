@@ -1,4 +1,4 @@
-"""A trained model, which `transformer_jax.load("runs/x")` loads from a run."""
+"""A trained model and everything needed to use it, as `transformer_jax.load` returns it."""
 
 import functools
 import warnings

@@ -180,7 +180,7 @@ def _read_token_list(path: Path) -> list[str]:
 
 
 def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Arrays:
-    """Read the arrays, and check that positions are sinusoids and that tied tables are equal."""
+    """Read the arrays; check that positions are sinusoids and that tied tables are equal."""
     model = build_transformer(config, **vocabulary.sizes)
     # A config can require more parameters than fit in memory, so create no arrays before the check.
     shapes = marian_shapes(config, expected_shapes(model))
@@ -209,7 +209,7 @@ def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Ar
 
 
 def _check_computed(weights: Path, config: ModelConfig, arrays: Arrays) -> None:
-    """Check that tied tables are equal, and that the positions are sinusoids."""
+    """Check that tied embedding tables are equal and that positional encodings are sinusoidal."""
     for name in POSITIONS:
         if name in arrays:
             positions = sinusoid(jnp.arange(config.max_length), config.d_model)
