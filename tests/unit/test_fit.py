@@ -99,6 +99,15 @@ def test_the_number_of_micro_batches_is_as_small_as_possible() -> None:
     assert cures == [{"train.gradient_accumulation_steps": 8}]
 
 
+def test_fsdp_does_not_split_the_gradients_and_the_gathered_parameters() -> None:
+    # Each of four devices holds 75 bytes of the state, 100 bytes of gathered parameters, and 100
+    # bytes of gradients. The activations need 1,024 bytes, but only 60 bytes are free.
+    compiler = Formula(capacity=75 + 200 + 60, state=300, gradients=200)
+    fsdp = Config().change(model={"remat": True}, train={"parallelism": "fsdp"})
+    cures = cures_of(compiler, fsdp, Bucket(256, 64, 64, 0))
+    assert cures == [{"train.gradient_accumulation_steps": 32}]
+
+
 @pytest.mark.parametrize("gradients", [100, 200])
 def test_micro_batches_are_a_cure_even_if_the_gradients_leave_little_memory(gradients: int) -> None:
     # The activations need 800 bytes, but only 25 with 32 micro-batches and only 12 with 64.

@@ -29,14 +29,20 @@ def make_step(config: Config) -> tuple[TrainStep, TrainState]:
     return make_train_step(model, config.train), state
 
 
+COLLECTIVES = ("psum", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "reduce_scatter")
+
+
 def communicated_arrays(jaxpr: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each collective of a program, with the shape and type of each array that it sends."""
+    """Yield each collective of a program, with the shape and type of each array that it sends.
+
+    Yield those in a loop body as often as the loop repeats it.
+    """
     for equation in jaxpr.eqns:
         name = equation.primitive.name
-        if name.startswith(("psum", "all_gather", "reduce_scatter")):
+        if name.startswith(COLLECTIVES):
             yield from ((name, variable.aval) for variable in equation.invars)
         for program in jaxprs_in_params(equation.params):
-            yield from communicated_arrays(program)
+            yield from list(communicated_arrays(program)) * equation.params.get("length", 1)
 
 
 def trace_on(
@@ -55,30 +61,42 @@ def sorted_shapes(leaves: Iterable[Any]) -> list[tuple[int, ...]]:
     return sorted(leaf.shape for leaf in leaves)
 
 
+def check_gradients(arrays: list[tuple[str, Any]], config: Config, dtype: str) -> None:
+    """Check that devices add the gradient of each parameter, and the loss, exactly once."""
+    added = [x for name, x in arrays if name != "all_gather"]
+    params = jax.tree.leaves(make_step(config)[1].params)
+    assert sorted_shapes(x for x in added if x.shape) == sorted_shapes(params)
+    assert {str(x.dtype) for x in added if x.shape} == {dtype}
+    # The scalars are the three sums in the loss.
+    assert [str(x.dtype) for x in added if not x.shape] == ["float32"] * 3
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_devices_add_every_gradient_once(dtype: str) -> None:
     config = SMALL.change(model={"dtype": "bfloat16"}, train={"reduction_dtype": dtype})
-    arrays = [x for _, x in trace_on(4, config, rows=8)]
-    gradients = [x for x in arrays if x.shape]
-    params = jax.tree.leaves(make_step(config)[1].params)
-    assert sorted_shapes(gradients) == sorted_shapes(params)
-    assert {str(x.dtype) for x in gradients} == {dtype}
-    # The scalars are the three sums in the loss.
-    assert [str(x.dtype) for x in arrays if not x.shape] == ["float32"] * 3
+    arrays = trace_on(4, config, rows=8)
+    assert all(name.startswith("psum") for name, _ in arrays)
+    check_gradients(arrays, config, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_fsdp_gathers_every_split_parameter_and_adds_every_gradient_once(dtype: str) -> None:
     config = SMALL.change(model={"dtype": "bfloat16"}, train={"reduction_dtype": dtype})
     arrays = trace_on(4, config, rows=8, sharding=FSDP)
-    gradients = [x for name, x in arrays if x.shape and name != "all_gather"]
-    params = jax.tree.leaves(make_step(config)[1].params)
-    assert sorted_shapes(gradients) == sorted_shapes(params)
-    assert {str(x.dtype) for x in gradients} == {dtype}
-    # Every parameter has an axis whose size is divisible by four, so every parameter is split.
-    gathered = [x for name, x in arrays if name == "all_gather"]
-    assert sum(x.size for x in gathered) == sum(x.size for x in params) / 4
+    # Each parameter has an axis that is divisible by four, so every parameter is split.
     assert {name for name, x in arrays if x.shape} == {"all_gather", "reduce_scatter"}
+    check_gradients(arrays, config, dtype)
+    gathered = [x for name, x in arrays if name == "all_gather"]
+    params = jax.tree.leaves(make_step(config)[1].params)
+    assert sum(x.size for x in gathered) == sum(x.size for x in params) / 4
+
+
+def test_fsdp_adds_the_gradients_of_parameters_that_it_cannot_split() -> None:
+    # Only the vocabulary of 20 tokens is divisible by five.
+    arrays = trace_on(5, SMALL, rows=10, sharding=FSDP)
+    check_gradients(arrays, SMALL, "float32")
+    names = [name for name, x in arrays if x.shape]
+    assert names.count("all_gather") == names.count("reduce_scatter") == 1
 
 
 def test_one_device_adds_nothing() -> None:
@@ -95,24 +113,27 @@ def test_communication_depends_neither_on_the_batch_nor_on_micro_batches(
     assert trace_on(4, halves, 12, sharding) == trace_on(4, SMALL, 64, sharding)
 
 
+DROPOUT = {"dropout": 0.5, "attention_dropout": 0.3}
+
+
 @pytest.mark.parametrize(
     ("model", "num_micro_batches"),
     [
-        pytest.param({}, 1, id="default"),
+        pytest.param(DROPOUT, 1, id="dropout"),
         pytest.param(
-            {"remat": True, "attention_implementation": "blockwise"},
+            {**DROPOUT, "remat": True, "attention_implementation": "blockwise"},
             2,
-            id="remat, blocks, and micro-batches",
+            id="dropout, remat, blocks, and micro-batches",
             marks=pytest.mark.slow,
         ),
+        pytest.param({"dropout": 0.0}, 3, id="uneven micro-batches", marks=pytest.mark.slow),
     ],
 )
-def test_devices_draw_the_dropout_masks_of_one_device(
+def test_devices_add_up_the_gradients_of_one_device(
     model: dict[str, Any], num_micro_batches: int
 ) -> None:
-    dropout = {"dropout": 0.5, "attention_dropout": 0.3}
     train = {"gradient_accumulation_steps": num_micro_batches}
-    config = SMALL.change(model={**dropout, **model}, train=train)
+    config = SMALL.change(model=model, train=train)
     step, _ = make_step(config)
     state = init_state(build_transformer(config.model, VOCAB), config.train)
     tokens = np.random.default_rng(0).integers(4, VOCAB, (2, 8, 9)).astype(np.int32)

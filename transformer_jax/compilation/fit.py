@@ -123,9 +123,12 @@ def _micro_batches(config: Config, program: StepProgram, num_devices: int) -> li
     counts = [count for i in range(1, 17) if current < (count := 1 << i) <= most]
     if program.peak_bytes is None:
         return counts
-    # Smaller micro-batches do not shrink the state or the gradient sum. The state holds the
-    # parameters and Adam's two moments, so the gradient sum is a third as large.
+    # Smaller micro-batches do not shrink the state, which holds the parameters and Adam's two
+    # moments, or the gradient sum, which is a third as large. With fsdp, each device holds only a
+    # part of the state, but it also gathers all parameters.
     fixed = program.state_bytes + program.state_bytes // 3
+    if config.train.parallelism == "fsdp":
+        fixed = program.state_bytes + 2 * num_devices * program.state_bytes // 3
     activations = (program.peak_bytes - fixed) * current
     enough = [n for n in counts if fixed + activations / n <= program.capacity_bytes]
     # The estimate can be too low, so also try the maximum count. The maximum can also help in

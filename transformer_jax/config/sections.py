@@ -342,9 +342,9 @@ class TrainConfig(ConfigSection):
     Each micro-batch draws its own dropout masks."""
     parallelism: Literal["data", "fsdp", "pmap"] = "data"
     """How multiple devices share the work. With `data`, each device holds all
-    parameters and processes part of the batch. With `fsdp`, parameters and
-    Adam's moments are also sharded, to save memory. `pmap` is like `data`, but
-    it uses jax.pmap."""
+    parameters and processes part of the batch. `fsdp` saves memory: between
+    steps, each device holds only part of the parameters and Adam's moments.
+    `pmap` is like `data`, but it uses jax.pmap."""
     reduction_dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type for summing gradients across devices. bfloat16 halves this
     communication, but it rounds each device's gradient."""

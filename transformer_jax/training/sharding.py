@@ -52,6 +52,10 @@ class DataParallel:
         """Return the sharding of an array in the state, based only on the array's shape."""
         return self.replicated
 
+    def partition_specs(self, tree: Tree) -> Tree:
+        """Return the tree with each array's `PartitionSpec` in place of the array."""
+        return jax.tree.map(lambda leaf: self.sharding(leaf).spec, tree)
+
     def abstract_state(self, tree: Tree) -> Tree:
         """Return the shapes, types, and shardings that a step expects, without any values."""
         return jax.tree.map(
@@ -109,7 +113,7 @@ class DataParallel:
         """
         if self.mesh.size == 1:
             return step.compute_gradients(state, batch)
-        specs = jax.tree.map(lambda leaf: self.sharding(leaf).spec, state)
+        specs = self.partition_specs(state)
         return jax.shard_map(
             partial(sum_over_devices, step, axis=self.axis, specs=specs.params),
             mesh=self.mesh,
@@ -173,7 +177,7 @@ class PmapDataParallel(DataParallel):
             # Add the devices' sums and counts exactly once. A mean of the devices' means would
             # weight tokens unequally, and a second `psum` would scale the gradient by the number of
             # devices.
-            specs = jax.tree.map(lambda _: PartitionSpec(), state.params)
+            specs = self.partition_specs(state.params)
             sums = sum_over_devices(step, state, batch, axis=self.axis, specs=specs)
             return step.apply_gradients(state, sums)
 
@@ -190,22 +194,22 @@ def sum_over_devices(
 ) -> GradientSum:
     """Compute the sums over one device's rows, and add the sums of all devices on `axis`.
 
-    `specs` contains the sharding of each parameter and of its gradient. The dropout masks are the
-    ones that a single device would draw for the whole batch.
+    `specs` contains the `PartitionSpec` of each parameter. If a parameter is split over the
+    devices, gather it first, and return only this device's part of its gradient.
     """
 
     def gather(shard: jax.Array, spec: PartitionSpec) -> jax.Array:
-        if axis not in spec:
-            return shard
-        return jax.lax.all_gather(shard, axis, axis=spec.index(axis), tiled=True)
+        if axis in spec:
+            return jax.lax.all_gather(shard, axis, axis=spec.index(axis), tiled=True)
+        return shard
 
     def add(gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
         sent = gradient.astype(jnp.bfloat16) if step.reduction_dtype == "bfloat16" else gradient
-        if axis not in spec:
-            total = jax.lax.psum(sent, axis)
-        else:
+        if axis in spec:
             dimension = spec.index(axis)
             total = jax.lax.psum_scatter(sent, axis, scatter_dimension=dimension, tiled=True)
+        else:
+            total = jax.lax.psum(sent, axis)
         return total.astype(gradient.dtype)
 
     gathered = state._replace(params=jax.tree.map(gather, state.params, specs))

@@ -1,6 +1,6 @@
 """One update of the parameters: a pure function of the state and a batch.
 
-Batches are global: this module does not depend on how many devices share a batch.
+This module does not depend on how many devices share a batch.
 Shapes: B rows of the batch, T token positions, N micro-batches.
 """
 
@@ -62,8 +62,6 @@ class TrainStep:
     """A function that computes the sums over a batch, or over the rows of a batch on one device."""
     apply_gradients: Callable[[TrainState, GradientSum], tuple[TrainState, StepMetrics]]
     """A function that updates the state with the sums over the whole batch."""
-    num_micro_batches: int = 1
-    """The number of parts that `compute_gradients` splits its rows into."""
     reduction_dtype: str = "float32"
     """The dtype in which devices add their gradients."""
 
@@ -78,7 +76,6 @@ def make_train_step(model: EncoderDecoder, config: TrainConfig) -> TrainStep:
     return TrainStep(
         partial(compute_gradients, model, config),
         partial(apply_gradients, optimizer),
-        config.gradient_accumulation_steps,
         config.reduction_dtype,
     )
 
@@ -129,8 +126,9 @@ def _sum_loss(
 def split_rows(batch: Batch, num_micro_batches: int) -> Batch:
     """Split a batch into micro-batches: [B, T] becomes [N, ceil(B / N), T].
 
-    Row i goes to micro-batch i % N, so rows stay on the device that stores them. If B is not
-    divisible by N, empty rows fill the micro-batches. Empty rows add nothing to any sum.
+    Row i goes to micro-batch i % N. If N divides the number of rows on each device, every device
+    therefore computes consecutive rows of the micro-batches that a single device would form. If B
+    is not divisible by N, empty rows fill the micro-batches. Empty rows add nothing to any sum.
     """
 
     def split(tokens: Int[Array, "B T"]) -> Int[Array, "N rows T"]:
