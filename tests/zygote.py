@@ -59,7 +59,7 @@ def _intercept(
 MOMENTS: dict[str, Callable[[], None]] = {
     "before a save": lambda: die_before(array_store.ocp, "save_checkpointables_async"),
     "after a save has begun": lambda: die_after(array_store.ocp, "save_checkpointables_async"),
-    "after the arrays are written": lambda: die_before(Path, "write_text", "checkpoint.json"),
+    "after the arrays are written": lambda: die_before(Path, "replace", "checkpoint.json"),
     "before the checksums": lambda: die_before(checksums, "write"),
     "while the checksums are written": lambda: die_before(Path, "replace", checksums.NAME),
     "after the checksums": lambda: die_after(checksums, "write"),
