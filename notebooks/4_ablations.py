@@ -291,5 +291,5 @@ comparison.plot("dev/perplexity")
 #
 # 1. How many seeds do you need to reduce the threshold to a factor of 1.1?
 # 2. Analyze `table3-multi30k/runs.csv`, which contains a sweep on real captions. Which of its rows
-#    contradict the paper?
+#    contradict the paper? Compare your answer with the verdicts in `table.md` in the same folder.
 # 3. Define another row in a config file, and train it with `transformer-jax sweep`.

@@ -93,20 +93,35 @@ def test_a_collective_in_a_loop_counts_once_per_iteration() -> None:
 
 
 def test_a_collective_in_several_fusions_of_a_tpu_counts_once() -> None:
+    # Two collectives share a channel. A fusion overlaps with the first one.
     assert collectives_of("""\
-        %fused.1 (p: bf16[4]) -> bf16[8] {
-          ROOT %all-gather.1 = bf16[8]{0} all-gather(%p), channel_id=3
+        %fused_computation.1 (p: bf16[4]) -> (bf16[4], bf16[8]) {
+          %all-gather.1 = bf16[8]{0} all-gather(%p), channel_id=1
+          ROOT %c = (bf16[8]) custom-call(%all-gather.1), custom_call_target="AsyncCollectiveStart"
         }
 
-        %fused.2 (p: bf16[4]) -> bf16[8] {
-          ROOT %all-gather.2 = bf16[8]{0} all-gather(%p), channel_id=3
+        %async_collective_fusion.2 (p: bf16[4], q: bf16[8]) -> bf16[8] {
+          %all-gather.2 = bf16[8]{0} all-gather(%p), channel_id=1
+          ROOT %add = bf16[8]{0} add(%q, %all-gather.2)
         }
 
-        ENTRY %main (p: bf16[4]) -> bf16[8] {
-          %fusion.1 = bf16[8]{0} fusion(%p), kind=kCustom, calls=%fused.1
-          ROOT %fusion.2 = bf16[8]{0} fusion(%p), kind=kCustom, calls=%fused.2
+        %fused_computation.3 (p: bf16[4]) -> bf16[8] {
+          %all-gather.3 = bf16[8]{0} all-gather(%p), channel_id=1
+          ROOT %c = bf16[8] custom-call(%all-gather.3), custom_call_target="AsyncCollectiveDone"
         }
-        """) == [Collectives("all-gather", "bf16", 1, 16)]
+
+        %fused_computation.4 (p: bf16[2]) -> (bf16[2], bf16[4]) {
+          %all-gather.4 = bf16[4]{0} all-gather(%p), channel_id=1
+          ROOT %c = (bf16[4]) custom-call(%all-gather.4), custom_call_target="AsyncCollectiveStart"
+        }
+
+        ENTRY %main (p: bf16[4], q: bf16[8], r: bf16[2]) -> bf16[8] {
+          %start = (bf16[4], bf16[8]) fusion(%p), kind=kCustom, calls=%fused_computation.1
+          %work = bf16[8]{0} fusion(%p, %q), kind=kCustom, calls=%async_collective_fusion.2
+          %start.2 = (bf16[2], bf16[4]) fusion(%r), kind=kCustom, calls=%fused_computation.4
+          ROOT %done = bf16[8]{0} fusion(%p), kind=kCustom, calls=%fused_computation.3
+        }
+        """) == [Collectives("all-gather", "bf16", 2, 24)]
 
 
 def test_collectives_of_one_computation_that_share_a_channel_all_count() -> None:

@@ -22,6 +22,7 @@ KINDS = {
 }
 # On a TPU, XLA compiles a reduce-scatter to a fusion of an all-reduce and slices.
 TPU_REDUCE_SCATTER = "all-reduce-scatter"
+TPU_OVERLAPPING_FUSION = "async_collective_fusion"
 # The number of bytes per element, excluding device-specific padding and packing.
 WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "s64": 8, "u64": 8}
 WIDTHS |= {"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "f8e4m3fn": 1, "f8e5m2": 1, "c64": 8}
@@ -31,7 +32,6 @@ ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 CALLED = re.compile(r"(?:body|condition|to_apply|calls|\w+_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 TRIP_COUNT = re.compile(r'known_trip_count":\{"n":"(\d+)"')
-CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,12 @@ def read_collectives(text: str) -> list[Collectives]:
     """Return the collectives in HLO text, sorted by kind and data type."""
     counts, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     computations, entry = read_computations(text)
-    homes: dict[str, str] = {}
     for name, times in count_executions(computations, entry).items():
+        if _continues_collective(name, computations[name]):
+            continue
         for instruction in computations[name]:
             kind = instruction.operation.removesuffix("-start")
             if kind not in KINDS:
-                continue
-            # On a TPU, every fusion that overlaps with a collective contains a copy of that
-            # collective. In one computation, different collectives can share a channel.
-            channel = CHANNEL.search(instruction.rest)
-            if channel is not None and homes.setdefault(channel[1], name) != name:
                 continue
             shape = _result_shape(instruction)
             if name.startswith(TPU_REDUCE_SCATTER):
@@ -128,6 +124,16 @@ def _called_computations(rest: str) -> list[str]:
     branches = BRANCHES.search(rest)
     names = branches[1].split(",") if branches else []
     return [*CALLED.findall(rest), *(name.strip().removeprefix("%") for name in names)]
+
+
+def _continues_collective(name: str, computation: list[Instruction]) -> bool:
+    """Return whether a computation only continues a collective that a different one starts.
+
+    On a TPU, every fusion that overlaps with a collective contains a copy of that collective, and
+    so does the fusion that waits for its end.
+    """
+    is_end = any("AsyncCollectiveDone" in instruction.rest for instruction in computation)
+    return is_end or name.startswith(TPU_OVERLAPPING_FUSION)
 
 
 def _result_shape(instruction: Instruction) -> str:
