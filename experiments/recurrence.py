@@ -112,7 +112,7 @@ def read_rows(sweep: Sweep) -> list[Row]:
 
 
 def describe(model: ModelConfig) -> str:
-    """Return a model's name for tables and figures. The name of an RNN includes its attention."""
+    """Return a name for tables and figures. An RNN's name includes its kind of attention."""
     if model.architecture == "rnn":
         score = model.attention_score.replace("none", "no")
         return f"{model.rnn_cell.upper()}, {score} attention"

@@ -62,10 +62,10 @@ for name, row in rows.items():
 #
 # `transformer-jax sweep table3` trains these rows with several random seeds, and
 # `transformer-jax report` writes the table. Training the full table takes many days on several
-# GPUs. The repository contains the report of a small version of this sweep, which ran on two CPU
-# cores: the same rows at 1/8 of the width, trained for 400 steps on number words
-# (`docs/ablations.md` lists the commands). We read the report's `runs.csv`, which contains one line
-# per run.
+# GPUs. The repository contains a report on a small version of this sweep, which ran on two CPU
+# cores. It has the same rows, but each model has 1/8 of the width and was trained for 400 steps on
+# number words. For the commands, see `docs/ablations.md`. We read the report's `runs.csv`, which
+# contains one line per run.
 
 # %%
 seeds = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Test that output cannot control the terminal, and that errors give a line and an exit code."""
+"""Test that output cannot control the terminal, and that each error prints one line."""
 
 import io
 import shlex

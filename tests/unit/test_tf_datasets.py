@@ -138,8 +138,8 @@ def test_wmt14_has_the_splits_of_the_paper_and_all_their_pairs(folder: Path) -> 
     corpus = TranslationDataset(folder=folder)
     assert corpus.name == "wmt14_translate/de-en 1.0.0, en-de"
     assert corpus.splits == ("train", "dev", "test")
-    # TFDS drops the pair with an empty side. Line breaks within a line are removed or replaced with
-    # spaces.
+    # TFDS drops the pair with an empty side. Characters such as U+2028, which would break a line,
+    # are removed or replaced with spaces.
     europarl = [*EUROPARL[:-3], (" a\u2028b\u00a0", "c d"), ("x", "y")]
     train = [*europarl, *COMMON_CRAWL, *NEWS_COMMENTARY]
     assert Counter(corpus.read("train")) == Counter(train)

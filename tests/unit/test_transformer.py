@@ -65,8 +65,8 @@ def test_no_position_sees_the_future() -> None:
             )[0]
 
     jacobian = jax.jit(jax.jacobian(logits))(jnp.zeros((1, length, SMALL.d_model)))
-    # The axes are the logits' position, the token, a singleton, the embedding's position, and
-    # d_model.
+    # The axes are the position of the logits, the token, the batch (of size 1), the position of the
+    # embedding, and d_model.
     has_influence = np.any(floats(jacobian)[:, :, 0], axis=(1, 3))
     np.testing.assert_array_equal(has_influence, np.tril(np.ones((length, length), bool)))
 

@@ -104,7 +104,7 @@ def count_devices(
 def _first_fit(
     config: Config, bucket: Bucket, options: Sequence[dict[str, Any]], compiler: Compiler
 ) -> Cure | None:
-    """Return the first of several alternatives that fits."""
+    """Return the first option that fits."""
     for option in options:
         sections: dict[str, dict[str, Any]] = {}
         for name, value in option.items():

@@ -37,7 +37,7 @@ NORMS = {
 }
 
 Order = Int[np.ndarray, " N"]
-"""Marian's ID for each token in this package."""
+"""Marian's ID for each token, in the order of this package's IDs."""
 
 
 class Orders(NamedTuple):
