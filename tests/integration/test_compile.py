@@ -125,8 +125,8 @@ def test_fsdp_only_gathers_parameters_and_adds_gradients(
 ) -> None:
     found = collectives(answers["fsdp"])
     gathered = sum(c["bytes"] for (kind, _), c in found.items() if kind == "all-gather")
-    # Parameters are gathered in bfloat16 or, for layer normalization, in float32.
-    assert 0.9 * parameter_bytes(answers) / 2 < gathered < 1.1 * parameter_bytes(answers)
+    # XLA gathers each matrix once, in bfloat16.
+    assert 0.9 * parameter_bytes(answers) / 2 < gathered < 1.1 * parameter_bytes(answers) / 2
     kinds = {"all-gather", "all-reduce", "reduce-scatter", "collective-permute"}
     assert {kind for kind, _ in found} <= kinds
     # XLA permutes a few small arrays.

@@ -62,8 +62,8 @@ def find_largest_batch(
 ) -> tuple[int, StepProgram] | None:
     """Find the largest `data.batch_tokens` for which full batches of this bucket fit.
 
-    The bisection stops within 5% or lcm(`ROW_MULTIPLE`, `num_devices`) rows of the exact value,
-    whichever is larger. Return the result and the compiled program, or None if even the smallest
+    The bisection stops within 5% of the exact value, or within lcm(`ROW_MULTIPLE`, `num_devices`)
+    rows if that is more. Return the result and the compiled program, or None if even the smallest
     batch does not fit.
     """
     width = max(bucket.source, bucket.target)
@@ -124,11 +124,10 @@ def _micro_batches(config: Config, program: StepProgram, num_devices: int) -> li
     if program.peak_bytes is None:
         return counts
     # Smaller micro-batches do not shrink the state, which holds the parameters and Adam's two
-    # moments, or the gradient sum, which is a third as large. With fsdp, each device holds only a
-    # part of the state, but it also gathers all parameters.
-    fixed = program.state_bytes + program.state_bytes // 3
-    if config.train.parallelism == "fsdp":
-        fixed = program.state_bytes + 2 * num_devices * program.state_bytes // 3
+    # moments, or the gradient sum, which is as large as the parameters. With fsdp, each device
+    # holds only a part of the state, but it gathers all parameters and computes all gradients.
+    num_copies = 2 * num_devices if config.train.parallelism == "fsdp" else 1
+    fixed = program.state_bytes + num_copies * program.state_bytes // 3
     activations = (program.peak_bytes - fixed) * current
     enough = [n for n in counts if fixed + activations / n <= program.capacity_bytes]
     # The estimate can be too low, so also try the maximum count. The maximum can also help in
