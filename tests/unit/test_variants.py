@@ -12,6 +12,7 @@ from models import SOURCE, TARGET, make_model
 from oracles import apply
 
 from transformer_jax.model.losses import cross_entropy
+from transformer_jax.training.sharding import ROUNDED_PARAMS
 
 ODD_HEADS = {"num_heads": 3, "d_k": 4, "d_v": 5}
 
@@ -85,6 +86,21 @@ def test_training_reaches_every_parameter_and_lowers_the_loss(changes: dict[str,
         last, gradient = loss_and_gradient(params)
         params = jax.tree.map(lambda x, g: x - 0.02 * g, params, gradient)
     assert float(last) < 0.9 * float(first)
+
+
+@pytest.mark.parametrize("changes", cases(VARIANTS))
+def test_every_module_rounds_the_parameters_that_fsdp_sends_rounded(
+    changes: dict[str, Any],
+) -> None:
+    model, params = make_model(dtype="bfloat16", **changes)
+
+    def round_if_sent_rounded(path: tuple[Any, ...], param: Array) -> Array:
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        return param.astype(jnp.bfloat16).astype(param.dtype) if name in ROUNDED_PARAMS else param
+
+    rounded = jax.tree.map_with_path(round_if_sent_rounded, params)
+    expected, found = (apply(model, x, SOURCE, TARGET) for x in (params, rounded))
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("changes", cases(VARIANTS))

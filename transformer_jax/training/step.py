@@ -64,6 +64,8 @@ class TrainStep:
     """A function that updates the state with the sums over the whole batch."""
     reduction_dtype: str = "float32"
     """The dtype in which devices add their gradients."""
+    model_dtype: str = "float32"
+    """The dtype of the model's computations."""
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Update the state with a whole batch."""
@@ -77,6 +79,7 @@ def make_train_step(model: EncoderDecoder, config: TrainConfig) -> TrainStep:
         partial(compute_gradients, model, config),
         partial(apply_gradients, optimizer),
         config.reduction_dtype,
+        model.config.dtype,
     )
 
 
