@@ -1,4 +1,4 @@
-"""Which peak learning rate and warmup suit the base model in configs/table3_multi30k.py best?
+"""Which peak learning rate and warmup best suit the base model in configs/table3_multi30k.py?
 
     transformer-jax sweep learning_rate --seeds 1
 

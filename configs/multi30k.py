@@ -6,8 +6,8 @@ FOLDER (or $TRANSFORMER_JAX_DATA) must contain multi30k/tok/ with the files from
 github.com/multi30k/dataset, compressed with gzip.
 
 Wu et al. (ACL 2021) report 41.02 tokenized lowercased BLEU on test_2016_flickr for Transformer-Tiny
-trained on text only. Our run is not finished: it reaches 40.01 BLEU after 4,992 of at most 8,000
-steps, which took two hours on two CPU cores (see experiments/LOG.md).
+trained on text only. Our run is not finished: in two hours on two CPU cores, it completed 4,992 of
+at most 8,000 steps and reached 40.01 BLEU (see experiments/LOG.md).
 
 Differs from the paper: attention biases, a dropout rate of 0.3, a different peak learning rate and
 warmup, a different epsilon for Adam, gradient clipping, early stopping, a beam size of 5, and a

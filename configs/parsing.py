@@ -8,10 +8,10 @@ Treebank, with .mrg files in 02/ to 23/, or any treebank with train, dev, and te
 docs/parsing.md. The paper reports an F1 of 91.3 on section 23. The `parsing_small` config is small
 enough to train on two CPU cores.
 
-The paper states the number of layers, d_model, the vocabulary size, and the search settings. All
-other settings match the base model, except the dropout rates and the learning rate, which the
-authors chose on section 22 but do not report. The dropout rates and the learning rate in this
-config come from Tensor2Tensor's transformer_parsing_base.
+The paper states the number of layers, d_model, the vocabulary size, and the search settings. The
+authors chose the dropout rates and the learning rate on section 22 but do not report them, so this
+config uses those of Tensor2Tensor's transformer_parsing_base. According to the paper, all other
+settings match the base model.
 
 Differs from the paper: the vocabulary of 16,000 tokens contains only words. The trees have about
 100 symbols, which form a separate vocabulary, as in Tensor2Tensor.

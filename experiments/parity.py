@@ -7,7 +7,7 @@ All programs use the same beam size, length penalty (length^0.6), and length lim
 has its own rule for ending a beam search, so their translations can differ, and none of the
 programs always finds the best one. To make the scores comparable, the float32 model in CTranslate2
 scores all translations, except in the comparison with the safetensors export. That export has the
-same parameters as the run, so in this comparison, the run and the export score their own
+same parameters as the run, so in this comparison, the run and the export each score their own
 translations. The table goes to standard output. Lines whose translations differ go to standard
 error, with both scores.
 """

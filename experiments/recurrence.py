@@ -2,8 +2,8 @@
 
     python -m experiments.recurrence sweeps/recurrence
 
-The command writes tables and a figure. They show how long each architecture takes to reach a
-given BLEU score on the development set, and its BLEU on the test set for short and long sentences.
+The command writes tables and a figure. They show the time that each architecture takes to reach a
+given BLEU score on the development set, and its BLEU on the test set by sentence length.
 """
 
 import itertools
@@ -53,7 +53,7 @@ class RunScores:
     """Perplexity on the development set, keyed by step."""
     step_seconds: float
     """The duration of a training step: the lower quartile over all intervals between reports. The
-    slower intervals can include evaluations, interruptions, and waiting for other programs."""
+    slower intervals can include evaluations, interruptions, and delays by other programs."""
     test_bleu: float
     """BLEU on the test set, with the search settings in the config."""
     by_length: Mapping[Bucket, tuple[int, float]]

@@ -2,8 +2,8 @@
 # # 1. The model
 #
 # This notebook follows sections 3 to 5 of *Attention Is All You Need* (Vaswani et al., 2017) in
-# order. Keep the paper at hand. Each part names the section of the paper, states the equation, and
-# calls the function in this package that implements the equation.
+# order. Keep the paper at hand. Each part names the section of the paper and states the equation,
+# and its code calls the function in this package that implements the equation.
 #
 # **What you learn**
 #
@@ -17,8 +17,8 @@
 # of the *architecture*. Notebook 3 shows what training adds.
 
 # %%
-# If the package is missing, as in Colab, install it with the versions that the tests use.
-# Otherwise, this cell does nothing.
+# If the package is missing, as in Colab, install it with the dependency versions that the tests
+# use. Otherwise, this cell does nothing.
 import importlib.util
 import subprocess
 import sys
@@ -45,7 +45,7 @@ rng = np.random.default_rng(0)
 
 
 def show(axes, matrix, title, *, rows=None, columns=None, numbers=None, **options):
-    """Draw a matrix as a heat map, with optional row and column names and numbers in its cells."""
+    """Draw a matrix as a heat map, optionally with row names, column names, and cell numbers."""
     image = axes.imshow(matrix, **{"cmap": "Blues", "aspect": "auto", **options})
     axes.set_title(title, fontsize=10)
     axes.set_xticks(range(len(columns or [])), columns or [])
@@ -330,7 +330,7 @@ plt.show()
 # The figure shows the four heads of the first layer before training. Each row shows which words one
 # word attends to, and the weights in a row sum to 1. Random projections give each head a different
 # pattern. The rows for the two occurrences of "the" differ only because their positions differ.
-# Section 3.5 below removes the positions.
+# In section 3.5 below, we remove the positions.
 #
 # "Concatenate, and then multiply by $W^O$" has a second interpretation. If we split $W^O$ into $h$
 # blocks of rows, the result is the *sum* of the heads, each with its own output matrix: $\sum_i
@@ -548,8 +548,8 @@ plt.show()
 # word is still more similar to itself than to other words, because its embedding does not change.
 #
 # Cross-attention then *sums* over the source positions. A sum does not depend on the order of its
-# terms. If the encoder has no positions, the decoder therefore cannot distinguish "dog bites man"
-# from "man bites dog" at all:
+# terms. Therefore, if the encoder has no positions, the decoder cannot distinguish "dog bites man"
+# from "man bites dog":
 
 # %%
 dog, chased, cat = (vocabulary.index(word) for word in ("dog", "chased", "cat"))
@@ -631,10 +631,11 @@ right.legend()
 plt.show()
 
 # %% [markdown]
-# *Left:* the rate peaks at the end of the warmup. A wider model has a lower rate. *Right:* without
-# smoothing, the loss always falls as the model becomes more certain. With smoothing, the loss is
-# lowest (the dot) near 0.9, and greater certainty increases the loss. The paper reports that this
-# "hurts perplexity, as the model learns to be more unsure, but improves accuracy and BLEU score".
+# *Left:* the rate peaks at the end of the warmup. A wider model has a lower rate. *Right:* the dots
+# mark the lowest losses. Without smoothing, the loss always falls as the model becomes more certain.
+# With smoothing, the loss is lowest near 0.9, and greater certainty increases the loss. The paper
+# reports that smoothing "hurts perplexity, as the model learns to be more unsure, but improves
+# accuracy and BLEU score".
 
 # %% [markdown]
 # ## Where the parameters are

@@ -18,8 +18,8 @@
 # - what happens beyond the length of the training sentences.
 
 # %%
-# If the package is missing, as in Colab, install it with the versions that the tests use.
-# Otherwise, this cell does nothing.
+# If the package is missing, as in Colab, install it with the dependency versions that the tests
+# use. Otherwise, this cell does nothing.
 import importlib.util
 import subprocess
 import sys
@@ -66,8 +66,8 @@ plt.show()
 # has fine stripes: at the right edge, the sines are near 0 and the cosines are near 1.
 #
 # The columns work like the hands of a clock or the digits of a number. The fast columns distinguish
-# neighboring positions but repeat. The slow columns distinguish distant positions but hardly differ
-# between neighbors.
+# neighboring positions, but their values repeat. The slow columns distinguish distant positions but
+# hardly differ between neighbors.
 
 # %%
 figure, axes = plt.subplots(figsize=(8, 2.4))
@@ -366,8 +366,8 @@ plt.show()
 #
 # Up to $2.5L = 75$ tokens, sinusoids are better than the learned table, whose rows beyond $L$ are
 # random vectors. They are also better within $L$, so part of this advantage may be due to faster
-# learning. They do not extrapolate far, however: their perplexity grows quickly, and almost no line
-# is translated correctly. The formula defines a vector for every position, but the *model* has
+# learning. They do not extrapolate far, however: their perplexity grows quickly, and almost no lines
+# are translated correctly. The formula defines a vector for every position, but the *model* has
 # never seen these vectors. Rotary positions, a later scheme that makes attention depend on the
 # offset, are better up to $1.5L$. Beyond $2L$, the model without any positions has the lowest
 # perplexity, because unfamiliar positions cannot mislead it. Within $L$, it is the worst model.
@@ -375,8 +375,8 @@ plt.show()
 # ## Exercises
 #
 # 1. Replace 10000 with 100 in the sinusoids. Which positions become hard to distinguish?
-# 2. Put all sines before all cosines, as in the authors' code. Which figures in this notebook
-#    change? (Use the `concatenated_sinusoidal` position scheme.)
+# 2. Put all sines before all cosines, as in the authors' code (the `concatenated_sinusoidal`
+#    position scheme). Which figures in this notebook change?
 # 3. Train the learned table with `learned_positions_init="sinusoids"`. Does training keep the
 #    diagonals?
 # 4. Train with `max_numbers_per_line=3`. Which rows of the table change now?

@@ -18,8 +18,8 @@
 # "einunddreißig", which is "one-and-thirty".
 
 # %%
-# If the package is missing, as in Colab, install it with the versions that the tests use.
-# Otherwise, this cell does nothing.
+# If the package is missing, as in Colab, install it with the dependency versions that the tests
+# use. Otherwise, this cell does nothing.
 import importlib.util
 import subprocess
 import sys
@@ -308,13 +308,13 @@ for name, mask in (("without one head: ", one_head), ("without the layer:", whol
     print(name, masked.text)
 
 # %% [markdown]
-# In the stored output, the translation is still correct without that single head. Without all heads
-# of the layer, the translation is still a well-formed German number, but the wrong one: the decoder
-# alone has learned how numbers are formed, but this layer supplies the digits.
+# In the stored output, the translation is still correct without that single head. Without any of
+# the layer's heads, the translation is still a well-formed German number, but it is the wrong
+# number: the decoder alone has learned how numbers are formed, but this layer supplies the digits.
 #
 # A single sentence does not prove much. `head_importance` masks each head in turn and computes the
 # loss on sentences from the development set. Then it removes one head after another, starting with
-# the least important, until the loss exceeds an acceptable value.
+# the least important, until the loss increases too much.
 
 # %%
 importance = transformer_jax.head_importance(run, num_sentences=64)

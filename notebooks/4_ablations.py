@@ -10,11 +10,11 @@
 # - how to compare a sweep's report with the paper's numbers;
 # - how large a difference must be to rule out chance variation between seeds;
 # - why a small sweep can contradict the paper without refuting it;
-# - how learned and sinusoidal positions, row (E), compare on three texts.
+# - how the learned positions of row (E) compare with sinusoids on three texts.
 
 # %%
-# If the package is missing, as in Colab, install it with the versions that the tests use.
-# Otherwise, this cell does nothing.
+# If the package is missing, as in Colab, install it with the dependency versions that the tests
+# use. Otherwise, this cell does nothing.
 import importlib.util
 import subprocess
 import sys
@@ -56,8 +56,8 @@ for name, row in rows.items():
     print(f"{name:5} perplexity {paper.perplexity:.2f}  BLEU {paper.bleu}  {', '.join(changes)}")
 
 # %% [markdown]
-# Rows (A) change the number of heads at constant cost. Rows (B) make the keys smaller. Rows (C)
-# change the size of the model, rows (D) change the regularization, and row (E) changes the
+# Rows (A) change the number of heads at constant cost. Rows (B) reduce the size of the keys. Rows
+# (C) change the size of the model, rows (D) change the regularization, and row (E) changes the
 # positions. The last row is the big model.
 #
 # `transformer-jax sweep table3` trains these rows with several random seeds, and

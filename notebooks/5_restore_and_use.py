@@ -15,8 +15,8 @@
 # - how to find out what information an encoder vector contains.
 
 # %%
-# If the package is missing, as in Colab, install it with the versions that the tests use.
-# Otherwise, this cell does nothing.
+# If the package is missing, as in Colab, install it with the dependency versions that the tests
+# use. Otherwise, this cell does nothing.
 import importlib.util
 import subprocess
 import sys
@@ -169,12 +169,12 @@ for line in (lines[0], "two hundred and thirty-one thousand"):
 # The score is the log-probability divided by the length penalty (section 6.1). For the first line,
 # the best translation has a far higher score than the second best, so the model is certain. The
 # second line is shorter than all training lines. The model has never seen such a short line, so it
-# does not stop early but invents the last three digits. The scores are low and close to each other,
-# which shows that the model is guessing.
+# invents the last three digits instead of stopping early. The scores are low and close to each
+# other, which shows that the model is guessing.
 #
 # ## Parameters
 #
-# `run.params` is a nested dictionary of arrays, named after figure 1.
+# `run.params` is a nested dictionary of arrays. Its keys are based on the names in figure 1.
 # `treescope.display(run.params)` shows it as a foldable tree with a small image of each array. Flax
 # installs treescope.
 
@@ -209,9 +209,9 @@ plt.show()
 
 # %% [markdown]
 # Source and target share one matrix (section 3.4), but nothing forces "two" and "zwei" to have
-# similar vectors, because the encoder and the decoder can translate one into the other. A dark
-# diagonal would mean that the embedding aligns the languages. The stored output does not have a
-# dark diagonal.
+# similar vectors, because the encoder and the decoder can translate between words whose vectors
+# differ. A dark diagonal would mean that the embedding aligns the languages. The stored output does
+# not have a dark diagonal.
 #
 # ## Attention
 

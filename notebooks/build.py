@@ -44,7 +44,7 @@ def execute(notebook: nbformat.NotebookNode) -> None:
         notebook,
         timeout=TIMEOUT,
         resources={"metadata": {"path": str(FOLDER)}},
-        # Do not store the times at which cells ran or how their outputs were split into messages.
+        # Do not store when cells ran or how their outputs were split into messages.
         record_timing=False,
         coalesce_streams=True,
     ).execute()

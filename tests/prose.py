@@ -11,8 +11,8 @@ from typing import NamedTuple
 from pages import PAGES, ROOT
 
 FOLDERS = ("transformer_jax", "configs", "experiments", "notebooks", "tests", "docs")
-# The log is a historical record, test_prose.py contains the banned words, and commands wrote the
-# tables under experiments/results/.
+# The log is a historical record, test_prose.py contains the banned words, and the tables under
+# experiments/results/ are generated.
 SKIPPED = {
     ROOT / "experiments/LOG.md",
     ROOT / "tests/docs/test_prose.py",

@@ -1,4 +1,4 @@
-"""The Transformer of "Attention Is All You Need" in JAX and Flax, faithful to the paper.
+"""A faithful implementation of the Transformer from "Attention Is All You Need" in JAX and Flax.
 
 Translate with a run's model, on any device:
 

@@ -47,7 +47,7 @@ class TransformerJaxError(Exception):
         self._parts = parts
 
     def for_shell(self) -> str:
-        """Return the message with its settings as command-line options."""
+        """Return the message, with each setting formatted as a command-line option."""
         return "".join(p.as_option() if isinstance(p, Setting) else p for p in self._parts)
 
 

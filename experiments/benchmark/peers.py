@@ -1,8 +1,8 @@
 """Benchmarks of other libraries: PyTorch, Hugging Face Transformers, and CTranslate2.
 
-Each library runs in a separate process, possibly in an environment without JAX, and gets the same
-task as the corresponding function in `tasks`. If a library cannot be imported, its benchmark is
-skipped.
+Each library runs in a separate process, possibly in an environment without JAX. Each benchmark
+function receives the same task as the corresponding function in `tasks`. If a library cannot be
+imported, its benchmark is skipped.
 """
 
 import importlib

@@ -37,7 +37,8 @@ class Workload:
     run: Callable[[int], RunResult]
     """A function that runs the given number of steps and waits for them."""
     cycle: int = 1
-    """The number of steps in which every batch shape occurs. The first call runs these steps."""
+    """The number of steps after which every batch shape has occurred. The first call runs this many
+    steps."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Details to report along with the times. The worker reads them after the first call."""
     peak_bytes: Callable[[], int] = lambda: resident_bytes()

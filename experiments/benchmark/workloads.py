@@ -63,7 +63,7 @@ SIZES = {
 
 
 def load_sizes(name: str, changes: Sequence[str] = ()) -> Sizes:
-    """Return the named sizes, with changes in the format of `Sizes.with_changes`.
+    """Return the sizes with this name, changed by `Sizes.with_changes`.
 
     Raises:
         UsageError: the name is unknown.
@@ -104,7 +104,7 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
 
     Args:
         config: the config that specifies the text.
-        tokens: the minimum average number of target tokens per batch, if the text has that many.
+        tokens: how many target tokens a batch must contain on average, if the text is large enough.
         shapes: the maximum number of shapes. Each shape requires one compilation.
         count: the maximum number of batches.
     """
@@ -118,14 +118,14 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
         mean = sum(map(count_target_tokens, selected)) / len(selected)
         if mean >= tokens or batches.per_epoch == len(batches.buckets):
             return selected
-        # `batch_tokens` counts positions, including padding, so increase it.
+        # `batch_tokens` counts padding but `tokens` does not, so increase `batch_tokens`.
         room = round(room * min(2.0, 1.01 * tokens / mean)) + 1
 
 
 def _most_common(batches: Batches, shapes: int, count: int) -> list[Batch]:
-    """Return an epoch's first `count` batches that have one of its `shapes` most common shapes.
+    """Return the first `count` batches of an epoch, skipping batches with less common shapes.
 
-    Shapes are ranked by the total number of positions in their batches.
+    The `shapes` shapes whose batches have the most positions in total are the most common shapes.
     """
     most = sorted(batches.buckets, key=lambda s: -s.batches * s.rows * (s.source + s.target))
     wanted = {shape[:3] for shape in most[:shapes]}

@@ -4,8 +4,8 @@
     python -m experiments.positions sweeps/short_numbers
 
 This sweep is like number_words, except that each number has one to six digits. Training therefore
-includes some lines of up to eight numbers that fit in L = 30 tokens. Longer lines therefore have
-more tokens, but not more numbers than the training lines with the most numbers.
+includes some lines of up to eight numbers that fit in L = 30 tokens. Longer lines have more tokens,
+but they also have at most eight numbers.
 """
 
 from experiments.positions.number_words import SWEEP as NUMBER_WORDS

@@ -2,7 +2,7 @@
 
 This module computes the scores from the files that `evaluate` saved. `read_scores` reads them from
 an earlier report's `table.csv` instead. L is the length of the longest training sentence in tokens,
-including EOS (data.max_length). Each row of the sweep is a position scheme.
+including EOS (data.max_length). Each row of the sweep represents a position scheme.
 """
 
 import csv

@@ -20,7 +20,7 @@ LABELS = re.compile(r"\d+ (s|min)\b|needs (a GPU|a TPU|hours|Slurm|the network|m
 DEMO = "make demo"
 # Skip these commands, because they would run the tests again or need a different environment.
 RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
-# These commands build a model for every row of Table 3, so they do not count as cheap and run only
+# These commands build a model for every row of Table 3, so they are excluded from CHEAP and run only
 # in the tests of their pages. `test_cli` and `test_sweeps` run them for a few rows.
 ALL_ROWS = re.compile(r"transformer-jax (params|sweep) table3\b")
 CHEAP = sorted(
@@ -123,7 +123,7 @@ PICTURE = re.compile(r"(?:--out |\.save\(\")([\w./-]+\.(?:html|png|svg))\b")
 
 # The demo is trained only once, and each of these pages uses a copy.
 USE_DEMO = tuple(page for page in GUIDES if "runs/demo" in page.read_text("utf-8"))
-# Commands on one of these pages also use the outputs of commands on another, so the pages share a
+# Some commands on these pages use the outputs of commands on other pages, so the pages share a
 # clone.
 TOGETHER = tuple(
     page for page in USE_DEMO if re.search("sweeps/heads|runs/other", page.read_text("utf-8"))
@@ -142,7 +142,8 @@ def test_each_picture_has_a_name_of_its_own() -> None:
 def train_demo(folder: Path) -> None:
     """Train the demo in a new clone, and check that it learns its task."""
     output = run(Command(DEMO, ""), make_clone(folder))
-    # The last number is the score on the held-out lines. Earlier numbers show progress.
+    # The last number is the score on the held-out lines. The numbers before it show the progress of
+    # the training.
     *_, exact = re.findall(r"exact +([0-9.]+)%", output)
     assert float(exact) >= 98
 

@@ -68,7 +68,7 @@ class View:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    # Chromium refuses to run as root in a sandbox.
+    # Chromium refuses to run as root unless its sandbox is disabled.
     with playwright_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser

@@ -76,7 +76,7 @@ def test_the_same_command_gives_the_same_bits(whole_run: Path, tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def run_of_five(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path to a run that ended at step 5, which is off schedule."""
+    """The path to a run that ended at step 5, where no checkpoint or report is scheduled."""
     return train(SMALL.change(train={"steps": 5}), tmp_path_factory.mktemp("five") / "run")
 
 

@@ -22,7 +22,8 @@ from transformer_jax.model.transformer import Params
 
 TESTS = Path(__file__).parents[1]
 STEPS, CHECKPOINT = 24, 12
-# With FSDP, each process has only some of the parameters, so neither can save or score alone.
+# With FSDP, each of the two processes has only some of the parameters, so neither can save or score
+# alone.
 CONFIG = f"""
 from small import SMALL
 train = {{"steps": {STEPS}, "checkpoint_every": {CHECKPOINT}, "log_every": 1, "bleu_every": 9}}

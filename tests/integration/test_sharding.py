@@ -69,7 +69,7 @@ def test_every_sharding_trains_every_architecture_as_one_device_does(architectur
 
 
 def check_distances(distances: dict[str, Any]) -> None:
-    """Check the differences between sharded and one-device training, by dropout rate."""
+    """Check the differences between sharded and one-device training for every dropout rate."""
     cases = [case for of_rate in distances.values() for case in of_rate.items()]
     assert {name.split()[0] for name, _ in cases} == {"data", "fsdp", "pmap"}
     for name, distance in cases:

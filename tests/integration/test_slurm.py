@@ -389,7 +389,7 @@ def test_on_a_cluster_a_failure_affects_one_run_and_ended_runs_resume(tmp_path: 
         wait_until(lambda: states()[name] in ("submitted", "stopped"))
         assert "SIGTERM: saved at step" in runs[name].log_file.read_text()
 
-    # This command shortens the time limit to one minute, so Slurm sends its signal.
+    # Shorten the time limit to one minute so that Slurm sends its signal.
     end("long/seed-0", "update", f"JobId={number}_2", "TimeLimit=1")
     wait_until(lambda: states()["long/seed-0"] == "submitted")
     subprocess.run(["scontrol", "update", f"JobId={number}_2", "TimeLimit=720"], check=True)

@@ -1,4 +1,4 @@
-"""Test that an environment variable sets the cache folder, which has a writable default."""
+"""Test that an environment variable sets the cache folder and that the default is writable."""
 
 import os
 import tempfile

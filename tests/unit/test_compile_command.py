@@ -20,7 +20,7 @@ from transformer_jax.data.batches import Bucket
 def compile_by_formula(
     config: Config, target: Target, devices: Sequence[jax.Device], bucket: Bucket
 ) -> StepProgram:
-    """Pretend that the state needs 1 GiB and each token needs 1 MiB, or half of that with remat."""
+    """Pretend that the state needs 1 GiB and each token needs 1 MiB, or 0.5 MiB with remat."""
     tokens = bucket.rows * (bucket.source + bucket.target) // len(devices)
     tokens //= config.train.gradient_accumulation_steps * (2 if config.model.remat else 1)
     state = GIB // (len(devices) if config.train.parallelism == "fsdp" else 1)

@@ -35,7 +35,7 @@ COLLECTIVES = ("psum", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "
 def communicated_arrays(jaxpr: Any) -> Iterator[tuple[str, Any]]:
     """Yield each collective of a program, with the shape and type of each array that it sends.
 
-    Yield those in a loop body as often as the loop repeats it.
+    Yield a collective in a loop body once for each iteration of the loop.
     """
     for equation in jaxpr.eqns:
         name = equation.primitive.name
@@ -62,7 +62,7 @@ def sorted_shapes(leaves: Iterable[Any]) -> list[tuple[int, ...]]:
 
 
 def check_gradients(arrays: list[tuple[str, Any]], config: Config, dtype: str) -> None:
-    """Check that devices add the gradient of each parameter, and the loss, exactly once."""
+    """Check that devices sum each parameter's gradient and the loss exactly once."""
     added = [x for name, x in arrays if name != "all_gather"]
     params = jax.tree.leaves(make_step(config)[1].params)
     assert sorted_shapes(x for x in added if x.shape) == sorted_shapes(params)
@@ -97,7 +97,7 @@ def test_fsdp_gathers_every_split_parameter_and_adds_every_gradient_once(dtype: 
 
 
 def test_fsdp_adds_the_gradients_of_parameters_that_it_cannot_split() -> None:
-    # Only the vocabulary of 20 tokens is divisible by five.
+    # Only the vocabulary size, 20, is divisible by five.
     arrays = trace_on(5, SMALL, rows=10, sharding=FSDP)
     check_gradients(arrays, SMALL, "float32")
     names = [name for name, x in arrays if x.shape]

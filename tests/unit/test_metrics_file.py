@@ -37,7 +37,7 @@ def test_unscheduled_reports_of_the_last_step_are_removed(metrics: Path) -> None
     assert [json.loads(line) for line in lines] == reports[:3]
 
 
-# A power failure may leave these invalid lines, and an attacker may write them.
+# A power failure or an attacker could produce these invalid lines.
 INVALID_LINES = {
     "zeros": bytes(64) + b"\n",
     "zeros without a newline": bytes(64),

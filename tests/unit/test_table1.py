@@ -1,4 +1,4 @@
-"""Test that Table 1 has the paper's exponents, and the path lengths of stacked layers."""
+"""Test that Table 1 has the paper's exponents and the correct path lengths of stacked layers."""
 
 import json
 from pathlib import Path

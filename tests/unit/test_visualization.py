@@ -80,7 +80,7 @@ def test_labels_appear_as_text(picture: Picture) -> None:
 
 def test_any_name_of_a_run_appears_in_the_legend() -> None:
     # The second name contains an escape character and a byte that is not valid UTF-8. Matplotlib
-    # has no font for the last name.
+    # has no font for the fourth name.
     names = ["_base", "a\x1b[0m\udcff", "$x$", "日本"]
     curves = [average_runs(name, [{1: 2.0, 2: 1.0}]) for name in names]
     for picture in (draw_curves({"$_y\n$": curves}), draw_losses(curves, curves)):

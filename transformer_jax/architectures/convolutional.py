@@ -167,7 +167,7 @@ class ConvolutionalModel(IncrementalModel):
     def initial_carry(
         self, memory: Memory, num_hypotheses: int
     ) -> tuple[Float[Array, "B J _ D"], ...]:
-        """Return, for each layer, zeros for the W - 1 positions before the first."""
+        """Return zeros as each layer's inputs at the W - 1 positions before the first token."""
         c = self.config
         shape = (len(memory.keys), num_hypotheses, c.conv_kernel_width - 1, c.d_model)
         return (jnp.zeros(shape, c.dtype),) * c.num_layers

@@ -53,8 +53,8 @@ def decode_step(
 
     The arguments are the same as for `model.decoding.decode_step`.
     """
-    # Each hypothesis's carry is in the slot that read its previous token. Before the first token,
-    # all carries are equal.
+    # A hypothesis may have moved to another slot since the model read its previous token, but its
+    # carry is still in the old slot. Before the first token, all carries are equal.
     parents = ancestors[:, :, jnp.maximum(position - 1, 0)]
 
     def move(x: Shaped[Array, "B J ..."]) -> Shaped[Array, "B J ..."]:

@@ -1,7 +1,7 @@
 """Check command-line arguments, so that every mistake produces a specific one-line message.
 
 A command is a dataclass, and its fields' types define its options. These checks run before tyro
-converts the values, because tyro would report a mistake in a multi-line box.
+converts the values, because tyro's error messages are multi-line boxes.
 """
 
 import dataclasses
@@ -125,7 +125,7 @@ def _max_words(alternatives: Alternatives) -> float:
 
 
 def _did_you_mean_option(name: str, options: Iterable[str]) -> str:
-    """Suggest an option that is `name` plus a section or `-from`, or else the closest option."""
+    """Suggest an option that adds a section or `-from` to `name`, or else the closest option."""
     completed = [o for o in options if o == f"{name}-from" or o.endswith(f".{name.lstrip('-')}")]
     option = completed[0] if completed else closest(name, options)
     return f"; did you mean {option}?" if option else ""

@@ -1,7 +1,7 @@
-"""Base classes for commands. A command is a frozen dataclass of arguments with a `run` method.
+"""Base classes for commands. A command is a frozen dataclass with a `run` method.
 
-The fields' docstrings are the `--help` text. Modules that need JAX are imported inside `run`, so
-that help and error messages appear immediately.
+Its fields are the arguments, and their docstrings are the `--help` text. Modules that need JAX are
+imported inside `run`, so that help and error messages appear immediately.
 """
 
 import abc
@@ -46,7 +46,10 @@ class ConfigCommand(abc.ABC):
 
     @abc.abstractmethod
     def load_rows(self) -> dict[str, Row]:
-        """Return the rows, keyed by name ("" for a single experiment), before applying options."""
+        """Return the rows, keyed by name. The name of a single experiment is "".
+
+        The options for config fields are not applied yet.
+        """
 
     @abc.abstractmethod
     def run(self, rows: dict[str, Row]) -> None:

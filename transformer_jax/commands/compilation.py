@@ -39,8 +39,8 @@ class Compile(FileCommand):
     fit: FlagCreatePairsOff[bool] = False
     """Find the largest data.batch_tokens that fits, to within 5%."""
     prepare: FlagCreatePairsOff[bool] = False
-    """Prepare the config's text, and compile for the shapes of its batches. By
-    default, compile for full batches of width 16, 32, ..., and
+    """Prepare the config's text, and compile the step for the shapes of its
+    batches. By default, compile it for full batches of width 16, 32, ..., and
     data.max_length."""
     json: FlagCreatePairsOff[bool] = False
     """Print the results as JSON."""

@@ -50,7 +50,7 @@ class Evaluate(RunCommand):
     beam_sizes: tuple[int, ...] = ()
     """With --grid: the beam sizes to try. Default: 1 4 8."""
     alphas: tuple[float, ...] = ()
-    """With --grid: the length penalty's exponents to try. Default: 0 0.6 1."""
+    """With --grid: the exponents to try for the length penalty. Default: 0 0.6 1."""
     averages: tuple[int, ...] = ()
     """With --grid: the numbers of scheduled checkpoints to average. Default:
     1, 5, and 20, except those that exceed the number of consecutive

@@ -1,4 +1,4 @@
-"""Commands that use a run's model: `translate` and `package`, and base classes for others."""
+"""The commands `translate` and `package`, and base classes for commands that use a run's model."""
 
 import codecs
 import sys

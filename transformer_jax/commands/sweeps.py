@@ -182,7 +182,7 @@ class Status(PathCommand):
 
 @dataclass(frozen=True)
 class Report(PathCommand):
-    """Write a report that compares results with the paper's and tests them for significance."""
+    """Compare results with the paper's, test differences for significance, and write a report."""
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="SWEEP|RUN...")]] = ()
     """A sweep's folder, or the folders of runs that were trained separately.

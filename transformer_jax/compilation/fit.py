@@ -36,7 +36,7 @@ class Cure:
 def find_cures(
     config: Config, bucket: Bucket, program: StepProgram, compiler: Compiler, num_devices: int
 ) -> list[Cure]:
-    """Return each single change that makes the step fit, or else all changes combined.
+    """Return each change that alone makes the step fit; if none does, try all changes combined.
 
     `program` is the program that does not fit. This function compiles the step with each suggested
     fix before returning the fix.
@@ -123,9 +123,9 @@ def _micro_batches(config: Config, program: StepProgram, num_devices: int) -> li
     counts = [count for i in range(1, 17) if current < (count := 1 << i) <= most]
     if program.peak_bytes is None:
         return counts
-    # Smaller micro-batches do not shrink the state, which holds the parameters and Adam's two
-    # moments, or the gradient sum, which is as large as the parameters. With fsdp, each device
-    # holds only a part of the state, but it gathers all parameters and computes all gradients.
+    # Smaller micro-batches do not shrink the state (the parameters and Adam's two moments) or the
+    # gradient sum (as large as the parameters). With fsdp, each device holds only a part of the
+    # state, but it gathers all parameters and computes all gradients.
     num_copies = 2 * num_devices if config.train.parallelism == "fsdp" else 1
     fixed = program.state_bytes + num_copies * program.state_bytes // 3
     activations = (program.peak_bytes - fixed) * current

@@ -54,7 +54,7 @@ class Instruction:
     """One instruction: a line of HLO text."""
 
     is_root: bool
-    """Whether this instruction returns the result of its computation."""
+    """Whether this instruction's result is the result of the computation that contains it."""
     shape: str
     operation: str
     rest: str
@@ -127,7 +127,7 @@ def _called_computations(rest: str) -> list[str]:
 
 
 def _continues_collective(name: str, computation: list[Instruction]) -> bool:
-    """Return whether a computation only continues a collective that a different one starts.
+    """Return whether a computation only continues a collective that another computation starts.
 
     On a TPU, every fusion that overlaps with a collective contains a copy of that collective, and
     so does the fusion that waits for its end.

@@ -59,7 +59,7 @@ def largest_bucket(config: Config, buckets: list[Bucket]) -> Bucket:
 
 
 def full_bucket(bucket: Bucket, batch_tokens: int) -> Bucket:
-    """Return the bucket with as many rows as this value of data.batch_tokens allows."""
+    """Return a copy of the bucket with as many rows as this value of data.batch_tokens allows."""
     return bucket._replace(rows=max_rows(batch_tokens, max(bucket.source, bucket.target)))
 
 
@@ -72,7 +72,8 @@ def _count_activations(config: Config, bucket: Bucket) -> float:
 
 def transformer_activations(model: ModelConfig, source: int, target: int) -> float:
     """Estimate how many numbers a Transformer's layers store for one sentence pair."""
-    # Each sub-layer stores a few arrays of width d_model; the decoder has one more sub-layer.
+    # Each sub-layer stores a few arrays of width d_model; a decoder layer has one more sub-layer
+    # than an encoder layer.
     per_token = 8 * model.d_model + 2 * model.d_ff
     # Count the scores and the weights of an attention sub-layer.
     per_pair = 2 * model.num_heads

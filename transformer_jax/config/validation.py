@@ -44,7 +44,7 @@ PROBABILITY = Rule("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
 class ConfigSection:
-    """Base class for config sections. It checks each field's type and rules on creation."""
+    """Base class for config sections. Creating a section checks each field's type and rules."""
 
     name: ClassVar[str]
     """The section's name in a config, such as "model"."""

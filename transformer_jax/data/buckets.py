@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-# The default, and the maximum value, of `data.max_batch_shapes`.
+# The default and maximum value of `data.max_batch_shapes`.
 MAX_BUCKETS = 12
 RESTARTS = 15
 

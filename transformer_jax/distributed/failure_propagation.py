@@ -50,7 +50,10 @@ class FailurePropagation:
         self._send(GOODBYE)
 
     def close(self) -> None:
-        """Ignore closed connections from now on. Call this after every process calls `leave`."""
+        """Ignore closed connections from now on.
+
+        Call this after all processes have called `leave`.
+        """
         self._is_closed = True
 
     def end(self, error: BaseException) -> NoReturn:

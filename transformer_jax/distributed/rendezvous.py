@@ -16,7 +16,7 @@ RENDEZVOUS_SECONDS = 300.0
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 # Process 0 sends this line once all processes are connected.
 READY = b"ready\n"
-# The number of seconds that a connecting process has to identify itself.
+# The number of seconds within which a connecting process must identify itself.
 HANDSHAKE_SECONDS = 5.0
 RETRY_SECONDS = 0.2
 EXAMPLES = (

@@ -57,9 +57,8 @@ class Comparison:
         """The comparison as one row for each run, in a form that `pandas.DataFrame` accepts.
 
         The keys are "group", "run", "seed", the config fields in which the runs differ, and "step".
-        The other keys map to the last value of each metric on the development set, such as
-        "dev/perplexity", and to the newest scores from `evaluate` on each set, such as
-        "evaluation/test/bleu".
+        The other keys, such as "dev/perplexity" and "evaluation/test/bleu", map to the last value
+        of each metric on the development set and to the newest scores from `evaluate` on each set.
         """
         runs = [(label, run) for label, runs in self.groups.items() for run in runs]
         fields = _differing_fields([run.config for _, run in runs])

@@ -39,9 +39,9 @@ class Evaluation(NamedTuple):
     """The translations of a text and their scores."""
 
     result: dict[str, Any]
-    """The evaluation as JSON data. It contains the settings that produced the translations, the
-    perplexity, the fields of `Scores`, `compound_bleu`, and the scores `by_length`. If the task is
-    not translation, `task` contains the task's scores. For each averaged checkpoint,
+    """The evaluation as JSON data. It contains the perplexity, the fields of `Scores`,
+    `compound_bleu`, the scores `by_length`, and the settings that produced the translations. If the
+    task is not translation, `task` contains the task's scores. For each averaged checkpoint,
     `per_checkpoint` contains the step, the perplexity, the fields of `Scores`, and `task`."""
     sources: list[str]
     hypotheses: list[str]

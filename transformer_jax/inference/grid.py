@@ -32,8 +32,9 @@ class Grid:
     beam_sizes: Sequence[int] = (1, 4, 8)
     alphas: Sequence[float] = (0.0, 0.6, 1.0)
     averages: Sequence[int] | None = None
-    """The numbers of scheduled checkpoints to average. If None, use 1, 5, and 20, except those for
-    which the run has too few consecutive intact checkpoints up to the step."""
+    """The numbers of scheduled checkpoints to average. These checkpoints must be consecutive and
+    intact. If None, use 1, 5, and 20, but omit each number for which the run has too few such
+    checkpoints up to the evaluated step."""
 
     def __post_init__(self) -> None:
         counts = [1] if self.averages is None else self.averages

@@ -153,10 +153,10 @@ def beam_search(
 ) -> Translations:
     """Keep the `beam_size` likeliest prefixes at each step, and the best finished hypotheses.
 
-    `limit` is the maximum length of each translation, including `eos`, and at most `max_length`. A
-    sentence with a limit of 0 gets no hypothesis. `alpha` is at least 0, and `length_penalty` is a
-    name in `PENALTIES`. No translation contains any of the `suppress_tokens`, but the probabilities
-    of other tokens are not renormalized.
+    `limit` is the maximum length of each translation, including `eos`. It must not exceed
+    `max_length`. A sentence with a limit of 0 gets no hypothesis. `alpha` is at least 0, and
+    `length_penalty` is a name in `PENALTIES`. No translation contains any of the `suppress_tokens`,
+    but the probabilities of other tokens are not renormalized.
 
     `beam_end` is a name in `END_RULES` and decides which live hypotheses can finish at each step.
     "tensor2tensor": a hypothesis can finish if its extension by `eos` is among the sentence's 2 J

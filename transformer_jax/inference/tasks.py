@@ -40,7 +40,7 @@ def check_task(name: str, sources: Sequence[str], references: Sequence[str]) -> 
 def score_task(
     name: str, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> Values | None:
-    """Return the scores of a task, its "name", and its "main_score"; None for translation."""
+    """Return a task's scores with "name" and "main_score", or None if the task is translation."""
     if (task := TASKS.get(name)) is None:
         return None
     values = task.score(sources, hypotheses, references)
