@@ -34,8 +34,8 @@ T2T_V2 = T2T_V1.change(
 T2T_V3 = T2T_V2.change(train={"adam_beta2": 0.997})
 # Flax's WMT example combines the big model's widths with the base model's dropout, and uses 32
 # packed rows of 256 tokens on each of 8 devices. This package does not support two features of the
-# example: an all-zero embedding for BOS, and the combination of unscaled embeddings drawn from N(0,
-# 1) and logits divided by sqrt(d_model).
+# example: an all-zero embedding for BOS, and the combination of unscaled embeddings drawn from
+# N(0, 1) and logits divided by sqrt(d_model).
 FLAX_WMT = PAPER.change(
     model={
         "d_model": 1024,

@@ -53,7 +53,7 @@ class RunScores:
     """Perplexity on the development set, keyed by step."""
     step_seconds: float
     """The duration of a training step: the lower quartile over all intervals between reports. The
-    slower intervals can include evaluations, interruptions, and delays by other programs."""
+    slower intervals can include evaluations, interruptions, and delays caused by other programs."""
     test_bleu: float
     """BLEU on the test set, with the search settings in the config."""
     by_length: Mapping[Bucket, tuple[int, float]]

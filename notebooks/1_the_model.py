@@ -632,8 +632,8 @@ plt.show()
 
 # %% [markdown]
 # *Left:* the rate peaks at the end of the warmup. A wider model has a lower rate. *Right:* the dots
-# mark the lowest losses. Without smoothing, the loss always falls as the model becomes more certain.
-# With smoothing, the loss is lowest near 0.9, and greater certainty increases the loss. The paper
+# mark the minima. Without smoothing, the loss always falls as the model becomes more certain. With
+# smoothing, the loss is lowest near 0.9, and greater certainty increases the loss. The paper
 # reports that smoothing "hurts perplexity, as the model learns to be more unsure, but improves
 # accuracy and BLEU score".
 

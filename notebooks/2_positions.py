@@ -366,9 +366,9 @@ plt.show()
 #
 # Up to $2.5L = 75$ tokens, sinusoids are better than the learned table, whose rows beyond $L$ are
 # random vectors. They are also better within $L$, so part of this advantage may be due to faster
-# learning. They do not extrapolate far, however: their perplexity grows quickly, and almost no lines
-# are translated correctly. The formula defines a vector for every position, but the *model* has
-# never seen these vectors. Rotary positions, a later scheme that makes attention depend on the
+# learning. They do not extrapolate far, however: their perplexity grows quickly, and almost no
+# lines are translated correctly. The formula defines a vector for every position, but the *model*
+# has never seen these vectors. Rotary positions, a later scheme that makes attention depend on the
 # offset, are better up to $1.5L$. Beyond $2L$, the model without any positions has the lowest
 # perplexity, because unfamiliar positions cannot mislead it. Within $L$, it is the worst model.
 #

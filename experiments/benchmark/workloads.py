@@ -125,7 +125,7 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
 def _most_common(batches: Batches, shapes: int, count: int) -> list[Batch]:
     """Return the first `count` batches of an epoch, skipping batches with less common shapes.
 
-    The `shapes` shapes whose batches have the most positions in total are the most common shapes.
+    `shapes` is the number of shapes to keep: those whose batches have the most positions in total.
     """
     most = sorted(batches.buckets, key=lambda s: -s.batches * s.rows * (s.source + s.target))
     wanted = {shape[:3] for shape in most[:shapes]}

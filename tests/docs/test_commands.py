@@ -20,7 +20,7 @@ LABELS = re.compile(r"\d+ (s|min)\b|needs (a GPU|a TPU|hours|Slurm|the network|m
 DEMO = "make demo"
 # Skip these commands, because they would run the tests again or need a different environment.
 RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
-# These commands build a model for every row of Table 3, so they are excluded from CHEAP and run only
+# These commands build a model for every row of Table 3, so CHEAP excludes them, and they run only
 # in the tests of their pages. `test_cli` and `test_sweeps` run them for a few rows.
 ALL_ROWS = re.compile(r"transformer-jax (params|sweep) table3\b")
 CHEAP = sorted(

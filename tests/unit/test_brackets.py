@@ -20,8 +20,8 @@ TEST = "(S (A (P this)) (B (Q is) (A (R a) (T test))))"
 # Each list has 44 words: 11 copies of the same sentence.
 LONG = f"(S {' '.join([TEST[3:-1]] * 11)})"
 NOTHING = Tree((), (), ())
-# Each tree to score is followed by evalb's counts of matched, expected, and proposed brackets, or by
-# the reason why the sentence is not scored. Sentences 21 to 24 have different references.
+# Each tree to score is followed by evalb's counts of matched, expected, and proposed brackets, or
+# by the reason why the sentence is not scored. Sentences 21 to 24 have different references.
 SAMPLE: list[tuple[str, tuple[int, int, int] | str]] = [
     (TEST, (4, 4, 4)),
     ("(S (A (P this)) (B (Q is) (C (R a) (T test))))", (3, 4, 4)),

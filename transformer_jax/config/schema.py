@@ -124,8 +124,8 @@ class Config:
         """Return a warning if the warmup covers far more or far fewer tokens than the paper's.
 
         The limit is a factor of 4. Too few warmup tokens can make training diverge. A config that
-        changes the learning rate's scale, as the demo config does, has a custom schedule, so there
-        is no warning.
+        changes the learning rate's scale, as the demo config does, has a custom schedule, so it
+        does not need the warning.
         """
         train, tokens = self.train, self.data.batch_tokens * self.train.warmup_steps
         factor = max(tokens / PAPER_WARMUP_TOKENS, PAPER_WARMUP_TOKENS / tokens)

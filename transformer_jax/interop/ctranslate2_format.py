@@ -93,7 +93,7 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Any:
 
 
 def without_padding(run: Run) -> Run:
-    """Return the run, but exclude padding from predictions if it is the decoder's start token.
+    """Return the run. If padding is the decoder's start token, exclude it from predictions.
 
     CTranslate2 can exclude a token only through a logit bias, so its softmax gives padding a
     probability of zero.

@@ -41,7 +41,7 @@ Order = Int[np.ndarray, " N"]
 
 
 class Orders(NamedTuple):
-    """The orders of the source and target tokens.
+    """The order of the source tokens and the order of the target tokens.
 
     An order is None if Marian and this package use the same IDs.
     """
@@ -51,7 +51,7 @@ class Orders(NamedTuple):
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> "Orders":
-        """Return the orders of a vocabulary's source and target tokens."""
+        """Return the order of a vocabulary's source tokens and that of its target tokens."""
         return cls(_order(vocabulary.source), _order(vocabulary.target))
 
 

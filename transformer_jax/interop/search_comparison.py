@@ -1,7 +1,7 @@
 """Compare the greedy or beam searches of two programs on the same model (section 6.1).
 
-Each program has its own rule for ending a beam search, so either one can find a better translation.
-The same formula scores the translations of both programs.
+Each program has its own rule for ending a beam search, so either program can find a better
+translation than the other. The comparison scores both programs' translations with the same formula.
 """
 
 from collections.abc import Sequence

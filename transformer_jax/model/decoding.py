@@ -37,7 +37,7 @@ class DecodingState(NamedTuple):
 
 
 class CacheView(NamedTuple):
-    """The cache entries that hypotheses read and write at one position."""
+    """The cache entries that a decoding step reads and writes for all hypotheses."""
 
     start: Int[Array, ""]
     """The first of the J entries to write at this position."""

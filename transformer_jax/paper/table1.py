@@ -114,7 +114,7 @@ def measure_reach(layer: nn.Module) -> int | None:
     params = layer.init(jax.random.key(1), x)
 
     def output(x: Array) -> Array:
-        # A large factor keeps a gradient through many recurrent steps from underflowing to zero.
+        # After many recurrent steps, the gradient would underflow to zero without a large factor.
         return 1e30 * jnp.asarray(layer.apply(params, x))[0, middle].sum()
 
     gradient = np.asarray(jax.jit(jax.grad(output))(x))[0]

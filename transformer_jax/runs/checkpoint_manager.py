@@ -166,7 +166,7 @@ class CheckpointManager:
         return self._pending is not None and not self._pending.done()
 
     def has_failed(self) -> bool:
-        """Return whether the last write failed, in which case the next call to `wait` raises."""
+        """Return whether the last write failed. If so, the next call to `wait` raises its error."""
         pending = self._pending
         return pending is not None and pending.done() and pending.exception() is not None
 
@@ -244,7 +244,7 @@ class CheckpointManager:
             ) from error
 
     def _move_aside(self, step: int) -> str:
-        """Rename a damaged checkpoint; return a phrase with its new name for an error message."""
+        """Rename a damaged checkpoint; return its new name as a phrase for an error message."""
         if self._keep is None or not self._is_primary:
             return ""
         name, count = f"bad-{step}", 1

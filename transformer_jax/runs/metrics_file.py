@@ -57,8 +57,8 @@ def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
     power failure can leave a partial line or null bytes there.
 
     Raises:
-        StorageError: the file cannot be accessed, or an invalid line precedes a report for
-            `step` or an earlier step.
+        StorageError: the file cannot be accessed, or there are valid reports up to `step`
+            after an invalid line.
     """
     try:
         if not path.exists():

@@ -148,7 +148,7 @@ class RunDirectory:
 
     @property
     def steps_done(self) -> int:
-        """The step of the latest checkpoint, or 0 without a checkpoint."""
+        """The step of the latest checkpoint, or 0 if there is no checkpoint."""
         names = (entry.name for entry in self.checkpoints.glob("*"))
         # Use a pattern, because str.isdigit accepts characters such as "²".
         return max((int(name) for name in names if re.fullmatch("[0-9]+", name)), default=0)
@@ -182,7 +182,7 @@ class RunDirectory:
         return {**{name: t.digest for name, t in tokenizers}, "data": self.fingerprint}
 
     def with_config(self, config: Config) -> "RunDirectory":
-        """Return the run with a different config. Call `store` to write it to disk.
+        """Return a copy of this object with a different config. Call `store` to write it to disk.
 
         Raises:
             ConfigError: a field that must not change differs, or the run is past the new
@@ -271,7 +271,7 @@ def check_available(path: Path, *, is_package: bool = False) -> None:
     advice = ""
     if holder := describe_holder(path):
         advice = f"it is being trained {holder}; "
-    # A directory with a checksum file is a package, and packages cannot resume.
+    # A directory with a checksum file is a package, which training cannot resume.
     elif not is_package and (path / "run.json").exists() and not (path / checksums.NAME).exists():
         advice = f"resume it with `{shell_command('resume', path)}`, or "
     action = "choose another folder" if is_package else "start another run"

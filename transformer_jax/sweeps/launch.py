@@ -136,7 +136,7 @@ class _Pool:
     def remove_ended(self) -> list[tuple[SweepRun, int]]:
         """Free the slots of workers that have exited.
 
-        For each exited worker that this pool started, return its run and exit code.
+        Return the run and exit code of each such worker that this pool started.
         """
         ended = []
         for run, (slot, process) in list(self.workers.items()):

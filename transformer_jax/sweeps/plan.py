@@ -24,7 +24,7 @@ from transformer_jax.runs.atomic_files import write_json
 
 # Format 2 uses the config field names introduced on 2026-11-22.
 FORMAT = 2
-# This package never writes a larger sweep.json, so larger files are rejected without parsing them.
+# This package never writes a larger sweep.json, so it rejects larger files without parsing them.
 MAX_PLAN_BYTES = 16 << 20
 # A row's name is also the name of its folder.
 ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")

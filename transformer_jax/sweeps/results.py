@@ -84,7 +84,7 @@ class RowResult:
 
     @property
     def missing(self) -> dict[str, str]:
-        """The reason why a run has no scores, keyed by the run's name."""
+        """For each run without scores, the reason, keyed by the run's name."""
         return {
             s.run.name: "has no scores" if s.status == "done" else s.summary
             for s in self.statuses
@@ -132,7 +132,7 @@ class Results:
         return self.analyses[score].comparisons.get(name, nothing)
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
-        """Return a row's difference from the first row in the paper; None if a score is missing."""
+        """Return the paper's difference from the first row, or None if a score is missing."""
         ours, base = getattr(self.rows[name].paper, score), getattr(self.base.paper, score)
         if ours is None or base is None:
             return None
@@ -268,5 +268,5 @@ def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
     if not runs:
         return None
     counted = statistics.fmean(sum(x["flops"] for x in xs) for xs in runs)
-    # Utilization is counted FLOPs divided by peak FLOPs.
+    # Utilization is the ratio of counted FLOPs to peak FLOPs.
     return counted, statistics.fmean(sum(x["flops"] / x["utilization"] for x in xs) for xs in runs)

@@ -23,7 +23,7 @@ DEPTHS = ("num_layers", "num_decoder_layers")
 
 
 def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> dict[str, Row]:
-    """Replace config sections, such as "data", in all rows with sections from other configs.
+    """In all rows, replace sections such as "data" with those of other configs.
 
     Each row keeps the values that differ from the first row's. Raise ConfigError if a resulting
     config is invalid.

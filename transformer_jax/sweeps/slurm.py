@@ -54,7 +54,7 @@ class Task:
     run_name: str
     step_timeout: float
     fruitless_requeues: int = 0
-    """The number of consecutive allocations without progress just before this one."""
+    """The number of consecutive allocations before this one that made no progress."""
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _progress_at_start: tuple[int, int] = field(default=(0, 0), init=False)
     _is_ending: bool = field(default=False, init=False)
@@ -80,8 +80,8 @@ class Task:
                 note = f"Slurm ended job {current_slurm_job()}, and may queue it again"
             write_status(run, "stopped", note=note)
             if self._is_ending:
-                # If the task exited now, Slurm would consider it complete. While the task waits,
-                # Slurm either kills the task and may requeue it, or sends the signal that makes
+                # If the task exited now, Slurm would consider it complete. Therefore, wait until
+                # Slurm kills the task, which it may then requeue, or sends the signal that makes
                 # submitit requeue it.
                 time.sleep(LINGER_SECONDS)
         if code:

@@ -180,7 +180,7 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
 
 
 def _reason_if_lost(run: SweepRun, stored: JsonObject) -> str:
-    """Return why a run's process is considered lost, or "" if it is not."""
+    """Return the reason why a run's process is considered lost, or "" if it is not."""
     if stored.get("host") == socket.gethostname():
         try:
             os.kill(int(stored["pid"]), 0)

@@ -32,8 +32,8 @@ def compare_test_bleu(
 ) -> tuple[dict[str, dict[int, BleuDifference]], str]:
     """Compare each run with the first row's run for the same seed, if their references match.
 
-    Return the differences, keyed by row and seed, and the sacreBLEU signature, or "" if there are
-    no differences.
+    Return the differences, keyed by row and seed, and the sacreBLEU signature. The signature
+    is "" if there are no differences.
     """
     bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
     base = next(iter(by_row))

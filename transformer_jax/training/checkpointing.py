@@ -100,7 +100,7 @@ class Checkpointer:
         """Return whether a recovery checkpoint is due. Only the primary process can return True."""
         if not self._run.group.is_primary:
             return False
-        # After a save fails, the next call to `save` raises its error, so request that call now.
+        # If a save has failed, request the next call to `save` now, because it raises the error.
         is_idle = not self._manager.is_writing()
         return self._manager.has_failed() or (is_idle and self._timer.is_due())
 

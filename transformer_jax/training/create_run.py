@@ -48,7 +48,7 @@ def create_run(
     difference from the requested sizes.
 
     Raises:
-        UsageError: the folder exists, or the model of `init_from` computes a different function
+        UsageError: the folder exists, or the model in `init_from` computes a different function
             or has parameters of different shapes.
         DataError: the text cannot be used.
         StorageError: the folder cannot be written.

@@ -121,7 +121,7 @@ class WindowedAttention(MultiHeadAttention):
 def spread_weights(
     weights: Float[Array, "Bn H t s"], keys: Int[Array, "n t s"], batch: int, length: int
 ) -> Float[Array, "B H T T"]:
-    """Return the weights over all keys, which are zero outside each query's blocks of keys."""
+    """Return weights over all keys, with zeros outside each query's blocks of keys."""
     _, heads, size, _ = weights.shape
     blocks = len(keys)
     weights = weights.reshape(batch, blocks, heads, size, -1)
