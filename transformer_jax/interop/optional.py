@@ -10,7 +10,7 @@ INTEROP = "'.[interop]'"
 
 
 def require_library(library: str) -> None:
-    """If a library is missing, raise the same error as `import_optional`. Do not import it."""
+    """Raise the error of `import_optional` if a library is missing, but do not import it."""
     if find_spec(library) is None:
         raise _missing(library, INTEROP)
 

@@ -26,8 +26,8 @@ from transformer_jax.special_tokens import EOS, UNKNOWN
 NUM_SENTENCES = 20
 # The number of tokens in a random sentence, for runs whose text is not available.
 RANDOM_LENGTH = 8
-# In float32, a fraction of at least `MIN_EQUAL` of an exported model's translations must match the
-# run's, and scores may differ by at most `MAX_SCORE_DIFFERENCE`. Rounding and the epsilon in
+# In float32, the fraction of an exported model's translations that match the run's must be at least
+# `MIN_EQUAL`, and scores may differ by at most `MAX_SCORE_DIFFERENCE`. Rounding and the epsilon in
 # Marian's layer normalization change scores by less than this limit, but they can reverse a near
 # tie between tokens.
 MIN_EQUAL = 0.9

@@ -1,8 +1,8 @@
 """An index of the paper's tables, figures, and equations, and the commands that reproduce them.
 
 `transformer-jax paper` prints this index, and docs/paper.md contains it. Small-scale
-commands take minutes. Some of them use runs/demo, which `make demo` creates. Commands that
-train at the paper's scale use WMT14.
+commands take minutes. Some of them use runs/demo, which `make demo` creates. Most
+commands at the paper's scale use WMT14.
 """
 
 import shlex
@@ -48,7 +48,7 @@ def unit_test(test: str) -> str:
 
 
 def _tested(name: str, title: str, test: str, full: str = "") -> Item:
-    """Return an item whose `small` command runs a test of exactly this item."""
+    """Return an item with an exact test, which its `small` command runs."""
     return Item(name, title, f"tests/unit/{test}", unit_test(f"tests/unit/{test}"), full)
 
 

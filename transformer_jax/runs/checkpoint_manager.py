@@ -244,7 +244,7 @@ class CheckpointManager:
             ) from error
 
     def _move_aside(self, step: int) -> str:
-        """Rename a damaged checkpoint; return its new name as a phrase for an error message."""
+        """Rename a damaged checkpoint; return a phrase that reports its new name."""
         if self._keep is None or not self._is_primary:
             return ""
         name, count = f"bad-{step}", 1

@@ -271,7 +271,7 @@ def check_available(path: Path, *, is_package: bool = False) -> None:
     advice = ""
     if holder := describe_holder(path):
         advice = f"it is being trained {holder}; "
-    # A directory with a checksum file is a package, which training cannot resume.
+    # A directory with a checksum file is a package, and training cannot resume from it.
     elif not is_package and (path / "run.json").exists() and not (path / checksums.NAME).exists():
         advice = f"resume it with `{shell_command('resume', path)}`, or "
     action = "choose another folder" if is_package else "start another run"

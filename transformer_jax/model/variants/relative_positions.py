@@ -27,8 +27,8 @@ def relative_positions(positions: Positions) -> Int[Array, "T S"]:
 def alibi_slopes(num_heads: int) -> list[float]:
     """Return ALiBi's slope for each head: 2^(-8/n), 2^(-16/n), ..., 2^-8 for n heads.
 
-    If n is not a power of two, return the slopes for the next lower power of two, followed by every
-    second slope for twice that power.
+    If n is not a power of two, return the slopes for p heads, where p is the next lower power of
+    two, followed by the first n - p of every second slope for 2 p heads.
     """
     power = 1 << (num_heads.bit_length() - 1)
     slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
