@@ -297,7 +297,7 @@ plt.show()
 # shown above. Before training, a learned table has no structure: different rows are almost
 # orthogonal. Training creates structure that reflects the data. In this example, blocks appear:
 # positions that play the same role in many sentences, such as the thousands in the first and second
-# numbers, become similar. The blocks are a property of this text. Nothing forces the values on a
+# numbers, become similar. The blocks come from this text. Nothing forces the values on a
 # diagonal to be equal, so what the model learns at one position does not transfer to another.
 #
 # The lower-right part of the third panel still looks like the second panel. The next figure shows

@@ -88,7 +88,7 @@ plt.show()
 # %% [markdown]
 # Look at the dots before you look at the black lines, which are the means. The two runs of a row
 # are the *same* experiment with different random seeds. In some rows, the two dots are far apart:
-# the difference between them is larger than the differences between many rows.
+# they differ more from each other than many rows do.
 #
 # ## How large must a difference be?
 #

@@ -294,7 +294,7 @@ plt.show()
 #   not surprising, because all lines have the same structure.
 # - *Half as large*: the vectors keep their direction but have less influence relative to the
 #   embeddings.
-# - *Reversed* and *no positions* show the value of word order: without positions, the model can
+# - *Reversed* and *no positions* show the value of word order. Without positions, the model can
 #   determine which words occur but not where each digit is. Wrong positions are worse than no
 #   positions.
 #

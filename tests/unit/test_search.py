@@ -183,10 +183,10 @@ def tensor2tensor_beam(
 ) -> list[Scored]:
     """Return the translations that Tensor2Tensor's search finishes within the limit, best first.
 
-    Each step sorts the continuations of all hypotheses and keeps twice the beam size. Continuations
-    that end with `EOS` become finished translations, and the likeliest of the others stay in the
-    beam. If no hypothesis of a sentence has finished by the limit, all of its hypotheses end at
-    that point.
+    Each step sorts the continuations of all hypotheses and keeps the best 2 x beam size.
+    Continuations that end with `EOS` become finished translations, and the likeliest of the others
+    stay in the beam. If no hypothesis of a sentence has finished by the limit, all of its
+    hypotheses end at that point.
     """
     live: list[Scored] = [(0.0, ())]
     finished: list[Scored] = []

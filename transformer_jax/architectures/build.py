@@ -76,7 +76,7 @@ def init_decoding(
     num_hypotheses: int,
     max_length: int,
 ) -> Any:
-    """Encode the source, and return the initial state of a search for up to `max_length` tokens."""
+    """Encode the source, and return the initial state for generating up to `max_length` tokens."""
     start = ARCHITECTURES[model.config.architecture].init_decoding
     return start(model, params, source, num_hypotheses=num_hypotheses, max_length=max_length)
 

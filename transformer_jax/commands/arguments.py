@@ -117,7 +117,7 @@ def _alternatives(kind: Any) -> Alternatives:
 
 
 def _max_words(alternatives: Alternatives) -> float:
-    """Return the maximum number of words in a value of one of these types."""
+    """Return the maximum number of command-line words that a value of these types takes."""
     tuples = [typing.get_args(kind) for kind in alternatives if typing.get_origin(kind) is tuple]
     if any(Ellipsis in items for items in tuples):
         return math.inf

@@ -196,7 +196,7 @@ class Report(PathCommand):
         """Write the report, and print a summary table and the footnotes.
 
         Raises:
-            UsageError: the runs cannot be compared, or no run is finished.
+            UsageError: the runs cannot be compared, or no run has finished.
         """
         from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_status
         from transformer_jax.sweeps.footnotes import list_footnotes

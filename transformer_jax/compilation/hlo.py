@@ -54,7 +54,7 @@ class Instruction:
     """One instruction: a line of HLO text."""
 
     is_root: bool
-    """Whether this instruction's result is the result of the computation that contains it."""
+    """Whether this instruction is the root of its computation and so provides the result."""
     shape: str
     operation: str
     rest: str

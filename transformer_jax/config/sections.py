@@ -105,8 +105,8 @@ class ModelConfig(ConfigSection):
     output_bias: bool = False
     """Add a per-token bias to the logits. Adding it differs from the paper."""
     decoder_start: Literal["bos", "padding"] = "bos"
-    """The first token that the decoder reads. `padding`, which differs from the
-    paper, matches Marian and excludes padding from translations."""
+    """The first token that the decoder reads. `padding` differs from the paper.
+    It starts the decoder as in Marian, and keeps padding out of translations."""
     layer_norm: Literal["post", "pre"] = "post"
     """`post` normalizes after each residual sum, as in the paper (section 3.1).
     `pre`, which differs from the paper, normalizes before each sub-layer and at

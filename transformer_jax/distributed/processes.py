@@ -187,7 +187,7 @@ def join_processes(
 
         # `GracefulShutdown` handles the signals.
         jax.config.update("jax_enable_preemption_service", False)
-        # Suppress a warning about proxies that JAX logs at every startup.
+        # Suppress the proxy warning that JAX logs at every startup.
         logging.getLogger("jax._src.distributed").setLevel(logging.ERROR)
         jax.distributed.initialize(
             *spec[:3],

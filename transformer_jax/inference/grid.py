@@ -124,7 +124,7 @@ def _select_averages(
             Setting("averages", averages or [len(steps)]),
         )
     if averages == [1]:
-        # A single checkpoint does not need to be scheduled.
+        # A single checkpoint may also be off schedule.
         steps = select_steps(checkpoints, 1, step)
     return averages, steps
 

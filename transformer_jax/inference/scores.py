@@ -97,8 +97,8 @@ def compound_bleu(
 
     Both sides are tokenized as in Moses's `tokenizer.perl -l de` and split at hyphens. BLEU is
     computed as in `multi-bleu.perl`, without smoothing. If `tokenizer` is "none", the text
-    must already be tokenized. Return None if `tokenizer` splits text into characters, which have no
-    compounds.
+    must already be tokenized. Return None if `tokenizer` splits text into characters, because no
+    compounds remain.
     """
     if tokenizer in ("char", "zh"):
         return None

@@ -167,8 +167,8 @@ def load(
     """Load a run onto JAX's default device, without executing or changing any of its files.
 
     The parameters are the mean of the last `average_checkpoints` scheduled checkpoints up to
-    `step`, which defaults to the latest step. If `average_checkpoints` is 1, the checkpoint does
-    not need to be scheduled. By default, `average_checkpoints` is the run's
+    `step`, which defaults to the latest step. If `average_checkpoints` is 1, any checkpoint works,
+    even one that was saved off schedule. By default, `average_checkpoints` is the run's
     `decode.average_checkpoints`. If the run has fewer checkpoints than this default, `load` issues
     a warning and averages the existing ones.
 

@@ -36,7 +36,7 @@ from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.tokenizer_files import read_limited, read_vocabulary, write_vocabulary
 from transformer_jax.runs.versions import current_versions
 
-# The size limit in bytes. A larger file may be malicious, so it is rejected unread.
+# The size limit in bytes. A larger file may be malicious, so it is rejected without being read.
 MAX_DESCRIPTION = 1 << 20
 # Fields that may change when a run resumes. A change to any other field would make the run a
 # different experiment. Gradient accumulation and parallelism affect only the dropout masks.

@@ -16,7 +16,7 @@ from transformer_jax.data.token_table import TableTokenizer, TokenTable, digest_
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary, check_model
 from transformer_jax.errors import StorageError
 
-# The size limit in bytes. A larger file may be malicious, so it is rejected unread.
+# The size limit in bytes. A larger file may be malicious, so it is rejected without being read.
 MAX_TOKENIZER = 256 << 20
 MODELS = {"vocabulary": "tokenizer.model", "source_vocabulary": "tokenizer.source.model"}
 

@@ -89,7 +89,7 @@ class _Queue:
         return bool(self._pending or self._ending)
 
     def pop(self) -> SweepRun | None:
-        """Remove and return a pending run that no process is training, or None if all are busy."""
+        """Remove and return a pending run that is not being trained, or return None."""
         ended = [run for run in self._ending if read_status(run).status != "running"]
         self._ending = [run for run in self._ending if run not in ended]
         self._pending += ended

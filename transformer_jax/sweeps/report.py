@@ -1,4 +1,4 @@
-"""Write a sweep's report, which shows its results next to the paper's, as in Table 3.
+"""Write a sweep's report: a table like Table 3, with our results next to the paper's.
 
 A report's folder contains:
 

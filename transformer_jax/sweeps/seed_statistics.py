@@ -231,8 +231,8 @@ def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) ->
 
     Args:
         differences: each row's difference from the first row, in our scores and in the paper.
-        margin: the largest difference that does not matter. Rows are excluded if their difference
-            in the paper is within the margin.
+        margin: the largest difference that does not matter. A row is excluded if the paper's
+            difference is within the margin.
     """
     agrees = [ours * paper > 0 for ours, paper in differences if abs(paper) > margin]
     p = float(stats.binom.sf(sum(agrees) - 1, len(agrees), 0.5))

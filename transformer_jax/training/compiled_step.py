@@ -35,7 +35,7 @@ class CompiledStep:
     """A sharded training step, compiled ahead of time for each batch shape.
 
     As a context manager, it ends its thread on exit. XLA cannot stop a compilation, so the
-    exit waits until no program is being compiled.
+    thread first finishes the program that it is compiling.
     """
 
     def __init__(self, step: TrainStep, sharding: DataParallel) -> None:
@@ -84,7 +84,7 @@ class CompiledStep:
                 )
 
     def is_compiling_ahead(self) -> bool:
-        """Return whether `compile_ahead` is still compiling. If so, the exit must wait."""
+        """Return whether `compile_ahead` is still compiling. If so, the thread cannot end yet."""
         return any(not future.done() for future in self._ahead.values())
 
     def take_finished(self) -> Iterator[Compilation]:
