@@ -84,8 +84,9 @@ def _explain_columns(results: Results) -> list[str]:
         "the paper's estimate, training time multiplied by the peak FLOP/s of the devices; the "
         "paper reports 3.3e18 for base and 2.3e19 for big (Table 2).",
         f"to base: a row's mean minus that of {base}, in ln perplexity (+0.1 is about 10% higher "
-        f"perplexity) or BLEU. The brackets contain Dunnett's simultaneous {confidence} intervals, "
-        "with seeds as blocks, which limit the probability of any false difference in the table. "
+        "perplexity) or BLEU, adjusted for seeds that only some of the rows have. The brackets "
+        f"contain Dunnett's simultaneous {confidence} intervals, with seeds as blocks, "
+        "which limit the probability of any false difference in the table. "
         f"Welch's {confidence} intervals use only two rows and do not limit it.",
     ]
     if any(results.verdict(name, score) for name in results.rows for score in MARGINS):
