@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,10 @@ MODEL = build_transformer(SMALL.model, 20)
 def make_step() -> TrainStep:
     """Return a step whose functions JAX traces only once for each shape."""
     step = make_train_step(MODEL, SMALL.train)
-    return TrainStep(jax.jit(step.compute_gradients), jax.jit(step.apply_gradients))
+    compute_gradients, apply_gradients = map(
+        jax.jit, (step.compute_gradients, step.apply_gradients)
+    )
+    return replace(step, compute_gradients=compute_gradients, apply_gradients=apply_gradients)
 
 
 @functools.cache

@@ -89,7 +89,7 @@ def test_fsdp_gathers_every_split_parameter_and_adds_every_gradient_once(dtype: 
     gathered = [x for name, x in arrays if name == "all_gather"]
     params = jax.tree.leaves(make_step(config)[1].params)
     assert sum(x.size for x in gathered) == sum(x.size for x in params) / 4
-    # The model rounds all matrices to bfloat16, and computes with vectors in float32.
+    # This model rounds its kernels and its table to bfloat16. All other parameters are vectors.
     assert {(x.ndim > 1, str(x.dtype)) for x in gathered} == {
         (True, "bfloat16"),
         (False, "float32"),

@@ -1,6 +1,7 @@
 """Test that a step applies the gradient of the mean loss per token with reproducible dropout."""
 
 import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -53,7 +54,11 @@ def compile_step(config: Config, platform: str = "cpu") -> TrainStep:
         with tracing_for(platform):
             return step.apply_gradients(*arguments)
 
-    return TrainStep(jax.jit(step.compute_gradients), jax.jit(apply_gradients))
+    return replace(
+        step,
+        compute_gradients=jax.jit(step.compute_gradients),
+        apply_gradients=jax.jit(apply_gradients),
+    )
 
 
 @cache

@@ -180,9 +180,7 @@ class RecurrentModel(IncrementalModel):
 
     def to_logits(self, output: Float[Array, "B T D"], *, train: bool) -> Float[Array, "B T N"]:
         """Return the logits for the next token, given the decoder's outputs."""
-        # The cells' outputs are float32.
-        output = self.dropout(output, train=train).astype(self.config.dtype)
-        return self.output_embedding.logits(output)
+        return self.output_embedding.logits(self.dropout(output, train=train))
 
     def prepare(self, memory: Memory, memory_mask: Bool[Array, "B 1 1 S"]) -> Any:
         """Return the source's keys and values."""

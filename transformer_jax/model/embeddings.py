@@ -37,4 +37,5 @@ class Embedding(nn.Module):
 
         The dot products are accumulated in float32 or higher precision.
         """
-        return accumulate_in_float32(matmul, x, self.table.astype(x.dtype).T)
+        dtype = self.config.dtype
+        return accumulate_in_float32(matmul, x.astype(dtype), self.table.astype(dtype).T)

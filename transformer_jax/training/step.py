@@ -62,9 +62,9 @@ class TrainStep:
     """A function that computes the sums over a batch, or over the rows of a batch on one device."""
     apply_gradients: Callable[[TrainState, GradientSum], tuple[TrainState, StepMetrics]]
     """A function that updates the state with the sums over the whole batch."""
-    reduction_dtype: str = "float32"
+    reduction_dtype: str
     """The dtype in which devices add their gradients."""
-    model_dtype: str = "float32"
+    model_dtype: str
     """The dtype of the model's computations."""
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
