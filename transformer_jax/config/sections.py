@@ -265,8 +265,8 @@ class DataConfig(ConfigSection):
     source_vocab_size: Annotated[int | None, between(8, 1_000_000)] = None
     """Number of tokens in a separate source vocabulary, for languages with
     different scripts. data.vocab_size is then the size of the target
-    vocabulary. If this is set, the model differs from the paper's, because
-    source and target then have separate embeddings."""
+    vocabulary. Differs from the paper, because source and target then have
+    separate embeddings."""
     target_tokens: Literal["subwords", "words"] = "subwords"
     """The kind of token in a separate target vocabulary. `words`, which
     differs from the paper, makes each distinct word in the targets a token. Use

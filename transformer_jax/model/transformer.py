@@ -48,7 +48,7 @@ class EncoderDecoder(nn.Module):
     vocab_size: int
     """The size of the shared vocabulary, or of the target vocabulary if there are two."""
     source_vocab_size: int | None = None
-    """The size of a separate source vocabulary. The paper's vocabulary is shared."""
+    """The size of a separate source vocabulary. Differs from the paper, which shares it."""
 
     def setup(self) -> None:
         """Create the embeddings (section 3.4)."""
