@@ -3,10 +3,10 @@
     transformer-jax train parsing_rnn --data.folder FOLDER
     transformer-jax evaluate RUN
 
-FOLDER contains a treebank, as for the `parsing` config. The model is in the style of Vinyals et al.
-(2015), the first row of Table 4: LSTMs with additive attention. It has about as many parameters as
-the Transformer in the `parsing_small` config, and it uses the same data, batches, and search
-settings.
+FOLDER contains a treebank, as for the `parsing` config. Like the model of Vinyals et al. (2015),
+the first row of Table 4, this one consists of LSTMs with additive attention. It has about as many
+parameters as the Transformer in the `parsing_small` config, and it uses the same data, batches, and
+search settings.
 
 Differs from the paper: the architecture is recurrent, and training clips the gradient.
 """

@@ -18,8 +18,10 @@ from small import metrics_of, read_pairs
 from transformer_jax import commands
 from transformer_jax.cli import main
 from transformer_jax.config import Row
-from transformer_jax.sweeps.plan import Sweep
-from transformer_jax.sweeps.status import RunStatus, read_status
+from transformer_jax.config.loading import load_rows
+from transformer_jax.sweeps.estimates import remaining_runs
+from transformer_jax.sweeps.plan import Sweep, plan_sweep
+from transformer_jax.sweeps.status import RunStatus, read_status, write_status
 
 TESTS = Path(__file__).parents[1]
 # If this `sitecustomize.py` is on the Python path, some trainers fail, each in a different way.
@@ -292,9 +294,28 @@ def test_a_dry_run_prints_what_a_sweep_needs_and_creates_nothing(
     out = capsys.readouterr().out
     assert "2 rows x 3 seeds = 6 runs" in out
     assert re.search(r"^  B +up to .+ and about 0\.\d\d GB per run$", out, re.MULTILINE), out
-    assert re.search(r"^up to about .* of training in total, if it reaches 30%", out, re.MULTILINE)
+    estimate = r"^up to about .* of training for the remaining 6 of 6 runs, if it reaches 30%"
+    assert re.search(estimate, out, re.MULTILINE)
     assert re.search(r"^about \d+\.\d GB on disk \(free: \d+\)$", out, re.MULTILINE)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+
+
+def test_a_dry_run_counts_only_the_training_that_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(textwrap.dedent(CONFIG))
+    monkeypatch.chdir(tmp_path)
+    rows = load_rows("mine.py")
+    sweep = plan_sweep(tmp_path / "sweeps" / "mine", rows, 3, only=["B"])
+    sweep.store()
+    finished, partial, *_ = sweep.runs
+    write_status(finished, "done")
+    partial.path.mkdir()
+    step = partial.config.train.steps // 2
+    (partial.path / "metrics.jsonl").write_text(f'{{"split": "train", "step": {step}}}\n')
+    assert remaining_runs(sweep) == {"base": 2, "B": 2.5}
+    assert main(["sweep", "mine.py", "--rows", "B", "--dry-run"]) == 0
+    assert "of training for the remaining 4.5 of 6 runs" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transformer_jax.config.sections import MAX_BATCH_SHAPES
 from transformer_jax.data.batches import ROW_MULTIPLE, Batch, Batches, Ragged, Shard
-from transformer_jax.data.buckets import MAX_BUCKETS
 
 Lengths = list[tuple[int, int]]
 Pair = tuple[tuple[int, ...], tuple[int, ...]]
@@ -134,7 +134,7 @@ def test_batches_have_the_planned_shapes_within_the_budget(
     for bucket in batches.buckets:
         planned[bucket.rows, bucket.source, bucket.target] += bucket.batches
     assert shapes == +planned
-    assert len(batches.buckets) <= MAX_BUCKETS
+    assert len(batches.buckets) <= MAX_BATCH_SHAPES
     for batch in epoch:
         rows, width = batch.source.shape
         assert batch.target.shape[0] == rows

@@ -7,12 +7,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_jax.data.buckets import (
-    MAX_BUCKETS,
-    PaddingCost,
-    assign_buckets,
-    choose_bucket_sizes,
-)
+from transformer_jax.config.sections import MAX_BATCH_SHAPES
+from transformer_jax.data.buckets import PaddingCost, assign_buckets, choose_bucket_sizes
 
 SHORT, ANY = st.integers(2, 5), st.integers(2, 40)
 # In some of these corpora, one side is always short; in others, both sides can have any length.
@@ -49,7 +45,7 @@ def test_every_pair_has_room_and_every_bucket_has_a_pair(
     lengths: np.ndarray, density: float
 ) -> None:
     sizes = choose_bucket_sizes(lengths, target_density=density)
-    assert 1 <= len(sizes) <= MAX_BUCKETS
+    assert 1 <= len(sizes) <= MAX_BATCH_SHAPES
     assert len(np.unique(sizes, axis=0)) == len(sizes)
     assert (np.diff(sizes.sum(axis=1)) >= 0).all()
     for side in (0, 1):
@@ -70,7 +66,9 @@ def test_the_search_is_no_worse_than_greedy_or_square_buckets(
 ) -> None:
     sizes = choose_bucket_sizes(lengths, target_density=density)
     cost = positions(lengths, sizes)
-    assert cost <= positions(lengths, np.asarray(PaddingCost(lengths).greedy_search(density)))
+    assert cost <= positions(
+        lengths, np.asarray(PaddingCost(lengths).greedy_search(density, MAX_BATCH_SHAPES))
+    )
     longer = np.unique(lengths.max(axis=1))
     # With more distinct lengths, there would be too many sets of buckets to try.
     if len(longer) <= 12:
@@ -116,11 +114,11 @@ def test_the_largest_bucket_is_dropped_if_all_pairs_fit_in_smaller_ones() -> Non
 
 def test_the_number_of_buckets_is_bounded() -> None:
     diagonal = np.stack([np.arange(1, 100)] * 2, axis=1)
-    for distinct in (99, MAX_BUCKETS, MAX_BUCKETS - 1):
+    for distinct in (99, MAX_BATCH_SHAPES, MAX_BATCH_SHAPES - 1):
         sizes = choose_bucket_sizes(diagonal[:distinct], target_density=1.0)
-        assert len(sizes) == min(distinct, MAX_BUCKETS)
+        assert len(sizes) == min(distinct, MAX_BATCH_SHAPES)
     assert len(choose_bucket_sizes(diagonal, target_density=1.0, max_buckets=4)) == 4
-    assert len(choose_bucket_sizes(sentence_lengths(2000), target_density=1.0)) == MAX_BUCKETS
+    assert len(choose_bucket_sizes(sentence_lengths(2000), target_density=1.0)) == MAX_BATCH_SHAPES
 
 
 def test_buckets_are_added_only_until_the_target_density_is_reached() -> None:

@@ -53,8 +53,7 @@ class Evaluate(RunCommand):
     """With --grid: the exponents to try for the length penalty. Default: 0 0.6 1."""
     averages: tuple[int, ...] = ()
     """With --grid: the numbers of scheduled checkpoints to average. Default:
-    1, 5, and 20, except those that exceed the number of consecutive
-    checkpoints up to the step."""
+    1, 5, and 20, if the run has that many consecutive checkpoints."""
 
     def run(self) -> None:
         """Evaluate the run, print the scores, and store them in the run."""

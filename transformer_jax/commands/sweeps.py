@@ -231,15 +231,17 @@ def _describe_size(sweep: "plan.Sweep") -> str:
 
 
 def _print_estimates(sweep: "plan.Sweep", num_slots: int) -> None:
-    from transformer_jax.sweeps.estimates import ASSUMED_UTILIZATION, estimate_seconds
+    from transformer_jax.sweeps import estimates
 
-    seconds = estimate_seconds(sweep, num_slots)
+    seconds = estimates.estimate_seconds(sweep, num_slots)
     _print_disk_space(sweep, seconds)
-    total = len(sweep.seeds) * sum(seconds.values()) / num_slots
+    remaining = estimates.remaining_runs(sweep)
+    total = sum(seconds[name] * runs for name, runs in remaining.items()) / num_slots
     stdout.print(
-        f"up to about {format_duration(total)} of training in total, if it reaches "
-        f"{ASSUMED_UTILIZATION:.0%} of this machine's current peak; padding and short targets "
-        "reduce the time, and scoring adds to it"
+        f"up to about {format_duration(total)} of training for the remaining "
+        f"{sum(remaining.values()):.3g} of {len(sweep.runs)} runs, if it reaches "
+        f"{estimates.ASSUMED_UTILIZATION:.0%} of this machine's current peak; padding and short "
+        "targets reduce the time, and scoring adds to it"
     )
 
 
@@ -255,7 +257,7 @@ def _print_device_counts(sweep: "plan.Sweep", target: Target) -> None:
 
 
 def _print_disk_space(sweep: "plan.Sweep", seconds: Mapping[str, float] | None = None) -> None:
-    from transformer_jax.sweeps.estimates import estimate_bytes
+    from transformer_jax.sweeps.estimates import estimate_bytes, remaining_runs
 
     gigabytes = {name: estimate_bytes(row.config) / 1e9 for name, row in sweep.rows.items()}
     for name, size in gigabytes.items():
@@ -263,7 +265,7 @@ def _print_disk_space(sweep: "plan.Sweep", seconds: Mapping[str, float] | None =
         stdout.print(f"  {name:8} {time}about {size:.2f} GB per run")
     parent = next(path for path in sweep.path.absolute().parents if path.exists())
     free = shutil.disk_usage(parent).free / 1e9
-    total = len(sweep.seeds) * sum(gigabytes.values())
+    total = sum(gigabytes[name] * runs for name, runs in remaining_runs(sweep).items())
     stdout.print(f"about {total:.1f} GB on disk (free: {free:.0f})")
     if total > free:
         stderr.print(

@@ -18,6 +18,8 @@ from transformer_jax.special_tokens import BOS, PAD
 
 # The paper limits a translation's length to the source length plus 50 (section 6.1).
 MAX_EXTRA_LENGTH = 50
+# The default and maximum value of `data.max_batch_shapes`.
+MAX_BATCH_SHAPES = 12
 # The number_words corpus uses each of its million numbers in at most one line.
 MAX_NUMBER_WORDS_PAIRS = 500_000
 # The total number of sentence pairs in the development and test sets of number_words.
@@ -285,7 +287,7 @@ class DataConfig(ConfigSection):
     batch_tokens: Annotated[int, POSITIVE] = 25_000
     """Approximate number of tokens, including padding, on each side (source and
     target) of a batch across all devices."""
-    max_batch_shapes: Annotated[int, between(1, 12)] = 12
+    max_batch_shapes: Annotated[int, between(1, MAX_BATCH_SHAPES)] = MAX_BATCH_SHAPES
     """Maximum number of batch shapes. XLA compiles a training step for each
     shape. Fewer shapes take less time to compile but need more padding."""
 

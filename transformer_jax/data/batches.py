@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from transformer_jax.data.buckets import MAX_BUCKETS, assign_buckets, choose_bucket_sizes
+from transformer_jax.config.sections import MAX_BATCH_SHAPES
+from transformer_jax.data.buckets import assign_buckets, choose_bucket_sizes
 
 # The number of rows in a batch is a multiple of this number, so rows usually divide evenly among
 # devices.
@@ -92,7 +93,7 @@ class Batches:
         *,
         batch_tokens: int,
         seed: int,
-        max_shapes: int = MAX_BUCKETS,
+        max_shapes: int = MAX_BATCH_SHAPES,
     ) -> None:
         """Plan batches with at most `batch_tokens` positions on each side, including padding.
 

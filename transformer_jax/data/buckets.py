@@ -13,8 +13,8 @@ import math
 
 import numpy as np
 
-# The default and maximum value of `data.max_batch_shapes`.
-MAX_BUCKETS = 12
+from transformer_jax.config.sections import MAX_BATCH_SHAPES
+
 RESTARTS = 15
 
 # The source and target widths of a bucket.
@@ -22,7 +22,7 @@ Size = tuple[int, int]
 
 
 def choose_bucket_sizes(
-    lengths: np.ndarray, *, target_density: float = 0.92, max_buckets: int = MAX_BUCKETS
+    lengths: np.ndarray, *, target_density: float = 0.92, max_buckets: int = MAX_BATCH_SHAPES
 ) -> np.ndarray:
     """Return the source and target widths of the buckets, int[buckets, 2], smallest first.
 
@@ -99,7 +99,7 @@ class PaddingCost:
             saved += fitting * np.maximum(positions - self.positions, 0)
         return self._size(*divmod(int(saved.argmax()), saved.shape[1]))
 
-    def greedy_search(self, target_density: float, max_buckets: int = MAX_BUCKETS) -> list[Size]:
+    def greedy_search(self, target_density: float, max_buckets: int) -> list[Size]:
         """Start with one bucket for all pairs; add buckets until `target_density` is reached."""
         sizes = [self._size(-1, -1)]
         most = min(max_buckets, np.count_nonzero(self.counts))

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
+from transformer_jax.config.sections import MAX_BATCH_SHAPES
 from transformer_jax.data.batches import Batches, Ragged
-from transformer_jax.data.buckets import MAX_BUCKETS
 from transformer_jax.data.corpora import CORPORA, Corpus
 from transformer_jax.data.encode import SIDES, Progress, SplitWriter, ignore_progress, read_tokens
 from transformer_jax.data.splits import Split
@@ -57,7 +57,7 @@ class Prepared(NamedTuple):
         source, target = (path.read_bytes().decode().split("\n")[:-1] for path in paths)
         return source, target
 
-    def batches(self, batch_tokens: int, seed: int, max_shapes: int = MAX_BUCKETS) -> Batches:
+    def batches(self, batch_tokens: int, seed: int, max_shapes: int = MAX_BATCH_SHAPES) -> Batches:
         """Plan the batches of the training split."""
         return Batches(
             *self.tokens("train"), batch_tokens=batch_tokens, seed=seed, max_shapes=max_shapes

@@ -6,6 +6,7 @@ from transformer_jax.architectures.build import build_model
 from transformer_jax.config import Config
 from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.sweeps.plan import Sweep
+from transformer_jax.sweeps.status import read_status
 from transformer_jax.training.flops import peak_flops, train_flops
 
 # The fraction of a device's peak FLOP/s that training is assumed to reach.
@@ -27,6 +28,16 @@ def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
         name: train_flops(row.config) / (ASSUMED_UTILIZATION * peaks[row.config.model.dtype])
         for name, row in sweep.rows.items()
     }
+
+
+def remaining_runs(sweep: Sweep) -> dict[str, float]:
+    """Return how many runs of each row are still to train, including fractions of runs."""
+    remaining = dict.fromkeys(sweep.rows, 0.0)
+    for run in sweep.runs:
+        status = read_status(run)
+        if status.status != "done":
+            remaining[run.row] += max(0.0, 1 - status.step / run.config.train.steps)
+    return remaining
 
 
 def estimate_bytes(config: Config) -> int:

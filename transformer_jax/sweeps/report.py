@@ -69,6 +69,7 @@ def _format(value: float | None, spec: str) -> str:
 
 
 def _format_interval(interval: Interval | None, spec: str) -> str:
+    """Return an interval's bounds, with a minus sign even if a negative bound rounds to zero."""
     return f"[{interval.low:{spec}}, {interval.high:{spec}}]" if interval else MISSING
 
 
@@ -119,12 +120,12 @@ SCORES: dict[str, Column] = {
 }
 COMPARISONS: dict[str, Column] = {
     "row": lambda _, row: row.name,
-    "ln perplexity to base": _difference("perplexity", "+z.3f"),
-    "Welch": lambda r, row: _format_interval(r.compare(row.name, "perplexity").welch, "+z.3f"),
+    "ln perplexity to base": _difference("perplexity", "+.3f"),
+    "Welch": lambda r, row: _format_interval(r.compare(row.name, "perplexity").welch, "+.3f"),
     "paper": lambda r, row: _format(r.paper_difference(row.name, "perplexity"), "+z.3f"),
     "verdict": lambda r, row: r.verdict(row.name, "perplexity") or MISSING,
-    "dev BLEU to base": _difference("bleu", "+z.1f"),
-    "Welch, BLEU": lambda r, row: _format_interval(r.compare(row.name, "bleu").welch, "+z.1f"),
+    "dev BLEU to base": _difference("bleu", "+.1f"),
+    "Welch, BLEU": lambda r, row: _format_interval(r.compare(row.name, "bleu").welch, "+.1f"),
     "paper BLEU": lambda r, row: _format(r.paper_difference(row.name, "bleu"), "+z.1f"),
     "verdict, BLEU": lambda r, row: r.verdict(row.name, "bleu") or MISSING,
     "test BLEU to base by seed (p)": _format_test_differences,
